@@ -1,0 +1,40 @@
+"""Own the identifiers that both ends use; arithmetic on them is nobody's business.
+
+Lease, worker and pin ids are drawn from one counter that starts at `epoch << 20` in every life of the daemon, so an id
+is never issued twice, not even over restarts, and stays below 2**53, which JSON carries exactly.
+"""
+
+from typing import Final, NewType
+
+BlockId = NewType("BlockId", int)
+"""The index of a block in its cache's device pool."""
+
+SlotId = NewType("SlotId", int)
+"""The index of a slot in its cache's host pool."""
+
+GroupId = NewType("GroupId", int)
+"""The index of a group of layers that share a table."""
+
+LeaseId = NewType("LeaseId", int)
+"""A right to blocks; never issued twice."""
+
+WorkerId = NewType("WorkerId", int)
+"""One attachment of one process to one cache; never issued twice."""
+
+PinId = NewType("PinId", int)
+"""A named hold on cached blocks; never issued twice."""
+
+CopyId = NewType("CopyId", int)
+"""One batch of copies that a mover carries out."""
+
+Epoch = NewType("Epoch", int)
+"""One life of the daemon; grows with every start."""
+
+BlockKey = NewType("BlockKey", bytes)
+"""The 32-byte name of a block's content."""
+
+BYTES_PER_KEY: Final = 32
+"""Bytes of one block key."""
+
+EPOCH_SHIFT: Final = 20
+"""Bits that an epoch leaves for the ids of its life."""

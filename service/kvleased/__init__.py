@@ -1,0 +1,1 @@
+"""kvleased: the daemon that owns the KV memory of a node."""

@@ -1,0 +1,133 @@
+"""Own one cache: `Cache.handle(command, now)` is the only way in, its Outcome the only way out."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Self
+
+import numpy as np
+
+from kvlease.errors import KVLeaseError
+from kvlease.ids import Epoch, WorkerId
+from kvleased.core import commands as c
+from kvleased.core import committing, ending, landing, requests
+from kvleased.core.census import Census, census
+from kvleased.core.checking import violations
+from kvleased.core.effects import Effect, Outcome, Wake
+from kvleased.core.records import CacheRecords
+from kvleased.core.recovery import recover
+from kvleased.core.seating import pump
+from kvleased.core.shape import CacheShape
+from kvleased.core.state import CacheState
+from kvleased.core.stepping import step
+
+_Verb = Callable[..., Outcome]  # each verb takes its own kind of command
+
+_VERBS: Final[dict[type[c.Command], _Verb]] = {
+    c.Attach: ending.attach,
+    c.Cancel: landing.cancel,
+    c.Commit: committing.commit,
+    c.CopyDone: landing.copy_done,
+    c.CopyFailed: landing.copy_failed,
+    c.CopyLost: landing.copy_lost,
+    c.Detach: ending.end_worker,
+    c.Drain: landing.drain,
+    c.Evict: requests.evict,
+    c.Extend: requests.extend,
+    c.Heartbeat: ending.heartbeat,
+    c.Lookup: committing.lookup,
+    c.Map: committing.map_lease,
+    c.MoverDied: landing.mover_died,
+    c.Pin: committing.pin,
+    c.Release: ending.release,
+    c.Reload: requests.reload,
+    c.Reserve: requests.reserve,
+    c.Step: step,
+    c.Tick: landing.tick,
+    c.Unpin: committing.unpin,
+    c.WorkerDied: ending.end_worker,
+}
+
+
+class Cache:
+    """The blocks of one registered model, and who may use them."""
+
+    def __init__(self, shape: CacheShape, records: CacheRecords, epoch: Epoch) -> None:
+        """Start a new cache over records that are all zero."""
+        self._state = CacheState(shape, records, epoch)
+
+    @classmethod
+    def recovered(
+        cls,
+        shape: CacheShape,
+        records: CacheRecords,
+        epoch: Epoch,
+        workers: Mapping[WorkerId, int],
+        now: float,
+    ) -> Self:
+        """Go on over the records of an earlier life; `workers` are those whose processes live, by tenant digest."""
+        cache = cls(shape, records, epoch)
+        recover(cache._state, workers, now)
+        return cache
+
+    def __repr__(self) -> str:
+        """Show the cache's life."""
+        state = self._state
+        return f"<Cache {len(state.leases)} leases, {len(state.waiting)} waiting, {state.device!r}>"
+
+    @property
+    def shape(self) -> CacheShape:
+        """The numbers of the cache."""
+        return self._state.shape
+
+    def handle(self, command: c.Command, now: float) -> Outcome:
+        """Decide what a command leads to; `now` is in monotonic seconds.
+
+        Raises:
+            KVLeaseError: The command is refused and nothing has changed, except that room may be
+                being made for the next try.
+
+        """
+        state = self._state
+        outcome = _VERBS[type(command)](state, command, now)
+        if len(state.waiting):
+            pump(state, now)
+            outcome = self._answered(outcome)
+        if not state.effects:
+            return outcome
+        return Outcome(reply=outcome.reply, ticket=outcome.ticket, effects=self.take_effects())
+
+    def _answered(self, outcome: Outcome) -> Outcome:
+        """Turn a ticket that is served in the very same breath into the reply."""
+        for effect in self._state.effects:
+            if isinstance(effect, Wake) and effect.ticket == outcome.ticket:
+                self._state.effects.remove(effect)
+                if isinstance(effect.result, KVLeaseError):
+                    raise effect.result
+                return Outcome(reply=effect.result)
+        return outcome
+
+    def take_effects(self) -> list[Effect]:
+        """Return the effects that a refused command started, for `handle` could not; call it after a refusal."""
+        effects = self._state.effects
+        self._state.effects = []
+        return effects
+
+    def census(self) -> Census:
+        """Count everything at this instant."""
+        return census(self._state)
+
+    def check(self) -> list[str]:
+        """Return every invariant that does not hold, in words; an empty list is what there should be."""
+        return violations(self._state)
+
+    def lease_ids_of(self, worker_id: WorkerId) -> bytes:
+        """Return the packed int64 ids of a worker's leases."""
+        return np.array(sorted(self._state.leases.by_worker.get(worker_id, ())), np.int64).tobytes()
+
+    def tenant_of(self, worker_id: WorkerId) -> int:
+        """Return the tenant digest of an attached worker.
+
+        Raises:
+            UnknownWorkerError: The worker is not attached.
+
+        """
+        return self._state.tenant_of(worker_id)

@@ -1,0 +1,41 @@
+"""Own the snapshot of a cache that metrics, stats and people read: all figures are of one instant."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvleased.core.pool import Pool
+from kvleased.core.state import CacheState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """A snapshot; the states of a tier add up to its blocks, `ready_held` is a part of `ready`."""
+
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+    num_leases: int
+    num_waiting: int
+    num_workers: int
+    num_pins: int
+    num_copies: int
+    counters: Mapping[str, int]
+    """Counts since the start of the daemon, by name."""
+
+
+def census(state: CacheState) -> Census:
+    """Count everything."""
+    return Census(
+        device=_tier(state.device),
+        host=_tier(state.host),
+        num_leases=len(state.leases),
+        num_waiting=len(state.waiting),
+        num_workers=len(state.workers),
+        num_pins=len(state.pins),
+        num_copies=len(state.flights),
+        counters=dict(state.counters),
+    )
+
+
+def _tier(pool: Pool) -> dict[str, int]:
+    counts = pool.counts()
+    return {**counts, "ready_held": counts["ready"] - len(pool.order)}

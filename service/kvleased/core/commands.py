@@ -1,0 +1,199 @@
+"""Own what goes into the core: one frozen record per command; the replies and effects are in `effects`."""
+
+from dataclasses import dataclass
+
+from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """Make a process known as a worker."""
+
+    worker_id: WorkerId
+    tenant_digest: int
+    """64 bits that name the tenant; 0 is not a tenant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach:
+    """End a worker on its own word, which proves that it is quiescent."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDied:
+    """End a worker whose process is proven dead."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Renew the leases in a worker's inventory and end those that it has lost."""
+
+    worker_id: WorkerId
+    lease_ids: tuple[LeaseId, ...]
+    newest_lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Grant blocks for one request, all or nothing."""
+
+    worker_id: WorkerId
+    request_id: str
+    keys: bytes
+    """32-byte keys of the reusable prefix, from block 0 on."""
+    num_tokens: int
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map:
+    """Publish a lease's row of the block table."""
+
+    worker_id: WorkerId
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extend:
+    """Make a lease cover `num_tokens` in all."""
+
+    worker_id: WorkerId
+    lease_id: LeaseId
+    num_tokens: int
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Make the full blocks among the first `num_tokens` findable."""
+
+    worker_id: WorkerId
+    lease_id: LeaseId
+    num_tokens: int
+    first_block: int
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict:
+    """Move blocks out of the device pool: a lease's, those of keys, or the coldest `num_blocks`."""
+
+    worker_id: WorkerId | None = None
+    """None for an operator, who may not name a lease."""
+    lease_id: LeaseId | None = None
+    keys: bytes = b""
+    num_blocks: int = 0
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """Bring back the blocks of an evicted lease, or of keys."""
+
+    worker_id: WorkerId | None = None
+    lease_id: LeaseId | None = None
+    keys: bytes = b""
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """End a lease."""
+
+    worker_id: WorkerId
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """Tell how long a prefix is cached."""
+
+    keys: bytes
+    tenant_digest: int | None = None
+    """Whose blocks count; None, for an operator, counts everybody's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Hold cached blocks on the device."""
+
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpin:
+    """End a pin."""
+
+    pin_id: PinId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Carry out the columns of one scheduler step; each operation succeeds or changes nothing."""
+
+    worker_id: WorkerId
+    verbs: bytes
+    lease_ids: bytes
+    num_tokens: bytes
+    num_keys: bytes = b""
+    first_blocks: bytes = b""
+    keys: bytes = b""
+    reserves: tuple[Reserve, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyDone:
+    """A mover finished a batch: every target holds its source's bytes, except those at the failed positions."""
+
+    copy_id: CopyId
+    checksums: bytes = b""
+    """Packed uint64, one a pair; empty when none were asked for."""
+    failed: tuple[int, ...] = ()
+    """Positions in the batch whose checksum did not match."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFailed:
+    """A mover gave a batch up, and writes no more of it."""
+
+    copy_id: CopyId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLost:
+    """A mover did not answer in time; it may still be writing."""
+
+    copy_id: CopyId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverDied:
+    """The mover's process is proven dead, so none of its copies writes any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Let time pass: leases expire, waiting ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Forget a waiting call whose caller has gone."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Grant nothing new from now on."""
+
+
+Command = (
+    Attach | Detach | WorkerDied | Heartbeat | Reserve | Map | Extend | Commit | Evict | Reload |
+    Release | Lookup | Pin | Unpin | Step | CopyDone | CopyFailed | CopyLost | MoverDied | Tick |
+    Cancel | Drain )  # fmt: skip
+"""Everything that the core understands."""

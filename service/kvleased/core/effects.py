@@ -1,0 +1,177 @@
+"""Own what comes out of the core: replies to the caller, and effects that the daemon must carry out.
+
+Replies carry the same field names as the responses of `kvlease.v1`, so the adapters convert them by name.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from kvlease.errors import KVLeaseError
+from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
+
+_NO_WORKER: Final = WorkerId(0)
+_NO_LEASE: Final = LeaseId(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The answer of commands that have nothing to say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """Answer Detach and WorkerDied."""
+
+    num_leases: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Answer Heartbeat."""
+
+    unknown_lease_ids: bytes
+    num_orphans_ended: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """Answer Reserve."""
+
+    lease_id: LeaseId
+    block_ids: bytes
+    device_hit_tokens: int
+    host_hit_tokens: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """Answer Map."""
+
+    row: int
+    num_kernel_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extended:
+    """Answer Extend."""
+
+    block_ids: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """Answer Commit."""
+
+    num_committed: int
+    num_duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """Answer Evict."""
+
+    num_evicted: int
+    num_offloaded: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded:
+    """Answer Reload."""
+
+    block_ids: bytes
+    num_reloaded: int
+    num_tokens: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """Answer Release and Unpin."""
+
+    released: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Answer Lookup."""
+
+    num_device_blocks: int
+    num_host_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """Answer Pin."""
+
+    pin_id: PinId
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """Answer Step."""
+
+    codes: bytes
+    num_blocks: bytes
+    block_ids: bytes
+    reserves: tuple[Reserved | KVLeaseError, ...]
+
+
+Reply = (
+    Done | Detached | Beat | Reserved | Mapped | Extended | Committed | Evicted | Reloaded |
+    Released | Found | Pinned | Stepped )  # fmt: skip
+
+
+class Direction(Enum):
+    """Which way a batch of copies goes."""
+
+    OFFLOAD = "device_to_host"
+    RELOAD = "host_to_device"
+    SCRUB = "scrub"
+    """Zeros to the device; there is no source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Have a mover copy `source_ids[i]` to `target_ids[i]`, then send CopyDone, CopyFailed or CopyLost."""
+
+    copy_id: CopyId
+    direction: Direction
+    source_ids: bytes
+    """Packed int32; empty for SCRUB."""
+    target_ids: bytes
+    """Packed int32."""
+    checksums: bytes
+    """Packed uint64 that the bytes must have; only for RELOAD, 0 where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Answer the waiting caller that holds `ticket`."""
+
+    ticket: int
+    result: Reply | KVLeaseError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Tell watchers what happened; `kind` is one of the kinds of the Watch verb."""
+
+    kind: str
+    worker_id: WorkerId = _NO_WORKER
+    lease_id: LeaseId = _NO_LEASE
+    num_blocks: int = 0
+
+
+Effect = Copy | Wake | Notice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one command led to: a reply now, or a ticket under which a later Wake will answer."""
+
+    reply: Reply | None = None
+    ticket: int | None = None
+    effects: list[Effect] = field(default_factory=list)

@@ -1,0 +1,138 @@
+"""Own the ends of leases and workers: release, expiry, death, and the one function that every one of them comes to."""
+
+import numpy as np
+
+from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError, UnknownWorkerError
+from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
+from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.state import CacheState
+from kvleased.core.states import Event, State
+
+_ORPHAN_AGE_SHARE = 3
+"""A lease is an orphan only if its caller was answered longer ago than its lease time divided by this."""
+
+
+def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = None) -> None:
+    """End a lease whose worker is quiescent: by its own word, by its death, or because it never knew of the lease.
+
+    What a copy in flight still holds stays held until that copy ends.
+    """
+    entries = state.leases.blocks_of(lease).copy()
+    state.leases.close(lease)
+    if lease.phase in (Phase.EVICTED, Phase.RELOADING):
+        state.host.let_go(entries)
+    else:
+        state.device.let_go(entries)
+    if lease.phase is Phase.RELOADING:
+        state.device.let_go(lease.moving_to)
+    if lease.phase is Phase.EVICTING:
+        state.host.let_go(lease.moving_to)
+    gone = reason or UnknownLeaseError("the lease ended while the call waited")
+    state.wake(lease.ticket, gone)
+    lease.ticket = None
+    for waiter in [waiter for waiter in state.waiting if waiter.lease_id == lease.lease_id]:
+        state.waiting.leave(waiter.ticket)
+        state.wake(waiter.ticket, gone)
+
+
+def release(state: CacheState, command: Release, now: float) -> Outcome:
+    """End a lease by its owner's word; a lease that has ended already is an answered no-op."""
+    del now
+    state.tenant_of(command.worker_id)
+    if command.lease_id not in state.leases.by_id:
+        state.counters["releases_unknown"] += 1
+        return Outcome(reply=Released(released=False))
+    lease = state.lease_of(command)
+    end_lease(state, lease)
+    state.counters["leases_released"] += 1
+    state.tell("lease_released", lease)
+    return Outcome(reply=Released(released=True))
+
+
+# Time -------------------------------------------------------------------------------------------------------------
+
+
+def expire(state: CacheState, lease: Lease) -> None:
+    """Quarantine a lease that was not renewed; nothing that its worker could still write becomes anybody else's.
+
+    An evicted lease simply ends: no worker can touch a slot.
+    """
+    state.counters["leases_expired"] += 1
+    state.tell("lease_expired", lease)
+    if lease.phase is Phase.EVICTED:
+        end_lease(state, lease)
+        return
+    _change_private(state, lease, State.RESERVED, Event.EXPIRE)
+    state.leases.enter(lease, Phase.QUARANTINED)
+
+
+def renew(state: CacheState, lease: Lease, now: float) -> None:
+    """Note that a lease's owner lives; what was quarantined is its own again, for nobody else could touch it."""
+    lease.deadline = now + state.shape.lease_seconds
+    if lease.phase is Phase.QUARANTINED:
+        _change_private(state, lease, State.QUARANTINED, Event.REVIVE)
+        state.leases.enter(lease, Phase.ACTIVE)
+
+
+def _change_private(state: CacheState, lease: Lease, before: State, event: Event) -> None:
+    blocks = state.leases.blocks_of(lease)
+    private = blocks[state.device.records.state[blocks] == before]
+    state.device.change(private, event)
+
+
+# Workers ----------------------------------------------------------------------------------------------------------
+
+
+def attach(state: CacheState, command: Attach, now: float) -> Outcome:
+    """Make a worker known."""
+    del now
+    if command.tenant_digest == 0:
+        msg = "tenant_digest is 0, which stands for no tenant"
+        raise InvalidError(msg)
+    state.workers[command.worker_id] = command.tenant_digest
+    return Outcome(reply=Done())
+
+
+def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> Outcome:
+    """End a worker and all that is its own; a second time changes nothing."""
+    del now
+    worker_id = command.worker_id
+    if state.workers.pop(worker_id, None) is None:
+        if isinstance(command, Detach):
+            raise UnknownWorkerError
+        return Outcome(reply=Detached(num_leases=0))
+    for waiter in [waiter for waiter in state.waiting if waiter.worker_id == worker_id]:
+        state.waiting.leave(waiter.ticket)
+        state.wake(waiter.ticket, UnknownWorkerError("the worker ended while the call waited"))
+    lease_ids = sorted(state.leases.by_worker.get(worker_id, ()))
+    for lease_id in lease_ids:
+        end_lease(state, state.leases.by_id[lease_id])
+    state.leases.by_worker.pop(worker_id, None)
+    return Outcome(reply=Detached(num_leases=len(lease_ids)))
+
+
+def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
+    """Renew the leases that a worker still knows, and end those that it has lost."""
+    state.tenant_of(command.worker_id)
+    own = state.leases.by_worker.get(command.worker_id, set())
+    unknown = [lease_id for lease_id in command.lease_ids if lease_id not in own]
+    kept = own.intersection(command.lease_ids)
+    for lease_id in kept:
+        renew(state, state.leases.by_id[lease_id], now)
+    settled_before = now - state.shape.lease_seconds / _ORPHAN_AGE_SHARE
+    orphans = [
+        lease
+        for lease in (state.leases.by_id[lease_id] for lease_id in own - kept)
+        if lease.phase is not Phase.LOADING
+        and lease.lease_id <= command.newest_lease_id
+        and lease.granted_at < settled_before
+    ]
+    for lease in orphans:
+        end_lease(state, lease)
+        state.counters["leases_orphaned"] += 1
+    return Outcome(
+        reply=Beat(
+            unknown_lease_ids=np.array(unknown, np.int64).tobytes(), num_orphans_ended=len(orphans)
+        )
+    )

@@ -1,0 +1,167 @@
+"""Own the granting of blocks: one attempt at a Reserve or an Extend, which either happens whole or changes nothing."""
+
+import numpy as np
+
+from kvlease.errors import InvalidError, NeverFitsError, UnknownLeaseError, WrongStateError
+from kvlease.ids import BYTES_PER_KEY, LeaseId
+from kvleased.core.commands import Extend, Reserve
+from kvleased.core.effects import Extended, Reserved
+from kvleased.core.flights import Purpose
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.pool import Ids
+from kvleased.core.room import Match, match, num_available, room
+from kvleased.core.state import CacheState, split_keys
+from kvleased.core.states import Event
+from kvleased.core.waiting import Waiter
+
+
+def blocks_for(state: CacheState, num_tokens: int) -> int:
+    """Return the blocks that cover `num_tokens`, or refuse a number that can never be had."""
+    shape = state.shape
+    if num_tokens <= 0:
+        msg = f"num_tokens is {num_tokens}, it must be at least 1"
+        raise InvalidError(msg)
+    num_blocks = -(-num_tokens // shape.tokens_per_block)
+    limit = min(shape.max_blocks_per_lease, shape.num_blocks)
+    if num_blocks > limit:
+        msg = (
+            f"{num_tokens} tokens take {num_blocks} blocks, but a lease can never have more than {limit}; "
+            f"ask for at most {limit * shape.tokens_per_block} tokens, or register a larger pool"
+        )
+        raise NeverFitsError(
+            msg,
+            resource="device_blocks",
+            need=num_blocks,
+            available=state.device.num_available,
+            limit=limit,
+        )
+    return num_blocks
+
+
+def check_reserve(state: CacheState, command: Reserve) -> None:
+    """Refuse a Reserve that is malformed or can never fit."""
+    num_blocks = blocks_for(state, command.num_tokens)
+    if len(command.keys) % BYTES_PER_KEY:
+        msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
+        raise InvalidError(msg)
+    num_keys = len(command.keys) // BYTES_PER_KEY
+    if num_keys > num_blocks:
+        msg = f"keys names {num_keys} blocks, but num_tokens covers only {num_blocks}; send fewer keys"
+        raise InvalidError(msg, resource="keys", need=num_keys, limit=num_blocks)
+    if len(set(split_keys(command.keys))) != num_keys:
+        msg = "keys names a block twice; the keys of a chain differ"
+        raise InvalidError(msg)
+
+
+def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved | Lease | None:
+    """Grant a Reserve if that can be done now.
+
+    Returns the reply; or the lease, while bytes of its prefix are on their way and the reply must
+    wait for them; or None, when there is no room yet.
+    """
+    command = waiter.command
+    assert isinstance(command, Reserve)
+    tenant = state.tenant_of(command.worker_id)
+    may_wait = command.wait_ms > 0
+    prefix = match(
+        state, split_keys(command.keys), tenant, use_host=may_wait and not waiter.skip_host
+    )
+    num_blocks = blocks_for(state, command.num_tokens)
+    hits = prefix.blocks
+    count = num_blocks - len(hits)
+    if not state.leases.free_rows or count > num_available(state, hits):
+        return None
+    fresh = room(state, count, tenant, frozenset(hits.tolist()), may_wait=may_wait)
+    if fresh is None:
+        return None
+    lease = _open(state, waiter, prefix, fresh, now)
+    if lease.pending:
+        return lease
+    return reserved(state, lease)
+
+
+def _open(state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: float) -> Lease:
+    command = waiter.command
+    assert isinstance(command, Reserve)
+    device, tenant = state.device, state.workers[command.worker_id]
+    slots, hits = prefix.slots, prefix.blocks
+    loaded, granted = fresh[: len(slots)], fresh[len(slots) :]
+    lease = Lease(
+        lease_id=LeaseId(state.next_id()),
+        worker_id=command.worker_id,
+        tenant=tenant,
+        request=command,
+        row=state.leases.free_rows.pop(),
+        phase=Phase.ACTIVE,
+        deadline=now + state.shape.lease_seconds,
+        granted_at=now,
+        device_hit_blocks=len(hits),
+        host_hit_blocks=len(slots),
+    )
+    device.hold(hits)
+    if len(slots):
+        flight = state.fly(Purpose.LOAD, slots, loaded, keyed=slots >= 0, lease=lease)
+        device.hold(loaded)
+        lease.pending.add(flight.copy_id)
+    device.take(granted, Event.GRANT, tenant)
+    lease.pending |= prefix.joined
+    if lease.pending:
+        lease.phase = Phase.LOADING
+        lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
+    entries = np.array(prefix.entries, np.int32)
+    blocks = np.concatenate([entries, granted])
+    blocks[: len(entries)][entries < 0] = loaded
+    state.leases.open(lease, command.request_id, blocks, command.num_tokens)
+    _count_grant(state, lease)
+    return lease
+
+
+def _count_grant(state: CacheState, lease: Lease) -> None:
+    request = lease.request
+    assert request is not None
+    tokens_per_block, counters = state.shape.tokens_per_block, state.counters
+    device_tokens = lease.device_hit_blocks * tokens_per_block
+    host_tokens = lease.host_hit_blocks * tokens_per_block
+    counters["leases_granted"] += 1
+    counters["prefix_tokens_device"] += device_tokens
+    counters["prefix_tokens_host"] += host_tokens
+    counters["prefix_tokens_computed"] += max(0, request.num_tokens - device_tokens - host_tokens)
+    state.tell("lease_granted", lease, num_blocks=len(state.leases.blocks_of(lease)))
+
+
+def reserved(state: CacheState, lease: Lease) -> Reserved:
+    """Return the answer to the Reserve that led to a lease."""
+    tokens_per_block = state.shape.tokens_per_block
+    on_device = lease.phase not in (Phase.EVICTED, Phase.RELOADING)
+    return Reserved(
+        lease_id=lease.lease_id,
+        block_ids=state.leases.blocks_of(lease).tobytes() if on_device else b"",
+        device_hit_tokens=lease.device_hit_blocks * tokens_per_block,
+        host_hit_tokens=lease.host_hit_blocks * tokens_per_block,
+        row=lease.row,
+    )
+
+
+def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | None:
+    """Grant an Extend if that can be done now, or return None."""
+    del now
+    command = waiter.command
+    assert isinstance(command, Extend)
+    lease = state.leases.by_id.get(command.lease_id)
+    if lease is None:
+        raise UnknownLeaseError
+    if lease.phase is not Phase.ACTIVE:
+        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be extended"
+        raise WrongStateError(msg)
+    num_blocks = blocks_for(state, command.num_tokens)
+    count = num_blocks - int(state.leases.rows.num_blocks[lease.row])
+    if count <= 0:
+        return Extended(block_ids=b"")
+    if count > state.device.num_available:
+        return None
+    fresh = room(state, count, lease.tenant, (), may_wait=command.wait_ms > 0)
+    if fresh is None:
+        return None
+    state.device.take(fresh, Event.GRANT, lease.tenant)
+    state.leases.append(lease, fresh, command.num_tokens)
+    return Extended(block_ids=fresh.tobytes())

@@ -1,0 +1,319 @@
+"""Own the ends of copies: what becomes of the targets, of the leases that wait for them, and of the callers.
+
+Cases at the end of a flight:
+- done: keyed targets are published, private ones go to their lease, or to nobody if the lease has ended meanwhile;
+- done, but some bytes did not match their checksum: those sources are retired; new leases that wait
+  for the flight start over, without the retired bytes; an evicted lease that needed them ends, and
+  its worker recomputes;
+- failed, the mover saying so: the targets are free again; an evicted lease is still in the host
+  pool, a lease on its way there is still on the device, and new leases start over without the host
+  pool;
+- lost, the mover saying nothing: the same for the leases, but both ends stay held until the mover speaks or is dead.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import CopyFailedError, DeadlineError, KVLeaseError
+from kvleased.core.commands import Cancel, CopyDone, CopyFailed, CopyLost, Drain, MoverDied, Tick
+from kvleased.core.effects import Direction, Done, Evicted, Outcome, Reloaded
+from kvleased.core.ending import end_lease, expire
+from kvleased.core.flights import Flight, Purpose
+from kvleased.core.granting import reserved
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.moving import finish_evict, finish_reload
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.room import evict_blocks
+from kvleased.core.seating import refusal
+from kvleased.core.state import CacheState
+from kvleased.core.states import Event, State
+from kvleased.core.waiting import Waiter
+
+
+def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
+    """Take over what a finished copy brought."""
+    flight = state.flights.pop(command.copy_id, None)
+    if flight is None:
+        state.counters["copies_unknown"] += 1
+        return Outcome(reply=Done())
+    if flight.is_lost:
+        _let_go_of_lost(state, flight)
+        return Outcome(reply=Done())
+    _check_generations(state, flight)
+    if flight.direction is Direction.SCRUB:
+        state.device.records.tenant[flight.targets] = 0
+        state.device.end(flight.targets, Event.SCRUBBED)
+        return Outcome(reply=Done())
+    _unlist_loading(state, flight)
+    failed = np.zeros(len(flight.targets), np.bool_)
+    failed[list(command.failed)] = True
+    if failed.any():
+        error = CopyFailedError("some bytes did not match their checksum; recompute them")
+        _retire_sources(state, flight, failed, error)
+        _disappoint(state, flight, error, now)
+    _take_over(state, flight, failed, command.checksums)
+    _settle(state, flight, failed, now)
+    return Outcome(reply=Done())
+
+
+def copy_failed(state: CacheState, command: CopyFailed, now: float) -> Outcome:
+    """Undo a copy of which the mover says that it writes no more."""
+    flight = state.flights.pop(command.copy_id, None)
+    if flight is None:
+        state.counters["copies_unknown"] += 1
+    elif flight.is_lost:
+        _let_go_of_lost(state, flight)
+    else:
+        _fail(state, flight, now)
+    return Outcome(reply=Done())
+
+
+def copy_lost(state: CacheState, command: CopyLost, now: float) -> Outcome:
+    """Give up waiting for a copy that may still be writing; both its ends stay held."""
+    flight = state.flights.get(command.copy_id)
+    if flight is None or flight.is_lost:
+        return Outcome(reply=Done())
+    _unlist_loading(state, flight)
+    flight.is_lost = True
+    state.counters["copies_lost"] += 1
+    _disappoint(state, flight, CopyFailedError("the copy did not end in time"), now)
+    _, target_pool = state.ends(flight.direction)
+    target_pool.change(flight.targets, Event.DOUBT)
+    return Outcome(reply=Done())
+
+
+def mover_died(state: CacheState, command: MoverDied, now: float) -> Outcome:
+    """End all copies in flight: nobody writes their targets any more."""
+    del command
+    for copy_id in list(state.flights):
+        flight = state.flights.pop(copy_id)
+        if flight.is_lost:
+            _let_go_of_lost(state, flight)
+        else:
+            _fail(state, flight, now)
+    return Outcome(reply=Done())
+
+
+# Targets ----------------------------------------------------------------------------------------------------------
+
+
+def _take_over(
+    state: CacheState, flight: Flight, failed: NDArray[np.bool_], checksums: bytes
+) -> None:
+    source_pool, target_pool = state.ends(flight.direction)
+    if flight.direction is Direction.OFFLOAD:
+        values = np.frombuffer(checksums, np.uint64) if checksums else 0
+        target_pool.records.checksum[flight.targets] = values
+    else:
+        target_pool.records.checksum[flight.targets] = source_pool.records.checksum[flight.sources]
+    good = ~failed
+    keyed = good & flight.keyed
+    keys = [source_pool.key_of(block) for block in flight.sources[keyed].tolist()]
+    is_new = [key not in target_pool.index for key in keys]
+    new = flight.targets[keyed][is_new]
+    if len(new):
+        target_pool.publish(
+            new, [key for key, new_one in zip(keys, is_new, strict=True) if new_one], Event.FILLED
+        )
+    private = np.concatenate(
+        [flight.targets[good & ~flight.keyed], flight.targets[keyed][np.logical_not(is_new)]]
+    )
+    if len(private):
+        target_pool.change(private, Event.RESTORED)
+
+
+def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: float) -> None:
+    source_pool, target_pool = state.ends(flight.direction)
+    source_pool.let_go(flight.sources, coldest=flight.purpose is Purpose.WRITE_BACK)
+    target_pool.let_go(flight.targets[~failed])
+    if failed.any():
+        target_pool.end(flight.targets[failed], Event.FAIL)
+    num_good = int((~failed).sum())
+    if flight.purpose in (Purpose.WRITE_BACK, Purpose.DISPLACE):
+        state.counters["offloads"] += num_good
+    if flight.purpose is Purpose.LOAD:
+        state.counters["reloads"] += num_good
+    if flight.purpose is Purpose.DISPLACE:
+        leaving = [block for block in flight.sources.tolist() if block in state.device.order]
+        evict_blocks(state, leaving)
+        num_evicted = flight.num_evicted_before + len(leaving)
+        state.wake(flight.ticket, Evicted(num_evicted=num_evicted, num_offloaded=num_good))
+    if flight.purpose is Purpose.PREFETCH:
+        state.counters["reloads"] += num_good
+        state.wake(
+            flight.ticket, Reloaded(block_ids=b"", num_reloaded=num_good, num_tokens=0, row=0)
+        )
+    for lease in _waiting_for(state, flight):
+        lease.pending.discard(flight.copy_id)
+        if not lease.pending:
+            _advance_lease(state, lease, num_good, now)
+
+
+def _advance_lease(state: CacheState, lease: Lease, num_copied: int, now: float) -> None:
+    ticket, lease.ticket = lease.ticket, None
+    if lease.phase is Phase.LOADING:
+        lease.granted_at, lease.deadline = now, now + state.shape.lease_seconds
+        state.leases.enter(lease, Phase.ACTIVE)
+        state.wake(ticket, reserved(state, lease))
+    elif lease.phase is Phase.EVICTING:
+        state.wake(ticket, finish_evict(state, lease, now, num_offloaded=num_copied))
+    else:
+        assert lease.phase is Phase.RELOADING
+        state.wake(ticket, finish_reload(state, lease, now))
+
+
+def _retire_sources(
+    state: CacheState, flight: Flight, failed: NDArray[np.bool_], error: CopyFailedError
+) -> None:
+    """Take damaged slots out of use, and end the evicted leases whose bytes they had."""
+    assert flight.direction is Direction.RELOAD, "only bytes that come back are verified"
+    damaged = flight.sources[failed]
+    state.counters["checksum_failures"] += len(damaged)
+    state.host.retire(damaged)
+    for lease in list(state.leases.by_id.values()):
+        is_below = lease.phase in (Phase.EVICTED, Phase.RELOADING)
+        if is_below and np.isin(state.leases.blocks_of(lease), damaged).any():
+            end_lease(state, lease, error)
+
+
+def _fail(state: CacheState, flight: Flight, now: float) -> None:
+    state.counters["copies_failed"] += 1
+    state.tell("copy_failed", num_blocks=len(flight.targets))
+    _unlist_loading(state, flight)
+    _disappoint(state, flight, CopyFailedError("the copy failed; try again or recompute"), now)
+    source_pool, target_pool = state.ends(flight.direction)
+    source_pool.let_go(flight.sources, coldest=flight.purpose is Purpose.WRITE_BACK)
+    target_pool.end(flight.targets, Event.FAIL)
+
+
+def _let_go_of_lost(state: CacheState, flight: Flight) -> None:
+    source_pool, target_pool = state.ends(flight.direction)
+    source_pool.let_go(flight.sources, coldest=flight.purpose is Purpose.WRITE_BACK)
+    target_pool.let_go(flight.targets)
+
+
+def _check_generations(state: CacheState, flight: Flight) -> None:
+    for pool, ids, generations in _recorded(state, flight):
+        assert (pool.records.generation[ids] == generations).all(), (
+            "reused while a copy was in flight"
+        )
+
+
+def _recorded(state: CacheState, flight: Flight) -> list[tuple[Pool, Ids, NDArray[np.uint64]]]:
+    source_pool, target_pool = state.ends(flight.direction)
+    return [
+        (source_pool, flight.sources, flight.source_generations),
+        (target_pool, flight.targets, flight.target_generations),
+    ]
+
+
+def _unlist_loading(state: CacheState, flight: Flight) -> None:
+    if flight.direction is Direction.RELOAD and not flight.is_lost:
+        for source in flight.sources[flight.keyed].tolist():
+            del state.loading[state.host.key_of(source)]
+
+
+# Leases and callers -----------------------------------------------------------------------------------------------
+
+
+def _waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
+    return [lease for lease in state.leases.by_id.values() if flight.copy_id in lease.pending]
+
+
+def _disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
+    """Part all leases and callers from a flight that did not bring what they wait for."""
+    state.wake(flight.ticket, error)
+    flight.ticket = None
+    is_corrupt = flight.direction is Direction.RELOAD and bool(
+        (state.host.records.state[flight.sources] == State.BAD).any()
+    )
+    for lease in _waiting_for(state, flight):
+        lease.pending.clear()
+        if lease.phase is Phase.LOADING:
+            _start_over(state, lease, skip_host=not is_corrupt)
+        elif lease.phase is Phase.EVICTING:
+            _call_off(state, lease, Phase.ACTIVE, error, now)
+        elif is_corrupt:
+            end_lease(state, lease, error)
+        else:
+            _call_off(state, lease, Phase.EVICTED, error, now)
+
+
+def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
+    request, ticket = lease.request, lease.ticket
+    assert request is not None
+    lease.ticket = None
+    end_lease(state, lease)
+    if ticket is not None:
+        state.waiting.rejoin(
+            Waiter(
+                ticket=ticket,
+                command=request,
+                worker_id=lease.worker_id,
+                deadline=lease.ticket_deadline,
+                skip_host=skip_host,
+            )
+        )
+
+
+def _call_off(
+    state: CacheState, lease: Lease, phase: Phase, error: KVLeaseError, now: float
+) -> None:
+    pool = state.host if phase is Phase.ACTIVE else state.device
+    pool.let_go(lease.moving_to)
+    lease.deadline = now + state.shape.lease_seconds
+    state.leases.enter(lease, phase)
+    ticket, lease.ticket = lease.ticket, None
+    state.wake(ticket, error)
+
+
+# Time -------------------------------------------------------------------------------------------------------------
+
+
+def tick(state: CacheState, command: Tick, now: float) -> Outcome:
+    """Expire leases that were not renewed, and answer callers whose time is up."""
+    del command
+    for waiter in [waiter for waiter in state.waiting if waiter.deadline <= now]:
+        state.wake(waiter.ticket, refusal(state, waiter.command, 0))
+        state.waiting.leave(waiter.ticket)
+        state.counters["waits_refused"] += 1
+    late = DeadlineError("the copies did not end before the caller's deadline")
+    for lease in list(state.leases.by_id.values()):
+        if lease.ticket is not None and lease.ticket_deadline <= now:
+            _give_up(state, lease, late)
+        elif lease.phase in (Phase.ACTIVE, Phase.EVICTED) and lease.deadline <= now:
+            expire(state, lease)
+    for flight in state.flights.values():
+        if flight.ticket is not None and flight.ticket_deadline <= now:
+            state.wake(flight.ticket, late)
+            flight.ticket = None
+    return Outcome(reply=Done())
+
+
+def _give_up(state: CacheState, lease: Lease, error: KVLeaseError | None) -> None:
+    ticket, lease.ticket = lease.ticket, None
+    if error is not None:
+        state.wake(ticket, error)
+    if lease.phase is Phase.LOADING:
+        end_lease(state, lease)
+
+
+def cancel(state: CacheState, command: Cancel, now: float) -> Outcome:
+    """Forget a waiting caller; a lease that only it would have learned of ends."""
+    del now
+    if state.waiting.leave(command.ticket) is not None:
+        return Outcome(reply=Done())
+    for lease in list(state.leases.by_id.values()):
+        if lease.ticket == command.ticket:
+            _give_up(state, lease, None)
+    for flight in state.flights.values():
+        if flight.ticket == command.ticket:
+            flight.ticket = None
+    return Outcome(reply=Done())
+
+
+def drain(state: CacheState, command: Drain, now: float) -> Outcome:
+    """Grant no new lease from now on; running ones may finish."""
+    del command, now
+    state.is_draining = True
+    return Outcome(reply=Done())

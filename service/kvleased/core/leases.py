@@ -1,0 +1,146 @@
+"""Own the leases of a cache: what each holds, which phase of its life it is in, and its row of the block table.
+
+The row is the lease's own memory of its blocks: there is no second list. What the phases mean for blocks is told in
+`states`; which verb leads from phase to phase is told by the verbs.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from hashlib import blake2b
+
+import numpy as np
+
+from kvlease.ids import CopyId, LeaseId, WorkerId
+from kvleased.core.commands import Reserve
+from kvleased.core.pool import Ids
+from kvleased.core.records import LeaseRows
+
+
+class Phase(IntEnum):
+    """Where a lease is in its life; stored in its row, so the numbers are part of the format."""
+
+    UNUSED = 0
+    LOADING = 1
+    """Granted, but bytes of its prefix are still on their way; its caller waits."""
+    ACTIVE = 2
+    """On the device, in its worker's hands."""
+    EVICTING = 3
+    """Its bytes are on their way to the host pool."""
+    EVICTED = 4
+    """In the host pool."""
+    RELOADING = 5
+    """On its way back; the blocks are on the device, the row still lists the slots."""
+    QUARANTINED = 6
+    """Not renewed in time; its blocks are kept from everyone."""
+
+
+MOVING = 7
+"""The phase of a row that is being rewritten; a restart does not believe such a row."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """A right to blocks until it is released or its worker is proven dead."""
+
+    lease_id: LeaseId
+    worker_id: WorkerId
+    tenant: int
+    request: Reserve | None
+    """What was asked for; None after a restart."""
+    row: int
+    phase: Phase
+    deadline: float
+    """Monotonic seconds at which the lease expires unless renewed."""
+    granted_at: float = 0.0
+    """Monotonic seconds at which its caller was answered; long ago after a restart, which no answer outlives."""
+    device_hit_blocks: int = 0
+    host_hit_blocks: int = 0
+    pending: set[CopyId] = field(default_factory=set)
+    """Copies that must be done before the phase changes."""
+    ticket: int | None = None
+    """The call that waits for the phase to change."""
+    ticket_deadline: float = 0.0
+    moving_to: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in token order."""
+
+
+class LeaseBook:
+    """All leases, findable by id, by worker and by the engine's request."""
+
+    def __init__(self, rows: LeaseRows) -> None:
+        """Take over rows of which none is in use."""
+        self.rows = rows
+        self.by_id: dict[LeaseId, Lease] = {}
+        self.by_request: dict[tuple[WorkerId, int], LeaseId] = {}
+        self.by_worker: dict[WorkerId, set[LeaseId]] = {}
+        self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
+
+    def __len__(self) -> int:
+        """Count the leases."""
+        return len(self.by_id)
+
+    def blocks_of(self, lease: Lease) -> Ids:
+        """Return a view of the entries of the lease's row: block ids, or slot ids while EVICTED or RELOADING."""
+        return self.rows.block_ids[lease.row, : self.rows.num_blocks[lease.row]]
+
+    def find(self, worker_id: WorkerId, request_id: str) -> Lease | None:
+        """Return the live lease of an engine's request."""
+        lease_id = self.by_request.get((worker_id, request_digest(request_id)))
+        return None if lease_id is None else self.by_id[lease_id]
+
+    def open(self, lease: Lease, request_id: str, blocks: Ids, num_tokens: int) -> None:
+        """Write a new lease's row and make the lease known; the blocks are already in their states."""
+        rows, row = self.rows, lease.row
+        digest = request_digest(request_id)
+        rows.worker_id[row] = lease.worker_id
+        rows.request_digest[row] = digest
+        rows.num_tokens[row] = num_tokens
+        rows.num_published[row] = 0
+        rows.block_ids[row, : len(blocks)] = blocks
+        rows.num_blocks[row] = len(blocks)
+        rows.phase[row] = lease.phase
+        rows.lease_id[row] = lease.lease_id
+        self.adopt(lease, digest)
+
+    def adopt(self, lease: Lease, digest: int) -> None:
+        """Make a lease known whose row is written already."""
+        self.by_id[lease.lease_id] = lease
+        self.by_request[lease.worker_id, digest] = lease.lease_id
+        self.by_worker.setdefault(lease.worker_id, set()).add(lease.lease_id)
+
+    def append(self, lease: Lease, blocks: Ids, num_tokens: int) -> None:
+        """Add blocks, already in their states, to the end of a lease's row."""
+        rows, row = self.rows, lease.row
+        before = int(rows.num_blocks[row])
+        after = before + len(blocks)
+        rows.block_ids[row, before:after] = blocks
+        rows.num_tokens[row] = num_tokens
+        rows.num_blocks[row] = after
+        if rows.num_published[row]:
+            rows.num_published[row] = after
+
+    def enter(self, lease: Lease, phase: Phase) -> None:
+        """Change a lease's phase."""
+        lease.phase = phase
+        self.rows.phase[lease.row] = phase
+
+    def rewrite(self, lease: Lease, entries: Ids, phase: Phase) -> None:
+        """Replace the entries of a lease's row; a crash in between leaves a row that is not believed."""
+        rows, row = self.rows, lease.row
+        rows.num_published[row] = 0
+        rows.phase[row] = MOVING
+        rows.block_ids[row, : len(entries)] = entries
+        self.enter(lease, phase)
+
+    def close(self, lease: Lease) -> None:
+        """Forget a lease; its holds are the caller's to end."""
+        self.rows.lease_id[lease.row] = 0
+        del self.by_id[lease.lease_id]
+        del self.by_request[lease.worker_id, int(self.rows.request_digest[lease.row])]
+        self.by_worker[lease.worker_id].discard(lease.lease_id)
+        self.free_rows.append(lease.row)
+
+
+def request_digest(request_id: str) -> int:
+    """Return 64 bits that stand for an engine's request id in a row."""
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")

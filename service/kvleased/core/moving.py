@@ -1,0 +1,252 @@
+"""Own the moving of blocks between device and host on request: evict and reload, of leases and of cached blocks."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import (
+    InvalidError,
+    NeverFitsError,
+    PoolFullError,
+    UnknownLeaseError,
+    WrongStateError,
+)
+from kvlease.ids import BYTES_PER_KEY, CopyId
+from kvleased.core.commands import Evict, Reload
+from kvleased.core.effects import Evicted, Outcome, Reloaded
+from kvleased.core.flights import Purpose
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.pool import Ids
+from kvleased.core.room import evict_blocks, host_slots, room
+from kvleased.core.state import CacheState, as_ids, split_keys
+from kvleased.core.states import State
+from kvleased.core.waiting import Waiter
+
+_SECONDS_DEFAULT = 30.0
+
+
+def _deadline(wait_ms: int, now: float) -> float:
+    return now + (wait_ms / 1000 if wait_ms else _SECONDS_DEFAULT)
+
+
+def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) -> Outcome:
+    """Let a repeated call wait in the place of the first one."""
+    state.wake(
+        lease.ticket, WrongStateError("a later call for the same lease took this one's place")
+    )
+    lease.ticket, lease.ticket_deadline = state.next_id(), _deadline(wait_ms, now)
+    return Outcome(ticket=lease.ticket)
+
+
+def _check_keys(keys: bytes) -> None:
+    if len(keys) % BYTES_PER_KEY:
+        msg = f"keys has {len(keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
+        raise InvalidError(msg)
+
+
+# Evict ------------------------------------------------------------------------------------------------------------
+
+
+def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
+    """Move all blocks of a lease to the host pool, so that another request can have the device's."""
+    lease = state.lease_of(command)
+    if lease.phase is Phase.EVICTED:
+        return Outcome(reply=Evicted(num_evicted=0, num_offloaded=0))
+    if lease.phase is Phase.EVICTING:
+        return supersede_ticket(state, lease, command.wait_ms, now)
+    if lease.phase is not Phase.ACTIVE:
+        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be evicted"
+        raise WrongStateError(msg)
+    blocks = state.leases.blocks_of(lease).copy()
+    placed, is_ready = _slots_below(state, blocks)
+    missing = placed < 0
+    slots = _slots_for_lease(state, int(missing.sum()), placed[~missing])
+    placed[missing] = slots
+    state.host.hold(placed[~missing])
+    lease.moving_to = placed
+    if not len(slots):
+        return Outcome(reply=finish_evict(state, lease, now, num_offloaded=0))
+    flight = state.fly(
+        Purpose.PREEMPT, blocks[missing], slots, keyed=is_ready[missing], lease=lease
+    )
+    state.host.hold(slots)
+    lease.pending.add(flight.copy_id)
+    lease.ticket, lease.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)
+    state.leases.enter(lease, Phase.EVICTING)
+    return Outcome(ticket=lease.ticket)
+
+
+def _slots_below(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]]:
+    """Return for each block the slot that has its bytes already, or -1, and whether the block is READY."""
+    is_ready = state.device.records.state[blocks] == State.READY
+    found = [
+        state.host.index.get(state.device.key_of(block), -1) if ready else -1
+        for block, ready in zip(blocks.tolist(), is_ready.tolist(), strict=True)
+    ]
+    return as_ids(found), is_ready
+
+
+def _slots_for_lease(state: CacheState, count: int, reused: Ids) -> Ids:
+    num_slots = len(state.host)
+    if count > num_slots:
+        msg = (
+            f"the lease takes {count} slots and the host pool has {num_slots}; "
+            "register the cache with more host_bytes"
+        )
+        raise NeverFitsError(
+            msg,
+            resource="host_slots",
+            need=count,
+            available=state.host.num_available,
+            limit=num_slots,
+        )
+    slots = host_slots(state, count, frozenset(reused.tolist()))
+    if slots is None:
+        msg = f"the lease takes {count} slots and {state.host.num_available} can be had now"
+        raise PoolFullError(
+            msg,
+            resource="host_slots",
+            need=count,
+            available=state.host.num_available,
+            limit=num_slots,
+            retry_after_ms=state.shape.retry_after_ms,
+        )
+    return slots
+
+
+def finish_evict(state: CacheState, lease: Lease, now: float, *, num_offloaded: int) -> Evicted:
+    """Hand a lease over to the slots that its bytes are in now, and free its blocks."""
+    blocks = state.leases.blocks_of(lease).copy()
+    num_free_before = state.device.num_free
+    state.leases.rewrite(lease, lease.moving_to, Phase.EVICTED)
+    state.device.let_go(blocks)
+    evict_blocks(state, [block for block in blocks.tolist() if block in state.device.order])
+    lease.deadline = now + state.shape.lease_seconds
+    state.counters["offloads"] += num_offloaded
+    num_evicted = state.device.num_free - num_free_before
+    state.tell("lease_evicted", lease, num_blocks=num_evicted)
+    return Evicted(num_evicted=num_evicted, num_offloaded=num_offloaded)
+
+
+def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
+    """Move cached blocks that nobody holds out of the device pool: those of given keys, or the coldest ones."""
+    _check_keys(command.keys)
+    device, host = state.device, state.host
+    if command.keys:
+        found = (device.index.get(key) for key in dict.fromkeys(split_keys(command.keys)))
+        blocks = [block for block in found if block is not None and block in device.order]
+    else:
+        blocks = device.victims(command.num_blocks, ())
+    dirty = [block for block in blocks if device.key_of(block) not in host.index]
+    slots = host_slots(state, len(dirty), at_most=True)
+    num_copied = 0 if slots is None else len(slots)
+    copied = frozenset(dirty[:num_copied])
+    leaving = [block for block in blocks if block not in copied]
+    evict_blocks(state, leaving)
+    if not copied or slots is None:
+        return Outcome(reply=Evicted(num_evicted=len(leaving), num_offloaded=0))
+    flight = state.fly(Purpose.DISPLACE, as_ids(dirty[:num_copied]), slots, keyed=slots >= 0)
+    flight.ticket, flight.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)
+    flight.num_evicted_before = len(leaving)
+    return Outcome(ticket=flight.ticket)
+
+
+# Reload -----------------------------------------------------------------------------------------------------------
+
+
+def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | Lease | None:
+    """Start to bring an evicted lease back if there is room for it; returns as `attempt_reserve` does."""
+    command = waiter.command
+    assert isinstance(command, Reload)
+    lease = state.leases.by_id.get(command.lease_id)  # type: ignore[arg-type]  # None is in no book
+    if lease is None:
+        raise UnknownLeaseError
+    if lease.phase is not Phase.EVICTED:
+        msg = f"the lease is {lease.phase.name.lower()}, only an evicted one can be reloaded"
+        raise WrongStateError(msg)
+    slots = state.leases.blocks_of(lease).copy()
+    placed, is_keyed, joined = _blocks_above(state, slots)
+    missing = placed < 0
+    hits = placed[~missing]
+    count = int(missing.sum())
+    protected = frozenset(hits.tolist())
+    if count > state.device.num_available - sum(block in state.device.order for block in protected):
+        return None
+    fresh = room(state, count, lease.tenant, protected, may_wait=True)
+    if fresh is None:
+        return None
+    state.device.hold(hits)
+    lease.pending |= joined
+    if count:
+        flight = state.fly(
+            Purpose.RESUME, slots[missing], fresh, keyed=is_keyed[missing], lease=lease
+        )
+        state.device.hold(fresh)
+        lease.pending.add(flight.copy_id)
+        placed[missing] = fresh
+    lease.moving_to = placed
+    lease.host_hit_blocks = count
+    state.leases.enter(lease, Phase.RELOADING)
+    if not lease.pending:
+        return finish_reload(state, lease, now)
+    lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
+    return lease
+
+
+def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_], set[CopyId]]:
+    """Return for each slot the block with its bytes or -1, whether it is keyed; and the copies to await."""
+    is_keyed = state.host.records.state[slots] == State.READY
+    placed: list[int] = []
+    joined: set[CopyId] = set()
+    for slot, keyed in zip(slots.tolist(), is_keyed.tolist(), strict=True):
+        key = state.host.key_of(slot) if keyed else b""
+        loading = state.loading.get(key)
+        if loading is not None:
+            joined.add(loading[1])
+        placed.append(loading[0] if loading else state.device.index.get(key, -1))
+    return as_ids(placed), is_keyed, joined
+
+
+def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
+    """Hand a lease over to the blocks that its bytes are in now, and let go of its slots."""
+    slots = state.leases.blocks_of(lease).copy()
+    state.leases.rewrite(lease, lease.moving_to, Phase.ACTIVE)
+    state.host.let_go(slots)
+    lease.deadline = now + state.shape.lease_seconds
+    state.counters["reloads"] += lease.host_hit_blocks
+    state.tell("lease_reloaded", lease, num_blocks=lease.host_hit_blocks)
+    blocks = state.leases.blocks_of(lease)
+    return Reloaded(
+        block_ids=blocks.tobytes(),
+        num_reloaded=lease.host_hit_blocks,
+        num_tokens=len(blocks) * state.shape.tokens_per_block,
+        row=lease.row,
+    )
+
+
+def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
+    """Bring cached blocks back to the device for whoever asks next."""
+    _check_keys(command.keys)
+    keys = [
+        key
+        for key in dict.fromkeys(split_keys(command.keys))
+        if key in state.host.index and key not in state.device.index and key not in state.loading
+    ]
+    if not keys:
+        return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
+    slots = as_ids([state.host.index[key] for key in keys])
+    fresh = None
+    if len(keys) <= state.device.num_available:
+        fresh = room(state, len(keys), int(state.host.records.tenant[slots[0]]), (), may_wait=False)
+    if fresh is None:
+        msg = f"{len(keys)} blocks are needed and {state.device.num_available} can be had now"
+        raise PoolFullError(
+            msg,
+            resource="device_blocks",
+            need=len(keys),
+            available=state.device.num_available,
+            limit=len(state.device),
+            retry_after_ms=state.shape.retry_after_ms,
+        )
+    flight = state.fly(Purpose.PREFETCH, slots, fresh, keyed=slots >= 0)
+    flight.ticket, flight.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)
+    return Outcome(ticket=flight.ticket)

@@ -1,0 +1,217 @@
+"""Own the blocks of one tier: which are free, findable under a key or evictable, and how often each is held.
+
+A hold is named by its holder: a lease, a copy or a pin lists the blocks that it holds, and lets go
+of each exactly once. `holds` merely counts them, so that the last one to let go knows it;
+`Cache.check` compares the count with the names.
+"""
+
+from collections.abc import Container, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.eviction import EvictionOrder
+from kvleased.core.records import TierRecords
+from kvleased.core.seals import seal
+from kvleased.core.states import CompiledTransitions, Event, State, advance
+
+Ids = NDArray[np.int32]
+
+
+class Pool:
+    """The blocks of the device pool, or the slots of a lower tier; `block` stands for both here."""
+
+    def __init__(
+        self,
+        records: TierRecords,
+        transitions: CompiledTransitions,
+        order: EvictionOrder,
+        layout_digest: int,
+    ) -> None:
+        """Take over columns of which every entry is FREE."""
+        self.records = records
+        self.order = order
+        self.index: dict[bytes, int] = {}
+        self.holds: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
+        self._transitions = transitions
+        self._layout_digest = layout_digest
+        self._free: Ids = np.arange(len(records.state), dtype=np.int32)[::-1].copy()
+        self._num_free = len(self._free)
+
+    def __len__(self) -> int:
+        """Count all blocks."""
+        return len(self.records.state)
+
+    def __repr__(self) -> str:
+        """Show the pool's life."""
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
+        return f"<Pool {counts or 'empty'}>"
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that are nobody's."""
+        return self._num_free
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that are nobody's or may be evicted."""
+        return self._num_free + len(self.order)
+
+    @property
+    def free_ids(self) -> Ids:
+        """The free blocks, the next to be taken last."""
+        return self._free[: self._num_free]
+
+    def counts(self) -> dict[str, int]:
+        """Count the blocks by state; the states add up to all blocks."""
+        numbers = np.bincount(self.records.state, minlength=len(State))
+        return {state.name.lower(): int(numbers[state]) for state in State}
+
+    def key_of(self, block: int) -> bytes:
+        """Return the key that a READY block carries."""
+        return bytes(self.records.key[block])
+
+    def change(self, ids: Ids, event: Event) -> None:
+        """Make one transition of the table for all `ids`."""
+        advance(self._transitions, self.records.state, ids, event)
+
+    # Holds --------------------------------------------------------------------------------------------------------
+
+    def hold(self, ids: Ids) -> None:
+        """Count one more holder of each block; `ids` has no duplicates."""
+        holds = self.holds
+        if len(self.order):
+            self.order.discard(ids[holds[ids] == 0].tolist())
+        holds[ids] += 1
+
+    def let_go(self, ids: Ids, *, coldest: bool = False) -> None:
+        """Count one holder less of each block; what nobody holds becomes evictable (READY) or free (the rest).
+
+        Blocks are given in token order; or, with `coldest`, in the order in which they were going
+        to be evicted, at whose head they are put back.
+        """
+        self.holds[ids] -= 1
+        idle = ids[self.holds[ids] == 0]
+        if not len(idle):
+            return
+        states = self.records.state[idle]
+        ready = states == State.READY
+        if ready.any():
+            if coldest:
+                self.order.add_coldest(idle[ready].tolist())
+            else:
+                self.order.add(idle[ready][::-1].tolist())
+        for state, event in ((State.RESERVED, Event.ABANDON), (State.QUARANTINED, Event.PROVE)):
+            gone = idle[states == state]
+            if len(gone):
+                self._free_up(gone, event)
+
+    # Into and out of use ------------------------------------------------------------------------------------------
+
+    def suitable(self, count: int, tenant: int | None = None) -> Ids | None:
+        """Return `count` free blocks that need no scrubbing for `tenant`, or None; changes nothing.
+
+        Without a tenant any free block will do: nobody but a mover sees it before it is overwritten.
+        """
+        if count > self._num_free:
+            return None
+        top = self._free[self._num_free - count : self._num_free]
+        if tenant is None or self._is_suitable(top, tenant).all():
+            return top[::-1].copy()
+        free = self.free_ids
+        matching = free[self._is_suitable(free, tenant)]
+        return matching[::-1][:count].copy() if len(matching) >= count else None
+
+    def unsuitable(self, count: int, tenant: int) -> Ids:
+        """Return up to `count` free blocks that hold another tenant's bytes; changes nothing."""
+        free = self.free_ids
+        return free[~self._is_suitable(free, tenant)][:count].copy()
+
+    def _is_suitable(self, ids: Ids, tenant: int) -> NDArray[np.bool_]:
+        last = self.records.tenant[ids]
+        suitable: NDArray[np.bool_] = (last == tenant) | (last == 0)
+        return suitable
+
+    def take(self, ids: Ids, event: Event, tenant: int | None = None) -> None:
+        """Take free blocks into use, each with one holder; `tenant` names whose bytes they will hold."""
+        if tenant is not None:
+            self.records.tenant[ids] = tenant
+        self.change(ids, event)
+        self.holds[ids] += 1
+        self._unlist(ids)
+
+    def _unlist(self, ids: Ids) -> None:
+        count = len(ids)
+        top = self._free[self._num_free - count : self._num_free]
+        if not np.array_equal(top[::-1], ids):
+            free = self.free_ids
+            kept = free[~np.isin(free, ids)]
+            self._free[: len(kept)] = kept
+        self._num_free -= count
+
+    def end(self, ids: Ids, event: Event) -> None:
+        """End a fill or scrub whose block nobody but the copy held."""
+        self.holds[ids] -= 1
+        assert not self.holds[ids].any(), "somebody waits for a block that comes to nothing"
+        self._free_up(ids, event)
+
+    def _free_up(self, ids: Ids, event: Event) -> None:
+        # The generation goes first: an entry that a crash leaves in between then fails its seal.
+        self.records.generation[ids] += np.uint64(1)
+        self.change(ids, event)
+        self._free[self._num_free : self._num_free + len(ids)] = ids
+        self._num_free += len(ids)
+
+    # Keys ---------------------------------------------------------------------------------------------------------
+
+    def publish(self, ids: Ids, keys: list[bytes], event: Event) -> None:
+        """Make blocks findable under their keys; tenant, position and checksum have been written before."""
+        self.records.key[ids] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, BYTES_PER_KEY)
+        self.records.seal[ids] = seal(self.records, ids, self._layout_digest)
+        self.change(ids, event)
+        self.index.update(zip(keys, ids.tolist(), strict=True))
+
+    def evict(self, blocks: Iterable[int]) -> None:
+        """Make evictable blocks free and their keys unknown to this tier."""
+        ids = np.fromiter(blocks, np.int32)
+        assert not self.holds[ids].any(), "evicting a held block"
+        self.order.discard(ids.tolist())
+        self._forget(ids)
+        self._free_up(ids, Event.EVICT)
+
+    def retire(self, ids: Ids) -> None:
+        """Take blocks out of use for good; whoever holds them must let go afterwards."""
+        self.order.discard(ids.tolist())
+        self._forget(ids[self.records.state[ids] == State.READY])
+        self.change(ids, Event.RETIRE)
+
+    def _forget(self, ids: Ids) -> None:
+        for row, block in zip(self.records.key[ids], ids.tolist(), strict=True):
+            found = self.index.pop(row.tobytes())
+            assert found == block, "index points elsewhere"
+
+    def victims(self, count: int, protected: Container[int]) -> list[int]:
+        """Return the blocks to evict next; changes nothing."""
+        return self.order.coldest(count, protected)
+
+    def rebuild(self) -> None:
+        """Derive free list, order and index from the columns and holds, after a restart."""
+        state = self.records.state
+        free = np.flatnonzero(state == State.FREE).astype(np.int32)
+        self._num_free = len(free)
+        self._free[: self._num_free] = free[::-1]
+        ready = np.flatnonzero(state == State.READY).astype(np.int32)
+        keys = self.records.key[ready].tobytes()
+        self.index = {
+            keys[at * BYTES_PER_KEY : (at + 1) * BYTES_PER_KEY]: block
+            for at, block in enumerate(ready.tolist())
+        }
+        idle = ready[self.holds[ready] == 0]
+        deepest_first = np.argsort(-self.records.position[idle].astype(np.int64), kind="stable")
+        self.order.add(idle[deepest_first].tolist())
+
+    def sealed(self) -> NDArray[np.bool_]:
+        """Tell of every block whether its seal matches its entry."""
+        everything = np.arange(len(self), dtype=np.int32)
+        return np.equal(self.records.seal, seal(self.records, everything, self._layout_digest))

@@ -1,0 +1,118 @@
+"""Own the columns that outlive a crash: one entry per block, slot and lease, in arrays that the caller provides.
+
+The daemon lays the columns over shared memory that the supervisor keeps, tests over plain arrays;
+the core works on them in place, so there is no second copy of the state and no log to replay. Where
+they lie is `kvleased.memory`'s business.
+
+A block's entry is whole only when its seal matches: the seal is written after every other column and before the state
+becomes READY, so that a crash at any instant leaves an entry either whole or recognisably not.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.shape import CacheShape
+
+TIER_COLUMNS: Final = (
+    ("state", np.uint8, 1),
+    ("generation", np.uint64, 1),
+    ("tenant", np.uint64, 1),
+    ("checksum", np.uint64, 1),
+    ("position", np.uint32, 1),
+    ("seal", np.uint64, 1),
+    ("key", np.uint8, BYTES_PER_KEY),
+)
+"""Name, element type and elements of each column of a tier, in the order in which they are laid out."""
+
+ROW_COLUMNS: Final = (
+    ("lease_id", np.int64, 1),
+    ("worker_id", np.int64, 1),
+    ("request_digest", np.uint64, 1),
+    ("num_tokens", np.int32, 1),
+    ("num_blocks", np.int32, 1),
+    ("num_published", np.int32, 1),
+    ("phase", np.int32, 1),
+)
+"""The same for the lease rows; the column `block_ids`, `max_blocks_per_lease` int32 wide, follows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierRecords:
+    """The columns of one tier; each has one entry per block, `key` is two-dimensional."""
+
+    state: NDArray[np.uint8]
+    generation: NDArray[np.uint64]
+    tenant: NDArray[np.uint64]
+    """64 bits that name the tenant whose bytes are or were last in the block; 0 means it holds zeros."""
+    checksum: NDArray[np.uint64]
+    """xxh3 of the bytes, 0 where none was taken."""
+    position: NDArray[np.uint32]
+    """Index of the block in its chain, so that a restart can evict leaves first again."""
+    seal: NDArray[np.uint64]
+    key: NDArray[np.uint8]
+
+    @classmethod
+    def plain(cls, num_entries: int) -> Self:
+        """Return columns of zeros in ordinary memory."""
+        return cls(
+            state=np.zeros(num_entries, np.uint8),
+            generation=np.zeros(num_entries, np.uint64),
+            tenant=np.zeros(num_entries, np.uint64),
+            checksum=np.zeros(num_entries, np.uint64),
+            position=np.zeros(num_entries, np.uint32),
+            seal=np.zeros(num_entries, np.uint64),
+            key=np.zeros((num_entries, BYTES_PER_KEY), np.uint8),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRows:
+    """The block table: a row of block ids per lease, and what a restart must know of the lease."""
+
+    lease_id: NDArray[np.int64]
+    """0 where the row is unused; written last when a row comes to life and first when it ends."""
+    worker_id: NDArray[np.int64]
+    request_digest: NDArray[np.uint64]
+    num_tokens: NDArray[np.int32]
+    num_blocks: NDArray[np.int32]
+    num_published: NDArray[np.int32]
+    """Entries that a reader of the table may use; 0 until the lease is mapped."""
+    phase: NDArray[np.int32]
+    block_ids: NDArray[np.int32]
+    """Two-dimensional; block ids while the lease is on the device, slot ids while it is evicted."""
+
+    @classmethod
+    def plain(cls, num_rows: int, max_blocks_per_lease: int) -> Self:
+        """Return rows of zeros in ordinary memory."""
+        return cls(
+            lease_id=np.zeros(num_rows, np.int64),
+            worker_id=np.zeros(num_rows, np.int64),
+            request_digest=np.zeros(num_rows, np.uint64),
+            num_tokens=np.zeros(num_rows, np.int32),
+            num_blocks=np.zeros(num_rows, np.int32),
+            num_published=np.zeros(num_rows, np.int32),
+            phase=np.zeros(num_rows, np.int32),
+            block_ids=np.zeros((num_rows, max_blocks_per_lease), np.int32),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRecords:
+    """All columns of one cache."""
+
+    device: TierRecords
+    host: TierRecords
+    rows: LeaseRows
+
+    @classmethod
+    def plain(cls, shape: CacheShape) -> Self:
+        """Return columns of zeros in ordinary memory, which is what a new cache starts from."""
+        return cls(
+            device=TierRecords.plain(shape.num_blocks),
+            host=TierRecords.plain(shape.num_slots),
+            rows=LeaseRows.plain(shape.max_leases, shape.max_blocks_per_lease),
+        )

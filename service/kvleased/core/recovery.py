@@ -1,0 +1,127 @@
+"""Own the rebuilding of a cache's state from its records after the control process was killed at any instant.
+
+What is believed: a lease whose row is whole and whose worker lives; a block that is READY and whose
+seal matches; a block that is RESERVED and in just one believed row. Everything else is free again
+under a new generation: the movers of the earlier life are dead, the workers of rows that are not
+believed are dead or never learned of them. Pins are not kept.
+"""
+
+from collections.abc import Mapping
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import LeaseId, WorkerId
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.state import CacheState
+from kvleased.core.states import State
+
+_ON_DEVICE = (Phase.ACTIVE, Phase.EVICTING, Phase.QUARANTINED)
+_ON_HOST = (Phase.EVICTED, Phase.RELOADING)
+
+
+def recover(state: CacheState, workers: Mapping[WorkerId, int], now: float) -> None:
+    """Make the state what its records and the living workers say."""
+    state.workers.update(workers)
+    for pool in (state.device, state.host):
+        _distrust(pool)
+    rows = _believed_rows(state)
+    for row in np.flatnonzero(state.records.rows.lease_id).tolist():
+        if row in rows:
+            _adopt(state, row, now)
+        else:
+            state.records.rows.lease_id[row] = 0
+    state.leases.free_rows = [
+        row for row in reversed(range(len(state.records.rows.lease_id))) if row not in rows
+    ]
+    for pool in (state.device, state.host):
+        _free_unheld(pool)
+        pool.rebuild()
+
+
+def _distrust(pool: Pool) -> None:
+    """Strip everything of its standing that a crash may have left half-written."""
+    state = pool.records.state
+    unsealed = (state == State.READY) & ~pool.sealed()
+    state[unsealed | (state > State.BAD)] = State.RESERVED
+    state[state == State.QUARANTINED] = State.RESERVED
+    _drop_doubles(pool)
+
+
+def _drop_doubles(pool: Pool) -> None:
+    ready = np.flatnonzero(pool.records.state == State.READY)
+    if not len(ready):
+        return
+    keys = np.ascontiguousarray(pool.records.key[ready]).view("V32").ravel()
+    _, first = np.unique(keys, return_index=True)
+    doubles = np.ones(len(ready), np.bool_)
+    doubles[first] = False
+    pool.records.state[ready[doubles]] = State.RESERVED
+
+
+def _believed_rows(state: CacheState) -> set[int]:
+    """Return the rows whose leases go on."""
+    rows = state.records.rows
+    believed: set[int] = set()
+    used: dict[str, NDArray[np.int32]] = {
+        "device": np.zeros(len(state.device), np.int32),
+        "host": np.zeros(len(state.host), np.int32),
+    }
+    for row in np.flatnonzero(rows.lease_id).tolist():
+        tier, pool = (
+            ("host", state.host) if rows.phase[row] in _ON_HOST else ("device", state.device)
+        )
+        if rows.phase[row] not in _ON_HOST + _ON_DEVICE or rows.worker_id[row] not in state.workers:
+            continue
+        entries = _entries(state, row)
+        if not _is_sound(pool, entries, used[tier]):
+            continue
+        used[tier][entries] += 1
+        believed.add(row)
+    return believed
+
+
+def _entries(state: CacheState, row: int) -> Ids:
+    rows = state.records.rows
+    count = min(max(int(rows.num_blocks[row]), 0), rows.block_ids.shape[1])
+    return rows.block_ids[row, :count]
+
+
+def _is_sound(pool: Pool, entries: Ids, used: NDArray[np.int32]) -> bool:
+    if not len(entries) or entries.min() < 0 or entries.max() >= len(pool):
+        return False
+    states = pool.records.state[entries]
+    private = entries[states == State.RESERVED]
+    return (
+        len(np.unique(entries)) == len(entries)
+        and bool(np.isin(states, (State.READY, State.RESERVED)).all())
+        and not used[private].any()
+    )
+
+
+def _adopt(state: CacheState, row: int, now: float) -> None:
+    rows = state.records.rows
+    on_host = rows.phase[row] in _ON_HOST
+    worker_id = WorkerId(int(rows.worker_id[row]))
+    lease = Lease(
+        lease_id=LeaseId(int(rows.lease_id[row])),
+        worker_id=worker_id,
+        tenant=state.workers[worker_id],
+        request=None,
+        row=row,
+        phase=Phase.EVICTED if on_host else Phase.ACTIVE,
+        deadline=now + state.shape.lease_seconds,
+        granted_at=-inf,
+    )
+    rows.phase[row] = lease.phase
+    (state.host if on_host else state.device).holds[_entries(state, row)] += 1
+    state.leases.adopt(lease, int(rows.request_digest[row]))
+
+
+def _free_unheld(pool: Pool) -> None:
+    state = pool.records.state
+    strays = np.isin(state, (State.RESERVED, State.FILLING, State.SCRUBBING)) & (pool.holds == 0)
+    pool.records.generation[strays] += np.uint64(1)
+    state[strays] = State.FREE

@@ -1,0 +1,83 @@
+"""Own the verbs that ask for blocks: reserve, extend, evict, reload, until they are served or wait."""
+
+from kvlease.errors import IdReusedError, InvalidError, WrongStateError
+from kvleased.core.commands import Evict, Extend, Reload, Reserve
+from kvleased.core.effects import Outcome, Reloaded
+from kvleased.core.ending import renew
+from kvleased.core.granting import blocks_for, check_reserve, reserved
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.moving import evict_cached, evict_lease, reload_cached, supersede_ticket
+from kvleased.core.seating import seat
+from kvleased.core.state import CacheState
+
+
+def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
+    """Grant blocks for a request; a request that has a lease already is answered with that one."""
+    state.tenant_of(command.worker_id)
+    check_reserve(state, command)
+    lease = state.leases.find(command.worker_id, command.request_id)
+    if lease is not None:
+        return _repeat(state, lease, command, now)
+    return seat(state, command, command.worker_id, now)
+
+
+def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:
+    first = lease.request
+    if first is not None and (first.keys, first.num_tokens) != (command.keys, command.num_tokens):
+        msg = f"request {command.request_id} has a lease for other tokens; release it, or use another id"
+        raise IdReusedError(msg)
+    if lease.phase is not Phase.LOADING:
+        renew(state, lease, now)
+        return Outcome(reply=reserved(state, lease))
+    if not command.wait_ms:
+        msg = "the lease is loading; repeat the call with a wait_ms"
+        raise WrongStateError(msg)
+    return supersede_ticket(state, lease, command.wait_ms, now)
+
+
+def extend(state: CacheState, command: Extend, now: float) -> Outcome:
+    """Make a lease cover more tokens."""
+    lease = state.lease_of(command)
+    renew(state, lease, now)
+    blocks_for(state, command.num_tokens)
+    return seat(state, command, command.worker_id, now)
+
+
+def evict(state: CacheState, command: Evict, now: float) -> Outcome:
+    """Move a lease's blocks, given keys or the coldest blocks out of the device pool."""
+    _check_one_of(lease_id=command.lease_id, keys=command.keys, num_blocks=command.num_blocks)
+    if command.lease_id is None:
+        return evict_cached(state, command, now)
+    renew(state, state.lease_of(command), now)
+    return evict_lease(state, command, now)
+
+
+def reload(state: CacheState, command: Reload, now: float) -> Outcome:
+    """Bring an evicted lease's blocks, or given keys, back to the device pool."""
+    _check_one_of(lease_id=command.lease_id, keys=command.keys)
+    if command.lease_id is None:
+        return reload_cached(state, command, now)
+    lease = state.lease_of(command)
+    renew(state, lease, now)
+    if lease.phase is Phase.RELOADING:
+        return supersede_ticket(state, lease, command.wait_ms, now)
+    if lease.phase is Phase.ACTIVE:
+        return Outcome(reply=_here(state, lease))
+    return seat(state, command, lease.worker_id, now)
+
+
+def _here(state: CacheState, lease: Lease) -> Reloaded:
+    blocks = state.leases.blocks_of(lease)
+    return Reloaded(
+        block_ids=blocks.tobytes(),
+        num_reloaded=0,
+        num_tokens=len(blocks) * state.shape.tokens_per_block,
+        row=lease.row,
+    )
+
+
+def _check_one_of(**choices: object) -> None:
+    given = [name for name, value in choices.items() if value]
+    if len(given) != 1:
+        msg = f"give exactly one of {', '.join(choices)}, not {' and '.join(given) or 'none'}"
+        raise InvalidError(msg)

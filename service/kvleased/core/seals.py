@@ -1,0 +1,44 @@
+"""Own the seal of an entry: 64 bits over everything that a restart must believe, so that a half-written entry shows.
+
+A seal tells damage and unfinished writes, not malice: whoever can write the records can write seals.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased.core.records import TierRecords
+
+_ODD: Final = np.array(
+    [
+        0x9E3779B97F4A7C15,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0xD6E8FEB86659FD93,
+        0xA0761D6478BD642F,
+        0xE7037ED1A0B428DB,
+        0x8EBC6AF09C88C6E3,
+        0x589965CC75374CC3,
+    ],
+    np.uint64,
+)
+_SHIFT: Final = np.uint64(29)
+
+
+def seal(records: TierRecords, ids: NDArray[np.int32], layout_digest: int) -> NDArray[np.uint64]:
+    """Return the seals that the entries `ids` ought to carry."""
+    columns = np.empty((len(ids), 8), np.uint64)
+    columns[:, :4] = records.key[ids].view(np.uint64)
+    columns[:, 4] = records.generation[ids]
+    columns[:, 5] = records.tenant[ids]
+    columns[:, 6] = records.checksum[ids]
+    columns[:, 7] = records.position[ids]
+    mixed = columns * _ODD
+    mixed ^= mixed >> _SHIFT
+    mixed *= _ODD[::-1]
+    total: NDArray[np.uint64] = mixed.sum(axis=1, dtype=np.uint64) + np.uint64(layout_digest)
+    total ^= total >> _SHIFT
+    # Zero is what an unused entry carries.
+    total |= np.uint64(1)
+    return total

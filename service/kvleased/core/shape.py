@@ -1,0 +1,27 @@
+"""Own the numbers and limits of one cache as the core uses them; where they come from is the planner's business."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """The numbers of one cache, all of them taken from its plan or the settings."""
+
+    num_blocks: int
+    """Blocks of the device pool."""
+    num_slots: int
+    """Slots of the host pool; 0 means there is no host tier."""
+    tokens_per_block: int
+    max_blocks_per_lease: int
+    """Blocks of the longest admissible request."""
+    max_leases: int = 1024
+    """Rows of the block table, which bounds the live leases."""
+    max_waiting: int = 256
+    """Requests that may wait for blocks at once."""
+    max_pins: int = 256
+    lease_seconds: float = 30.0
+    """Seconds after which a lease that was not renewed is quarantined."""
+    retry_after_ms: int = 50
+    """What a refusal tells the first caller in an empty queue to wait."""
+    layout_digest: int = 0
+    """64 bits of the layout fingerprint, stored in every header."""

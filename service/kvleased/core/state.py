@@ -1,0 +1,195 @@
+"""Own the whole state of one cache, and the small questions that every verb asks; the verbs decide."""
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
+from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
+from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Wake
+from kvleased.core.eviction import LeafFirstLRU
+from kvleased.core.flights import Flight, Purpose
+from kvleased.core.leases import Lease, LeaseBook
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.records import CacheRecords
+from kvleased.core.shape import CacheShape
+from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
+from kvleased.core.waiting import WaitingRoom
+
+
+class OfLease(Protocol):
+    """Any command of a worker about a lease of its own."""
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        """The worker that speaks."""
+
+    @property
+    def lease_id(self) -> LeaseId | None:
+        """The lease that it speaks of."""
+
+
+class CacheState:
+    """Everything that one cache knows."""
+
+    def __init__(self, shape: CacheShape, records: CacheRecords, epoch: Epoch) -> None:
+        """Take over records of which every entry is unused."""
+        self.shape = shape
+        self.records = records
+        self.device = Pool(
+            records.device,
+            compile_transitions(BLOCK_TRANSITIONS),
+            LeafFirstLRU(),
+            shape.layout_digest,
+        )
+        self.host = Pool(
+            records.host, compile_transitions(SLOT_TRANSITIONS), LeafFirstLRU(), shape.layout_digest
+        )
+        self.leases = LeaseBook(records.rows)
+        self.waiting = WaitingRoom(shape.max_waiting)
+        self.workers: dict[WorkerId, int] = {}
+        """The tenant digest of every attached worker."""
+        self.flights: dict[CopyId, Flight] = {}
+        self.loading: dict[bytes, tuple[int, CopyId]] = {}
+        """Keys on their way to the device: the block and the copy, so that a second caller joins the first."""
+        self.pins: dict[PinId, Ids] = {}
+        self.counters: Counter[str] = Counter()
+        self.effects: list[Effect] = []
+        self.is_draining = False
+        self._next_id = epoch << EPOCH_SHIFT
+
+    @classmethod
+    def fresh(cls, shape: CacheShape, epoch: Epoch) -> Self:
+        """Return the state of a new cache in ordinary memory."""
+        return cls(shape, CacheRecords.plain(shape), epoch)
+
+    def next_id(self) -> int:
+        """Return an id that was never issued before."""
+        self._next_id += 1
+        return self._next_id
+
+    # Questions ----------------------------------------------------------------------------------------------------
+
+    def tenant_of(self, worker_id: WorkerId) -> int:
+        """Return the tenant digest of an attached worker."""
+        try:
+            return self.workers[worker_id]
+        except KeyError:
+            raise UnknownWorkerError from None
+
+    def lease_of(self, command: OfLease) -> Lease:
+        """Return the lease that a command speaks of, if it is the speaker's own."""
+        lease = self.leases.by_id.get(command.lease_id)  # type: ignore[arg-type]  # None is in no book
+        if lease is None:
+            raise UnknownLeaseError
+        if lease.worker_id != command.worker_id:
+            raise NotYoursError
+        return lease
+
+    # Effects ------------------------------------------------------------------------------------------------------
+
+    def wake(self, ticket: int | None, result: Reply | KVLeaseError) -> None:
+        """Answer a waiting call, if there is one."""
+        if ticket is not None:
+            self.effects.append(Wake(ticket=ticket, result=result))
+
+    def tell(self, kind: str, lease: Lease | None = None, *, num_blocks: int = 0) -> None:
+        """Tell watchers what happened."""
+        if lease is None:
+            self.effects.append(Notice(kind=kind, num_blocks=num_blocks))
+        else:
+            self.effects.append(
+                Notice(
+                    kind=kind,
+                    worker_id=lease.worker_id,
+                    lease_id=lease.lease_id,
+                    num_blocks=num_blocks,
+                )
+            )
+
+    def fly(
+        self,
+        purpose: Purpose,
+        sources: Ids,
+        targets: Ids,
+        *,
+        keyed: NDArray[np.bool_] | None = None,
+        lease: Lease | None = None,
+        ticket: int | None = None,
+    ) -> Flight:
+        """Start a batch of copies; takes a hold on the sources and takes the free targets into use."""
+        copy_id = CopyId(self.next_id())
+        direction = _DIRECTIONS[purpose]
+        source_pool, target_pool = self.ends(direction)
+        if direction is Direction.SCRUB:
+            target_pool.take(targets, Event.SCRUB)
+        else:
+            source_pool.hold(sources)
+            target_pool.records.tenant[targets] = source_pool.records.tenant[sources]
+            target_pool.take(targets, Event.FILL)
+            target_pool.records.position[targets] = source_pool.records.position[sources]
+        flight = Flight(
+            copy_id=copy_id,
+            direction=direction,
+            purpose=purpose,
+            sources=sources,
+            targets=targets,
+            source_generations=source_pool.records.generation[sources],
+            target_generations=target_pool.records.generation[targets],
+            keyed=np.zeros(len(targets), np.bool_) if keyed is None else keyed,
+            lease_id=None if lease is None else lease.lease_id,
+            ticket=ticket,
+        )
+        self.flights[copy_id] = flight
+        if direction is Direction.RELOAD:
+            self._list_loading(flight)
+        checksums = self.host.records.checksum[sources] if direction is Direction.RELOAD else b""
+        self.effects.append(
+            Copy(
+                copy_id=copy_id,
+                direction=direction,
+                source_ids=sources.tobytes(),
+                target_ids=targets.tobytes(),
+                checksums=bytes(checksums),
+            )
+        )
+        return flight
+
+    def ends(self, direction: Direction) -> tuple[Pool, Pool]:
+        """Return the pools that a direction reads and writes."""
+        if direction is Direction.OFFLOAD:
+            return self.device, self.host
+        if direction is Direction.RELOAD:
+            return self.host, self.device
+        return self.device, self.device
+
+    def _list_loading(self, flight: Flight) -> None:
+        for source, target, is_keyed in zip(
+            flight.sources, flight.targets, flight.keyed, strict=True
+        ):
+            if is_keyed:
+                self.loading[self.host.key_of(source)] = (int(target), flight.copy_id)
+
+
+_DIRECTIONS = {
+    Purpose.WRITE_BACK: Direction.OFFLOAD,
+    Purpose.DISPLACE: Direction.OFFLOAD,
+    Purpose.PREEMPT: Direction.OFFLOAD,
+    Purpose.LOAD: Direction.RELOAD,
+    Purpose.RESUME: Direction.RELOAD,
+    Purpose.PREFETCH: Direction.RELOAD,
+    Purpose.SCRUB: Direction.SCRUB,
+}
+
+
+def split_keys(keys: bytes) -> list[bytes]:
+    """Return packed keys one by one."""
+    return [keys[at : at + BYTES_PER_KEY] for at in range(0, len(keys), BYTES_PER_KEY)]
+
+
+def as_ids(blocks: Collection[int]) -> Ids:
+    """Return block ids as an array."""
+    return np.fromiter(blocks, np.int32, len(blocks))

@@ -1,0 +1,148 @@
+"""Own the life of a block and of a slot: every transition there is, as two tables, and the one function that makes one.
+
+The law in prose. A block is FREE until it is granted to one lease (RESERVED), filled by a copy
+(FILLING) or zeroed because its tenant changes (SCRUBBING). A RESERVED block belongs to exactly one
+lease, whose worker alone may write it. Commit makes it READY: findable under its key, read-only for
+everyone, evictable once nobody holds it. When a lease is not renewed, its blocks are QUARANTINED:
+nobody gets them, because a stalled worker may still write; time alone never leads out of that
+state, only the owner's own word (commit, revival, release), the proof of its death, or the end of
+the mover that wrote. A copy that failed leaves its target FREE if the mover said so itself and
+QUARANTINED if it did not answer. BAD is final.
+
+A slot lives the same life, less what only a worker can cause: no worker ever writes a slot.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class State(IntEnum):
+    """Where a block or slot is in its life."""
+
+    FREE = 0
+    """Nobody's."""
+    RESERVED = 1
+    """Private to one lease, which may write it (a block) or has its bytes there (a slot)."""
+    FILLING = 2
+    """The target of a copy in flight."""
+    READY = 3
+    """Committed, sealed, findable, read-only."""
+    QUARANTINED = 4
+    """Kept from everyone until it is proven that nobody writes it."""
+    SCRUBBING = 5
+    """Being overwritten with zeros before it changes hands."""
+    BAD = 6
+    """Retired for good."""
+
+
+class Event(IntEnum):
+    """What can happen to a block or slot."""
+
+    GRANT = 0
+    """A lease takes it for writing."""
+    FILL = 1
+    """A copy into it begins."""
+    FILLED = 2
+    """The copy is done and verified, under a key."""
+    RESTORED = 3
+    """The copy is done and verified, privately to one lease."""
+    FAIL = 4
+    """The copy failed, and its mover says that it writes no more."""
+    DOUBT = 5
+    """The copy did not answer in time; its mover may still write."""
+    COMMIT = 6
+    """Its owner says that it holds what its key says."""
+    ABANDON = 7
+    """Its last holder lets go of it."""
+    EXPIRE = 8
+    """Its owner's lease was not renewed."""
+    REVIVE = 9
+    """Its owner, thought stalled, speaks again."""
+    PROVE = 10
+    """It is proven that nobody writes it any more."""
+    EVICT = 11
+    """It leaves its tier."""
+    SCRUB = 12
+    """Zeroing begins."""
+    SCRUBBED = 13
+    """Zeroing is done."""
+    RETIRE = 14
+    """Its bytes turned out to differ from what was written."""
+
+
+Transitions = dict[State, dict[Event, State]]
+
+BLOCK_TRANSITIONS: Final[Transitions] = {
+    State.FREE: {
+        Event.GRANT: State.RESERVED,
+        Event.FILL: State.FILLING,
+        Event.SCRUB: State.SCRUBBING,
+    },
+    State.RESERVED: {
+        Event.COMMIT: State.READY,
+        Event.ABANDON: State.FREE,
+        Event.EXPIRE: State.QUARANTINED,
+    },
+    State.FILLING: {
+        Event.FILLED: State.READY,
+        Event.RESTORED: State.RESERVED,
+        Event.FAIL: State.FREE,
+        Event.DOUBT: State.QUARANTINED,
+    },
+    State.READY: {Event.EVICT: State.FREE},
+    State.QUARANTINED: {
+        Event.COMMIT: State.READY,
+        Event.REVIVE: State.RESERVED,
+        Event.PROVE: State.FREE,
+    },
+    State.SCRUBBING: {
+        Event.SCRUBBED: State.FREE,
+        Event.FAIL: State.FREE,
+        Event.DOUBT: State.QUARANTINED,
+    },
+    State.BAD: {},
+}
+"""The life of a device block."""
+
+SLOT_TRANSITIONS: Final[Transitions] = {
+    State.FREE: {Event.FILL: State.FILLING},
+    State.RESERVED: {Event.ABANDON: State.FREE, Event.RETIRE: State.BAD},
+    State.FILLING: {
+        Event.FILLED: State.READY,
+        Event.RESTORED: State.RESERVED,
+        Event.FAIL: State.FREE,
+        Event.DOUBT: State.QUARANTINED,
+    },
+    State.READY: {Event.EVICT: State.FREE, Event.RETIRE: State.BAD},
+    State.QUARANTINED: {Event.PROVE: State.FREE},
+    State.SCRUBBING: {},
+    State.BAD: {},
+}
+"""The life of a slot in a lower tier."""
+
+ILLEGAL: Final = 255
+"""Stands in a compiled table where no transition is."""
+
+CompiledTransitions = NDArray[np.uint8]
+"""`table[event, state]` is the state after, or ILLEGAL."""
+
+
+def compile_transitions(transitions: Transitions) -> CompiledTransitions:
+    """Return the transitions as an array that `advance` indexes."""
+    table = np.full((len(Event), len(State)), ILLEGAL, np.uint8)
+    for before, events in transitions.items():
+        for event, after in events.items():
+            table[event, before] = after
+    return table
+
+
+def advance(
+    table: CompiledTransitions, states: NDArray[np.uint8], ids: NDArray[np.int32], event: Event
+) -> None:
+    """Make one transition for all `ids`, or none at all: an illegal one is our own mistake and changes nothing."""
+    after = table[event][states[ids]]
+    assert (after != ILLEGAL).all(), f"{event.name} from {np.unique(states[ids])}"
+    states[ids] = after

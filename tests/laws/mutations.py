@@ -1,0 +1,184 @@
+"""Bugs to switch on one by one: each is one that a system of this field really had, and each must be found."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvlease.errors import UnknownLeaseError
+from kvleased.core import cache, commands, ending, landing, leases, recovery, state
+from kvleased.core.effects import Detached, Done, Outcome
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.states import Event, State
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def expiry_frees_memory(patch: pytest.MonkeyPatch) -> None:
+    """A lease that was not renewed ends, as if time proved that its worker writes no more."""
+    patch.setattr(landing, "expire", ending.end_lease)
+
+
+def failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
+    """A copy that failed is taken for done."""
+
+    def copy_failed(world: state.CacheState, command: commands.CopyFailed, now: float) -> Outcome:
+        return landing.copy_done(world, commands.CopyDone(copy_id=command.copy_id), now)
+
+    patch.setitem(cache._VERBS, commands.CopyFailed, copy_failed)
+
+
+def late_commit_of_an_older_grant(patch: pytest.MonkeyPatch) -> None:
+    """A commit is matched by its worker rather than by its lease."""
+
+    def lease_of(self: state.CacheState, command: state.OfLease) -> Lease:
+        for lease in self.leases.by_id.values():
+            if lease.lease_id == command.lease_id:
+                return lease
+        for lease in self.leases.by_id.values():
+            if isinstance(command, commands.Commit) and lease.worker_id == command.worker_id:
+                return lease
+        raise UnknownLeaseError
+
+    patch.setattr(state.CacheState, "lease_of", lease_of)
+
+
+def generation_is_not_bumped(patch: pytest.MonkeyPatch) -> None:
+    """A block that comes back to the free list keeps its generation."""
+
+    def free_up(self: Pool, ids: Ids, event: Event) -> None:
+        self.change(ids, event)
+        self._free[self._num_free : self._num_free + len(ids)] = ids
+        self._num_free += len(ids)
+
+    patch.setattr(Pool, "_free_up", free_up)
+
+
+def release_counts_twice(patch: pytest.MonkeyPatch) -> None:
+    """A lease's end lets go of a shared block once too often."""
+    let_go = Pool.let_go
+
+    def twice(self: Pool, ids: Ids, *, coldest: bool = False) -> None:
+        let_go(self, ids, coldest=coldest)
+        shared = ids[self.holds[ids] > 0]
+        if len(shared) > 1:
+            self.holds[shared] -= 1
+
+    patch.setattr(Pool, "let_go", twice)
+
+
+def restart_forgets_leases(patch: pytest.MonkeyPatch) -> None:
+    """A restart takes every block that is not committed for free."""
+    patch.setattr(recovery, "_believed_rows", lambda _: set())
+
+
+def held_block_is_evicted(patch: pytest.MonkeyPatch) -> None:
+    """The eviction order forgets to ask who holds a block."""
+
+    def hold(self: Pool, ids: Ids) -> None:
+        self.holds[ids] += 1
+
+    patch.setattr(Pool, "hold", hold)
+
+
+def checksum_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
+    """Bytes that do not match their checksum are served all the same."""
+
+    def copy_done(world: state.CacheState, command: commands.CopyDone, now: float) -> Outcome:
+        whole = commands.CopyDone(copy_id=command.copy_id, checksums=command.checksums)
+        return landing.copy_done(world, whole, now)
+
+    patch.setitem(cache._VERBS, commands.CopyDone, copy_done)
+
+
+def retried_reserve_is_granted_again(patch: pytest.MonkeyPatch) -> None:
+    """A repeated request gets a second lease."""
+    patch.setattr(leases.LeaseBook, "find", lambda *_: None)
+
+
+def no_scrub_between_tenants(patch: pytest.MonkeyPatch) -> None:
+    """A block changes tenants with the last one's bytes in it."""
+    patch.setattr(Pool, "_is_suitable", lambda _, ids, __: np.ones(len(ids), np.bool_))
+
+
+def owner_is_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """Whoever knows a lease's id may use it."""
+
+    def lease_of(self: state.CacheState, command: state.OfLease) -> Lease:
+        if command.lease_id not in self.leases.by_id:
+            raise UnknownLeaseError
+        return self.leases.by_id[command.lease_id]
+
+    patch.setattr(state.CacheState, "lease_of", lease_of)
+
+
+def death_cleans_nothing_up(patch: pytest.MonkeyPatch) -> None:
+    """The path of a worker's death leaves the cleaning to another path, which leaves it to this one."""
+
+    def end_worker(world: state.CacheState, command: commands.WorkerDied, now: float) -> Outcome:
+        del world, command, now
+        return Outcome(reply=Detached(num_leases=0))
+
+    patch.setitem(cache._VERBS, commands.WorkerDied, end_worker)
+
+
+def copy_does_not_hold_its_source(patch: pytest.MonkeyPatch) -> None:
+    """A block that is being copied may be written again meanwhile."""
+    fly = state.CacheState.fly
+
+    def careless(self: state.CacheState, *arguments: object, **named: object) -> object:
+        flight = fly(self, *arguments, **named)  # type: ignore[arg-type]
+        source_pool, _ = self.ends(flight.direction)
+        if flight.purpose.name == "WRITE_BACK":
+            source_pool.let_go(flight.sources)
+        return flight
+
+    patch.setattr(state.CacheState, "fly", careless)
+
+
+def expired_write_becomes_readable(patch: pytest.MonkeyPatch) -> None:
+    """Expiry takes an unfinished block for a finished one."""
+
+    def expire(world: state.CacheState, lease: Lease) -> None:
+        blocks = world.leases.blocks_of(lease)
+        private = blocks[world.device.records.state[blocks] == State.RESERVED]
+        request = lease.request
+        if lease.phase is Phase.ACTIVE and request is not None and len(private):
+            keys = state.split_keys(request.keys)[-len(private) :]
+            new = [key for key in keys if key not in world.device.index]
+            if new:
+                world.device.publish(private[: len(new)].copy(), new, Event.COMMIT)
+        ending.expire(world, lease)
+
+    patch.setattr(landing, "expire", expire)
+
+
+def lost_copy_frees_its_target(patch: pytest.MonkeyPatch) -> None:
+    """A mover that does not answer is taken for one that writes no more."""
+
+    def copy_lost(world: state.CacheState, command: commands.CopyLost, now: float) -> Outcome:
+        landing.copy_failed(world, commands.CopyFailed(copy_id=command.copy_id), now)
+        return Outcome(reply=Done())
+
+    patch.setitem(cache._VERBS, commands.CopyLost, copy_lost)
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    expiry_frees_memory,
+    failed_copy_is_published,
+    late_commit_of_an_older_grant,
+    generation_is_not_bumped,
+    release_counts_twice,
+    restart_forgets_leases,
+    held_block_is_evicted,
+    checksum_is_not_heeded,
+    retried_reserve_is_granted_again,
+    no_scrub_between_tenants,
+    owner_is_not_checked,
+    death_cleans_nothing_up,
+    copy_does_not_hold_its_source,
+    expired_write_becomes_readable,
+    lost_copy_frees_its_target,
+)
+"""Every seeded bug; each bug that is ever fixed adds one."""
