@@ -89,7 +89,7 @@ def map_lease(state: CacheState, command: Map, now: float) -> Outcome:
 def lookup(state: CacheState, command: Lookup, now: float) -> Outcome:
     """Tell how much of a prefix a tenant could reuse now; holds and changes nothing."""
     del now
-    prefix = match(state, split_keys(command.keys), command.tenant_digest, use_host=True)
+    prefix = match(state, command.keys, command.tenant_digest, use_host=True)
     num_host = len(prefix.slots)
     num_device = len(prefix.entries) - num_host
     return Outcome(reply=Found(num_device_blocks=num_device, num_host_blocks=num_host))

@@ -10,7 +10,7 @@ from kvleased.core.flights import Purpose
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.room import Match, match, num_available, room
-from kvleased.core.state import CacheState, split_keys
+from kvleased.core.state import CacheState
 from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
 
@@ -48,9 +48,6 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
     if num_keys > num_blocks:
         msg = f"keys names {num_keys} blocks, but num_tokens covers only {num_blocks}; send fewer keys"
         raise InvalidError(msg, resource="keys", need=num_keys, limit=num_blocks)
-    if len(set(split_keys(command.keys))) != num_keys:
-        msg = "keys names a block twice; the keys of a chain differ"
-        raise InvalidError(msg)
 
 
 def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved | Lease | None:
@@ -63,15 +60,13 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
     assert isinstance(command, Reserve)
     tenant = state.tenant_of(command.worker_id)
     may_wait = command.wait_ms > 0
-    prefix = match(
-        state, split_keys(command.keys), tenant, use_host=may_wait and not waiter.skip_host
-    )
+    prefix = match(state, command.keys, tenant, use_host=may_wait and not waiter.skip_host)
     num_blocks = blocks_for(state, command.num_tokens)
     hits = prefix.blocks
     count = num_blocks - len(hits)
     if not state.leases.free_rows or count > num_available(state, hits):
         return None
-    fresh = room(state, count, tenant, frozenset(hits.tolist()), may_wait=may_wait)
+    fresh = room(state, count, tenant, hits.tolist(), may_wait=may_wait)
     if fresh is None:
         return None
     lease = _open(state, waiter, prefix, fresh, now)
@@ -98,19 +93,21 @@ def _open(state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: flo
         device_hit_blocks=len(hits),
         host_hit_blocks=len(slots),
     )
-    device.hold(hits)
+    if len(hits):
+        device.hold(hits)
     if len(slots):
         flight = state.fly(Purpose.LOAD, slots, loaded, keyed=slots >= 0, lease=lease)
         device.hold(loaded)
         lease.pending.add(flight.copy_id)
-    device.take(granted, Event.GRANT, tenant)
+    if len(granted):
+        device.take(granted, Event.GRANT, tenant)
     lease.pending |= prefix.joined
     if lease.pending:
         lease.phase = Phase.LOADING
         lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
-    entries = np.array(prefix.entries, np.int32)
-    blocks = np.concatenate([entries, granted])
-    blocks[: len(entries)][entries < 0] = loaded
+    blocks = np.concatenate([prefix.entries, granted]) if len(prefix.entries) else granted
+    if len(slots):
+        blocks[: len(prefix.entries)][prefix.entries < 0] = loaded
     state.leases.open(lease, command.request_id, blocks, command.num_tokens)
     _count_grant(state, lease)
     return lease

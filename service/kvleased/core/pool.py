@@ -6,6 +6,7 @@ of each exactly once. `holds` merely counts them, so that the last one to let go
 """
 
 from collections.abc import Container, Iterable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,14 @@ from kvleased.core.seals import seal
 from kvleased.core.states import CompiledTransitions, Event, State, advance
 
 Ids = NDArray[np.int32]
+
+# Plain numbers: reading a member of an enumeration costs as much as a small array operation.
+_READY: Final = int(State.READY)
+_LAST_WORDS: Final = {
+    int(State.RESERVED): Event.ABANDON,
+    int(State.QUARANTINED): Event.PROVE,
+}
+"""What happens to a block that is not READY when its last holder lets go of it."""
 
 
 class Pool:
@@ -38,6 +47,7 @@ class Pool:
         self._layout_digest = layout_digest
         self._free: Ids = np.arange(len(records.state), dtype=np.int32)[::-1].copy()
         self._num_free = len(self._free)
+        self._tenants: set[int] = set()
 
     def __len__(self) -> int:
         """Count all blocks."""
@@ -86,26 +96,29 @@ class Pool:
         holds[ids] += 1
 
     def let_go(self, ids: Ids, *, coldest: bool = False) -> None:
-        """Count one holder less of each block; what nobody holds becomes evictable (READY) or free (the rest).
+        """Count one holder less of each block.
 
-        Blocks are given in token order; or, with `coldest`, in the order in which they were going
-        to be evicted, at whose head they are put back.
+        What nobody holds becomes evictable (READY) or free (the rest). Blocks are given in token
+        order; or, with `coldest`, in the order in which they were going to be evicted, at whose
+        head they are put back.
         """
-        self.holds[ids] -= 1
-        idle = ids[self.holds[ids] == 0]
+        holds = self.holds[ids] - 1
+        self.holds[ids] = holds
+        idle = ids[holds == 0]
         if not len(idle):
             return
         states = self.records.state[idle]
-        ready = states == State.READY
-        if ready.any():
-            if coldest:
-                self.order.add_coldest(idle[ready].tolist())
-            else:
-                self.order.add(idle[ready][::-1].tolist())
-        for state, event in ((State.RESERVED, Event.ABANDON), (State.QUARANTINED, Event.PROVE)):
-            gone = idle[states == state]
-            if len(gone):
-                self._free_up(gone, event)
+        kinds = set(states.tobytes())
+        for state in kinds:
+            self._settle(idle if len(kinds) == 1 else idle[states == state], state, coldest=coldest)
+
+    def _settle(self, idle: Ids, state: int, *, coldest: bool) -> None:
+        if state == _READY and coldest:
+            self.order.add_coldest(idle.tolist())
+        elif state == _READY:
+            self.order.add(idle[::-1].tolist())
+        elif state in _LAST_WORDS:
+            self._free_up(idle, _LAST_WORDS[state])
 
     # Into and out of use ------------------------------------------------------------------------------------------
 
@@ -117,7 +130,7 @@ class Pool:
         if count > self._num_free:
             return None
         top = self._free[self._num_free - count : self._num_free]
-        if tenant is None or self._is_suitable(top, tenant).all():
+        if tenant is None or self._tenants <= {tenant} or self._is_suitable(top, tenant).all():
             return top[::-1].copy()
         free = self.free_ids
         matching = free[self._is_suitable(free, tenant)]
@@ -133,9 +146,13 @@ class Pool:
         suitable: NDArray[np.bool_] = (last == tenant) | (last == 0)
         return suitable
 
-    def take(self, ids: Ids, event: Event, tenant: int | None = None) -> None:
+    def take(self, ids: Ids, event: Event, tenant: int | NDArray[np.uint64] | None = None) -> None:
         """Take free blocks into use, each with one holder; `tenant` names whose bytes they will hold."""
-        if tenant is not None:
+        if isinstance(tenant, int):
+            self._tenants.add(tenant)
+            self.records.tenant[ids] = tenant
+        elif tenant is not None:
+            self._tenants.update(tenant.tolist())
             self.records.tenant[ids] = tenant
         self.change(ids, event)
         self.holds[ids] += 1
@@ -198,6 +215,7 @@ class Pool:
     def rebuild(self) -> None:
         """Derive free list, order and index from the columns and holds, after a restart."""
         state = self.records.state
+        self._tenants = set(np.unique(self.records.tenant).tolist()) - {0}
         free = np.flatnonzero(state == State.FREE).astype(np.int32)
         self._num_free = len(free)
         self._free[: self._num_free] = free[::-1]

@@ -2,62 +2,86 @@
 
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Final
 
-from kvlease.ids import CopyId
+import numpy as np
+
+from kvlease.errors import InvalidError
+from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.flights import Purpose
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState, as_ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Match:
-    """The longest prefix that a call can reuse, in token order."""
+    """The longest prefix that a call can reuse."""
 
-    entries: list[int]
-    """A device block, or the complement (~) of a host slot that must be copied first."""
+    entries: Ids
+    """In token order: a device block, or the complement (~) of a host slot to be copied first."""
+    blocks: Ids
+    """The device blocks among the entries."""
+    slots: Ids
+    """The host slots among the entries."""
     joined: set[CopyId]
     """Copies in flight that fill some of the blocks already."""
 
-    @property
-    def blocks(self) -> Ids:
-        """The device blocks of the prefix."""
-        return as_ids([entry for entry in self.entries if entry >= 0])
 
-    @property
-    def slots(self) -> Ids:
-        """The host slots of the prefix."""
-        return as_ids([~entry for entry in self.entries if entry < 0])
+_NOTHING: Final = Match(as_ids([]), as_ids([]), as_ids([]), set())
 
 
-def match(state: CacheState, keys: list[bytes], tenant: int | None, *, use_host: bool) -> Match:
-    """Return the longest prefix of `keys` that the tenant's blocks serve, or anybody's without a tenant.
+def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool) -> Match:
+    """Return the longest prefix of packed `keys` that a tenant's blocks serve, or anybody's without a tenant.
 
     Without `use_host` only bytes that are on the device this instant count.
     """
-    device, host = state.device, state.host
-    entries: list[int] = []
-    joined: set[CopyId] = set()
-    for key in keys:
-        block = device.index.get(key)
-        if block is not None and _is_of(device, block, tenant):
-            entries.append(block)
-            continue
-        if not use_host:
+    found: list[int] = []
+    joined: dict[int, CopyId] = {}
+    on_device = state.device.index.get
+    for at in range(0, len(keys), BYTES_PER_KEY):
+        key = keys[at : at + BYTES_PER_KEY]
+        entry = on_device(key)
+        if entry is None and use_host:
+            entry = _below(state, key, joined)
+        if entry is None:
             break
-        loading = state.loading.get(key)
-        if loading is not None and _is_of(device, loading[0], tenant):
-            entries.append(loading[0])
-            joined.add(loading[1])
-            continue
-        slot = host.index.get(key)
-        if block is not None or slot is None or not _is_of(host, slot, tenant):
-            break
-        entries.append(~slot)
-    return Match(entries=entries, joined=joined)
+        found.append(entry)
+    if not found:
+        return _NOTHING
+    if len(set(found)) != len(found):
+        msg = "keys names a block twice; the keys of a chain differ"
+        raise InvalidError(msg)
+    entries = as_ids(found)
+    if tenant is not None:
+        entries = _visible(state, entries, tenant)
+    kept = entries.tolist()
+    is_block = entries >= 0
+    return Match(
+        entries=entries,
+        blocks=entries[is_block],
+        slots=~entries[~is_block],
+        joined={joined[entry] for entry in kept if entry in joined} if joined else set(),
+    )
 
 
-def _is_of(pool: Pool, block: int, tenant: int | None) -> bool:
-    return tenant is None or pool.records.tenant[block] == tenant
+def _below(state: CacheState, key: bytes, joined: dict[int, CopyId]) -> int | None:
+    """Return the block that a copy in flight fills for a key, or the complement of its slot."""
+    loading = state.loading.get(key)
+    if loading is not None:
+        joined[loading[0]] = loading[1]
+        return loading[0]
+    slot = state.host.index.get(key)
+    return None if slot is None else ~slot
+
+
+def _visible(state: CacheState, entries: Ids, tenant: int) -> Ids:
+    """Return the entries before the first that is another tenant's, which only a stolen key can name."""
+    is_slot = entries < 0
+    tenants = state.device.records.tenant[np.where(is_slot, 0, entries)]
+    if is_slot.any():
+        tenants[is_slot] = state.host.records.tenant[~entries[is_slot]]
+    foreign = np.flatnonzero(tenants != tenant)
+    return entries[: foreign[0]] if len(foreign) else entries
 
 
 def room(
@@ -89,6 +113,8 @@ def room(
 
 def num_available(state: CacheState, protected: Ids) -> int:
     """Count the blocks that a call could get if nobody else came: free, evictable and not part of its own prefix."""
+    if not len(protected):
+        return state.device.num_available
     return state.device.num_available - int((state.device.holds[protected] == 0).sum())
 
 

@@ -11,7 +11,7 @@ from kvleased.core.granting import attempt_extend, attempt_reserve, blocks_for
 from kvleased.core.leases import Lease
 from kvleased.core.moving import attempt_reload
 from kvleased.core.room import match, num_available
-from kvleased.core.state import CacheState, split_keys
+from kvleased.core.state import CacheState
 from kvleased.core.waiting import Waitable, Waiter
 
 WAIT_MS_MAX: Final = 600_000
@@ -105,7 +105,7 @@ def _shortage(state: CacheState, command: Waitable) -> tuple[int, int]:
     device, leases = state.device, state.leases
     if isinstance(command, Reserve):
         tenant = state.tenant_of(command.worker_id)
-        hits = match(state, split_keys(command.keys), tenant, use_host=False).blocks
+        hits = match(state, command.keys, tenant, use_host=False).blocks
         return blocks_for(state, command.num_tokens) - len(hits), num_available(state, hits)
     lease = leases.by_id[command.lease_id]  # type: ignore[index]  # a Reload of keys never waits
     held = int(leases.rows.num_blocks[lease.row])

@@ -128,8 +128,7 @@ class CacheState:
             target_pool.take(targets, Event.SCRUB)
         else:
             source_pool.hold(sources)
-            target_pool.records.tenant[targets] = source_pool.records.tenant[sources]
-            target_pool.take(targets, Event.FILL)
+            target_pool.take(targets, Event.FILL, source_pool.records.tenant[sources])
             target_pool.records.position[targets] = source_pool.records.position[sources]
         flight = Flight(
             copy_id=copy_id,

