@@ -1,7 +1,8 @@
 """Own the identifiers that both ends use; arithmetic on them is nobody's business.
 
-Lease, worker and pin ids are drawn from one counter that starts at `epoch << 20` in every life of the daemon, so an id
-is never issued twice, not even over restarts, and stays below 2**53, which JSON carries exactly.
+Ids of leases, workers, pins and copies start above `epoch << 20` in every life of the daemon, so no
+id is ever issued twice for one kind of thing, not even over restarts, and all stay below 2**53,
+which JSON carries exactly.
 """
 
 from typing import Final, NewType

@@ -1,0 +1,40 @@
+# What there is to do; every target works from a fresh clone.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test check bench proto sim clean
+BIN := .venv/bin
+PROTO := client/kvlease/proto
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: .venv/.ready ## make .venv, once
+
+.venv/.ready: pyproject.toml constraints-cpu.txt .ci/setup
+	@bash .ci/setup
+	@touch $@
+
+demo: setup ## generate with a real model through the daemon, with faults, and check every token
+	@$(BIN)/python examples/demo.py
+
+serve: setup ## run the daemon in the foreground on CPU memory
+	@$(BIN)/kvleased serve
+
+test: setup ## run all tests: units side by side, then those that start processes one by one
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not gpu"
+	@$(BIN)/python -m pytest -q -n 0 -m "acceptance and not gpu"
+
+check: setup ## run all checks that do not run tests, and the coverage gates
+	@bash .ci/check
+
+bench: setup ## measure, each figure beside its floor
+	@$(BIN)/python tests/benchmarks/run.py
+
+sim: setup ## simulate operations with faults on the core, with a virtual clock
+	@$(BIN)/python -m pytest -q -n 0 tests/laws
+
+proto: setup ## generate the protocol's Python code from its sources
+	@$(BIN)/python -m grpc_tools.protoc -I$(PROTO) --python_out=client --pyi_out=client \
+	    --grpc_python_out=client kvlease/v1/kvlease.proto
+
+clean: ## remove what can be made again
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

@@ -1,0 +1,140 @@
+"""Own the commands of `kvlease` and their exit statuses; what a snapshot looks like is `tables`' business.
+
+Exit status 0: done; 1: the daemon refused or was not there; 2: the command line makes no sense.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from kvlease.cli import tables
+from kvlease.cli.plan import plan_command
+from kvlease.client import Client
+from kvlease.errors import KVLeaseError
+
+CONNECT_SECONDS: Final = 5.0
+"""Seconds that a command waits for the daemon."""
+
+app = typer.Typer(
+    name="kvlease",
+    help="Look at and steer the KV-cache daemon of this node.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("plan")(plan_command)
+
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="KVLEASE_ADDRESS",
+        help="Where the daemon is, such as unix:///path/kvlease.sock or http://127.0.0.1:7070.",
+        show_default="the user's own local socket",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.command()
+def status(*, address: Address = "", cache: CacheName = "", as_json: Json = False) -> None:
+    """Show caches, their pools by state, leases and what prefixes were worth."""
+    with _client(address) as client:
+        stats = client.stats(cache)
+        caches = client.list_caches()
+    if as_json:
+        _print_json(dataclasses.asdict(stats))
+        return
+    console = Console()
+    console.print(f"epoch {stats.epoch}, {len(stats.caches)} caches", highlight=False)
+    for table in (tables.caches(caches, stats), tables.pools(stats), tables.counters(stats)):
+        if table.row_count:
+            console.print(table)
+
+
+@app.command()
+def caches(*, address: Address = "", as_json: Json = False) -> None:
+    """List the registered caches with their plans."""
+    with _client(address) as client:
+        found = client.list_caches()
+    if as_json:
+        _print_json([dataclasses.asdict(cache) for cache in found])
+    else:
+        Console().print(tables.plans(found))
+
+
+@app.command()
+def evict(
+    *,
+    blocks: Annotated[int, typer.Option(min=1, help="How many of the coldest cached blocks.")],
+    cache: Annotated[
+        str, typer.Option(help="The cache.", show_default="the only one there is")
+    ] = "",
+    wait_ms: Annotated[int, typer.Option(min=0, help="Milliseconds to wait for the copies.")] = 0,
+    address: Address = "",
+) -> None:
+    """Move the coldest cached blocks out of the device pool."""
+    with _client(address) as client:
+        gone = client.evict(num_blocks=blocks, wait_ms=wait_ms, cache=cache)
+    typer.echo(f"{gone.num_evicted} blocks evicted, {gone.num_offloaded} of them to the host pool")
+
+
+@app.command()
+def events(
+    *,
+    address: Address = "",
+    cache: CacheName = "",
+    after: Annotated[int, typer.Option(min=0, help="The last sequence number seen.")] = 0,
+    idle_seconds: Annotated[
+        float, typer.Option(min=0, help="Stop after so many seconds without an event; 0 never.")
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Print events as they happen, oldest first."""
+    with _client(address) as client:
+        for event in client.watch(
+            cache=cache, after_sequence=after, idle_seconds=idle_seconds or None
+        ):
+            if as_json:
+                _print_json(dataclasses.asdict(event), indent=None)
+            else:
+                typer.echo(tables.event_line(event))
+
+
+@app.command()
+def health(*, address: Address = "") -> None:
+    """Say whether the daemon answers; the exit status says it to scripts."""
+    with _client(address) as client:
+        stats = client.stats()
+    num_leases = sum(cache.num_leases for cache in stats.caches)
+    typer.echo(f"ok: epoch {stats.epoch}, {len(stats.caches)} caches, {num_leases} leases")
+
+
+@contextmanager
+def _client(address: str) -> Iterator[Client]:
+    """Open a client, and turn what it raises into a sentence and an exit status."""
+    try:
+        with Client(address or None, deadline_seconds=CONNECT_SECONDS) as client:
+            yield client
+    except KVLeaseError as error:
+        Console(stderr=True).print(
+            f"{error.code}: {error.message}", style="red", markup=False, highlight=False
+        )
+        raise typer.Exit(1) from error
+    except (BrokenPipeError, KeyboardInterrupt):
+        # The reader of a stream of events has had enough.
+        raise typer.Exit(0) from None
+
+
+def _print_json(value: object, indent: int | None = 2) -> None:
+    typer.echo(json.dumps(value, indent=indent))

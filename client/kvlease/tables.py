@@ -1,0 +1,182 @@
+"""Own how columns lie in shared memory and how a worker reads its rows of the block table; the daemon writes them.
+
+Columns of one region follow each other, each aligned to a cache line. The block table has one row per live lease: what
+a restart must know of the lease, and its block ids.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import InvalidError, UnknownLeaseError
+from kvlease.geometry import ALIGNMENT_BYTES, round_up
+
+Column = tuple[str, type[np.generic], int]
+"""Name, element type and elements per entry of a column."""
+
+Buffer = memoryview | bytearray | bytes | NDArray[np.uint8]
+"""Bytes that columns can be laid over."""
+
+ROW_COLUMNS: Final[tuple[Column, ...]] = (
+    ("lease_id", np.int64, 1),
+    ("worker_id", np.int64, 1),
+    ("request_digest", np.uint64, 1),
+    ("num_tokens", np.int32, 1),
+    ("num_blocks", np.int32, 1),
+    ("num_published", np.int32, 1),
+    ("phase", np.int32, 1),
+)
+"""The columns of the block table, before its block ids; the daemon's records have the same, which a test holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnLayout:
+    """Columns of `num_entries` entries each, one after another."""
+
+    columns_in_order: tuple[Column, ...]
+    num_entries: int
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of a region that holds all columns: the sum of round_up(column, 64)."""
+        return sum(
+            round_up(self._column_bytes(column), ALIGNMENT_BYTES)
+            for column in self.columns_in_order
+        )
+
+    def columns(self, buffer: Buffer, start_bytes: int = 0) -> dict[str, NDArray[Any]]:
+        """Lay the columns over `buffer`, from `start_bytes` on; those with more than one element per entry are 2-D.
+
+        Raises:
+            InvalidError: the buffer is too short.
+        """
+        view = memoryview(buffer.data if isinstance(buffer, np.ndarray) else buffer).cast("B")
+        if len(view) < start_bytes + self.region_bytes:
+            message = f"the region holds {len(view)} bytes, its columns need {start_bytes + self.region_bytes}"
+            raise InvalidError(
+                message,
+                resource="region_bytes",
+                need=start_bytes + self.region_bytes,
+                available=len(view),
+            )
+        arrays: dict[str, NDArray[Any]] = {}
+        offset = start_bytes
+        for column in self.columns_in_order:
+            name, dtype, width = column
+            flat = np.frombuffer(view, dtype, count=self.num_entries * width, offset=offset)
+            arrays[name] = flat if width == 1 else flat.reshape(self.num_entries, width)
+            offset += round_up(self._column_bytes(column), ALIGNMENT_BYTES)
+        return arrays
+
+    def _column_bytes(self, column: Column) -> int:
+        _, dtype, width = column
+        return self.num_entries * width * np.dtype(dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """The block table of one cache: `num_rows` rows of up to `blocks_per_row` block ids."""
+
+    num_rows: int
+    blocks_per_row: int
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of the region that holds the table."""
+        return self._layout.region_bytes
+
+    def columns(self, buffer: Buffer) -> dict[str, NDArray[Any]]:
+        """Lay the table over `buffer`; `block_ids` is [num_rows, blocks_per_row], the others [num_rows].
+
+        Raises:
+            InvalidError: the buffer is too short.
+        """
+        columns = self._layout.columns(buffer)
+        columns["block_ids"] = columns["block_ids"].reshape(self.num_rows, self.blocks_per_row)
+        return columns
+
+    @property
+    def _layout(self) -> ColumnLayout:
+        return ColumnLayout(
+            (*ROW_COLUMNS, ("block_ids", np.int32, self.blocks_per_row)), self.num_rows
+        )
+
+
+class RowTable:
+    """Read the block table that the daemon publishes; every answer is checked to be of the lease asked for."""
+
+    def __init__(self, layout: TableLayout, region: Buffer) -> None:
+        """Lay the table over the region.
+
+        Raises:
+            InvalidError: the region is too short.
+        """
+        columns: Mapping[str, NDArray[Any]] = layout.columns(region)
+        self.layout = layout
+        self._lease_ids: NDArray[np.int64] = columns["lease_id"]
+        self._num_published: NDArray[np.int32] = columns["num_published"]
+        self._block_ids: NDArray[np.int32] = columns["block_ids"]
+
+    def __repr__(self) -> str:
+        """Show life: how many rows are of a lease."""
+        return (
+            f"<RowTable {np.count_nonzero(self._lease_ids)} of {self.layout.num_rows} rows in use>"
+        )
+
+    def block_ids(self, row: int, lease_id: int) -> NDArray[np.int32]:
+        """Return a copy of the block ids that are published for a lease, in token order; none before it is mapped.
+
+        Raises:
+            UnknownLeaseError: the row is not, or no longer, of that lease.
+        """
+        if not 0 <= row < self.layout.num_rows or self._lease_ids[row] != lease_id:
+            raise _not_of(row, lease_id)
+        ids: NDArray[np.int32] = self._block_ids[row, : self._num_published[row]].copy()
+        # The daemon clears a row's lease id before it hands the row on: an id still there vouches for the copy.
+        if self._lease_ids[row] != lease_id:
+            raise _not_of(row, lease_id)
+        return ids
+
+
+def kernel_block_ids(
+    block_ids: NDArray[np.int32], kernel_blocks_per_block: int
+) -> NDArray[np.int32]:
+    """Return the ids as a kernel counts them: block b is kernel blocks b*n … b*n + n-1."""
+    if kernel_blocks_per_block == 1:
+        return block_ids
+    inner = np.arange(kernel_blocks_per_block, dtype=np.int32)
+    return (block_ids[:, None] * np.int32(kernel_blocks_per_block) + inner).reshape(-1)
+
+
+def token_slots(
+    block_ids: NDArray[np.int32],
+    positions: NDArray[np.int64] | Sequence[int],
+    tokens_per_block: int,
+) -> NDArray[np.int64]:
+    """Return where each position is kept: block_ids[p // n] * n + p % n, with n = tokens_per_block.
+
+    Raises:
+        InvalidError: a position lies outside the blocks.
+    """
+    wanted = np.asarray(positions, dtype=np.int64)
+    num_covered = len(block_ids) * tokens_per_block
+    if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= num_covered):
+        message = (
+            f"positions {wanted.min()} … {wanted.max()} are not all among the {num_covered} tokens "
+            "that the blocks cover"
+        )
+        raise InvalidError(
+            message, resource="tokens", need=int(wanted.max()) + 1, available=num_covered
+        )
+    block_index, inner = np.divmod(wanted, tokens_per_block)
+    slots: NDArray[np.int64] = block_ids[block_index].astype(np.int64) * tokens_per_block + inner
+    return slots
+
+
+def _not_of(row: int, lease_id: int) -> UnknownLeaseError:
+    return UnknownLeaseError(
+        f"row {row} of the block table is not of lease {lease_id}; it ended or moved to another row"
+    )

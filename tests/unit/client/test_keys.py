@@ -1,0 +1,123 @@
+"""Laws of block keys: equal keys mean equal tokens before and in the block, context and tenant."""
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlease.errors import InvalidError
+from kvlease.ids import BYTES_PER_KEY
+from kvlease.keys import BlockKeys
+
+TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=60)
+KEYS = BlockKeys(bytes(range(32)), "layout", "model")
+
+
+def split(packed: bytes) -> list[bytes]:
+    """Return the single keys of a chain."""
+    return [packed[start : start + 32] for start in range(0, len(packed), BYTES_PER_KEY)]
+
+
+@given(TOKENS, st.integers(1, 8))
+def test_chain_names_full_blocks_only(tokens: list[int], tokens_per_block: int) -> None:
+    """There is one key for each full block, and tokens after them change none."""
+    chain = KEYS.chain(tokens, tokens_per_block)
+    num_full = len(tokens) // tokens_per_block
+
+    assert len(chain) == num_full * BYTES_PER_KEY
+    assert chain == KEYS.chain(tokens[: num_full * tokens_per_block], tokens_per_block)
+
+
+@given(TOKENS, TOKENS)
+def test_equal_keys_mean_equal_prefixes(left: list[int], right: list[int]) -> None:
+    """Two requests share a key exactly where all tokens up to the block's end are equal."""
+    pairs = zip(split(KEYS.chain(left, 4)), split(KEYS.chain(right, 4)), strict=False)
+    for index, (key, other) in enumerate(pairs):
+        end = (index + 1) * 4
+
+        assert (key == other) == (left[:end] == right[:end])
+
+
+@given(TOKENS, st.integers(0, 10))
+def test_chain_goes_on_from_a_parent(tokens: list[int], num_blocks: int) -> None:
+    """Hashing in two parts gives the same keys as hashing at once."""
+    at_once = KEYS.chain(tokens, 4)
+    head = KEYS.chain(tokens[: num_blocks * 4], 4)
+
+    assert head + KEYS.chain(tokens[num_blocks * 4 :], 4, head[-32:]) == at_once
+
+
+@given(TOKENS)
+def test_arrays_and_lists_are_keyed_alike(tokens: list[int]) -> None:
+    """How the tokens are held does not matter."""
+    wide = np.array(tokens, np.int64)
+
+    assert (
+        KEYS.chain(tokens, 4)
+        == KEYS.chain(wide.astype(np.int32), 4)
+        == KEYS.chain(tuple(tokens), 4)
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(BlockKeys(bytes(32), "layout", "model"), id="tenant"),
+        pytest.param(BlockKeys(bytes(range(32)), "layout2", "model"), id="layout"),
+        pytest.param(BlockKeys(bytes(range(32)), "layout", "model2"), id="model"),
+        pytest.param(BlockKeys(bytes(range(32)), "layout", "model", adapter="a"), id="adapter"),
+        pytest.param(BlockKeys(bytes(range(32)), "layout", "model", salt="a"), id="salt"),
+        pytest.param(BlockKeys(bytes(range(32)), "layoutm", "odel"), id="shifted fields"),
+    ],
+)
+def test_contexts_share_no_key(other: BlockKeys) -> None:
+    """Anything that changes what the bytes mean, or who may see them, changes every key."""
+    tokens = list(range(32))
+
+    assert not set(split(KEYS.chain(tokens, 4))) & set(split(other.chain(tokens, 4)))
+
+
+def test_key_is_a_keyed_digest_of_parent_and_tokens() -> None:
+    """The formula in the module's docstring is the code: other languages can compute it."""
+    fields = b"".join(
+        len(text).to_bytes(8, "little") + text for text in (b"layout", b"model", b"", b"")
+    )
+    root = blake3(b"kvlease block key 1" + fields, key=bytes(range(32))).digest()
+    tokens = b"".join(number.to_bytes(4, "little") for number in (7, 8))
+
+    assert KEYS.chain([7, 8, 9], 2) == blake3(root + tokens, key=bytes(range(32))).digest()
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        pytest.param([1.5, 2.0], id="floats"),
+        pytest.param([True, False], id="bools"),
+        pytest.param([[1, 2], [3, 4]], id="two dimensions"),
+        pytest.param([2**31, 0], id="too large"),
+        pytest.param([-(2**31) - 1, 0], id="too small"),
+        pytest.param([2**80, 0], id="beyond any integer"),
+        pytest.param(["1", "2"], id="text"),
+        pytest.param([[1, 2], [3]], id="ragged"),
+    ],
+)
+def test_what_is_no_token_is_refused(tokens: list[object]) -> None:
+    """Tokens are int32; nothing else is rounded or wrapped into one."""
+    with pytest.raises(InvalidError):
+        KEYS.chain(tokens, 2)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_malformed_parents_keys_and_blocks_are_refused() -> None:
+    """A parent is a key, a tenant's key is 32 bytes, a block has tokens."""
+    with pytest.raises(InvalidError, match="parent"):
+        KEYS.chain([1], 1, b"short")
+    with pytest.raises(InvalidError, match="tenant"):
+        BlockKeys(b"short", "", "").chain([1], 1)
+    with pytest.raises(InvalidError, match="tokens_per_block"):
+        KEYS.chain([1], 0)
+
+
+def test_repr_keeps_the_secret() -> None:
+    """A tenant's key never reaches a log by way of repr."""
+    assert "tenant_key" not in repr(KEYS)

@@ -1,0 +1,156 @@
+"""Laws of columns in shared memory and of reading the block table."""
+
+import itertools
+import mmap
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlease.errors import InvalidError, UnknownLeaseError
+from kvlease.tables import (
+    ROW_COLUMNS,
+    ColumnLayout,
+    RowTable,
+    TableLayout,
+    kernel_block_ids,
+    token_slots,
+)
+from kvleased.core import records
+
+
+def table(num_rows: int = 4, blocks_per_row: int = 3) -> tuple[RowTable, dict[str, np.ndarray]]:
+    """Return a table and its columns, as the daemon writes them."""
+    layout = TableLayout(num_rows, blocks_per_row)
+    region = bytearray(layout.region_bytes)
+    return RowTable(layout, memoryview(region).toreadonly()), layout.columns(region)
+
+
+def test_row_columns_are_those_of_the_daemon() -> None:
+    """Both ends lay out the same columns in the same order."""
+    assert ROW_COLUMNS == records.ROW_COLUMNS
+
+
+@given(st.integers(0, 40), st.integers(0, 9))
+def test_columns_fill_the_region_aligned_and_apart(num_rows: int, blocks_per_row: int) -> None:
+    """Columns start on cache lines, do not overlap and end inside the region."""
+    layout = TableLayout(num_rows, blocks_per_row)
+    with mmap.mmap(-1, layout.region_bytes + 1) as region:
+        columns = layout.columns(memoryview(region))
+        start = np.frombuffer(region, np.uint8).ctypes.data
+        spans = [(column.ctypes.data - start, column.nbytes) for column in columns.values()]
+        del columns
+
+    assert all(offset % 64 == 0 for offset, _ in spans)
+    assert all(offset + held <= after for (offset, held), (after, _) in itertools.pairwise(spans))
+    assert sum(spans[-1]) <= layout.region_bytes
+
+
+@pytest.mark.parametrize("blocks_per_row", [0, 1, 2])
+def test_block_ids_are_always_a_matrix(blocks_per_row: int) -> None:
+    """A table of single-block rows is read like any other."""
+    _, columns = table(4, blocks_per_row)
+
+    assert columns["block_ids"].shape == (4, blocks_per_row)
+    assert columns["lease_id"].shape == (4,)
+
+
+def test_layouts_follow_each_other_in_one_region() -> None:
+    """Several layouts share a region when each starts where the one before it ended."""
+    layout = ColumnLayout((("a", np.uint8, 1), ("b", np.uint64, 2)), 3)
+    region = np.zeros(2 * layout.region_bytes, np.uint8)
+    first, second = layout.columns(region), layout.columns(region, layout.region_bytes)
+    first["a"][:] = 1
+    second["b"][:] = 2
+
+    assert layout.columns(region)["a"].tolist() == [1, 1, 1]
+    assert not first["b"].any()
+    assert second["b"].shape == (3, 2)
+
+
+def test_short_region_is_refused() -> None:
+    """Columns are never laid beyond the end of a region."""
+    layout = TableLayout(4, 3)
+
+    with pytest.raises(InvalidError) as refusal:
+        layout.columns(bytes(layout.region_bytes - 1))
+
+    assert refusal.value.need == layout.region_bytes
+
+
+def test_row_shows_published_ids_only() -> None:
+    """A reader sees the ids that were published, through memory it cannot write."""
+    rows, columns = table()
+    columns["block_ids"][2] = (5, 6, 7)
+    columns["num_blocks"][2] = 3
+    columns["lease_id"][2] = 99
+
+    assert rows.block_ids(2, 99).tolist() == []
+    columns["num_published"][2] = 2
+    assert rows.block_ids(2, 99).tolist() == [5, 6]
+
+
+def test_row_of_another_lease_is_not_served() -> None:
+    """Ids of a row are given to the lease that has it, and to no other, nor outside the table."""
+    rows, columns = table()
+    columns["lease_id"][1] = 7
+
+    for row, lease_id in ((1, 8), (0, 7), (4, 7), (-3, 7)):
+        with pytest.raises(UnknownLeaseError):
+            rows.block_ids(row, lease_id)
+
+
+class _Passing(np.ndarray):
+    """Lease ids of a row that changes hands after it was read once."""
+
+    reads = 0
+
+    def __getitem__(self, row: int) -> int:  # type: ignore[override]  # one row at a time is all that is read
+        self.reads += 1
+        return int(np.asarray(self)[row]) if self.reads == 1 else 0
+
+
+def test_row_that_changes_hands_while_read_is_not_served() -> None:
+    """A copy that was not vouched for by the lease id afterwards is thrown away."""
+    rows, columns = table()
+    columns["lease_id"][1] = 7
+    rows._lease_ids = columns["lease_id"].view(_Passing)
+
+    with pytest.raises(UnknownLeaseError):
+        rows.block_ids(1, 7)
+
+
+def test_repr_shows_rows_in_use() -> None:
+    """The table's repr counts the rows that have a lease."""
+    rows, columns = table()
+    columns["lease_id"][:2] = 1
+
+    assert repr(rows) == "<RowTable 2 of 4 rows in use>"
+
+
+@given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 8))
+def test_kernel_blocks_lie_in_their_blocks(ids: list[int], per_block: int) -> None:
+    """Block b is the kernel blocks b*n … b*n + n-1, in order."""
+    expanded = kernel_block_ids(np.array(ids, np.int32), per_block)
+
+    assert expanded.tolist() == [b * per_block + inner for b in ids for inner in range(per_block)]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 16), st.data())
+def test_slot_is_the_place_in_the_positions_block(
+    ids: list[int], per_block: int, data: st.DataObject
+) -> None:
+    """Position p lies in block ids[p // n], at p % n."""
+    positions = data.draw(st.lists(st.integers(0, len(ids) * per_block - 1)))
+
+    slots = token_slots(np.array(ids, np.int32), positions, per_block)
+
+    assert slots.tolist() == [ids[p // per_block] * per_block + p % per_block for p in positions]
+
+
+@pytest.mark.parametrize("position", [-1, 8])
+def test_position_outside_the_blocks_is_refused(position: int) -> None:
+    """No position is looked up outside the blocks that cover it."""
+    with pytest.raises(InvalidError):
+        token_slots(np.array([3, 4], np.int32), [0, position], 4)
