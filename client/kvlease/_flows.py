@@ -1,0 +1,321 @@
+"""Own the course of every call: retries, attaching again, and what a failure means for a lease.
+
+A flow is a generator: it yields what must be done, is sent the answer or thrown the error, and returns the result.
+It neither waits nor touches a connection, so the blocking and the asynchronous client share all of it and differ only
+in the doing.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from kvlease import _calls
+from kvlease._calls import Ask
+from kvlease._session import Grant, Link, Session, is_doubt
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    StaleEpochError,
+    StartingError,
+    UnavailableError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+    WrongStateError,
+)
+from kvlease.replies import Committed, Evicted, Reloaded, ReserveSpec
+from kvlease.transports.base import Attached, Outgoing
+from kvlease.v1 import kvlease_pb2 as pb
+
+R = TypeVar("R")
+
+ATTACHES_MAX: Final = 3
+"""Times that one call attaches again, or reserves again because the daemon restarted meanwhile."""
+FIRST_PAUSE_SECONDS: Final = 0.005
+LONGEST_PAUSE_SECONDS: Final = 0.2
+
+
+class Pause(NamedTuple):
+    """Wait."""
+
+    seconds: float
+
+
+class Attach(NamedTuple):
+    """Send an attach over a fresh connection and answer with what it brought."""
+
+    call: Outgoing
+
+
+class Reattach(NamedTuple):
+    """Run `reattach`, unless another call has done so since `stale_epoch`."""
+
+    stale_epoch: int
+    deadline_at: float
+
+
+Action = Outgoing | Pause | Attach | Reattach
+"""What a flow can ask its client to do; an Outgoing is sent and answered with its response."""
+
+Flow = Generator[Action, Any, R]
+
+
+def told(link: Link, ask: Ask[R]) -> Flow[R]:
+    """Send a call and return its answer."""
+    response, _ = yield from attempts(link, ask)
+    return ask.read(response)
+
+
+def attempts(link: Link, ask: Ask[Any]) -> Flow[tuple[Any, int]]:
+    """Send a call until it is answered or its deadline is near; returns the response and the epoch that gave it.
+
+    The cases: the connection failed or the cache's memory is not ready: again after a pause, with the same
+    idempotency key; the daemon restarted: attach again, then send again; everything else is the answer.
+    """
+    link.check_process()
+    deadline_at = link.clock() + link.deadline_seconds + ask.wait_ms * 1e-3
+    key = link.fresh_key() if ask.is_keyed else ""
+    num_failures = num_attaches = 0
+    while True:
+        epoch = link.epoch
+        try:
+            response = yield Outgoing(
+                ask.verb, ask.request, deadline_at, link.token, epoch, key, ask.cache
+            )
+        except (StaleEpochError, UnknownWorkerError):
+            num_attaches += 1
+            if not link.token or num_attaches > ATTACHES_MAX:
+                raise
+            yield Reattach(epoch, deadline_at)
+        except (UnavailableError, StartingError) as error:
+            yield from _pause(link, error, num_failures, deadline_at)
+            num_failures += 1
+        else:
+            link.is_reached = True
+            return response, epoch
+
+
+def _pause(link: Link, error: KVLeaseError, num_failures: int, deadline_at: float) -> Flow[None]:
+    """Wait before the next try, longer each time; raises `error` where there is no time or no point."""
+    seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**num_failures) * link.jitter()
+    is_absent = isinstance(error, UnavailableError)
+    if (is_absent and not link.is_reached) or link.clock() + seconds >= deadline_at:
+        link.is_reached = link.is_reached and not is_absent
+        raise error
+    # A kept-alive connection may just have been closed: the first retry need not wait.
+    if num_failures or not is_absent:
+        yield Pause(seconds)
+
+
+def attach(session: Session) -> Flow[None]:
+    """Make the session a worker."""
+    deadline_at = session.link.clock() + session.link.deadline_seconds
+    session.adopt((yield from _attached(session.link, session.request, deadline_at)), resumed=False)
+
+
+def reattach(session: Session, deadline_at: float) -> Flow[None]:
+    """Make the session a worker of the restarted daemon, with the leases that survived."""
+    try:
+        attached = yield from _attached(session.link, session.resume_request(), deadline_at)
+        resumed = True
+    except UnknownWorkerError:
+        attached = yield from _attached(session.link, session.request, deadline_at)
+        resumed = False
+    session.adopt(attached, resumed=resumed)
+
+
+def _attached(link: Link, request: pb.AttachRequest, deadline_at: float) -> Flow[Attached]:
+    link.check_process()
+    num_failures = 0
+    while True:
+        try:
+            attached: Attached = yield Attach(Outgoing("attach", request, deadline_at))
+        except (UnavailableError, StartingError) as error:
+            yield from _pause(link, error, num_failures, deadline_at)
+            num_failures += 1
+        else:
+            link.is_reached = True
+            return attached
+
+
+def heartbeat(session: Session) -> Flow[None]:
+    """Renew the leases, and learn which of them the daemon has ended."""
+    ask = _calls.heartbeat(*session.inventory())
+    response, epoch = yield from attempts(session.link, ask)
+    session.forget_unknown(ask.read(response).tolist(), epoch)
+
+
+def detach(session: Session) -> Flow[int]:
+    """End the worker; where the daemon is away, the end of this process will do the same."""
+    link = session.link
+    link.check_process()
+    ask = _calls.detach()
+    # No epoch: a worker that wants to end does so in whatever life of the daemon.
+    call = Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds, link.token)
+    try:
+        try:
+            response = yield call
+        except UnavailableError:  # perhaps but a connection that the daemon's restart broke
+            response = yield call
+    except KVLeaseError:
+        if session.raises:
+            raise
+        return 0
+    finally:
+        session.forget_all()
+    return ask.read(response)
+
+
+def reserve(session: Session, spec: ReserveSpec, wait_ms: int) -> Flow[Grant]:
+    """Return a grant: live, or refused with the reason."""
+    grant = Grant(request_id=spec.request_id)
+    floor = session.begin_reserve()
+    try:
+        for _ in range(ATTACHES_MAX):
+            response, epoch = yield from attempts(session.link, _calls.reserve(spec, wait_ms))
+            if session.is_leftover(response.lease_id, floor):
+                yield from attempts(session.link, _calls.release(response.lease_id))
+            elif entered := session.enter(grant, response, epoch):
+                return entered
+        message = f"the daemon restarted {ATTACHES_MAX} times while request {spec.request_id!r} was reserved"
+        raise UnavailableError(message)
+    except InvalidError:
+        raise
+    except KVLeaseError as error:
+        grant.refusal = error
+        if session.raises:
+            raise
+        return grant
+    finally:
+        session.end_reserve(floor)
+
+
+def extend(session: Session, grant: Grant, num_tokens: int, wait_ms: int) -> Flow[bool]:
+    """Return whether the lease covers `num_tokens`."""
+
+    def apply(response: pb.ExtendResponse, epoch: int) -> bool:
+        session.extended(grant, np.frombuffer(response.block_ids, "<i4"), epoch, num_tokens)
+        return grant.is_live
+
+    def doubt() -> None:
+        session.doubtful.add(grant.lease_id)
+
+    return _verb(
+        session,
+        grant,
+        _calls.extend(grant.lease_id, num_tokens, wait_ms),
+        apply,
+        idle=False,
+        doubt=doubt,
+    )
+
+
+def commit(
+    session: Session, grant: Grant, num_tokens: int, keys: bytes, first_block: int
+) -> Flow[Committed]:
+    """Make full blocks findable."""
+    ask = _calls.commit(grant.lease_id, num_tokens, keys, first_block)
+    return _verb(session, grant, ask, lambda response, _: ask.read(response), idle=Committed())
+
+
+def map_row(session: Session, grant: Grant) -> Flow[int]:
+    """Publish a lease's row; returns its kernel blocks."""
+
+    def apply(response: pb.MapResponse, _: int) -> int:
+        grant.row = response.row
+        return response.num_kernel_blocks
+
+    return _verb(session, grant, _calls.map_row(grant.lease_id), apply, idle=0)
+
+
+def evict(session: Session, grant: Grant, wait_ms: int) -> Flow[Evicted]:
+    """Move a lease to the host pool; where that is in doubt, its blocks count as gone."""
+    ask = _calls.evict(lease_id=grant.lease_id, wait_ms=wait_ms)
+
+    def apply(response: pb.EvictResponse, _: int) -> Evicted:
+        session.evicted(grant)
+        return ask.read(response)
+
+    return _verb(session, grant, ask, apply, idle=Evicted(), doubt=lambda: session.evicted(grant))
+
+
+def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
+    """Bring an evicted lease back; where it is elsewhere in its life than we think, it is lost."""
+
+    def apply(response: pb.ReloadResponse, epoch: int) -> Reloaded:
+        session.reloaded(grant, response, epoch)
+        return Reloaded(num_reloaded=response.num_reloaded, num_tokens=response.num_tokens)
+
+    reloaded = yield from _verb(
+        session, grant, _calls.reload_lease(grant.lease_id, wait_ms), apply, idle=Reloaded()
+    )
+    if grant.is_live and isinstance(grant.refusal, WrongStateError):
+        session.refused(
+            grant,
+            UnknownLeaseError(
+                f"lease {grant.lease_id} was not evicted as thought: {grant.refusal.message}"
+            ),
+        )
+    return reloaded
+
+
+def release(session: Session, grant: Grant) -> Flow[bool]:
+    """End a lease; ended it is, even where the daemon learns of it only by the next heartbeat."""
+    if not grant.is_live:
+        return False
+    ask = _calls.release(grant.lease_id)
+    try:
+        return (
+            yield from _verb(
+                session, grant, ask, lambda response, _: ask.read(response), idle=False
+            )
+        )
+    finally:
+        session.released(grant)
+
+
+def _verb(
+    session: Session,
+    grant: Grant,
+    ask: Ask[Any],
+    apply: Callable[[Any, int], R],
+    *,
+    idle: R,
+    doubt: Callable[[], None] = lambda: None,
+) -> Flow[R]:
+    """Send a verb of a live lease and apply its answer; on failure note what it means, then raise or return `idle`."""
+    if not grant.is_live:
+        if session.raises:
+            raise grant.refusal or UnknownLeaseError(f"lease {grant.lease_id} was released")
+        return idle
+    try:
+        response, epoch = yield from attempts(session.link, ask)
+    except (
+        GeneratorExit
+    ):  # the caller was cancelled or interrupted: the call may be carried out all the same
+        doubt()
+        raise
+    except InvalidError:
+        raise
+    except KVLeaseError as error:
+        if is_doubt(error):
+            doubt()
+        session.refused(grant, error)
+        if session.raises:
+            raise
+        return idle
+    grant.refusal = None
+    return apply(response, epoch)
+
+
+def missed(session: Session, ask: Ask[R], idle: R) -> Flow[R]:
+    """Send a call that concerns no lease; any failure is a miss, unless the worker wants to know."""
+    try:
+        response, _ = yield from attempts(session.link, ask)
+        return ask.read(response)
+    except InvalidError:
+        raise
+    except KVLeaseError:
+        if session.raises:
+            raise
+        return idle

@@ -1,0 +1,385 @@
+"""Own the client and the worker for an event loop; what calls mean they share with the blocking ones."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, Self, TypeVar
+
+from numpy.typing import ArrayLike
+
+from kvlease import _calls, _flows, _steps
+from kvlease._calls import Ask
+from kvlease._session import Link, Session
+from kvlease.client import DEADLINE_SECONDS, OnDoubt, attach_request, check_options
+from kvlease.errors import KVLeaseError
+from kvlease.lease import AsyncLease, GrantView
+from kvlease.plan import CachePlan, PlanInputs
+from kvlease.replies import (
+    CacheInfo,
+    Committed,
+    Event,
+    Evicted,
+    Found,
+    Pinned,
+    Reloaded,
+    ReserveSpec,
+    Stats,
+    StepColumns,
+)
+from kvlease.transports import open_async_transport
+from kvlease.transports.base import (
+    AsyncTransport,
+    Outgoing,
+    default_address,
+    parse_address,
+    past_deadline,
+)
+from kvlease.worker import WorkerView, logger
+
+R = TypeVar("R")
+
+
+class AsyncPort:
+    """Carry out what flows ask for, over one asynchronous transport."""
+
+    def __init__(self, transport: AsyncTransport, session: Session | None = None) -> None:
+        """Join a transport to the session whose calls go over it."""
+        self.transport = transport
+        self._session = session
+        self._attaching = asyncio.Lock()
+
+    async def run(self, flow: _flows.Flow[R]) -> R:
+        """Carry out a flow and return its result."""
+        try:
+            action = next(flow)
+            while True:
+                try:
+                    answer = await self._perform(action)
+                except KVLeaseError as error:
+                    action = flow.throw(error)
+                else:
+                    action = flow.send(answer)
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
+        finally:
+            flow.close()
+
+    async def _perform(self, action: _flows.Action) -> Any:
+        if isinstance(action, Outgoing):
+            return await self.transport.send(action)
+        if isinstance(action, _flows.Pause):
+            return await asyncio.sleep(action.seconds)
+        if isinstance(action, _flows.Attach):
+            return await self.transport.attach(action.call)
+        return await self._reattach(action)
+
+    async def _reattach(self, action: _flows.Reattach) -> None:
+        session = self._session
+        assert session is not None, "only a worker attaches again"
+        try:
+            async with (
+                asyncio.timeout(max(0, action.deadline_at - session.link.clock())),
+                self._attaching,
+            ):
+                if session.link.epoch == action.stale_epoch:
+                    await self.run(_flows.reattach(session, action.deadline_at))
+        except TimeoutError as error:
+            raise past_deadline("attach") from error
+
+
+class AsyncWorker(WorkerView):
+    """One process attached to one cache, for an event loop; the same verbs as `Worker`."""
+
+    def __init__(self, session: Session, transport: AsyncTransport) -> None:
+        """Join an attached session to its connection."""
+        super().__init__(session)
+        self._port = AsyncPort(transport, session)
+        self._task: asyncio.Task[None] | None = None
+        self._is_detached = False
+
+    def start(self) -> Self:
+        """Begin the heartbeats."""
+        self._task = asyncio.create_task(
+            _beat(self._session, self._port), name=f"kvlease-worker-{self.worker_id}"
+        )
+        return self
+
+    async def __aenter__(self) -> Self:
+        """Return the worker."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Detach and close."""
+        await self.close()
+
+    async def reserve(
+        self,
+        request_id: str,
+        *,
+        num_tokens: int,
+        keys: bytes = b"",
+        wait_ms: int = 0,
+        token_ids: bytes = b"",
+    ) -> AsyncLease:
+        """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
+
+        With on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
+
+        Raises:
+            InvalidError: the call is malformed.
+            KVLeaseError: it was refused or failed, and on_doubt is "raise".
+        """
+        spec = ReserveSpec(
+            request_id=request_id, num_tokens=num_tokens, keys=keys, token_ids=token_ids
+        )
+        return AsyncLease(self, await self._port.run(_flows.reserve(self._session, spec, wait_ms)))
+
+    async def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
+        """Make a lease cover `num_tokens` in all; returns whether it does."""
+        return await self._port.run(_flows.extend(self._session, lease.grant, num_tokens, wait_ms))
+
+    async def commit(
+        self, lease: GrantView, num_tokens: int, keys: bytes, first_block: int = 0
+    ) -> Committed:
+        """Make the full blocks among a lease's first `num_tokens` findable under `keys`, the first of `first_block`."""
+        return await self._port.run(
+            _flows.commit(self._session, lease.grant, num_tokens, keys, first_block)
+        )
+
+    async def evict(
+        self,
+        lease: GrantView | None = None,
+        *,
+        keys: bytes = b"",
+        num_blocks: int = 0,
+        wait_ms: int = 0,
+    ) -> Evicted:
+        """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
+        if lease is not None:
+            return await self._port.run(_flows.evict(self._session, lease.grant, wait_ms))
+        ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
+        return await self._port.run(_flows.missed(self._session, ask, Evicted()))
+
+    async def reload(
+        self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
+    ) -> Reloaded:
+        """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
+        if lease is not None:
+            return await self._port.run(_flows.reload(self._session, lease.grant, wait_ms))
+        return await self._port.run(
+            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
+        )
+
+    async def map(self, lease: GrantView) -> int:
+        """Publish a lease's row of the block table; returns its kernel blocks."""
+        return await self._port.run(_flows.map_row(self._session, lease.grant))
+
+    async def release(self, lease: GrantView) -> bool:
+        """End a lease; returns whether it was there. Committed blocks stay findable."""
+        return await self._port.run(_flows.release(self._session, lease.grant))
+
+    async def lookup(self, keys: bytes) -> Found:
+        """Tell how long a prefix is cached, without holding it."""
+        return await self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found()))
+
+    async def pin(self, keys: bytes) -> Pinned:
+        """Hold cached blocks so that they are not evicted."""
+        return await self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned()))
+
+    async def unpin(self, pin_id: int) -> bool:
+        """End a pin; returns whether it was there."""
+        return await self._port.run(_flows.missed(self._session, _calls.unpin(pin_id), idle=False))
+
+    async def step(  # noqa: PLR0913 - one parameter a column
+        self,
+        *,
+        verbs: ArrayLike,
+        lease_ids: ArrayLike,
+        num_tokens: ArrayLike,
+        num_keys: ArrayLike | None = None,
+        first_blocks: ArrayLike | None = None,
+        keys: bytes = b"",
+        reserves: Sequence[ReserveSpec] = (),
+    ) -> tuple[StepColumns, list[AsyncLease]]:
+        """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit."""
+        ask = _calls.step(
+            verbs=verbs,
+            lease_ids=lease_ids,
+            num_tokens=num_tokens,
+            num_keys=num_keys,
+            first_blocks=first_blocks,
+            keys=keys,
+            reserves=reserves,
+        )
+        columns, grants = await self._port.run(_steps.step(self._session, ask, reserves))
+        return columns, [AsyncLease(self, grant) for grant in grants]
+
+    async def heartbeat(self) -> None:
+        """Renew the leases now; a task does so all the time."""
+        await self._port.run(_flows.heartbeat(self._session))
+
+    async def detach(self) -> int:
+        """End the worker and all its leases; returns how many the daemon ended."""
+        self._is_detached = True
+        return await self._port.run(_flows.detach(self._session))
+
+    async def close(self) -> None:
+        """Detach if that was not done, and close connections and memory; views that callers keep stay valid."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if not self._is_detached and not self._session.link.is_forked:
+            with suppress(KVLeaseError):
+                await self.detach()
+        await self._port.transport.close()
+        if self._session.memory is not None:
+            self._session.memory.close()
+
+
+class AsyncClient:
+    """A connection to a daemon for an event loop; the same verbs as `Client`."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        on_doubt: OnDoubt = "miss",
+    ) -> None:
+        """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
+
+        Raises:
+            InvalidError: the address is malformed, or an option out of range.
+        """
+        check_options(deadline_seconds, on_doubt)
+        self._address = parse_address(address or default_address())
+        self._raises = on_doubt == "raise"
+        self._link = Link(deadline_seconds=deadline_seconds)
+        self._port = AsyncPort(open_async_transport(self._address))
+
+    def __repr__(self) -> str:
+        """Show where it connects to."""
+        return f"<AsyncClient {self._address}>"
+
+    async def __aenter__(self) -> Self:
+        """Return the client; it connects at its first call."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connection; workers stay attached."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; workers stay attached."""
+        await self._port.transport.close()
+
+    async def plan(self, inputs: PlanInputs) -> CachePlan:
+        """Compute a cache's layout and capacity without changing anything."""
+        return await self._told(_calls.plan(inputs))
+
+    async def register(self, cache: str, inputs: PlanInputs, integrity: str = "") -> CacheInfo:
+        """Create a cache, or find an equal one that exists; `integrity` is "xxh3" (where empty) or "none"."""
+        return await self._told(_calls.register(cache, inputs, integrity))
+
+    async def get_cache(self, cache: str) -> CacheInfo:
+        """Describe one cache."""
+        return await self._told(_calls.get_cache(cache))
+
+    async def list_caches(self) -> tuple[CacheInfo, ...]:
+        """Describe all caches."""
+        return await self._told(_calls.list_caches())
+
+    async def delete_cache(self, cache: str) -> None:
+        """Free a cache that no worker is attached to."""
+        await self._told(_calls.delete_cache(cache))
+
+    async def stats(self, cache: str = "") -> Stats:
+        """Take a snapshot of one cache, or of all."""
+        return await self._told(_calls.stats(cache))
+
+    async def lookup(self, keys: bytes, *, cache: str = "") -> Found:
+        """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""
+        return await self._told(_calls.lookup(keys, cache))
+
+    async def evict(
+        self, *, keys: bytes = b"", num_blocks: int = 0, wait_ms: int = 0, cache: str = ""
+    ) -> Evicted:
+        """Move the blocks of `keys`, or the `num_blocks` coldest, out of the device pool."""
+        return await self._told(
+            _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms, cache=cache)
+        )
+
+    async def reload(self, keys: bytes, *, wait_ms: int = 0, cache: str = "") -> Reloaded:
+        """Bring the blocks of `keys` back into the device pool."""
+        return await self._told(_calls.reload_keys(keys, wait_ms, cache))
+
+    async def pin(self, keys: bytes, *, cache: str = "") -> Pinned:
+        """Hold cached blocks so that they are not evicted."""
+        return await self._told(_calls.pin(keys, cache))
+
+    async def unpin(self, pin_id: int, *, cache: str = "") -> bool:
+        """End a pin; returns whether it was there."""
+        return await self._told(_calls.unpin(pin_id, cache))
+
+    async def watch(
+        self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
+    ) -> AsyncIterator[Event]:
+        """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever."""
+        self._link.check_process()
+        ask = _calls.watch(cache, after_sequence)
+        call = Outgoing(ask.verb, ask.request, self._link.clock() + self._link.deadline_seconds)
+        async for message in self._port.transport.watch(call, idle_seconds):
+            yield _calls.event(message)
+
+    async def attach(
+        self,
+        cache: str,
+        *,
+        worker_name: str = "",
+        rank: int = 0,
+        tenant: str = "default",
+        layout_fingerprint: str = "",
+    ) -> AsyncWorker:
+        """Make this process a worker of a cache, over a connection of its own that this client's end does not close.
+
+        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once.
+        """
+        request = attach_request(
+            cache,
+            worker_name=worker_name,
+            rank=rank,
+            tenant=tenant,
+            layout_fingerprint=layout_fingerprint,
+        )
+        # A worker may start before its daemon, and waits for it.
+        link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)
+        session = Session(link, request, raises=self._raises)
+        transport = open_async_transport(self._address)
+        try:
+            await AsyncPort(transport).run(_flows.attach(session))
+        except BaseException:
+            await transport.close()
+            raise
+        return AsyncWorker(session, transport).start()
+
+    async def _told(self, ask: Ask[R]) -> R:
+        return await self._port.run(_flows.told(self._link, ask))
+
+
+async def _beat(session: Session, port: AsyncPort) -> None:
+    """Send heartbeats until cancelled; says once that they fail, and once that they succeed again."""
+    is_failing = False
+    while True:
+        await asyncio.sleep(session.heartbeat_seconds)
+        try:
+            await port.run(_flows.heartbeat(session))
+        except KVLeaseError as error:
+            if not is_failing:
+                logger.warning("heartbeats fail", extra={"action": "heartbeat", "code": error.code})
+            is_failing = True
+        else:
+            if is_failing:
+                logger.warning("heartbeats succeed again", extra={"action": "heartbeat"})
+            is_failing = False

@@ -1,0 +1,181 @@
+"""Own the blocking client: the verbs of an operator, and attaching; the verbs of a worker are in `worker`."""
+
+from collections.abc import Iterator
+from typing import Final, Literal, Self, TypeVar
+
+from kvlease import _calls, _flows
+from kvlease._calls import Ask
+from kvlease._session import Link, Session
+from kvlease.errors import InvalidError
+from kvlease.plan import CachePlan, PlanInputs
+from kvlease.replies import CacheInfo, Event, Evicted, Found, Pinned, Reloaded, Stats
+from kvlease.transports import open_transport
+from kvlease.transports.base import Outgoing, default_address, parse_address
+from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.worker import Port, Worker
+
+R = TypeVar("R")
+
+OnDoubt = Literal["miss", "raise"]
+"""What a worker does when a call was refused or failed: answer as if nothing was cached, or raise."""
+
+DEADLINE_SECONDS: Final = 5.0
+"""Seconds after which a call ends, unless told otherwise; time that the daemon was asked to wait comes on top."""
+
+
+class Client:
+    """A connection to a daemon; a context manager. Operator verbs always raise what went wrong."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        on_doubt: OnDoubt = "miss",
+    ) -> None:
+        """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
+
+        Raises:
+            InvalidError: the address is malformed, or an option out of range.
+        """
+        check_options(deadline_seconds, on_doubt)
+        self._address = parse_address(address or default_address())
+        self._raises = on_doubt == "raise"
+        self._link = Link(deadline_seconds=deadline_seconds)
+        self._port = Port(open_transport(self._address))
+
+    def __repr__(self) -> str:
+        """Show where it connects to."""
+        return f"<Client {self._address}>"
+
+    def __enter__(self) -> Self:
+        """Return the client; it connects at its first call."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection; workers stay attached."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; workers stay attached."""
+        self._port.transport.close()
+
+    def plan(self, inputs: PlanInputs) -> CachePlan:
+        """Compute a cache's layout and capacity without changing anything."""
+        return self._told(_calls.plan(inputs))
+
+    def register(self, cache: str, inputs: PlanInputs, integrity: str = "") -> CacheInfo:
+        """Create a cache, or find an equal one that exists; `integrity` is "xxh3" (where empty) or "none"."""
+        return self._told(_calls.register(cache, inputs, integrity))
+
+    def get_cache(self, cache: str) -> CacheInfo:
+        """Describe one cache."""
+        return self._told(_calls.get_cache(cache))
+
+    def list_caches(self) -> tuple[CacheInfo, ...]:
+        """Describe all caches."""
+        return self._told(_calls.list_caches())
+
+    def delete_cache(self, cache: str) -> None:
+        """Free a cache that no worker is attached to."""
+        self._told(_calls.delete_cache(cache))
+
+    def stats(self, cache: str = "") -> Stats:
+        """Take a snapshot of one cache, or of all."""
+        return self._told(_calls.stats(cache))
+
+    def lookup(self, keys: bytes, *, cache: str = "") -> Found:
+        """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""
+        return self._told(_calls.lookup(keys, cache))
+
+    def evict(
+        self, *, keys: bytes = b"", num_blocks: int = 0, wait_ms: int = 0, cache: str = ""
+    ) -> Evicted:
+        """Move the blocks of `keys`, or the `num_blocks` coldest, out of the device pool."""
+        return self._told(
+            _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms, cache=cache)
+        )
+
+    def reload(self, keys: bytes, *, wait_ms: int = 0, cache: str = "") -> Reloaded:
+        """Bring the blocks of `keys` back into the device pool."""
+        return self._told(_calls.reload_keys(keys, wait_ms, cache))
+
+    def pin(self, keys: bytes, *, cache: str = "") -> Pinned:
+        """Hold cached blocks so that they are not evicted."""
+        return self._told(_calls.pin(keys, cache))
+
+    def unpin(self, pin_id: int, *, cache: str = "") -> bool:
+        """End a pin; returns whether it was there."""
+        return self._told(_calls.unpin(pin_id, cache))
+
+    def watch(
+        self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
+    ) -> Iterator[Event]:
+        """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever."""
+        self._link.check_process()
+        ask = _calls.watch(cache, after_sequence)
+        call = Outgoing(ask.verb, ask.request, self._link.clock() + self._link.deadline_seconds)
+        yield from map(_calls.event, self._port.transport.watch(call, idle_seconds))
+
+    def attach(
+        self,
+        cache: str,
+        *,
+        worker_name: str = "",
+        rank: int = 0,
+        tenant: str = "default",
+        layout_fingerprint: str = "",
+    ) -> Worker:
+        """Make this process a worker of a cache, over connections of its own that this client's end does not close.
+
+        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once.
+        """
+        request = attach_request(
+            cache,
+            worker_name=worker_name,
+            rank=rank,
+            tenant=tenant,
+            layout_fingerprint=layout_fingerprint,
+        )
+        # A worker may start before its daemon, and waits for it.
+        link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)
+        session = Session(link, request, raises=self._raises)
+        port = Port(open_transport(self._address))
+        try:
+            port.run(_flows.attach(session))
+        except BaseException:
+            port.transport.close()
+            raise
+        return Worker(session, port, open_transport(self._address)).start()
+
+    def _told(self, ask: Ask[R]) -> R:
+        return self._port.run(_flows.told(self._link, ask))
+
+
+def attach_request(
+    cache: str, *, worker_name: str, rank: int, tenant: str, layout_fingerprint: str
+) -> pb.AttachRequest:
+    """Build the request by which a worker attaches, the first time and after restarts."""
+    try:
+        return pb.AttachRequest(
+            cache=cache,
+            worker_name=worker_name,
+            rank=rank,
+            tenant=tenant,
+            layout_fingerprint=layout_fingerprint,
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidError(f"attach: {error}") from error
+
+
+def check_options(deadline_seconds: float, on_doubt: str) -> None:
+    """Refuse options that no call could honour."""
+    if not 0 < deadline_seconds < float("inf"):
+        raise InvalidError(
+            f"deadline_seconds must be a positive number, not {deadline_seconds}",
+            resource="deadline_seconds",
+        )
+    if on_doubt not in ("miss", "raise"):
+        raise InvalidError(
+            f"on_doubt must be 'miss' or 'raise', not {on_doubt!r}", resource="on_doubt"
+        )

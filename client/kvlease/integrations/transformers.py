@@ -1,0 +1,447 @@
+"""Own a Transformers `Cache` whose keys and values live in the daemon's pool, and a greedy loop that survives its loss.
+
+The model, its weights and any sampling beyond greedy are the caller's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin
+
+from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError, WrongStateError
+from kvlease.ids import BYTES_PER_KEY
+from kvlease.views import layer_views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+    from kvlease import Lease, Worker
+
+__all__ = ["Generation", "LeasedCache", "generate"]
+
+_LEASED_ATTEMPTS_MAX: Final = 3
+"""Leases that `generate` tries for one request before it goes on without the daemon."""
+_WAIT_MS: Final = 1_000
+"""Milliseconds that a call waits for blocks; without waiting, cached blocks would be dropped instead of written back."""
+
+_logger = logging.getLogger(__name__)
+
+
+class LeasedCache(Cache):
+    """Keep the keys and values of one sequence in the blocks of a lease.
+
+    Pass it as `past_key_values`, to `model.generate` or to a loop of your own. New keys and values are written straight
+    into the mapped pages, attention reads them from there, and the prefix that was a hit counts as seen already. The
+    lease is extended as tokens come. A call raises `KVLeaseError` when the lease is lost or cannot grow; what was
+    computed since is then worth nothing.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        lease: Lease,
+        *,
+        blocks_ahead: int = 1,
+        num_tokens_max: int | None = None,
+    ) -> None:
+        """Wrap a lease that was just granted; `num_tokens_max` bounds what it is extended to ahead of need."""
+        device = _device_of(worker)
+        self._worker = worker
+        self._blocks = _LeasedBlocks(worker, lease, blocks_ahead, num_tokens_max)
+        present = lease.device_hit_tokens + lease.host_hit_tokens
+        self._blocks.shared_tokens = present
+        self._keys = bytearray()
+        views = layer_views(worker.plan, device)
+        super().__init__(
+            layers=[_LeasedLayer(self._blocks, keys, values, present) for keys, values in views]
+        )
+
+    @classmethod
+    def reserve(
+        cls,
+        worker: Worker,
+        token_ids: Sequence[int],
+        *,
+        request_id: str,
+        num_tokens_max: int | None = None,
+        wait_ms: int = _WAIT_MS,
+    ) -> Self:
+        """Lease blocks for a prompt, reusing its longest cached prefix short of the last token.
+
+        Raises the refusal when no lease is granted.
+        """
+        _device_of(worker)
+        tokens_per_block = worker.plan.tokens_per_block
+        # The last token's logits are wanted, so at least that token has to be computed.
+        num_keys = worker.plan.full_blocks(len(token_ids) - 1)
+        keys = worker.keys.chain(token_ids[: num_keys * tokens_per_block], tokens_per_block)
+        num_tokens = len(token_ids) + tokens_per_block
+        if num_tokens_max is not None:
+            num_tokens = max(len(token_ids), min(num_tokens, num_tokens_max))
+        lease = worker.reserve(request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms)
+        if not lease.is_live:
+            raise lease.refusal or UnknownLeaseError
+        try:
+            lease.map()
+            return cls(worker, lease, num_tokens_max=num_tokens_max)
+        except BaseException:
+            lease.release()
+            raise
+
+    @property
+    def lease(self) -> Lease:
+        """The lease under the cache."""
+        return self._blocks.lease
+
+    @property
+    def committed_tokens(self) -> int:
+        """Tokens from the start that others may read, so that they are never written again."""
+        return self._blocks.shared_tokens
+
+    def require_live(self) -> None:
+        """Raise unless the lease still holds, which makes everything read from it up to now worth trusting."""
+        self._blocks.require_live()
+
+    def extend(self, num_tokens: int) -> None:
+        """Make the lease cover `num_tokens` in all, and a little more."""
+        self._blocks.cover(num_tokens)
+
+    def commit(self, token_ids: Sequence[int]) -> int:
+        """Make the blocks that are full findable under the keys of `token_ids`; return how many were handed in."""
+        tokens_per_block = self._blocks.tokens_per_block
+        first_block = self._worker.plan.full_blocks(self._blocks.shared_tokens)
+        num_blocks = self._worker.plan.full_blocks(min(len(token_ids), self.get_seq_length()))
+        if num_blocks <= first_block:
+            return 0
+        self.require_live()
+        num_keyed = len(self._keys) // BYTES_PER_KEY
+        fresh = token_ids[num_keyed * tokens_per_block : num_blocks * tokens_per_block]
+        self._keys += self._worker.keys.chain(
+            fresh, tokens_per_block, bytes(self._keys[-BYTES_PER_KEY:])
+        )
+        keys = bytes(self._keys[first_block * BYTES_PER_KEY : num_blocks * BYTES_PER_KEY])
+        # From here on the blocks may be read by others, even if the answer is lost on its way.
+        self._blocks.shared_tokens = num_blocks * tokens_per_block
+        self.lease.commit(num_blocks * tokens_per_block, keys, first_block)
+        self.require_live()
+        return num_blocks - first_block
+
+    def evict(self) -> int:
+        """Move all blocks to the host pool; until `reload` the cache cannot be used. Return the device blocks freed."""
+        return self._blocks.evict()
+
+    def reload(self) -> int:
+        """Bring the blocks back, to other places; return the tokens present, from which on to compute again."""
+        num_tokens = self._blocks.reload()
+        for layer in self.layers:
+            layer.truncate(num_tokens)
+        return self.get_seq_length()
+
+    def release(self) -> None:
+        """End the lease; committed blocks stay findable."""
+        self.lease.release()
+
+    def __enter__(self) -> Self:
+        """Return the cache itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lease; what the daemon does not hear now, the next heartbeat tells it."""
+        with contextlib.suppress(KVLeaseError):
+            self.release()
+
+
+class _LeasedBlocks:
+    """The blocks of one lease as an index tensor, shared by all layers of a cache."""
+
+    def __init__(
+        self, worker: Worker, lease: Lease, blocks_ahead: int, num_tokens_max: int | None
+    ) -> None:
+        longest = worker.plan.longest_request_tokens
+        self.lease = lease
+        self.num_tokens_max = min(num_tokens_max or longest, longest)
+        self.tokens_per_block = worker.plan.tokens_per_block
+        self.shared_tokens = 0
+        self._plan = worker.plan
+        self._tokens_ahead = blocks_ahead * self.tokens_per_block
+        self._table = torch.empty(0, dtype=torch.int64)
+        self._read_table()
+
+    def require_live(self) -> None:
+        if not self.lease.is_live:
+            raise self.lease.refusal or UnknownLeaseError
+
+    def cover(self, num_tokens: int) -> None:
+        """Extend the lease where it covers fewer than `num_tokens`."""
+        self.require_live()
+        if num_tokens <= self._covered_tokens:
+            return
+        if not self._covered_tokens:
+            raise WrongStateError("The lease is evicted; reload it first.")
+        target = max(num_tokens, min(num_tokens + self._tokens_ahead, self.num_tokens_max))
+        if not self.lease.extend(target, wait_ms=_WAIT_MS):
+            raise self.lease.refusal or UnknownLeaseError
+        self._read_table()
+
+    def places(self, first_token: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the block id and the offset in the block of each token, to be written."""
+        if first_token < self.shared_tokens:
+            raise WrongStateError("Committed blocks are never written again.")
+        tokens = torch.arange(first_token, first_token + num_tokens)
+        return self._table[tokens // self.tokens_per_block], tokens % self.tokens_per_block
+
+    def table(self, num_tokens: int) -> torch.Tensor:
+        """Return the ids of the blocks that hold the first `num_tokens`."""
+        return self._table[: self._plan.blocks_covering(num_tokens)]
+
+    def evict(self) -> int:
+        self.require_live()
+        evicted = self.lease.evict()
+        if not self.lease.is_evicted:
+            raise self.lease.refusal or UnknownLeaseError
+        self._table = self._table[:0]
+        return evicted.num_evicted
+
+    def reload(self) -> int:
+        self.require_live()
+        reloaded = self.lease.reload()
+        if self.lease.is_evicted or not self.lease.is_live:
+            raise self.lease.refusal or UnknownLeaseError
+        self.lease.map()
+        self._read_table()
+        num_tokens = min(reloaded.num_tokens, self._covered_tokens)
+        self.shared_tokens = min(self.shared_tokens, num_tokens)
+        return num_tokens
+
+    @property
+    def _covered_tokens(self) -> int:
+        return len(self._table) * self.tokens_per_block
+
+    def _read_table(self) -> None:
+        self._table = torch.from_numpy(self.lease.block_ids.astype(np.int64))
+
+
+class _LeasedLayer(CacheLayerMixin):
+    """One layer's pages, as Transformers sees a layer of a cache."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(
+        self,
+        blocks: _LeasedBlocks,
+        pool_keys: torch.Tensor,
+        pool_values: torch.Tensor,
+        num_tokens: int,
+    ) -> None:
+        super().__init__()
+        self._blocks = blocks
+        self._pool_keys = pool_keys
+        self._pool_values = pool_values
+        self._num_tokens = num_tokens
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: the memory is there."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new states into their pages and return all states, read from the pool."""
+        if key_states.shape[0] != 1 or key_states.dtype != self._pool_keys.dtype:
+            message = f"A leased cache holds one sequence of {self._pool_keys.dtype}, not {key_states.shape[0]} of "
+            raise InvalidError(f"{message}{key_states.dtype}.")
+        num_new = key_states.shape[-2]
+        self._blocks.cover(self._num_tokens + num_new)
+        blocks, offsets = self._blocks.places(self._num_tokens, num_new)
+        self._pool_keys[blocks, :, offsets] = (
+            key_states[0].transpose(0, 1).to(self._pool_keys.device)
+        )
+        self._pool_values[blocks, :, offsets] = (
+            value_states[0].transpose(0, 1).to(self._pool_values.device)
+        )
+        self._num_tokens += num_new
+        table = self._blocks.table(self._num_tokens)
+        keys = _gather(self._pool_keys, table, self._num_tokens).to(key_states.device)
+        return keys, _gather(self._pool_values, table, self._num_tokens).to(value_states.device)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many states attention sees, and from which on."""
+        return self._num_tokens + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the tokens whose states are there."""
+        return self._num_tokens
+
+    def get_max_length(self) -> int:
+        """Return the tokens that the cache can hold."""
+        return self._blocks.num_tokens_max
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget what lies after the first `num_tokens`."""
+        self._num_tokens = min(self._num_tokens, num_tokens)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, given as a number not above zero; committed blocks cannot be forgotten."""
+        num_tokens = self._num_tokens - abs(tokens_to_remove)
+        if tokens_to_remove > 0 or num_tokens < self._blocks.shared_tokens:
+            raise WrongStateError(
+                "Only tokens after the last committed block can be cropped, by a negative number."
+            )
+        self.truncate(num_tokens)
+
+    def reset(self) -> None:
+        """Refuse: others may be reading these pages."""
+        raise WrongStateError("A leased cache is not reset; release it and reserve another.")
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Refuse: a lease holds one sequence."""
+        raise WrongStateError("A leased cache holds one sequence; beams are not supported.")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refuse: a lease holds one sequence."""
+        raise WrongStateError("A leased cache holds one sequence; it cannot be repeated.")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Refuse: a lease holds one sequence."""
+        raise WrongStateError("A leased cache holds one sequence; there is nothing to select.")
+
+
+def _device_of(worker: Worker) -> NDArray[np.uint8]:
+    if worker.device is None:
+        raise InvalidError("This worker has no memory mapped; attach over the local socket.")
+    return worker.device
+
+
+def _gather(pool: torch.Tensor, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Return `[1, heads, num_tokens, head_size]` from the pages `[blocks, heads, tokens_per_block, head_size]`."""
+    pages = pool.index_select(0, table).transpose(0, 1)
+    return pages.flatten(1, 2)[:, :num_tokens].unsqueeze(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What `generate` made, and what it cost."""
+
+    tokens: tuple[int, ...]
+    """The new tokens."""
+    device_hit_tokens: int
+    """Prompt tokens whose states were in the device pool."""
+    host_hit_tokens: int
+    """Prompt tokens whose states came back from the host pool."""
+    computed_tokens: int
+    """Tokens that were run through the model other than one by one: the rest of the prompt, and all of it after a loss."""
+    recomputes: int
+    """How often a lease was lost or refused, so that the sequence was computed again."""
+
+
+def generate(
+    model: PreTrainedModel,
+    worker: Worker,
+    token_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    request_id: str,
+    on_step: Callable[[LeasedCache | None, int], None] | None = None,
+) -> Generation:
+    """Generate greedily over leased blocks, and without them where the daemon cannot help.
+
+    `on_step` gets the cache (None while there is no lease) and the number of new tokens, after each of them; it may evict
+    and reload. A lease that is lost or refused costs a recomputation; no `KVLeaseError` reaches the caller.
+    """
+    run = _GreedyRun(model, token_ids, max_new_tokens, on_step)
+    for attempt in range(_LEASED_ATTEMPTS_MAX):
+        try:
+            run.with_lease(worker, f"{request_id}.{attempt}" if attempt else request_id)
+        except KVLeaseError as error:
+            run.recomputes += 1
+            _logger.warning(
+                "A lease was lost or refused.", extra={"action": "recompute", "code": error.code}
+            )
+        else:
+            return run.result()
+    run.without_lease()
+    return run.result()
+
+
+class _GreedyRun:
+    """One request of `generate`, which outlives the caches that it is tried with."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        token_ids: Sequence[int],
+        max_new_tokens: int,
+        on_step: Callable[[LeasedCache | None, int], None] | None,
+    ) -> None:
+        if not token_ids:
+            raise InvalidError("A prompt has at least one token.")
+        self.recomputes = 0
+        self._model = model
+        self._tokens = list(token_ids)
+        self._num_prompt = len(token_ids)
+        self._num_tokens_max = len(token_ids) + max_new_tokens
+        self._on_step = on_step or (lambda _cache, _num_new: None)
+        self._device_hit_tokens = 0
+        self._host_hit_tokens = 0
+        self._computed_tokens = 0
+
+    def with_lease(self, worker: Worker, request_id: str) -> None:
+        """Go on to the end under a fresh lease; raise `KVLeaseError` when it is refused or lost."""
+        with LeasedCache.reserve(
+            worker, self._tokens, request_id=request_id, num_tokens_max=self._num_tokens_max
+        ) as cache:
+            self._device_hit_tokens += cache.lease.device_hit_tokens
+            self._host_hit_tokens += cache.lease.host_hit_tokens
+            while not self._is_done:
+                token = self._next_token(cache)
+                # Only a lease that still holds proves that nobody else wrote what was just read.
+                cache.require_live()
+                cache.commit(self._tokens)
+                self._tokens.append(token)
+                self._on_step(cache, len(self._tokens) - self._num_prompt)
+
+    def without_lease(self) -> None:
+        """Go on to the end with memory of our own."""
+        cache = DynamicCache(config=self._model.config)
+        while not self._is_done:
+            self._tokens.append(self._next_token(cache))
+            self._on_step(None, len(self._tokens) - self._num_prompt)
+
+    def result(self) -> Generation:
+        """Return what was made."""
+        return Generation(
+            tokens=tuple(self._tokens[self._num_prompt :]),
+            device_hit_tokens=self._device_hit_tokens,
+            host_hit_tokens=self._host_hit_tokens,
+            computed_tokens=self._computed_tokens,
+            recomputes=self.recomputes,
+        )
+
+    @property
+    def _is_done(self) -> bool:
+        stops = self._model.generation_config.eos_token_id
+        stops = stops if isinstance(stops, list) else [stops]
+        has_stopped = len(self._tokens) > self._num_prompt and self._tokens[-1] in stops
+        return has_stopped or len(self._tokens) >= self._num_tokens_max
+
+    @torch.inference_mode()
+    def _next_token(self, cache: Cache) -> int:
+        fresh = self._tokens[cache.get_seq_length() :]
+        if len(fresh) > 1:
+            self._computed_tokens += len(fresh)
+        input_ids = torch.tensor([fresh], device=self._model.device)
+        output = self._model(
+            input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        return int(output.logits[0, -1].argmax())

@@ -1,0 +1,168 @@
+"""Own what a lease looks like to an engine: its blocks, its life and its verbs; their course is the flows' business."""
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease._session import Grant
+from kvlease.errors import KVLeaseError
+from kvlease.replies import Committed, Evicted, Reloaded
+
+if TYPE_CHECKING:
+    from kvlease.aio import AsyncWorker
+    from kvlease.worker import Worker
+
+
+class GrantView:
+    """What a lease knows of itself; one thread at a time may use a lease's verbs."""
+
+    def __init__(self, grant: Grant) -> None:
+        """Look at a grant, which the worker keeps up to date."""
+        self.grant = grant
+
+    def __repr__(self) -> str:
+        """Show life: live with how many blocks, evicted, or why it is not."""
+        grant = self.grant
+        if not grant.is_live:
+            state = f"ended: {grant.refusal.code}" if grant.refusal else "released"
+        else:
+            state = "evicted" if grant.is_evicted else f"{len(grant.block_ids)} blocks"
+        return f"<{type(self).__name__} {grant.lease_id} of {grant.request_id!r}, {state}>"
+
+    @property
+    def request_id(self) -> str:
+        """The engine's name for the request."""
+        return self.grant.request_id
+
+    @property
+    def lease_id(self) -> int:
+        """The lease; 0 where none was granted."""
+        return self.grant.lease_id
+
+    @property
+    def block_ids(self) -> NDArray[np.int32]:
+        """The blocks, in token order; empty while the lease is evicted and after it ended."""
+        return self.grant.block_ids
+
+    @property
+    def row(self) -> int:
+        """The row of the block table, once the lease is mapped."""
+        return self.grant.row
+
+    @property
+    def device_hit_tokens(self) -> int:
+        """Tokens of the prefix whose bytes were on the device."""
+        return self.grant.device_hit_tokens
+
+    @property
+    def host_hit_tokens(self) -> int:
+        """Tokens of the prefix whose bytes were reloaded from the host pool."""
+        return self.grant.host_hit_tokens
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens of the prefix that need not be computed."""
+        return self.grant.device_hit_tokens + self.grant.host_hit_tokens
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the blocks are ours; once False it stays so, and the request must be reserved and computed again."""
+        return self.grant.is_live
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether the blocks left the device, so that a reload is due."""
+        return self.grant.is_evicted
+
+    @property
+    def refusal(self) -> KVLeaseError | None:
+        """Why there is no lease, or why its last verb was refused; None after a verb that was done."""
+        return self.grant.refusal
+
+
+class Lease(GrantView):
+    """A right to blocks until it is released; a context manager that releases at its end.
+
+    With on_doubt="miss" the verbs of a lease that is not live do nothing, and a refused verb returns its idle value and
+    leaves the reason in `refusal`. The worker's heartbeats renew it.
+    """
+
+    def __init__(self, worker: "Worker", grant: Grant) -> None:
+        """Join a grant to the worker that sends for it."""
+        super().__init__(grant)
+        self._worker = worker
+
+    def __enter__(self) -> Self:
+        """Return the lease."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lease."""
+        self.release()
+
+    def extend(self, num_tokens: int, *, wait_ms: int = 0) -> bool:
+        """Cover `num_tokens` in all; returns whether the lease does."""
+        return self._worker.extend(self, num_tokens, wait_ms=wait_ms)
+
+    def commit(self, num_tokens: int, keys: bytes, first_block: int = 0) -> Committed:
+        """Make the full blocks among the first `num_tokens`, all of them written, findable under `keys`."""
+        return self._worker.commit(self, num_tokens, keys, first_block)
+
+    def evict(self, *, wait_ms: int = 0) -> Evicted:
+        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload."""
+        return self._worker.evict(self, wait_ms=wait_ms)
+
+    def reload(self, *, wait_ms: int = 0) -> Reloaded:
+        """Bring the blocks back, to new places."""
+        return self._worker.reload(self, wait_ms=wait_ms)
+
+    def map(self) -> int:
+        """Publish the row of the block table; returns its kernel blocks."""
+        return self._worker.map(self)
+
+    def release(self) -> bool:
+        """End the lease; returns whether it was there."""
+        return self._worker.release(self)
+
+
+class AsyncLease(GrantView):
+    """The same as `Lease`, for an event loop."""
+
+    def __init__(self, worker: "AsyncWorker", grant: Grant) -> None:
+        """Join a grant to the worker that sends for it."""
+        super().__init__(grant)
+        self._worker = worker
+
+    async def __aenter__(self) -> Self:
+        """Return the lease."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Release the lease."""
+        await self.release()
+
+    def extend(self, num_tokens: int, *, wait_ms: int = 0) -> Awaitable[bool]:
+        """Cover `num_tokens` in all; returns whether the lease does."""
+        return self._worker.extend(self, num_tokens, wait_ms=wait_ms)
+
+    def commit(self, num_tokens: int, keys: bytes, first_block: int = 0) -> Awaitable[Committed]:
+        """Make the full blocks among the first `num_tokens`, all of them written, findable under `keys`."""
+        return self._worker.commit(self, num_tokens, keys, first_block)
+
+    def evict(self, *, wait_ms: int = 0) -> Awaitable[Evicted]:
+        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload."""
+        return self._worker.evict(self, wait_ms=wait_ms)
+
+    def reload(self, *, wait_ms: int = 0) -> Awaitable[Reloaded]:
+        """Bring the blocks back, to new places."""
+        return self._worker.reload(self, wait_ms=wait_ms)
+
+    def map(self) -> Awaitable[int]:
+        """Publish the row of the block table; returns its kernel blocks."""
+        return self._worker.map(self)
+
+    def release(self) -> Awaitable[bool]:
+        """End the lease; returns whether it was there."""
+        return self._worker.release(self)

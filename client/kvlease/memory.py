@@ -1,0 +1,139 @@
+"""Own the shared memory that a worker has mapped: the device region and the block table; the daemon fills the table."""
+
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import LayoutMismatchError
+from kvlease.plan import CachePlan
+from kvlease.tables import RowTable, TableLayout
+from kvlease.transports.base import Attached
+from kvlease.v1 import kvlease_pb2 as pb
+
+PHASE_ACTIVE: Final = 2
+"""The phase of a row whose lease is on the device; the daemon's records have the same number, which a test holds."""
+
+_MAPPED_KINDS: Final = ("device", "tables")
+
+Identity = tuple[tuple[str, int, int], ...]
+"""Kind, device and inode of every region: equal means the same memory."""
+
+
+class Row(NamedTuple):
+    """One row of the block table, as it is, published or not."""
+
+    is_on_device: bool
+    block_ids: NDArray[np.int32]
+
+
+class WorkerMemory:
+    """The regions of one attachment; views of them that callers keep stay valid after `close`."""
+
+    def __init__(self, identity: Identity, regions: dict[str, mmap.mmap], plan: CachePlan) -> None:
+        """Lay arrays over the mapped regions."""
+        self.identity = identity
+        self._regions = regions
+        self.device: NDArray[np.uint8] | None = None
+        self.tables: RowTable | None = None
+        self._columns: Mapping[str, NDArray[Any]] = {}
+        if "device" in regions:
+            self.device = np.frombuffer(regions["device"], np.uint8, count=plan.device_bytes)
+        if "tables" in regions:
+            layout = table_layout(len(regions["tables"]), plan.blocks_per_longest_request)
+            view = memoryview(regions["tables"])
+            self.tables = RowTable(layout, view)
+            self._columns = layout.columns(view)
+
+    def __repr__(self) -> str:
+        """Show life: what is mapped."""
+        parts = (f"{len(region)} bytes of {kind}" for kind, region in self._regions.items())
+        return f"<WorkerMemory {', '.join(parts) or 'nothing mapped'}>"
+
+    @classmethod
+    def mapped(cls, attached: Attached, plan: CachePlan) -> Self:
+        """Map the regions that came with an attach; the descriptors stay the caller's to close.
+
+        Raises:
+            LayoutMismatchError: a region is smaller than the plan or the daemon says.
+        """
+        regions: dict[str, mmap.mmap] = {}
+        try:
+            for region, fd in zip(attached.response.regions, attached.fds, strict=True):
+                if region.kind in _MAPPED_KINDS:
+                    regions[region.kind] = _map(region, fd, plan)
+            return cls(identity_of(attached), regions, plan)
+        except BaseException:
+            for mapped_region in regions.values():
+                with suppress(BufferError):
+                    mapped_region.close()
+            raise
+
+    def row(self, row: int, lease_id: int) -> Row | None:
+        """Return a copy of a lease's row; None where the row is not of that lease, or there is no table."""
+        if (
+            self.tables is None
+            or row >= self.tables.layout.num_rows
+            or self._columns["lease_id"][row] != lease_id
+        ):
+            return None
+        num_blocks = int(self._columns["num_blocks"][row])
+        block_ids: NDArray[np.int32] = self._columns["block_ids"][row, :num_blocks].copy()
+        return Row(int(self._columns["phase"][row]) == PHASE_ACTIVE, block_ids)
+
+    def close(self) -> None:
+        """Drop the arrays and unmap what no view of a caller keeps."""
+        self.device, self.tables, self._columns = None, None, {}
+        while self._regions:
+            _, region = self._regions.popitem()
+            # A caller who still looks at the memory keeps it mapped until that view ends: better than a fault.
+            with suppress(BufferError):
+                region.close()
+
+
+def identity_of(attached: Attached) -> Identity:
+    """Return which memory an attach handed over."""
+    stats = (os.fstat(fd) for fd in attached.fds)
+    return tuple(
+        (region.kind, stat.st_dev, stat.st_ino)
+        for region, stat in zip(attached.response.regions, stats, strict=True)
+    )
+
+
+def table_layout(region_bytes: int, blocks_per_row: int) -> TableLayout:
+    """Return the layout of a table region from its bytes, which determine every column's place.
+
+    Raises:
+        LayoutMismatchError: no table has that many bytes.
+    """
+    # Columns only grow with the rows, so where several numbers of rows take the same bytes, every column lies alike.
+    # A row takes more than one byte, so there are fewer rows than bytes.
+    num_fitting = bisect_right(
+        range(region_bytes),
+        region_bytes,
+        key=lambda rows: TableLayout(rows, blocks_per_row).region_bytes,
+    )
+    layout = TableLayout(max(0, num_fitting - 1), blocks_per_row)
+    if layout.region_bytes != region_bytes:
+        message = f"no block table with {blocks_per_row} blocks a row takes {region_bytes} bytes; versions differ"
+        raise LayoutMismatchError(
+            message, resource="tables", need=layout.region_bytes, available=region_bytes
+        )
+    return layout
+
+
+def _map(region: pb.Region, fd: int, plan: CachePlan) -> mmap.mmap:
+    need_bytes = max(region.region_bytes, plan.device_bytes if region.kind == "device" else 1)
+    there_bytes = os.fstat(fd).st_size
+    if there_bytes < need_bytes:
+        message = f"the {region.kind} region has {there_bytes} bytes, the plan needs {need_bytes}"
+        raise LayoutMismatchError(
+            message, resource=region.kind, need=need_bytes, available=there_bytes
+        )
+    access = mmap.PROT_READ if region.read_only else mmap.PROT_READ | mmap.PROT_WRITE
+    return mmap.mmap(fd, region.region_bytes, flags=mmap.MAP_SHARED, prot=access)

@@ -1,0 +1,139 @@
+"""Own what the daemon's answers look like to a caller; the fields are those of the protocol's messages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.plan import CachePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheInfo:
+    """A registered cache."""
+
+    cache: str
+    status: str
+    """"populating" or "ready"."""
+    bytes_populated: int
+    num_workers: int
+    plan: CachePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """The blocks of one tier by state; the states but `ready_held` add up to `num_blocks`."""
+
+    tier: str
+    num_blocks: int
+    free: int
+    reserved: int
+    filling: int
+    ready: int
+    ready_held: int
+    """Of the ready ones, those that something holds."""
+    quarantined: int
+    scrubbing: int
+    bad: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """One cache at one instant."""
+
+    cache: str
+    pools: tuple[PoolStats, ...]
+    num_leases: int
+    num_waiting: int
+    num_workers: int
+    counters: Mapping[str, int]
+    """Since the daemon's start, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """All caches at one instant."""
+
+    epoch: int
+    caches: tuple[CacheStats, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in the daemon."""
+
+    sequence: int
+    """Grows with every event; a watch can go on after it."""
+    kind: str
+    cache: str
+    worker_id: int
+    lease_id: int
+    num_blocks: int
+    unix_nanoseconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """How much of a prefix is cached."""
+
+    num_device_blocks: int = 0
+    num_host_blocks: int = 0
+    """Further blocks of the prefix that can be reloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """A hold on cached blocks; a pin of no blocks needs no unpin."""
+
+    pin_id: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a commit made findable."""
+
+    num_committed: int = 0
+    num_duplicates: int = 0
+    """Blocks whose key another block already serves; they stay private to the lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """What left the device pool."""
+
+    num_evicted: int = 0
+    num_offloaded: int = 0
+    """Of these, blocks whose bytes are now in the host pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded:
+    """What came back to the device pool."""
+
+    num_reloaded: int = 0
+    num_tokens: int = 0
+    """Tokens from the start whose bytes are there; the rest must be computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveSpec:
+    """One reserve of a step; the fields are those of `Worker.reserve`."""
+
+    request_id: str
+    num_tokens: int
+    keys: bytes = b""
+    token_ids: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepColumns:
+    """The answers to the columns of a step, one entry an operation."""
+
+    codes: NDArray[np.int32]
+    """Numbers of errors (`kvlease.errors.BY_NUMBER`), 0 where the operation was done."""
+    num_blocks: NDArray[np.int32]
+    """Blocks that each operation added."""
+    block_ids: NDArray[np.int32]
+    """The added blocks, one operation after the other."""

@@ -1,0 +1,141 @@
+"""Own the frames of the local socket: a little-endian uint32 length, then one Call or Reply; sockets are elsewhere."""
+
+import os
+import socket
+from array import array
+from typing import Final
+
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from kvlease.errors import InvalidError, UnavailableError
+from kvlease.faults import error_from_proto
+from kvlease.transports.base import Outgoing
+from kvlease.v1 import kvlease_pb2 as pb
+
+BYTES_OF_LENGTH: Final = 4
+"""Bytes of a frame before its message."""
+FRAME_BYTES_MAX: Final = 64 * 2**20
+"""Bytes of the largest reply that is believed."""
+_BYTES_PER_FD: Final = array("i").itemsize
+FDS_MAX: Final = 8
+"""Descriptors that may come beside one reply."""
+
+
+def encode(call: Outgoing, call_number: int) -> bytes:
+    """Return the frame of a call.
+
+    Raises:
+        InvalidError: the call does not fit into a frame.
+    """
+    fields: dict[str, Message | str] = {call.verb: call.request}
+    if call.cache:
+        fields["cache"] = call.cache
+    try:
+        body = pb.Call(
+            call_number=call_number,
+            epoch=call.epoch,
+            idempotency_key=call.idempotency_key,
+            token=call.token,
+            **fields,  # type: ignore[arg-type]  # the verb names the field, and its type with it
+        ).SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise InvalidError(f"{call.verb} does not fit into a frame: {error}") from error
+    return len(body).to_bytes(BYTES_OF_LENGTH, "little") + body
+
+
+def frame_bytes(head: bytes | bytearray | memoryview) -> int:
+    """Return the bytes of the whole frame that begins with `head`.
+
+    Raises:
+        UnavailableError: it is longer than any frame of ours, so the peer is no kvlease daemon.
+    """
+    body_bytes = int.from_bytes(head[:BYTES_OF_LENGTH], "little")
+    if body_bytes > FRAME_BYTES_MAX:
+        message = "the peer does not speak kvlease: it announced a frame above the limit"
+        raise UnavailableError(
+            message, resource="frame_bytes", need=body_bytes, limit=FRAME_BYTES_MAX
+        )
+    return BYTES_OF_LENGTH + body_bytes
+
+
+def decode(body: bytes | bytearray | memoryview) -> pb.Reply:
+    """Read the message of a frame.
+
+    Raises:
+        UnavailableError: it is not a Reply.
+    """
+    try:
+        return pb.Reply.FromString(bytes(body))
+    except DecodeError as error:
+        message = "the peer does not speak kvlease: a frame held no reply"
+        raise UnavailableError(message) from error
+
+
+def response_of(reply: pb.Reply) -> Message:
+    """Return what a reply carries, or raise the error that it carries."""
+    kind = reply.WhichOneof("response")
+    if kind is None:
+        message = "the daemon answered with a response that this library does not know; update the library"
+        raise UnavailableError(message)
+    if kind == "error":
+        raise error_from_proto(reply.error)
+    response: Message = getattr(reply, kind)
+    return response
+
+
+def unreachable(path: str, cause: BaseException | None) -> UnavailableError:
+    """Return the error of a connection that could not be made, or broke."""
+    text = cause.strerror or str(cause) if isinstance(cause, OSError) else ""
+    reason = text or "the connection was closed"
+    return UnavailableError(
+        f"the daemon at unix://{path} cannot be reached ({reason}); check that it runs and the address"
+    )
+
+
+def send_attach(sock: socket.socket, frame: bytes) -> None:
+    """Send an attach with a pidfd of this process beside its first byte, so that the daemon will know of our death."""
+    try:
+        pidfd = os.pidfd_open(os.getpid())
+    except OSError:  # an old or emulated kernel: the daemon then answers death_proof = "none"
+        sock.sendall(frame)
+        return
+    try:
+        num_sent = socket.send_fds(sock, [frame], [pidfd])
+    finally:
+        os.close(pidfd)
+    sock.sendall(frame[num_sent:])
+
+
+def receive_attached(sock: socket.socket) -> tuple[pb.Reply, list[int]]:
+    """Receive one reply and the descriptors beside its first byte, which the caller must close."""
+    fds: list[int] = []
+    received = bytearray()
+    try:
+        while len(received) < BYTES_OF_LENGTH or len(received) < frame_bytes(received):
+            received += _chunk(sock, fds)
+        return decode(received[BYTES_OF_LENGTH:]), fds
+    except BaseException:
+        close_all(fds)
+        raise
+
+
+def _chunk(sock: socket.socket, fds: list[int]) -> bytes:
+    # socket.recv_fds drops its flags (Python 3.11), and without MSG_CMSG_CLOEXEC the regions would leak into every
+    # program that the worker starts.
+    ancillary_bytes = socket.CMSG_LEN(FDS_MAX * _BYTES_PER_FD)
+    chunk, ancillary, flags, _ = sock.recvmsg(2**16, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds += array("i", content[: len(content) - len(content) % _BYTES_PER_FD])
+    if not chunk:
+        raise ConnectionResetError
+    if flags & socket.MSG_CTRUNC:
+        message = "descriptors beside the reply were lost; raise this process's limit of open files"
+        raise UnavailableError(message, resource="fds", available=len(fds), limit=FDS_MAX)
+    return chunk
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors that were received."""
+    while fds:
+        os.close(fds.pop())

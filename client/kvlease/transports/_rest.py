@@ -1,0 +1,200 @@
+"""Own how a call reads in REST: its path, its JSON body and its problem document; connections are elsewhere."""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from kvlease.errors import InternalError, KVLeaseError, UnavailableError
+from kvlease.faults import error_from_proto
+from kvlease.transports.base import Outgoing
+from kvlease.v1 import kvlease_pb2 as pb
+
+Json = dict[str, Any]
+"""A JSON object; `Any`, because it is the wire."""
+
+ROUTES: Final[Mapping[str, tuple[str, str]]] = {
+    "plan": ("POST", "/v1/plans"),
+    "register_cache": ("PUT", "/v1/caches/{cache}"),
+    "get_cache": ("GET", "/v1/caches/{cache}"),
+    "list_caches": ("GET", "/v1/caches"),
+    "delete_cache": ("DELETE", "/v1/caches/{cache}"),
+    "attach": ("POST", "/v1/caches/{cache}/workers"),
+    "detach": ("DELETE", "/v1/workers/self"),
+    "heartbeat": ("POST", "/v1/workers/self/heartbeat"),
+    "reserve": ("POST", "/v1/leases"),
+    "map": ("POST", "/v1/leases/{lease_id}/map"),
+    "extend": ("POST", "/v1/leases/{lease_id}/extend"),
+    "commit": ("POST", "/v1/leases/{lease_id}/commit"),
+    "evict": ("POST", "/v1/leases/{lease_id}/evict"),
+    "reload": ("POST", "/v1/leases/{lease_id}/reload"),
+    "release": ("DELETE", "/v1/leases/{lease_id}"),
+    "lookup": ("POST", "/v1/lookup"),
+    "pin": ("POST", "/v1/pins"),
+    "unpin": ("DELETE", "/v1/pins/{pin_id}"),
+    "step": ("POST", "/v1/step"),
+    "stats": ("GET", "/v1/stats"),
+    "watch": ("GET", "/v1/events"),
+}
+"""Method and path of every verb."""
+
+WITHOUT_LEASE: Final[Mapping[str, tuple[str, str]]] = {
+    "evict": ("POST", "/v1/evict"),
+    "reload": ("POST", "/v1/reload"),
+}
+"""Method and path of verbs that name keys or a number of blocks instead of a lease."""
+
+EVENT_BYTES_MAX: Final = 2**20
+"""Bytes of the largest event that is believed."""
+
+PROBLEM_BYTES_SHOWN: Final = 200
+"""Bytes of an answer that is not ours which an error repeats."""
+
+_RESPONSES: Final[Mapping[str, type[Message]]] = {
+    field.name: getattr(pb, field.message_type.name)
+    for field in pb.Reply.DESCRIPTOR.oneofs_by_name["response"].fields
+    if field.message_type is not None
+}
+
+
+class Rest(NamedTuple):
+    """One call as HTTP carries it."""
+
+    method: str
+    path: str
+    """With the query."""
+    body: bytes
+    headers: dict[str, str]
+
+
+def request_of(call: Outgoing) -> Rest:
+    """Return a call as a REST request; what the path says is left out of the body."""
+    method, path = ROUTES[call.verb]
+    fields = to_json(call.request)
+    if call.verb in WITHOUT_LEASE and "lease_id" not in fields:
+        method, path = WITHOUT_LEASE[call.verb]
+    for name in ("cache", "lease_id", "pin_id"):
+        if f"{{{name}}}" in path:
+            path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, "")), safe=""))
+    query = {"cache": call.cache} if call.cache else {}
+    if method == "GET":
+        query |= {name: str(value) for name, value in fields.items()}
+    if query:
+        path += "?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
+    headers = {"Accept": "text/event-stream" if call.verb == "watch" else "application/json"}
+    body = b""
+    if method in ("POST", "PUT"):
+        body = json.dumps(fields, separators=(",", ":")).encode()
+        headers["Content-Type"] = "application/json"
+    if call.token:
+        headers["Authorization"] = f"Bearer {call.token}"
+    if call.idempotency_key:
+        headers["Idempotency-Key"] = call.idempotency_key
+    if call.epoch:
+        headers["KVLease-Epoch"] = str(call.epoch)
+    return Rest(method, path, body, headers)
+
+
+def response_of(verb: str, status: int, body: bytes) -> Message:
+    """Read the answer to a call, or raise the error that it carries."""
+    if status >= 400:  # noqa: PLR2004 - HTTP's own boundary
+        raise _problem(status, body)
+    message = _RESPONSES[verb]()
+    try:
+        fill(message, json.loads(body) if body else {})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _not_ours(status, body) from error
+    return message
+
+
+def to_json(message: Message) -> Json:
+    """Return the fields that are set, by their proto names; bytes as base64, integers plain."""
+    fields: Json = {}
+    for field, value in message.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            fields[field.name] = dict(value)
+        elif field.is_repeated:
+            fields[field.name] = [_value_to_json(field, item) for item in value]
+        else:
+            fields[field.name] = _value_to_json(field, value)
+    return fields
+
+
+def fill(message: Message, fields: Json) -> None:
+    """Set the fields of `message` that `fields` names; unknown names are a newer daemon's and are passed over."""
+    by_name = message.DESCRIPTOR.fields_by_name
+    for name, value in fields.items():
+        field = by_name.get(name)
+        if field is None or value is None:
+            continue
+        if field.message_type is None:
+            # Repeated scalars do not occur: ids travel packed in bytes.
+            setattr(
+                message,
+                name,
+                base64.b64decode(value) if field.type == FieldDescriptor.TYPE_BYTES else value,
+            )
+        elif field.message_type.GetOptions().map_entry:
+            getattr(message, name).update(value)
+        elif field.is_repeated:
+            for item in value:
+                fill(getattr(message, name).add(), item)
+        else:
+            part = getattr(message, name)
+            part.SetInParent()
+            fill(part, value)
+
+
+def _value_to_json(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    return base64.b64encode(value).decode() if field.type == FieldDescriptor.TYPE_BYTES else value
+
+
+def _problem(status: int, body: bytes) -> KVLeaseError:
+    """Return the error that a problem document explains."""
+    try:
+        fields = json.loads(body)
+        message = pb.Error(message=fields.get("detail") or fields.get("title") or "")
+        fill(
+            message,
+            {
+                name: fields.get(name)
+                for name in ("code", "resource", "need", "available", "limit", "retry_after_ms")
+            },
+        )
+    except (ValueError, TypeError, AttributeError):
+        return _not_ours(status, body)
+    return error_from_proto(message) if message.code else _not_ours(status, body)
+
+
+def _not_ours(status: int, body: bytes) -> KVLeaseError:
+    text = f"HTTP {status} with an answer that is not kvlease's: {body[:PROBLEM_BYTES_SHOWN]!r}"
+    return UnavailableError(text) if status >= 500 else InternalError(text)  # noqa: PLR2004 - HTTP's own boundary
+
+
+class SseReader:
+    """Put server-sent events together from the pieces in which they arrive."""
+
+    def __init__(self) -> None:
+        """Begin with nothing received."""
+        self._pending = b""
+
+    def feed(self, chunk: bytes) -> Iterator[pb.WatchResponse]:
+        """Yield the events that this piece completes."""
+        *events, self._pending = (self._pending + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        if len(self._pending) > EVENT_BYTES_MAX:
+            message = "the peer does not speak kvlease: it sent an event above the limit"
+            raise UnavailableError(message, need=len(self._pending), limit=EVENT_BYTES_MAX)
+        for event in events:
+            lines = (line.partition(b":") for line in event.split(b"\n"))
+            if data := b"\n".join(
+                value.removeprefix(b" ") for name, _, value in lines if name == b"data"
+            ):
+                response = response_of("watch", 200, data)
+                assert isinstance(response, pb.WatchResponse)
+                yield response

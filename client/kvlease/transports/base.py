@@ -1,0 +1,155 @@
+"""Own what every way to the daemon offers and how an address is written; how bytes travel is each transport's."""
+
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from google.protobuf.message import Message
+
+from kvlease.errors import DeadlineError, InvalidError
+from kvlease.v1 import kvlease_pb2 as pb
+
+ADDRESS_VARIABLE: Final = "KVLEASE_ADDRESS"
+"""The environment variable that names the daemon where a caller does not."""
+
+_SCHEMES: Final = {"unix": True, "http": False, "http+unix": True, "grpc": False, "grpc+unix": True}
+"""Every scheme of an address, and whether a path follows it rather than host and port."""
+
+
+class Outgoing(NamedTuple):
+    """One call, as every transport carries it; a tuple, because one is made per call of the hot path."""
+
+    verb: str
+    """The field of `Call.request` that the request fills."""
+    request: Message
+    deadline_at: float
+    """Monotonic seconds at which the caller stops waiting."""
+    token: str = ""
+    epoch: int = 0
+    idempotency_key: str = ""
+    cache: str = ""
+    """The cache that an operator means, who has no token to tell it by."""
+
+    def seconds_left(self) -> float:
+        """Return the seconds until the deadline.
+
+        Raises:
+            DeadlineError: there are none.
+        """
+        left = self.deadline_at - time.monotonic()
+        if left <= 0:
+            raise past_deadline(self.verb)
+        return left
+
+
+class Attached(NamedTuple):
+    """The answer to an attach, and the descriptors that came beside it, which the receiver must close."""
+
+    response: pb.AttachResponse
+    fds: list[int]
+
+
+class Transport(Protocol):
+    """A blocking way to the daemon; connects at the first call, and again after a failure."""
+
+    def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        ...
+
+    def attach(self, call: Outgoing) -> Attached:
+        """Send an attach over a fresh connection, on which later calls go too."""
+        ...
+
+    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+        """Yield events over a connection of their own until none came for `idle_seconds`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; a later call would open another."""
+        ...
+
+
+class AsyncTransport(Protocol):
+    """The same as `Transport`, for callers on an event loop."""
+
+    async def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        ...
+
+    async def attach(self, call: Outgoing) -> Attached:
+        """Send an attach over a fresh connection, on which later calls go too."""
+        ...
+
+    def watch(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[pb.WatchResponse]:
+        """Yield events until none came for `idle_seconds`."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection; a later call would open another."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a daemon listens, and in which protocol."""
+
+    scheme: str
+    """unix, http, http+unix, grpc or grpc+unix."""
+    path: str = ""
+    """The socket's path, for the schemes of Unix sockets."""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def protocol(self) -> str:
+        """The protocol without the kind of socket: unix, http or grpc."""
+        return self.scheme.partition("+")[0]
+
+    def __str__(self) -> str:
+        """Write the address as it is given."""
+        return f"{self.scheme}://{self.path or f'{self.host}:{self.port}'}"
+
+
+def parse_address(written: str) -> Address:
+    """Read an address such as "unix:///run/kvlease.sock", "http://127.0.0.1:7070" or "grpc+unix:///run/grpc.sock".
+
+    Raises:
+        InvalidError: it is not written so.
+    """
+    message = (
+        f"{written[:80]!r} is no address; write unix:///path, http://host:port, grpc://host:port, …"
+    )
+    try:
+        parts = urlsplit(written)
+        port = parts.port or 0
+    except ValueError as error:
+        raise InvalidError(message, resource="address") from error
+    takes_path = _SCHEMES.get(parts.scheme)
+    if takes_path is None or (takes_path and (parts.netloc or not parts.path.startswith("/"))):
+        raise InvalidError(message, resource="address")
+    if takes_path:
+        return Address(scheme=parts.scheme, path=parts.path)
+    if not parts.hostname or not port or parts.path not in ("", "/") or parts.query:
+        raise InvalidError(message, resource="address")
+    return Address(scheme=parts.scheme, host=parts.hostname, port=port)
+
+
+def default_address() -> str:
+    """Return KVLEASE_ADDRESS where it is set, else the local socket in the user's runtime directory."""
+    if named := os.environ.get(ADDRESS_VARIABLE):
+        return named
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    # The daemon makes its directory with mode 0700, in /tmp too.
+    directory = Path(runtime) / "kvlease" if runtime else Path(f"/tmp/kvlease-{os.getuid()}")  # noqa: S108
+    return f"unix://{directory}/kvlease.sock"
+
+
+def past_deadline(verb: str) -> DeadlineError:
+    """Return the error of a call whose answer did not come in time."""
+    return DeadlineError(
+        f"{verb} was not answered before its deadline; it may have been carried out"
+    )

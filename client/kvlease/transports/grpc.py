@@ -1,0 +1,228 @@
+"""Own the gRPC channel, blocking and for an event loop; nothing imports this module before a channel is wanted."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it has no types
+    ErrorInfo,
+    RetryInfo,
+)
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
+
+from kvlease.errors import InvalidError, KVLeaseError, UnavailableError
+from kvlease.faults import error_from_proto
+from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
+from kvlease.v1 import kvlease_pb2 as pb
+
+MESSAGE_BYTES_MAX: Final = 64 * 2**20
+"""Bytes of the largest response that is believed."""
+
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # A daemon that restarts is back within a second or two; gRPC would look again only after more than that.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Retries are ours, because they carry the idempotency key; proxies have no place on a node.
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+"""Options of every channel."""
+
+_DETAILS: Final = "grpc-status-details-bin"
+_NUMBERS: Final = ("need", "available", "limit", "retry_after_ms")
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["KVLeaseService"]
+_METHODS: Final[dict[str, str]] = {
+    field.name: method.name
+    for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields
+    for method in _SERVICE.methods
+    if method.input_type is field.message_type
+}
+
+
+class GrpcTransport:
+    """Calls over one channel, any number at once."""
+
+    def __init__(self, address: Address) -> None:
+        """Remember where the daemon listens."""
+        self._address = address
+        self._channel: grpc.Channel | None = None
+        self._lock = threading.Lock()
+        self._methods: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        """Show life: whether there is a channel."""
+        return f"<GrpcTransport {self._address} {'open' if self._channel else 'closed'}>"
+
+    def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        try:
+            method = self._methods.get(call.verb) or self._method(call.verb)
+            response: Message = method(
+                call.request, timeout=call.seconds_left(), metadata=_metadata(call)
+            )
+        except grpc.RpcError as error:
+            raise _error_of(error, call, self._address) from error
+        return response
+
+    def attach(self, call: Outgoing) -> Attached:
+        """Send an attach; gRPC hands over no memory."""
+        response = self.send(call)
+        assert isinstance(response, pb.AttachResponse)
+        return Attached(response, [])
+
+    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+        """Yield events until none came for `idle_seconds`."""
+        events = self._method("watch")(call.request, metadata=_metadata(call))
+        try:
+            while True:
+                # A blocking stream has no limit between two events, so a timer ends it.
+                timer = threading.Timer(idle_seconds or threading.TIMEOUT_MAX, events.cancel)
+                timer.daemon = True
+                timer.start()
+                try:
+                    event = next(events, None)
+                finally:
+                    timer.cancel()
+                if event is None:
+                    return
+                yield event
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                raise _error_of(error, call, self._address) from error
+        finally:
+            events.cancel()
+
+    def close(self) -> None:
+        """Close the channel; a later call would open another."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+            self._methods.clear()
+        if channel is not None:
+            channel.close()
+
+    def _method(self, verb: str) -> Any:
+        with self._lock:
+            if self._channel is None:
+                self._channel = grpc.insecure_channel(_target(self._address), options=OPTIONS)
+            method = self._methods[verb] = _multi_callable(self._channel, verb)
+        return method
+
+
+class AsyncGrpcTransport:
+    """Calls over one channel of the running event loop."""
+
+    def __init__(self, address: Address) -> None:
+        """Remember where the daemon listens."""
+        self._address = address
+        self._channel: grpc.aio.Channel | None = None
+        self._methods: dict[str, Any] = {}
+
+    async def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        try:
+            response: Message = await self._method(call.verb)(
+                call.request, timeout=call.seconds_left(), metadata=_metadata(call)
+            )
+        except grpc.RpcError as error:
+            raise _error_of(error, call, self._address) from error
+        return response
+
+    async def attach(self, call: Outgoing) -> Attached:
+        """Send an attach; gRPC hands over no memory."""
+        response = await self.send(call)
+        assert isinstance(response, pb.AttachResponse)
+        return Attached(response, [])
+
+    async def watch(
+        self, call: Outgoing, idle_seconds: float | None
+    ) -> AsyncIterator[pb.WatchResponse]:
+        """Yield events until none came for `idle_seconds`."""
+        events = self._method("watch")(call.request, metadata=_metadata(call))
+        try:
+            while True:
+                async with asyncio.timeout(idle_seconds):
+                    event = await events.read()
+                if not isinstance(event, pb.WatchResponse):
+                    return
+                yield event
+        except TimeoutError:
+            return
+        except grpc.RpcError as error:
+            raise _error_of(error, call, self._address) from error
+        finally:
+            events.cancel()
+
+    async def close(self) -> None:
+        """Close the channel; a later call would open another."""
+        channel, self._channel = self._channel, None
+        self._methods.clear()
+        if channel is not None:
+            await channel.close()
+
+    def _method(self, verb: str) -> Any:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(_target(self._address), options=OPTIONS)
+        if verb not in self._methods:
+            self._methods[verb] = _multi_callable(self._channel, verb)
+        return self._methods[verb]
+
+
+def _target(address: Address) -> str:
+    return f"unix://{address.path}" if address.path else f"{address.host}:{address.port}"
+
+
+def _multi_callable(channel: Any, verb: str) -> Any:
+    """Return the channel's callable for a verb; the generated stub would refuse any older grpc than made it."""
+    method = _SERVICE.methods_by_name[_METHODS[verb]]
+    open_method = channel.unary_stream if method.server_streaming else channel.unary_unary
+    return open_method(
+        f"/{_SERVICE.full_name}/{method.name}",
+        request_serializer=getattr(pb, method.input_type.name).SerializeToString,
+        response_deserializer=getattr(pb, method.output_type.name).FromString,
+    )
+
+
+def _metadata(call: Outgoing) -> tuple[tuple[str, str], ...]:
+    pairs = (
+        ("authorization", f"Bearer {call.token}" if call.token else ""),
+        ("idempotency-key", call.idempotency_key),
+        ("kvlease-epoch", str(call.epoch) if call.epoch else ""),
+        ("kvlease-cache", call.cache),
+    )
+    return tuple(pair for pair in pairs if pair[1])
+
+
+def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
+    """Return the error that a status explains; gRPC's own failures become DeadlineError and UnavailableError."""
+    for name, value in error.trailing_metadata() or ():
+        if name == _DETAILS and (explained := _explained(value, error.details() or "")):
+            return explained
+    status = error.code()
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return past_deadline(call.verb)
+    message = f"{error.details() or status.name} ({address})"
+    if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+        return InvalidError(message)
+    return UnavailableError(message)
+
+
+def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:
+    """Read ErrorInfo and RetryInfo; None where the status is not one of kvlease."""
+    message = pb.Error(message=text)
+    for detail in Status.FromString(packed_status).details:
+        info, retry = ErrorInfo(), RetryInfo()
+        if detail.Unpack(info) and info.domain == "kvlease":
+            message.code = info.reason
+            message.resource = info.metadata.get("resource", "")
+            for name in _NUMBERS:
+                if number := info.metadata.get(name):
+                    setattr(message, name, int(number))
+        elif detail.Unpack(retry):
+            message.retry_after_ms = retry.retry_delay.ToMilliseconds()
+    return error_from_proto(message) if message.code else None

@@ -1,0 +1,123 @@
+"""Own the blocking REST connection: http.client, kept alive, over TCP or a Unix socket; calls read as in `_rest`."""
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+
+from google.protobuf.message import Message
+
+from kvlease.errors import UnavailableError
+from kvlease.transports._rest import SseReader, request_of, response_of
+from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
+from kvlease.v1 import kvlease_pb2 as pb
+
+
+class HttpTransport:
+    """Calls over one kept-alive connection, one at a time; threads take turns."""
+
+    def __init__(self, address: Address) -> None:
+        """Remember where the daemon listens."""
+        self._address = address
+        self._connection: http.client.HTTPConnection | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        """Show life: whether it is connected."""
+        return f"<HttpTransport {self._address} {'connected' if self._connection else 'closed'}>"
+
+    def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        if not self._lock.acquire(timeout=call.seconds_left()):
+            raise past_deadline(call.verb)
+        try:
+            answer = self._begin(call)
+            status, body = answer.status, answer.read()
+        except TimeoutError as error:
+            self.close()
+            raise past_deadline(call.verb) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._unreachable(error) from error
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._lock.release()
+        return response_of(call.verb, status, body)
+
+    def attach(self, call: Outgoing) -> Attached:
+        """Send an attach; REST hands over no memory."""
+        response = self.send(call)
+        assert isinstance(response, pb.AttachResponse)
+        return Attached(response, [])
+
+    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+        """Yield events over a connection of their own until none came for `idle_seconds`."""
+        stream = HttpTransport(self._address)
+        try:
+            answer = stream._begin(call)
+            if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
+                response_of(call.verb, answer.status, answer.read())
+            stream._limit(idle_seconds)
+            events = SseReader()
+            while chunk := answer.read1(2**16):
+                yield from events.feed(chunk)
+        except TimeoutError:
+            return
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        """Close the connection; a later call would open another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _begin(self, call: Outgoing) -> http.client.HTTPResponse:
+        request = request_of(call)
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._open(call.seconds_left())
+        else:
+            self._limit(call.seconds_left())
+        connection.request(
+            request.method, request.path, body=request.body or None, headers=request.headers
+        )
+        return connection.getresponse()
+
+    def _open(self, seconds: float) -> http.client.HTTPConnection:
+        if self._address.path:
+            return _UnixConnection(self._address.path, seconds)
+        return http.client.HTTPConnection(self._address.host, self._address.port, timeout=seconds)
+
+    def _limit(self, seconds: float | None) -> None:
+        assert self._connection is not None, "a limit without a connection"
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(seconds)
+
+    def _unreachable(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"the daemon at {self._address} cannot be reached ({error}); check that it runs and the address"
+        )
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket instead of a host."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(self.timeout)
+            sock.connect(self._path)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock

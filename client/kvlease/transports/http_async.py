@@ -1,0 +1,93 @@
+"""Own REST on an event loop: one aiohttp session, over TCP or a Unix socket; how calls read is `_rest`'s business."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+from google.protobuf.message import Message
+
+from kvlease.errors import UnavailableError
+from kvlease.transports._rest import SseReader, request_of, response_of
+from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
+from kvlease.v1 import kvlease_pb2 as pb
+
+
+class AsyncHttpTransport:
+    """Calls over a pool of kept-alive connections."""
+
+    def __init__(self, address: Address) -> None:
+        """Remember where the daemon listens."""
+        self._address = address
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        request = request_of(call)
+        limit = aiohttp.ClientTimeout(total=call.seconds_left())
+        try:
+            async with self._opened().request(
+                request.method,
+                self._url(request.path),
+                data=request.body or None,
+                headers=request.headers,
+                timeout=limit,
+            ) as answer:
+                status, body = answer.status, await answer.read()
+        except TimeoutError as error:
+            raise past_deadline(call.verb) from error
+        except (OSError, aiohttp.ClientError) as error:
+            raise self._unreachable(error) from error
+        return response_of(call.verb, status, body)
+
+    async def attach(self, call: Outgoing) -> Attached:
+        """Send an attach; REST hands over no memory."""
+        response = await self.send(call)
+        assert isinstance(response, pb.AttachResponse)
+        return Attached(response, [])
+
+    async def watch(
+        self, call: Outgoing, idle_seconds: float | None
+    ) -> AsyncIterator[pb.WatchResponse]:
+        """Yield events until none came for `idle_seconds`."""
+        request = request_of(call)
+        limit = aiohttp.ClientTimeout(
+            total=None, sock_connect=call.seconds_left(), sock_read=idle_seconds
+        )
+        try:
+            async with self._opened().get(
+                self._url(request.path), headers=request.headers, timeout=limit
+            ) as answer:
+                if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
+                    response_of(call.verb, answer.status, await answer.read())
+                events = SseReader()
+                async for chunk in answer.content.iter_any():
+                    for event in events.feed(chunk):
+                        yield event
+        except TimeoutError:
+            return
+        except (OSError, aiohttp.ClientError) as error:
+            raise self._unreachable(error) from error
+
+    async def close(self) -> None:
+        """Close all connections; a later call would open others."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = (
+                aiohttp.UnixConnector(self._address.path)
+                if self._address.path
+                else aiohttp.TCPConnector()
+            )
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        return self._session
+
+    def _url(self, path: str) -> str:
+        host = "localhost" if self._address.path else f"{self._address.host}:{self._address.port}"
+        return f"http://{host}{path}"
+
+    def _unreachable(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"the daemon at {self._address} cannot be reached ({error}); check that it runs and the address"
+        )

@@ -1,0 +1,200 @@
+"""Own the blocking connection over the local socket: one frame out, one frame in, and the descriptors of an attach.
+
+The kernel's own socket timeouts are used, not Python's: those poll before every read and write.
+"""
+
+import math
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from google.protobuf.message import Message
+
+from kvlease.errors import KVLeaseError, UnavailableError
+from kvlease.transports._frames import (
+    BYTES_OF_LENGTH,
+    close_all,
+    decode,
+    encode,
+    frame_bytes,
+    receive_attached,
+    response_of,
+    send_attach,
+    unreachable,
+)
+from kvlease.transports.base import Attached, Outgoing, past_deadline
+from kvlease.v1 import kvlease_pb2 as pb
+
+_FIRST_BUFFER_BYTES: Final = 2**16
+_TICKS_PER_SECOND: Final = 100
+"""Kernel timeouts are set in steps of 10 ms, so that calls of one deadline share one setting."""
+
+
+class LocalTransport:
+    """Calls over one connection, one at a time; threads take turns."""
+
+    def __init__(self, path: str) -> None:
+        """Remember where the socket is."""
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._buffer = bytearray(_FIRST_BUFFER_BYTES)
+        self._ticks = 0
+        self._call_number = 0
+
+    def __repr__(self) -> str:
+        """Show life: whether it is connected."""
+        return f"<LocalTransport {self._path} {'connected' if self._socket else 'closed'}>"
+
+    def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        self._take_turn(call)
+        try:
+            frame = self._encode(call)
+            sock = self._socket or self._connect(call)
+            self._limit(sock, call.seconds_left())
+            self._send_all(sock, frame)
+            reply = self._receive(sock, call)
+        except OSError as error:
+            raise self._failed(error, call) from error
+        except BaseException:
+            # Whatever stopped us, an interrupt too: a late reply must not answer the next call.
+            self._drop()
+            raise
+        finally:
+            self._lock.release()
+        return response_of(reply)
+
+    def attach(self, call: Outgoing) -> Attached:
+        """Send an attach over a fresh connection, on which later calls go too."""
+        self._take_turn(call)
+        fds: list[int] = []
+        try:
+            self._drop()
+            frame = self._encode(call)
+            sock = self._connect(call)
+            send_attach(sock, frame)
+            reply, fds = receive_attached(sock)
+            response = response_of(reply)
+        except OSError as error:
+            raise self._failed(error, call) from error
+        except BaseException:
+            close_all(fds)
+            self._drop()
+            raise
+        finally:
+            self._lock.release()
+        assert isinstance(response, pb.AttachResponse)
+        return Attached(response, fds)
+
+    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+        """Yield events over a connection of their own until none came for `idle_seconds`."""
+        stream = LocalTransport(self._path)
+        try:
+            yield from stream._events(call, idle_seconds)
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        """Close the connection; a later call would open another."""
+        self._drop()
+
+    def surrender(self) -> socket.socket:
+        """Hand the open connection over to the caller."""
+        sock, self._socket = self._socket, None
+        assert sock is not None, "surrender without a connection"
+        return sock
+
+    def _take_turn(self, call: Outgoing) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        if not self._lock.acquire(timeout=call.seconds_left()):
+            raise past_deadline(call.verb)
+
+    def _encode(self, call: Outgoing) -> bytes:
+        self._call_number += 1
+        return encode(call, self._call_number)
+
+    def _connect(self, call: Outgoing) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket, self._ticks = sock, 0
+        self._limit(sock, call.seconds_left())
+        sock.connect(self._path)
+        return sock
+
+    def _limit(self, sock: socket.socket, seconds: float) -> None:
+        """Have the kernel end every read and write of this socket after `seconds`; free while that stays the same."""
+        ticks = math.ceil(seconds * _TICKS_PER_SECOND)
+        if ticks != self._ticks:
+            whole, rest = divmod(ticks, _TICKS_PER_SECOND)
+            interval = struct.pack("@ll", whole, rest * (1_000_000 // _TICKS_PER_SECOND))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+            self._ticks = ticks
+
+    def _send_all(self, sock: socket.socket, frame: bytes) -> None:
+        # A frame above the daemon's limit is refused before it was read; the reason then waits to be received.
+        try:
+            sock.sendall(frame)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def _receive(self, sock: socket.socket, call: Outgoing) -> pb.Reply:
+        buffer = self._buffer
+        num_received = _more(sock.recv_into(buffer))
+        while num_received < BYTES_OF_LENGTH or num_received < frame_bytes(buffer):
+            if num_received == len(buffer):
+                buffer.extend(bytes(frame_bytes(buffer) - num_received))
+            self._limit(sock, call.seconds_left())
+            with memoryview(buffer) as whole, whole[num_received:] as rest:
+                num_received += _more(sock.recv_into(rest))
+        reply = decode(buffer[BYTES_OF_LENGTH:num_received])
+        if reply.call_number == 0:  # the daemon refuses the connection, not the call
+            self._drop()
+        elif reply.call_number != self._call_number:
+            message = (
+                f"call {self._call_number} was answered by a reply to call {reply.call_number}"
+            )
+            raise UnavailableError(message)
+        return reply
+
+    def _events(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+        pending = bytearray()
+        try:
+            sock = self._connect(call)
+            sock.sendall(self._encode(call))
+            self._limit(sock, idle_seconds or 0)
+            while True:
+                while len(pending) >= BYTES_OF_LENGTH and len(pending) >= (
+                    end := frame_bytes(pending)
+                ):
+                    response = response_of(decode(pending[BYTES_OF_LENGTH:end]))
+                    del pending[:end]
+                    assert isinstance(response, pb.WatchResponse)
+                    yield response
+                chunk = sock.recv(_FIRST_BUFFER_BYTES)
+                _more(len(chunk))
+                pending += chunk
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._failed(error, call) from error
+
+    def _failed(self, error: OSError, call: Outgoing) -> KVLeaseError:
+        self._drop()
+        if isinstance(error, BlockingIOError):
+            return past_deadline(call.verb)
+        return unreachable(self._path, error)
+
+    def _drop(self) -> None:
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
+
+
+def _more(num_bytes: int) -> int:
+    if not num_bytes:
+        raise ConnectionResetError
+    return num_bytes

@@ -1,0 +1,317 @@
+"""Own the blocking worker: one process attached to one cache, its heartbeats and its verbs; leases are in `lease`."""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvlease import _calls, _flows, _steps
+from kvlease._session import Session
+from kvlease.errors import KVLeaseError
+from kvlease.keys import BlockKeys
+from kvlease.lease import GrantView, Lease
+from kvlease.plan import CachePlan
+from kvlease.replies import Committed, Evicted, Found, Pinned, Reloaded, ReserveSpec, StepColumns
+from kvlease.tables import RowTable
+from kvlease.transports.base import Outgoing, Transport, past_deadline
+
+R = TypeVar("R")
+
+logger: Final = logging.getLogger("kvlease")
+
+
+class WorkerView:
+    """What a worker knows of itself."""
+
+    def __init__(self, session: Session) -> None:
+        """Look at an attached session."""
+        self._session = session
+
+    def __repr__(self) -> str:
+        """Show life: who it is and how many leases it holds."""
+        session = self._session
+        return f"<{type(self).__name__} {session.worker_id} of {session.request.cache!r}, {len(session.grants)} leases>"
+
+    @property
+    def worker_id(self) -> int:
+        """The attachment; changes when the daemon could not resume it."""
+        return self._session.worker_id
+
+    @property
+    def epoch(self) -> int:
+        """The daemon's life that this worker is attached to."""
+        return self._session.link.epoch
+
+    @property
+    def plan(self) -> CachePlan:
+        """Every number of the cache."""
+        return self._session.plan
+
+    @property
+    def keys(self) -> BlockKeys:
+        """The names of blocks for this worker's tenant."""
+        return self._session.keys
+
+    @property
+    def device(self) -> NDArray[np.uint8] | None:
+        """The device region, writable; None where the transport hands over no memory."""
+        memory = self._session.memory
+        return None if memory is None else memory.device
+
+    @property
+    def tables(self) -> RowTable | None:
+        """The block table; None where the transport hands over no memory."""
+        memory = self._session.memory
+        return None if memory is None else memory.tables
+
+    @property
+    def memory_generation(self) -> int:
+        """Grows when `device` and `tables` became other memory: then views of the old must be made anew."""
+        return self._session.memory_generation
+
+    @property
+    def death_proof(self) -> str:
+        """How the daemon will learn of this process's death: "pidfd" or "none"."""
+        return self._session.death_proof
+
+    @property
+    def num_leases(self) -> int:
+        """The leases that this worker holds."""
+        return len(self._session.grants)
+
+
+class Port:
+    """Carry out what flows ask for, over one blocking transport."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        session: Session | None = None,
+        attaching: "threading.Lock | None" = None,
+    ) -> None:
+        """Join a transport to the session whose calls go over it."""
+        self.transport = transport
+        self._session = session
+        self._attaching = attaching or threading.Lock()
+
+    def run(self, flow: _flows.Flow[R]) -> R:
+        """Carry out a flow and return its result."""
+        try:
+            action = next(flow)
+            while True:
+                try:
+                    answer = self._perform(action)
+                except KVLeaseError as error:
+                    action = flow.throw(error)
+                else:
+                    action = flow.send(answer)
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
+        finally:
+            flow.close()
+
+    def _perform(self, action: _flows.Action) -> Any:
+        if isinstance(action, Outgoing):
+            return self.transport.send(action)
+        if isinstance(action, _flows.Pause):
+            return time.sleep(action.seconds)
+        if isinstance(action, _flows.Attach):
+            return self.transport.attach(action.call)
+        return self._reattach(action)
+
+    def _reattach(self, action: _flows.Reattach) -> None:
+        session = self._session
+        assert session is not None, "only a worker attaches again"
+        if not self._attaching.acquire(timeout=max(0, action.deadline_at - session.link.clock())):
+            raise past_deadline("attach")
+        try:
+            if session.link.epoch == action.stale_epoch:
+                self.run(_flows.reattach(session, action.deadline_at))
+        finally:
+            self._attaching.release()
+
+
+class Worker(WorkerView):
+    """One process attached to one cache; a context manager that detaches at its end.
+
+    Threads may share it. A forked child may not: it must attach for itself.
+    """
+
+    def __init__(self, session: Session, port: Port, pulse: Transport) -> None:
+        """Join an attached session to its connection, and to another one for its heartbeats."""
+        super().__init__(session)
+        attaching = threading.Lock()
+        self._port = Port(port.transport, session, attaching)
+        self._pulse = Port(pulse, session, attaching)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=_beat,
+            args=(session, self._pulse, self._stop),
+            name=f"kvlease-worker-{session.worker_id}",
+            daemon=True,
+        )
+        # The thread does not hold the worker, so one that is dropped without close stops its heartbeats, too.
+        weakref.finalize(self, self._stop.set)
+
+    def start(self) -> Self:
+        """Begin the heartbeats."""
+        self._thread.start()
+        return self
+
+    def __enter__(self) -> Self:
+        """Return the worker."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Detach and close."""
+        self.close()
+
+    def reserve(
+        self,
+        request_id: str,
+        *,
+        num_tokens: int,
+        keys: bytes = b"",
+        wait_ms: int = 0,
+        token_ids: bytes = b"",
+    ) -> Lease:
+        """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
+
+        With on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
+
+        Raises:
+            InvalidError: the call is malformed.
+            KVLeaseError: it was refused or failed, and on_doubt is "raise".
+        """
+        spec = ReserveSpec(
+            request_id=request_id, num_tokens=num_tokens, keys=keys, token_ids=token_ids
+        )
+        return Lease(self, self._port.run(_flows.reserve(self._session, spec, wait_ms)))
+
+    def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
+        """Make a lease cover `num_tokens` in all; returns whether it does."""
+        return self._port.run(_flows.extend(self._session, lease.grant, num_tokens, wait_ms))
+
+    def commit(
+        self, lease: GrantView, num_tokens: int, keys: bytes, first_block: int = 0
+    ) -> Committed:
+        """Make the full blocks among a lease's first `num_tokens` findable under `keys`, the first of `first_block`."""
+        return self._port.run(
+            _flows.commit(self._session, lease.grant, num_tokens, keys, first_block)
+        )
+
+    def evict(
+        self,
+        lease: GrantView | None = None,
+        *,
+        keys: bytes = b"",
+        num_blocks: int = 0,
+        wait_ms: int = 0,
+    ) -> Evicted:
+        """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
+        if lease is not None:
+            return self._port.run(_flows.evict(self._session, lease.grant, wait_ms))
+        ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
+        return self._port.run(_flows.missed(self._session, ask, Evicted()))
+
+    def reload(
+        self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
+    ) -> Reloaded:
+        """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
+        if lease is not None:
+            return self._port.run(_flows.reload(self._session, lease.grant, wait_ms))
+        return self._port.run(
+            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
+        )
+
+    def map(self, lease: GrantView) -> int:
+        """Publish a lease's row of the block table; returns its kernel blocks."""
+        return self._port.run(_flows.map_row(self._session, lease.grant))
+
+    def release(self, lease: GrantView) -> bool:
+        """End a lease; returns whether it was there. Committed blocks stay findable."""
+        return self._port.run(_flows.release(self._session, lease.grant))
+
+    def lookup(self, keys: bytes) -> Found:
+        """Tell how long a prefix is cached, without holding it."""
+        return self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found()))
+
+    def pin(self, keys: bytes) -> Pinned:
+        """Hold cached blocks so that they are not evicted."""
+        return self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned()))
+
+    def unpin(self, pin_id: int) -> bool:
+        """End a pin; returns whether it was there."""
+        return self._port.run(_flows.missed(self._session, _calls.unpin(pin_id), idle=False))
+
+    def step(  # noqa: PLR0913 - one parameter a column
+        self,
+        *,
+        verbs: ArrayLike,
+        lease_ids: ArrayLike,
+        num_tokens: ArrayLike,
+        num_keys: ArrayLike | None = None,
+        first_blocks: ArrayLike | None = None,
+        keys: bytes = b"",
+        reserves: Sequence[ReserveSpec] = (),
+    ) -> tuple[StepColumns, list[Lease]]:
+        """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit.
+
+        With on_doubt="miss" a step that fails as a whole has its error's number in every entry of `codes`.
+        """
+        ask = _calls.step(
+            verbs=verbs,
+            lease_ids=lease_ids,
+            num_tokens=num_tokens,
+            num_keys=num_keys,
+            first_blocks=first_blocks,
+            keys=keys,
+            reserves=reserves,
+        )
+        columns, grants = self._port.run(_steps.step(self._session, ask, reserves))
+        return columns, [Lease(self, grant) for grant in grants]
+
+    def heartbeat(self) -> None:
+        """Renew the leases now; a thread does so all the time."""
+        self._port.run(_flows.heartbeat(self._session))
+
+    def detach(self) -> int:
+        """End the worker and all its leases; returns how many the daemon ended."""
+        self._stop.set()
+        return self._port.run(_flows.detach(self._session))
+
+    def close(self) -> None:
+        """Detach if that was not done, and close connections and memory; views that callers keep stay valid."""
+        if not self._stop.is_set() and not self._session.link.is_forked:
+            with suppress(KVLeaseError):
+                self.detach()
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._session.link.deadline_seconds)
+        self._port.transport.close()
+        self._pulse.transport.close()
+        if self._session.memory is not None:
+            self._session.memory.close()
+
+
+def _beat(session: Session, pulse: Port, stop: threading.Event) -> None:
+    """Send heartbeats until told to stop; says once that they fail, and once that they succeed again."""
+    is_failing = False
+    while not stop.wait(session.heartbeat_seconds):
+        try:
+            pulse.run(_flows.heartbeat(session))
+        except KVLeaseError as error:
+            if not is_failing and not stop.is_set():
+                logger.warning("heartbeats fail", extra={"action": "heartbeat", "code": error.code})
+            is_failing = True
+        else:
+            if is_failing:
+                logger.warning("heartbeats succeed again", extra={"action": "heartbeat"})
+            is_failing = False

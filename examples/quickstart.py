@@ -1,0 +1,39 @@
+"""Reserve blocks twice for the same prompt: the first time they are computed, the second time they are there.
+
+Start a daemon with `make serve`, then run `.venv/bin/python examples/quickstart.py`.
+"""
+
+from kvlease import Client, FullAttention, PlanInputs
+
+LAYERS = tuple(
+    FullAttention(name=f"layer.{index}", num_kv_heads=2, head_size=64, dtype="float16")
+    for index in range(4)
+)
+INPUTS = PlanInputs(layers=LAYERS, tokens_per_block=16, device_blocks=64, host_bytes=4 << 20)
+
+
+def main() -> None:
+    """Serve one prompt twice."""
+    tokens = list(range(100))
+    with Client() as client:
+        client.register("quickstart", INPUTS)
+        with client.attach("quickstart") as worker:
+            plan = worker.plan
+            assert worker.device is not None, (
+                "give the address of the local socket, unix:///…/kvlease.sock"
+            )
+            pool = worker.device.reshape(plan.num_blocks, plan.bytes_per_block)
+            keys = worker.keys.chain(tokens, plan.tokens_per_block)
+            for request_id in ("first", "second"):
+                with worker.reserve(request_id, keys=keys, num_tokens=len(tokens)) as lease:
+                    print(
+                        f"{request_id}: {lease.hit_tokens} of {len(tokens)} tokens are cached, {lease}"
+                    )
+                    first_block = plan.full_blocks(lease.hit_tokens)
+                    pool[lease.block_ids[first_block:]] = 7  # stands for computing K and V
+                    lease.commit(len(tokens), keys)
+            print(f"on the device: {worker.lookup(keys).num_device_blocks} blocks of the prompt")
+
+
+if __name__ == "__main__":
+    main()

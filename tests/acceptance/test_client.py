@@ -1,0 +1,333 @@
+"""The library against a real daemon: one life of a request over every transport, and deaths on both sides."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlease import (
+    AsyncClient,
+    Client,
+    Event,
+    FullAttention,
+    NeverFitsError,
+    PlanInputs,
+    ReserveSpec,
+    UnknownCacheError,
+    Worker,
+)
+from kvlease.v1 import kvlease_pb2 as pb
+
+pytestmark = pytest.mark.acceptance
+
+ROOT = Path(__file__).parents[2]
+LAYERS = tuple(
+    FullAttention(name=f"l{index}", num_kv_heads=1, head_size=16, dtype="float32")
+    for index in range(2)
+)
+INPUTS = PlanInputs(layers=LAYERS, tokens_per_block=16, device_blocks=32, host_bytes=1 << 20)
+TOKENS = list(range(64))
+SECONDS_TO_START = 30.0
+
+
+class Serving:
+    """A daemon of its own, started from the command line."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.runtime_dir = runtime_dir
+        self.start()
+
+    def start(self) -> None:
+        """Start the daemon."""
+        command = [
+            sys.executable,
+            "-m",
+            "kvleased",
+            "serve",
+            "--runtime-dir",
+            str(self.runtime_dir),
+        ]
+        options = ["--no-listen-tcp", "--drain-seconds", "0.1"]
+        self.log = (self.runtime_dir.parent / "log").open("w+")
+        self.process = subprocess.Popen(
+            [*command, *options], cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT
+        )
+
+    def address(self, scheme: str) -> str:
+        """Return the daemon's address of one kind."""
+        sockets = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.sock"}
+        return f"{scheme}://{self.runtime_dir}/{sockets[scheme]}"
+
+    def wait_until_ready(self) -> None:
+        """Wait until every socket answers."""
+        self._poll(
+            lambda: all(
+                (self.runtime_dir / name).exists()
+                for name in ("kvlease.sock", "http.sock", "grpc.sock")
+            )
+        )
+        self._poll(self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            with Client(self.address("grpc+unix")) as grpc, Client(self.address("unix")) as local:
+                return grpc.stats().epoch == local.stats().epoch
+        except Exception:  # noqa: BLE001 - whatever it is, it is not ready
+            return False
+
+    def _poll(self, is_done: Callable[[], bool]) -> None:
+        end = time.monotonic() + SECONDS_TO_START
+        while not is_done():
+            assert self.process.poll() is None, (
+                f"the daemon ended: {Path(self.log.name).read_text()}"
+            )
+            assert time.monotonic() < end, (
+                f"the daemon does not become ready: {Path(self.log.name).read_text()}"
+            )
+            time.sleep(0.02)
+
+    def kill_control(self) -> None:
+        """Kill the process that serves, which the supervisor starts again over the same memory."""
+        with Client(self.address("unix")) as client:
+            sock = client._port.transport
+            client.stats()
+            peer = sock._socket.getsockopt(1, 17, 12)  # type: ignore[attr-defined]  # SO_PEERCRED of the local transport
+        os.kill(int.from_bytes(peer[:4], "little"), signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stop the daemon, or kill it where it does not stop."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.log.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Serving]:
+    """Give a daemon of the test's own."""
+    serving = Serving(tmp_path / "run")
+    try:
+        serving.wait_until_ready()
+        yield serving
+    finally:
+        serving.stop()
+
+
+def registered(serving: Serving, scheme: str = "unix") -> Client:
+    """Return a client of a daemon that has the cache."""
+    client = Client(serving.address(scheme))
+    client.register("demo", INPUTS)
+    return client
+
+
+def blocks_in_use(client: Client) -> int:
+    """Count the device blocks that somebody holds."""
+    device = next(pool for pool in client.stats("demo").caches[0].pools if pool.tier == "device")
+    return device.reserved + device.ready_held + device.filling + device.quarantined
+
+
+def test_life_of_a_request_over_every_transport(daemon: Serving) -> None:
+    """Plan, attach, reserve, commit, evict, reload, step and release say the same over all three."""
+    lives = {
+        scheme: life_of_a_request(daemon, scheme) for scheme in ("unix", "http+unix", "grpc+unix")
+    }
+
+    assert lives["unix"] == lives["http+unix"] == lives["grpc+unix"]
+
+
+def life_of_a_request(daemon: Serving, scheme: str) -> list[object]:
+    """Return everything that one request's life was told."""
+    said: list[object] = []
+    with registered(daemon, scheme) as client:
+        said += [client.plan(INPUTS), client.get_cache("demo").cache]
+        with client.attach("demo", tenant=scheme[:4]) as worker:
+            keys = worker.keys.chain(TOKENS, 16)
+            with worker.reserve("r", num_tokens=64, keys=keys) as lease:
+                said += [
+                    lease.hit_tokens,
+                    len(lease.block_ids),
+                    lease.map(),
+                    lease.commit(64, keys),
+                ]
+                said += [lease.extend(80), len(lease.block_ids), worker.lookup(keys)]
+                said += [lease.evict(), len(lease.block_ids), lease.reload(), len(lease.block_ids)]
+                columns, leases = worker.step(
+                    verbs=[pb.STEP_VERB_EXTEND, pb.STEP_VERB_RELEASE],
+                    lease_ids=[lease.lease_id] * 2,
+                    num_tokens=[96, 0],
+                    reserves=[ReserveSpec(request_id="s", num_tokens=64, keys=keys)],
+                )
+                said += [
+                    columns.codes.tolist(),
+                    columns.num_blocks.tolist(),
+                    lease.is_live,
+                    leases[0].hit_tokens,
+                ]
+            pinned = worker.pin(keys)
+            said += [pinned.num_blocks, worker.unpin(pinned.pin_id), worker.unpin(pinned.pin_id)]
+            too_much = worker.reserve("t", num_tokens=10**6).refusal
+            assert isinstance(too_much, NeverFitsError)
+            said += [str(too_much), too_much.need, too_much.limit, worker.num_leases]
+        with pytest.raises(UnknownCacheError) as unknown:
+            client.get_cache("other")
+        said.append(str(unknown.value))
+        client.evict(num_blocks=32, cache="demo")
+    return said
+
+
+def test_events_read_the_same_over_every_transport(daemon: Serving) -> None:
+    """A watch tells the same story over all three, blocking or not, from wherever it begins."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        worker.reserve("r", num_tokens=64).release()
+
+    stories = []
+    for scheme in ("unix", "http+unix", "grpc+unix"):
+        with Client(daemon.address(scheme)) as client:
+            stories.append(list(client.watch(cache="demo", idle_seconds=0.3)))
+            assert (
+                list(client.watch(after_sequence=stories[0][1].sequence, idle_seconds=0.3))
+                == stories[0][2:]
+            )
+        stories.append(asyncio.run(watched(daemon.address(scheme))))
+
+    assert all(story == stories[0] for story in stories)
+    assert {"cache_registered", "worker_attached", "lease_granted", "lease_released"} <= {
+        e.kind for e in stories[0]
+    }
+
+
+async def watched(address: str) -> list[Event]:
+    """Return the events so far, on an event loop."""
+    async with AsyncClient(address) as client:
+        return [event async for event in client.watch(cache="demo", idle_seconds=0.3)]
+
+
+def test_bytes_are_shared_and_survive_eviction(daemon: Serving) -> None:
+    """What one worker wrote and committed another one reads, from the device and back from the host pool."""
+    with (
+        registered(daemon) as client,
+        client.attach("demo") as writer,
+        client.attach("demo") as reader,
+    ):
+        keys = writer.keys.chain(TOKENS, 16)
+        with writer.reserve("w", num_tokens=64, keys=keys) as lease:
+            pool_of(writer)[lease.block_ids] = np.arange(4, dtype=np.uint8)[:, None] + 1
+            lease.commit(64, keys)
+
+        for _ in range(2):
+            with reader.reserve("r", num_tokens=80, keys=keys, wait_ms=2000) as lease:
+                assert lease.hit_tokens == 64
+                assert (np.arange(4) + 1 == pool_of(reader)[lease.block_ids[:4]].T).all()
+            client.evict(keys=keys)
+
+
+def pool_of(worker: Worker) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Return the device region, one row a block."""
+    assert worker.device is not None
+    return worker.device.reshape(worker.plan.num_blocks, worker.plan.bytes_per_block)
+
+
+def test_blocks_of_a_killed_worker_are_free_at_once(daemon: Serving) -> None:
+    """A worker that gets SIGKILL leaves nothing behind."""
+    program = f"""
+import sys
+from kvlease import Client
+worker = Client({daemon.address("unix")!r}).attach("demo")
+print(worker.reserve("r", num_tokens=320).is_live, flush=True)
+sys.stdin.read()
+"""
+    with registered(daemon) as client:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "True\n"
+            assert blocks_in_use(client) == 20
+            child.kill()
+        daemon._poll(lambda: blocks_in_use(client) == 0)
+
+
+def test_worker_goes_on_after_the_daemon_was_killed(daemon: Serving) -> None:
+    """SIGKILL of the control process costs a worker neither its lease nor its bytes nor an exception."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        keys = worker.keys.chain(TOKENS, 16)
+        lease = worker.reserve("r", num_tokens=64, keys=keys)
+        pool_of(worker)[lease.block_ids] = 9
+        blocks, epoch = lease.block_ids.tolist(), worker.epoch
+
+        daemon.kill_control()
+
+        assert lease.commit(64, keys).num_committed == 4
+        assert (lease.is_live, lease.block_ids.tolist()) == (True, blocks)
+        assert worker.epoch > epoch
+        assert lease.extend(80)
+        assert (pool_of(worker)[lease.block_ids[:4]] == 9).all()
+        assert worker.reserve("again", num_tokens=80, keys=keys).hit_tokens == 64
+
+
+def test_silent_worker_is_kept_alive_by_its_heartbeats(daemon: Serving) -> None:
+    """The heartbeat thread finds the restarted daemon by itself, and tells it what is still held."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        lease = worker.reserve("r", num_tokens=64)
+        daemon.kill_control()
+        worker.heartbeat()
+
+        assert (lease.is_live, worker.num_leases) == (True, 1)
+
+
+def test_worker_finds_its_way_into_a_daemon_that_lost_everything(daemon: Serving) -> None:
+    """When the memory is gone, too, requests are misses until the cache is registered again, then they are served."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        lost = worker.reserve("r", num_tokens=64)
+        daemon.stop()
+        daemon.start()
+        daemon.wait_until_ready()
+
+        refused = worker.reserve("s", num_tokens=64)
+        assert (refused.is_live, type(refused.refusal)) == (False, UnknownCacheError)
+        client.register("demo", INPUTS)
+        assert worker.reserve("s", num_tokens=64).is_live
+        assert (lost.is_live, worker.memory_generation) == (False, 2)
+
+
+async def test_async_worker_does_the_same(daemon: Serving) -> None:
+    """The asynchronous client serves many requests at once, through a death of the daemon, too."""
+    async with AsyncClient(daemon.address("unix")) as client:
+        await client.register("demo", INPUTS)
+        async with await client.attach("demo") as worker:
+            leases = await asyncio.gather(
+                *(worker.reserve(f"r{n}", num_tokens=32) for n in range(8))
+            )
+            assert all(lease.is_live for lease in leases)
+            daemon.kill_control()
+            assert all(await asyncio.gather(*(lease.extend(48) for lease in leases)))
+            ids = np.concatenate([lease.block_ids for lease in leases])
+            assert len(set(ids.tolist())) == 24
+
+
+def test_quickstart_runs(daemon: Serving) -> None:
+    """The example runs, and the second request hits what the first one computed."""
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "quickstart.py")],
+        env=os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "first: 0 of 100 tokens are cached" in run.stdout
+    assert "second: 96 of 100 tokens are cached" in run.stdout

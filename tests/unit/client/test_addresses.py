@@ -1,0 +1,63 @@
+"""Laws of addresses."""
+
+from pathlib import Path
+
+import pytest
+
+from kvlease import Client, InvalidError
+from kvlease.transports.base import default_address, parse_address
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "unix:///run/kvlease.sock",
+        "http://127.0.0.1:7070",
+        "http+unix:///run/http.sock",
+        "grpc://localhost:7071",
+        "grpc+unix:///run/grpc.sock",
+    ],
+)
+def test_address_reads_back_as_written(written: str) -> None:
+    """An address that was read is written as it was."""
+    assert str(parse_address(written)) == written
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "kvlease.sock",
+        "unix://relative.sock",
+        "http://host",
+        "http://host:99999",
+        "http://h:1/path",
+        "ftp://h:1",
+        "http://[::1",
+    ],
+)
+def test_malformed_address_is_refused(written: str) -> None:
+    """Anything else is the caller's mistake, told at once."""
+    with pytest.raises(InvalidError):
+        parse_address(written)
+
+
+def test_default_address_prefers_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """KVLEASE_ADDRESS rules; without it the local socket of the runtime directory does."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("KVLEASE_ADDRESS", raising=False)
+    assert default_address() == f"unix://{tmp_path}/kvlease/kvlease.sock"
+
+    monkeypatch.setenv("KVLEASE_ADDRESS", "http://127.0.0.1:1")
+    assert default_address() == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "options", [{"deadline_seconds": 0}, {"deadline_seconds": float("inf")}, {"on_doubt": "guess"}]
+)
+def test_client_refuses_options_that_no_call_can_honour(options: dict[str, float]) -> None:
+    """A deadline must be positive and end; a doubt is a miss or an error."""
+    with pytest.raises(InvalidError):
+        Client("unix:///nowhere.sock", **options)  # type: ignore[arg-type]  # that is the point

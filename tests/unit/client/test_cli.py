@@ -1,0 +1,143 @@
+"""Laws of the command line: tables for people, JSON for machines, a sentence and a status when it fails."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Self
+
+import pytest
+from typer.testing import CliRunner
+
+from kvlease.cli import app as cli
+from kvlease.errors import PoolFullError
+from kvlease.plan import CachePlan, LayerPlacement
+from kvlease.replies import CacheInfo, CacheStats, Event, Evicted, PoolStats, Stats
+from kvlease.spec import FullAttention
+
+LAYER = LayerPlacement(
+    name="l", group=0, offset_bytes=0, bytes_per_page=4096,
+    spec=FullAttention(name="l", num_kv_heads=2, head_size=16, dtype="float32"),
+)  # fmt: skip
+PLAN = CachePlan(
+    layout_fingerprint="ab" * 32, tokens_per_block=16, bytes_per_token=256, bytes_per_block=4096, num_blocks=64,
+    num_slots=0, device_bytes=262144, host_bytes=0, longest_request_tokens=1024, blocks_per_longest_request=64,
+    capacity_tokens=1024, layers=(LAYER,), model_digest="",
+)  # fmt: skip
+POOL = PoolStats(
+    tier="device", num_blocks=64, free=50, reserved=4, filling=0, ready=7, ready_held=3, quarantined=2, scrubbing=1,
+    bad=0,
+)  # fmt: skip
+CACHE = CacheStats(
+    cache="demo", pools=(POOL,), num_leases=5, num_waiting=6, num_workers=2,
+    counters={"leases_granted": 9, "prefix_tokens_device": 4096},
+)  # fmt: skip
+STATS = Stats(epoch=11, caches=(CACHE,))
+INFO = CacheInfo(cache="demo", status="ready", bytes_populated=262144, num_workers=2, plan=PLAN)
+EVENT = Event(
+    sequence=3, kind="lease_granted", cache="demo", worker_id=1, lease_id=2, num_blocks=4, unix_nanoseconds=10**9,
+)  # fmt: skip
+
+
+class ScriptedClient:
+    """A client whose daemon always says the same."""
+
+    def __init__(self, address: str | None, **_: object) -> None:
+        """Refuse one address."""
+        self.address = address
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Have nothing to close."""
+
+    def stats(self, cache: str = "") -> Stats:
+        """Return the snapshot."""
+        assert cache in {"", "demo"}
+        if self.address == "full":
+            raise PoolFullError
+        return STATS
+
+    def list_caches(self) -> tuple[CacheInfo, ...]:
+        """Return the cache."""
+        return (INFO,)
+
+    def evict(self, **asked: Any) -> Evicted:
+        """Evict all that was asked for."""
+        assert asked["cache"] == "demo"
+        return Evicted(num_evicted=asked["num_blocks"], num_offloaded=1)
+
+    def watch(self, **_: object) -> Iterator[Event]:
+        """Yield the event."""
+        yield EVENT
+
+
+@pytest.fixture(autouse=True)
+def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the commands talk to the scripted client."""
+    monkeypatch.setattr(cli, "Client", ScriptedClient)
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Return exit status, output and errors of a command line."""
+    result = CliRunner(env={"COLUMNS": "200", **environment}).invoke(cli.app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_status_shows_pools_by_state() -> None:
+    """Caches, pools with all their states and what prefixes were worth, in tables."""
+    status, output, _ = run("status")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
+
+    assert status == 0
+    assert ["demo", "ready", "2", "5", "6", "256.00 KiB", "0 B"] in rows
+    assert ["demo", "device", "64", "50", "4", "0", "7", "2", "1", "0", "3"] in rows
+    assert ["demo", "9", "4,096", "0", "0", "0", "0"] in rows
+
+
+def test_json_is_the_snapshot() -> None:
+    """Machines read the snapshot itself."""
+    _, output, _ = run("status", "--json")
+
+    assert json.loads(output) == json.loads(json.dumps(asdict(STATS)))
+
+
+def test_caches_shows_plans() -> None:
+    """The numbers of a plan, one row a cache."""
+    assert "4.00 KiB" in run("caches")[1]
+    assert json.loads(run("caches", "--json")[1])[0]["plan"]["num_blocks"] == 64
+
+
+def test_evict_says_what_left() -> None:
+    """An operator learns how many blocks left, and how many were kept on the host."""
+    status, output, _ = run("evict", "--cache", "demo", "--blocks", "4")
+
+    assert (status, output) == (0, "4 blocks evicted, 1 of them to the host pool\n")
+
+
+def test_events_are_lines() -> None:
+    """One event a line."""
+    expected = "00:00:01.000 3 lease_granted cache=demo worker_id=1 lease_id=2 num_blocks=4\n"
+
+    assert run("events")[1] == expected
+    assert json.loads(run("events", "--json")[1])["lease_id"] == 2
+
+
+def test_health_is_a_status() -> None:
+    """A daemon that answers is healthy."""
+    assert run("health") == (0, "ok: epoch 11, 1 caches, 5 leases\n", "")
+
+
+def test_refusal_is_a_sentence() -> None:
+    """What the daemon refuses goes to standard error with its code, and the status is 1."""
+    status, output, errors = run("health", KVLEASE_ADDRESS="full")
+
+    assert (status, output) == (1, "")
+    assert errors.startswith("POOL_FULL: More is asked for")
+
+
+@pytest.mark.parametrize("arguments", [["evict", "--blocks", "0"], ["nonsense"], ["evict"]])
+def test_senseless_command_line_is_status_2(arguments: list[str]) -> None:
+    """A command line that makes no sense is refused before anything is called."""
+    assert run(*arguments)[0] == 2

@@ -1,0 +1,61 @@
+"""Laws of the package's surface."""
+
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import kvlease
+from kvlease import errors
+
+HEAVY = ("torch", "grpc", "fastapi", "transformers", "aiohttp", "pydantic", "uvicorn")
+
+
+def test_every_public_name_loads() -> None:
+    """Every name of `__all__` can be had from the package, and `dir` lists no other."""
+    loaded: dict[str, Any] = {name: getattr(kvlease, name) for name in kvlease.__all__}
+
+    assert all(value is not None for value in loaded.values())
+    assert sorted(kvlease.__all__) == kvlease.__all__ == dir(kvlease)
+
+
+def test_every_name_is_listed_where_it_lives() -> None:
+    """The table of homes and the errors make up `__all__`, so that none is missing and none is stale."""
+    homes = [name for names in kvlease._HOMES.values() for name in names]
+    public_errors = [name for name in errors.__all__ if name.endswith("Error")]
+
+    assert sorted([*homes, *public_errors]) == kvlease.__all__
+    for home, names in kvlease._HOMES.items():
+        assert all(hasattr(importlib.import_module(home), name) for name in names)
+
+
+def test_all_names_import_nothing_heavy() -> None:
+    """Using every public name imports neither an engine's libraries nor a server's, nor a transport's."""
+    program = f"""
+import sys, kvlease
+[getattr(kvlease, name) for name in kvlease.__all__]
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert run.stdout.strip() == "[]"
+
+
+def test_bare_import_loads_no_numpy() -> None:
+    """Importing the package alone loads not even its own parts: the daemon shares its ids and errors."""
+    names = ("numpy", "google.protobuf", "kvlease.client")
+    program = f"import sys, kvlease; print([n for n in {names!r} if n in sys.modules])"
+
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert run.stdout.strip() == "[]"
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """A name that is not public is refused as for any module."""
+    assert not hasattr(kvlease, "Manager")

@@ -1,0 +1,585 @@
+"""Laws of retries, attaching again and doubt, with time passed in and nothing sent."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlease import _calls, _flows, _steps
+from kvlease._session import Grant, Link, Session
+from kvlease.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidError,
+    KVLeaseError,
+    NotYoursError,
+    PoolFullError,
+    StaleEpochError,
+    StartingError,
+    UnavailableError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+    WrongStateError,
+)
+from kvlease.replies import Evicted, Found, Reloaded, ReserveSpec
+from kvlease.transports.base import Attached, Outgoing
+from kvlease.v1 import kvlease_pb2 as pb
+from tests.unit.client.frame_server import small_plan
+
+SPEC = ReserveSpec(request_id="r", num_tokens=16)
+
+
+class Clock:
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Played:
+    """Carries a flow out: answers each action in turn by the script, and keeps what was asked for."""
+
+    def __init__(self, session: Session, clock: Clock, *script: Any) -> None:
+        self.session, self.clock, self.script = session, clock, list(script)
+        self.sent: list[Outgoing] = []
+        self.attaches: list[pb.AttachRequest] = []
+        self.pauses: list[float] = []
+
+    def run(self, flow: Any) -> Any:
+        """Carry out a flow and return its result."""
+        try:
+            action = next(flow)
+            while True:
+                answer = self._answer(action)
+                action = (
+                    flow.throw(answer) if isinstance(answer, KVLeaseError) else flow.send(answer)
+                )
+        except StopIteration as stop:
+            return stop.value
+
+    def _answer(self, action: Any) -> Any:
+        if isinstance(action, _flows.Pause):
+            self.pauses.append(action.seconds)
+            self.clock.now += action.seconds
+            return None
+        if isinstance(action, _flows.Reattach):
+            return self.run(_flows.reattach(self.session, action.deadline_at))
+        if isinstance(action, _flows.Attach):
+            assert isinstance(action.call.request, pb.AttachRequest)
+            self.attaches.append(action.call.request)
+        else:
+            self.sent.append(action)
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands."""
+    return Clock()
+
+
+@pytest.fixture
+def session(clock: Clock) -> Session:
+    """Give a worker that takes failures for misses."""
+    return session_of(clock, raises=False)
+
+
+def session_of(clock: Clock, *, raises: bool) -> Session:
+    """Return an attached worker."""
+    link = Link(deadline_seconds=5, clock=clock)
+    session = Session(link, pb.AttachRequest(cache="demo"), raises=raises)
+    session.adopt(Attached(attached(epoch=1), []), resumed=False)
+    link.is_reached = True
+    return session
+
+
+def attached(*, epoch: int, lease_ids: tuple[int, ...] = ()) -> pb.AttachResponse:
+    """Return what an attach answers."""
+    return pb.AttachResponse(
+        worker_id=7,
+        token=f"token {epoch}",
+        epoch=epoch,
+        tenant_key=bytes(32),
+        info=pb.CacheInfo(plan=small_plan().to_proto()),
+        lease_ids=np.array(lease_ids, "<i8").tobytes(),
+    )
+
+
+def granted(lease_id: int, *blocks: int) -> pb.ReserveResponse:
+    """Return what a reserve answers."""
+    return pb.ReserveResponse(lease_id=lease_id, block_ids=ids(*(blocks or (0,))))
+
+
+def ids(*blocks: int) -> bytes:
+    """Pack block ids."""
+    return np.array(blocks, "<i4").tobytes()
+
+
+def leased(session: Session, clock: Clock, lease_id: int, *blocks: int) -> Grant:
+    """Reserve a lease."""
+    grant: Grant = Played(session, clock, granted(lease_id, *blocks)).run(
+        _flows.reserve(session, SPEC, 0)
+    )
+    return grant
+
+
+# Retries
+
+
+def test_broken_connection_is_retried_with_the_same_key(session: Session, clock: Clock) -> None:
+    """A retry repeats the call exactly, and two calls never share a key."""
+    played = Played(
+        session, clock, UnavailableError(), UnavailableError(), pb.ReleaseResponse(released=True)
+    )
+
+    played.run(_flows.told(session.link, _calls.release(3)))
+    played.run(_flows.told(session.link, _calls.release(3)))
+
+    first, second, third, other = (call.idempotency_key for call in played.sent)
+    assert first == second == third != other
+    assert len(played.pauses) == 1, (
+        "the first retry does not wait: a kept-alive connection may just have ended"
+    )
+
+
+def test_retries_end_by_the_deadline(session: Session, clock: Clock) -> None:
+    """However long the daemon is away, the call ends by its deadline."""
+    with pytest.raises(UnavailableError):
+        Played(session, clock, UnavailableError()).run(
+            _flows.told(session.link, _calls.list_caches())
+        )
+
+    assert 4.5 < clock.now - 100 <= 5
+
+
+def test_absent_daemon_is_not_waited_for_again(session: Session, clock: Clock) -> None:
+    """After a call has waited in vain, the next ones try once, until one is answered."""
+    session.link.is_reached = False
+    absent = Played(session, clock, UnavailableError())
+    with pytest.raises(UnavailableError):
+        absent.run(_flows.told(session.link, _calls.list_caches()))
+    assert (len(absent.sent), absent.pauses) == (1, [])
+
+    Played(session, clock, pb.ListCachesResponse()).run(
+        _flows.told(session.link, _calls.list_caches())
+    )
+    assert session.link.is_reached
+
+
+def test_starting_cache_is_waited_for(session: Session, clock: Clock) -> None:
+    """A cache whose memory is not ready yet is asked again, with growing pauses."""
+    played = Played(
+        session, clock, StartingError(), StartingError(), StartingError(), pb.LookupResponse()
+    )
+
+    played.run(_flows.told(session.link, _calls.lookup(b"")))
+
+    assert len(played.pauses) == 3
+    assert max(played.pauses) <= _flows.LONGEST_PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(
+    "error", [PoolFullError(), DeadlineError(), InternalError(), InvalidError()]
+)
+def test_other_failures_are_not_retried(
+    session: Session, clock: Clock, error: KVLeaseError
+) -> None:
+    """A refusal is an answer, and a deadline that passed leaves no time."""
+    played = Played(session, clock, error)
+
+    with pytest.raises(type(error)):
+        played.run(_flows.told(session.link, _calls.lookup(b"")))
+
+    assert len(played.sent) == 1
+
+
+def test_waiting_in_the_daemon_comes_on_top_of_the_deadline(session: Session, clock: Clock) -> None:
+    """A call that may wait two seconds for blocks has two seconds more."""
+    played = Played(session, clock, granted(1))
+
+    played.run(_flows.reserve(session, SPEC, 2000))
+
+    assert played.sent[0].deadline_at == clock.now + 7
+
+
+# Restarts
+
+
+def test_restart_attaches_again_and_repeats_the_call(session: Session, clock: Clock) -> None:
+    """A call that meets a restarted daemon hands over token and inventory, then goes out again under its key."""
+    grant = leased(session, clock, 5)
+    played = Played(
+        session,
+        clock,
+        StaleEpochError(),
+        attached(epoch=2, lease_ids=(5,)),
+        pb.CommitResponse(num_committed=1),
+    )
+    played.script[1] = Attached(played.script[1], [])
+
+    committed = played.run(_flows.commit(session, grant, 16, bytes(32), 0))
+
+    assert (played.attaches[0].resume_token, played.attaches[0].lease_ids) == (
+        "token 1",
+        np.int64(5).tobytes(),
+    )
+    assert [call.epoch for call in played.sent] == [1, 2]
+    assert played.sent[0].idempotency_key == played.sent[1].idempotency_key
+    assert (committed.num_committed, grant.is_live) == (1, True)
+
+
+def test_leases_that_did_not_survive_are_lost(session: Session, clock: Clock) -> None:
+    """After a restart exactly the leases that the daemon names are live."""
+    kept, gone = leased(session, clock, 5), leased(session, clock, 6)
+
+    session.adopt(Attached(attached(epoch=2, lease_ids=(5,)), []), resumed=True)
+
+    assert (kept.is_live, gone.is_live) == (True, False)
+    assert isinstance(gone.refusal, UnknownLeaseError)
+    assert len(gone.block_ids) == 0
+
+
+def test_unknown_token_attaches_afresh_and_loses_all(session: Session, clock: Clock) -> None:
+    """A daemon that does not know the worker gets a new one, whose old leases are lost."""
+    grant = leased(session, clock, 5)
+    played = Played(
+        session,
+        clock,
+        UnknownWorkerError(),
+        UnknownWorkerError(),
+        Attached(attached(epoch=2), []),
+        pb.LookupResponse(),
+    )
+
+    played.run(_flows.told(session.link, _calls.lookup(b"")))
+
+    assert [request.resume_token for request in played.attaches] == ["token 1", ""]
+    assert not grant.is_live
+
+
+def test_endless_restarts_end(session: Session, clock: Clock) -> None:
+    """A daemon that calls every epoch stale is not believed for ever."""
+    played = Played(session, clock, StaleEpochError())
+    played._answer = lambda action: (
+        None if isinstance(action, _flows.Reattach) else StaleEpochError()
+    )  # type: ignore[method-assign]
+
+    with pytest.raises(StaleEpochError):
+        played.run(_flows.told(session.link, _calls.lookup(b"")))
+
+
+def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
+    """A session belongs to the process that opened it: the daemon watches that one's life."""
+    session.link.process_id -= 1
+
+    with pytest.raises(InvalidError, match="forked"):
+        Played(session, clock, granted(1)).run(_flows.reserve(session, SPEC, 0))
+
+
+# Doubt
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PoolFullError(need=3, available=1), DeadlineError(), UnavailableError(), InternalError()],
+)
+def test_failed_reserve_is_a_miss(session: Session, clock: Clock, error: KVLeaseError) -> None:
+    """A reserve that was refused or failed gives a lease that is not live and says why."""
+    grant = Played(session, clock, error).run(_flows.reserve(session, SPEC, 0))
+
+    assert (grant.is_live, grant.refusal, len(grant.block_ids)) == (False, error, 0)
+
+
+def test_malformed_call_is_raised_even_so(session: Session, clock: Clock) -> None:
+    """A miss is for what the world does wrong, not for what the caller does."""
+    with pytest.raises(InvalidError):
+        Played(session, clock, InvalidError()).run(_flows.reserve(session, SPEC, 0))
+
+
+def test_errors_are_raised_when_asked_for(clock: Clock) -> None:
+    """With on_doubt="raise" every failure reaches the caller, and so does the use of a lease that ended."""
+    session = session_of(clock, raises=True)
+    grant = leased(session, clock, 5)
+
+    with pytest.raises(PoolFullError):
+        Played(session, clock, PoolFullError()).run(_flows.reserve(session, SPEC, 0))
+    with pytest.raises(NotYoursError):
+        Played(session, clock, NotYoursError()).run(_flows.map_row(session, grant))
+    with pytest.raises(NotYoursError):
+        Played(session, clock).run(_flows.map_row(session, grant))
+
+
+def test_verbs_of_a_lease_that_ended_do_nothing(session: Session, clock: Clock) -> None:
+    """A lease that is not live sends nothing and answers as if nothing was there."""
+    grant = leased(session, clock, 5)
+    Played(session, clock, pb.ReleaseResponse(released=True)).run(_flows.release(session, grant))
+    played = Played(session, clock)
+
+    assert played.run(_flows.extend(session, grant, 64, 0)) is False
+    assert played.run(_flows.evict(session, grant, 0)) == Evicted()
+    assert played.run(_flows.reload(session, grant, 0)) == Reloaded()
+    assert played.run(_flows.release(session, grant)) is False
+    assert played.sent == []
+
+
+def test_refused_extend_keeps_the_lease(session: Session, clock: Clock) -> None:
+    """A refusal changes nothing but the reason, which the next verb that is done clears."""
+    grant = leased(session, clock, 5, 0)
+
+    assert (
+        Played(session, clock, PoolFullError()).run(_flows.extend(session, grant, 32, 0)) is False
+    )
+    assert (grant.is_live, type(grant.refusal)) == (True, PoolFullError)
+
+    assert (
+        Played(session, clock, pb.ExtendResponse(block_ids=ids(3))).run(
+            _flows.extend(session, grant, 32, 0)
+        )
+        is True
+    )
+    assert (grant.block_ids.tolist(), grant.refusal) == ([0, 3], None)
+
+
+def test_extend_whose_answer_was_lost_is_never_papered_over(session: Session, clock: Clock) -> None:
+    """Blocks of which we were not told leave a hole in the list: without a table the lease is lost, not used."""
+    grant = leased(session, clock, 5, 0)
+    Played(session, clock, DeadlineError()).run(_flows.extend(session, grant, 32, 0))
+    assert grant.is_live
+
+    covers = Played(session, clock, pb.ExtendResponse(block_ids=ids(4))).run(
+        _flows.extend(session, grant, 48, 0)
+    )
+
+    assert (covers, grant.is_live) == (False, False)
+
+
+def test_lease_that_another_holds_is_lost(session: Session, clock: Clock) -> None:
+    """A lease that the daemon does not grant us is lost at once."""
+    grant = leased(session, clock, 5)
+
+    Played(session, clock, UnknownLeaseError()).run(_flows.map_row(session, grant))
+
+    assert (grant.is_live, session.grants) == (False, {})
+
+
+def test_evict_in_doubt_takes_the_blocks_away(session: Session, clock: Clock) -> None:
+    """An evict of which we do not know how it went may be moving the blocks: they are not ours to touch."""
+    grant = leased(session, clock, 5)
+
+    Played(session, clock, DeadlineError()).run(_flows.evict(session, grant, 0))
+
+    assert (grant.is_live, grant.is_evicted, len(grant.block_ids)) == (True, True, 0)
+
+
+def test_evict_and_reload_move_the_blocks(session: Session, clock: Clock) -> None:
+    """Evicted, a lease has no blocks; reloaded, it has those that the daemon names."""
+    grant = leased(session, clock, 5, 0, 1)
+
+    assert Played(session, clock, pb.EvictResponse(num_evicted=2, num_offloaded=2)).run(
+        _flows.evict(session, grant, 0)
+    ) == Evicted(num_evicted=2, num_offloaded=2)
+    assert grant.is_evicted
+    back = pb.ReloadResponse(block_ids=ids(6, 7), num_reloaded=2, num_tokens=32, row=3)
+    assert Played(session, clock, back).run(_flows.reload(session, grant, 0)).num_tokens == 32
+    assert (grant.block_ids.tolist(), grant.row, grant.is_evicted) == ([6, 7], 3, False)
+
+
+def test_reload_of_a_lease_elsewhere_in_its_life_loses_it(session: Session, clock: Clock) -> None:
+    """Where the daemon and we disagree about a lease's place, it is computed again."""
+    grant = leased(session, clock, 5)
+
+    Played(session, clock, WrongStateError()).run(_flows.reload(session, grant, 0))
+
+    assert not grant.is_live
+
+
+def test_failed_lookup_is_a_miss(session: Session, clock: Clock) -> None:
+    """A lookup that failed found nothing."""
+    assert (
+        Played(session, clock, DeadlineError()).run(
+            _flows.missed(session, _calls.lookup(b""), Found())
+        )
+        == Found()
+    )
+
+
+def test_cancelled_verb_counts_as_doubtful(session: Session, clock: Clock) -> None:
+    """A caller who is interrupted while an evict is out must not go on using the blocks."""
+    grant = leased(session, clock, 5)
+    flow = _flows.evict(session, grant, 0)
+    next(flow)
+
+    flow.close()
+
+    assert grant.is_evicted
+
+
+# Leases and inventory
+
+
+def test_release_ends_a_lease_whatever_the_daemon_says(session: Session, clock: Clock) -> None:
+    """A released lease leaves the inventory, so that the next heartbeat ends it even if the release was lost."""
+    grant = leased(session, clock, 5)
+
+    assert Played(session, clock, DeadlineError()).run(_flows.release(session, grant)) is False
+
+    assert (grant.is_live, session.inventory()) == (False, (b"", 5))
+
+
+def test_inventory_never_disowns_a_lease_on_its_way(session: Session, clock: Clock) -> None:
+    """While a reserve is out, heartbeats speak only of ids that were known before it began."""
+    leased(session, clock, 5)
+    slow = _flows.reserve(session, ReserveSpec(request_id="slow", num_tokens=16), 0)
+    next(slow)
+
+    leased(session, clock, 9)
+
+    assert session.inventory() == (np.array([5, 9], "<i8").tobytes(), 5)
+    slow.close()
+    assert session.inventory()[1] == 9
+
+
+def test_leftover_of_a_lost_answer_is_released_first(session: Session, clock: Clock) -> None:
+    """A lease that a heartbeat may be ending right now is not used: it is released and reserved anew."""
+    leased(session, clock, 9)
+    played = Played(session, clock, granted(5), pb.ReleaseResponse(released=True), granted(12))
+
+    grant = played.run(_flows.reserve(session, ReserveSpec(request_id="again", num_tokens=16), 0))
+
+    assert [call.verb for call in played.sent] == ["reserve", "release", "reserve"]
+    assert grant.lease_id == 12
+
+
+def test_same_request_reserved_twice_is_one_lease(session: Session, clock: Clock) -> None:
+    """A live request id answers with the lease it has, which stays one thing here as well."""
+    first = leased(session, clock, 5)
+
+    assert leased(session, clock, 5) is first
+
+
+def test_heartbeat_learns_of_leases_that_ended(session: Session, clock: Clock) -> None:
+    """A lease that the daemon does not know is lost."""
+    kept, gone = leased(session, clock, 5), leased(session, clock, 6)
+    answer = pb.HeartbeatResponse(unknown_lease_ids=np.int64(6).tobytes())
+    played = Played(session, clock, answer)
+
+    played.run(_flows.heartbeat(session))
+
+    sent = played.sent[0].request
+    assert isinstance(sent, pb.HeartbeatRequest)
+    assert (sent.lease_ids, sent.newest_lease_id) == (np.array([5, 6], "<i8").tobytes(), 6)
+    assert (kept.is_live, gone.is_live) == (True, False)
+
+
+def test_detach_ends_every_lease(session: Session, clock: Clock) -> None:
+    """A worker that has ended holds nothing."""
+    grant = leased(session, clock, 5)
+
+    assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(_flows.detach(session)) == 1
+
+    assert not grant.is_live
+
+
+# Step
+
+
+@pytest.fixture
+def columns() -> dict[str, Any]:
+    """Give the columns of a step of three operations."""
+    verbs = np.array([pb.STEP_VERB_EXTEND, pb.STEP_VERB_COMMIT, pb.STEP_VERB_RELEASE], np.uint8)
+    return {
+        "verbs": verbs,
+        "lease_ids": np.array([5, 6, 7]),
+        "num_tokens": [32, 16, 0],
+        "num_keys": [0, 1, 0],
+        "first_blocks": None,
+        "keys": bytes(32),
+        "reserves": [SPEC],
+    }
+
+
+def test_step_moves_its_leases_along(
+    session: Session, clock: Clock, columns: dict[str, Any]
+) -> None:
+    """Extended leases gain their blocks, refused ones are lost where they must, released ones end, new ones begin."""
+    extended, unknown, released = (leased(session, clock, lease_id, 0) for lease_id in (5, 6, 7))
+    answer = pb.StepResponse(
+        codes=ids(0, UnknownLeaseError.number, 0),
+        num_blocks=ids(1, 0, 0),
+        block_ids=ids(3),
+        reserves=[pb.StepReserve(granted=granted(8, 4))],
+    )
+    played = Played(session, clock, answer)
+
+    replies, grants = played.run(_steps.step(session, _calls.step(**columns), columns["reserves"]))
+
+    assert extended.block_ids.tolist() == [0, 3]
+    assert (extended.is_live, unknown.is_live, released.is_live) == (True, False, False)
+    assert [grant.lease_id for grant in grants] == [8]
+    assert replies.codes.tolist() == [0, UnknownLeaseError.number, 0]
+    assert sorted(session.grants) == [5, 8]
+
+
+def test_step_that_fails_is_a_miss_of_every_operation(
+    session: Session, clock: Clock, columns: dict[str, Any]
+) -> None:
+    """A step in doubt has done nothing that we may rely on: releases count as ended, extends as doubtful."""
+    extended, _, released = (leased(session, clock, lease_id, 0) for lease_id in (5, 6, 7))
+
+    replies, grants = Played(session, clock, DeadlineError()).run(
+        _steps.step(session, _calls.step(**columns), columns["reserves"])
+    )
+
+    assert replies.codes.tolist() == [DeadlineError.number] * 3
+    assert [type(grant.refusal) for grant in grants] == [DeadlineError]
+    assert (extended.is_live, released.is_live, session.doubtful) == (True, False, {5})
+
+
+def test_doubtful_lease_is_checked_by_the_next_step(
+    session: Session, clock: Clock, columns: dict[str, Any]
+) -> None:
+    """After a step in doubt, an extend that says "nothing to add" is not believed unless the blocks are all here."""
+    extended = leased(session, clock, 5, 0)
+    step = _calls.step(**(columns | {"reserves": []}))
+    Played(session, clock, DeadlineError()).run(_steps.step(session, step, []))
+
+    nothing = pb.StepResponse(codes=ids(0, 0, 0), num_blocks=ids(0, 0, 0))
+    Played(session, clock, nothing).run(_steps.step(session, step, []))
+
+    assert not extended.is_live
+
+
+def test_refused_reserve_of_a_step_says_why(
+    session: Session, clock: Clock, columns: dict[str, Any]
+) -> None:
+    """One reserve of a step may be refused while the rest is done."""
+    refused = pb.StepReserve(error=pb.Error(code="POOL_FULL", message="full", need=3))
+    answer = pb.StepResponse(codes=ids(0, 0, 0), num_blocks=ids(0, 0, 0), reserves=[refused])
+
+    _, grants = Played(session, clock, answer).run(
+        _steps.step(session, _calls.step(**columns), columns["reserves"])
+    )
+
+    assert (grants[0].is_live, type(grants[0].refusal)) == (False, PoolFullError)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"verbs": [300]},
+        {"lease_ids": [0.5]},
+        {"num_tokens": [2**40]},
+        {"num_tokens": ["many"]},
+        {"keys": "text"},
+    ],
+)
+def test_column_that_would_not_fit_is_refused(
+    columns: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """Numbers are never wrapped or cut to fit a column."""
+    with pytest.raises(InvalidError):
+        _calls.step(**(columns | wrong))

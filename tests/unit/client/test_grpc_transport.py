@@ -1,0 +1,181 @@
+"""Laws of the gRPC transport, over a real server of the generated service."""
+# ruff: noqa: ARG002, N802 - names and parameters are those of the generated service
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from kvlease.errors import DeadlineError, InvalidError, PoolFullError, UnavailableError
+from kvlease.transports.base import Outgoing, parse_address
+from kvlease.transports.grpc import AsyncGrpcTransport, GrpcTransport
+from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.v1 import kvlease_pb2_grpc
+
+
+class Service(kvlease_pb2_grpc.KVLeaseServiceServicer):
+    """A service of which each method shows one behaviour."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, str] = {}
+        self.release = threading.Event()
+
+    def Release(
+        self, request: pb.ReleaseRequest, context: grpc.ServicerContext
+    ) -> pb.ReleaseResponse:
+        """Answer, and keep the metadata."""
+        self.metadata = {name: str(value) for name, value in context.invocation_metadata()}
+        return pb.ReleaseResponse(released=request.lease_id == 5)
+
+    def Reserve(
+        self, request: pb.ReserveRequest, context: grpc.ServicerContext
+    ) -> pb.ReserveResponse:
+        """Refuse with details."""
+        details = [Packed(), Packed()]
+        details[0].Pack(
+            ErrorInfo(
+                reason="POOL_FULL", domain="kvlease", metadata={"resource": "blocks", "need": "5"}
+            )
+        )
+        details[1].Pack(RetryInfo(retry_delay=Duration(nanos=50_000_000)))
+        status = Status(
+            code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message="full", details=details
+        )
+        context.abort_with_status(rpc_status.to_status(status))
+        raise AssertionError
+
+    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
+        """Say nothing."""
+        self.release.wait(5)
+        return pb.LookupResponse()
+
+    def Watch(
+        self, request: pb.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchResponse]:
+        """Yield three events, then say nothing."""
+        yield from (pb.WatchResponse(sequence=number) for number in range(3))
+        self.release.wait(5)
+
+
+@pytest.fixture
+def service() -> Service:
+    """Give the service."""
+    return Service()
+
+
+@pytest.fixture
+def address(service: Service, tmp_path: Path) -> Iterator[str]:
+    """Serve it at a Unix socket."""
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        kvlease_pb2_grpc.add_KVLeaseServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
+        server.add_insecure_port(f"unix://{tmp_path}/grpc.sock")
+        server.start()
+        yield f"grpc+unix://{tmp_path}/grpc.sock"
+        service.release.set()
+        server.stop(0).wait()
+
+
+@pytest.fixture(params=["blocking", "async"])
+def send(request: pytest.FixtureRequest, address: str) -> Iterator[Callable[[Outgoing], Message]]:
+    """Give the sending of both transports in turn."""
+    if request.param == "blocking":
+        transport = GrpcTransport(parse_address(address))
+        yield transport.send
+        transport.close()
+    else:
+        with asyncio.Runner() as runner:
+            other = AsyncGrpcTransport(parse_address(address))
+            yield lambda outgoing: runner.run(other.send(outgoing))
+            runner.run(other.close())
+
+
+def call(verb: str, request: Message, *, seconds: float = 5.0, **who: Any) -> Outgoing:
+    """Return a call of the transports."""
+    return Outgoing(verb, request, time.monotonic() + seconds, **who)
+
+
+def test_call_carries_who_sends_it(service: Service, send: Callable[[Outgoing], Message]) -> None:
+    """Token, key, epoch and an operator's cache travel as metadata."""
+    response = send(
+        call(
+            "release",
+            pb.ReleaseRequest(lease_id=5),
+            token="t",
+            epoch=4,
+            idempotency_key="k",
+            cache="c",
+        )
+    )
+
+    assert response == pb.ReleaseResponse(released=True)
+    sent = (
+        service.metadata[name]
+        for name in ("authorization", "kvlease-epoch", "idempotency-key", "kvlease-cache")
+    )
+    assert tuple(sent) == ("Bearer t", "4", "k", "c")
+
+
+def test_details_become_the_error(send: Callable[[Outgoing], Message]) -> None:
+    """ErrorInfo and RetryInfo arrive as the error with its numbers."""
+    with pytest.raises(PoolFullError, match="full") as caught:
+        send(call("reserve", pb.ReserveRequest()))
+
+    assert (caught.value.resource, caught.value.need, caught.value.retry_after_ms) == (
+        "blocks",
+        5,
+        50,
+    )
+
+
+def test_silent_service_ends_at_the_deadline(send: Callable[[Outgoing], Message]) -> None:
+    """A service that does not answer costs the deadline."""
+    with pytest.raises(DeadlineError):
+        send(call("lookup", pb.LookupRequest(), seconds=0.1))
+
+
+def test_method_that_is_not_there_is_invalid(send: Callable[[Outgoing], Message]) -> None:
+    """A daemon without the method is told from one that is away."""
+    with pytest.raises(InvalidError):
+        send(call("pin", pb.PinRequest()))
+
+
+def test_absent_service_is_unavailable(tmp_path: Path) -> None:
+    """Where nothing listens, the call fails at once and says where."""
+    transport = GrpcTransport(parse_address(f"grpc+unix://{tmp_path}/none.sock"))
+
+    with pytest.raises(UnavailableError, match=r"none\.sock"):
+        transport.send(call("lookup", pb.LookupRequest()))
+    transport.close()
+
+
+def test_watch_ends_when_nothing_more_comes(address: str) -> None:
+    """Events come one by one; a stream that falls silent ends after the idle time."""
+    transport = GrpcTransport(parse_address(address))
+
+    events = list(transport.watch(call("watch", pb.WatchRequest()), 0.2))
+
+    transport.close()
+    assert [event.sequence for event in events] == [0, 1, 2]
+
+
+async def test_async_watch_ends_when_nothing_more_comes(address: str) -> None:
+    """The same holds on an event loop."""
+    transport = AsyncGrpcTransport(parse_address(address))
+
+    events = [event async for event in transport.watch(call("watch", pb.WatchRequest()), 0.2)]
+
+    await transport.close()
+    assert [event.sequence for event in events] == [0, 1, 2]

@@ -1,0 +1,229 @@
+"""Laws of the local socket's connection, over real sockets."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+
+from kvlease.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidError,
+    PoolFullError,
+    TooLargeError,
+    UnavailableError,
+)
+from kvlease.transports.base import Outgoing
+from kvlease.transports.local import LocalTransport
+from kvlease.v1 import kvlease_pb2 as pb
+from tests.unit.client.frame_server import Answer, Drop, FrameServer, Hang, Regions
+
+
+def call(
+    verb: str = "release", request: Message | None = None, *, seconds: float = 5.0, key: str = ""
+) -> Outgoing:
+    """Return a call of the transport."""
+    return Outgoing(
+        verb, request or pb.ReleaseRequest(lease_id=3), time.monotonic() + seconds, "token", 9, key
+    )
+
+
+def in_turn(*answers: Answer) -> Answer:
+    """Return an answer that gives one after the other."""
+    left = list(answers)
+    return lambda sent: left.pop(0)(sent)  # noqa: PLW0108 - popped at each call
+
+
+def released(_: pb.Call) -> Message:
+    """Answer a release."""
+    return pb.ReleaseResponse(released=True)
+
+
+def test_call_carries_who_sends_it(tmp_path: Path) -> None:
+    """Token, epoch and idempotency key travel with the request."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        response = transport.send(call(key="key"))
+        transport.close()
+
+    sent = server.calls[0]
+    assert response == pb.ReleaseResponse(released=True)
+    assert (sent.token, sent.epoch, sent.idempotency_key) == ("token", 9, "key")
+    assert sent.release.lease_id == 3
+
+
+def test_refusal_is_raised_as_itself(tmp_path: Path) -> None:
+    """The daemon's error arrives with its class and its numbers, and the connection stays."""
+
+    def full(_: pb.Call) -> Message:
+        raise PoolFullError(
+            resource="device_blocks", need=5, available=2, limit=8, retry_after_ms=50
+        )
+
+    with FrameServer(path=tmp_path / "s", answer=full) as server:
+        transport = LocalTransport(str(server.path))
+        for _ in range(2):
+            with pytest.raises(PoolFullError) as caught:
+                transport.send(call())
+        transport.close()
+        assert len(server._connections) == 1
+
+    assert (caught.value.need, caught.value.available, caught.value.retry_after_ms) == (5, 2, 50)
+
+
+def test_large_frames_cross_in_pieces(tmp_path: Path) -> None:
+    """A frame larger than any buffer arrives whole, both ways."""
+    ids = bytes(range(256)) * 2000
+
+    with FrameServer(
+        path=tmp_path / "s", answer=lambda _: pb.ExtendResponse(block_ids=ids)
+    ) as server:
+        transport = LocalTransport(str(server.path))
+        response = transport.send(call("extend", pb.ExtendRequest(lease_id=1)))
+        transport.send(call("extend", pb.ExtendRequest(lease_id=1)))
+        transport.close()
+
+    assert response == pb.ExtendResponse(block_ids=ids)
+
+
+def test_call_without_answer_ends_at_its_deadline(tmp_path: Path) -> None:
+    """Every call ends by its deadline, and a late answer is never taken for that of the next call."""
+    with FrameServer(path=tmp_path / "s", answer=in_turn(hang, released)) as server:
+        transport = LocalTransport(str(server.path))
+        started = time.monotonic()
+        with pytest.raises(DeadlineError):
+            transport.send(call(seconds=0.05))
+        waited = time.monotonic() - started
+        assert transport.send(call()) == pb.ReleaseResponse(released=True)
+        transport.close()
+
+    assert waited < 1
+
+
+def hang(_: pb.Call) -> Message:
+    """Answer nothing."""
+    raise Hang
+
+
+def test_past_deadline_sends_nothing(tmp_path: Path) -> None:
+    """A call whose deadline has passed is not sent."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        with pytest.raises(DeadlineError):
+            LocalTransport(str(server.path)).send(call(seconds=-1))
+
+        assert server.calls == []
+
+
+def test_absent_daemon_is_unavailable(tmp_path: Path) -> None:
+    """Where nothing listens, the error names the address and helps."""
+    with pytest.raises(UnavailableError, match="No such file"):
+        LocalTransport(str(tmp_path / "none")).send(call())
+
+
+def test_broken_connection_is_unavailable_and_replaced(tmp_path: Path) -> None:
+    """A connection that breaks under a call is told; the next call opens another."""
+    with FrameServer(path=tmp_path / "s", answer=in_turn(drop, released)) as server:
+        transport = LocalTransport(str(server.path))
+        with pytest.raises(UnavailableError):
+            transport.send(call())
+        assert transport.send(call()) == pb.ReleaseResponse(released=True)
+        transport.close()
+
+
+def drop(_: pb.Call) -> Message:
+    """Close the connection."""
+    raise Drop
+
+
+def test_connection_refusal_is_raised(tmp_path: Path) -> None:
+    """An error under call number 0 refuses the connection, and its reason reaches the caller."""
+
+    class Refusing(FrameServer):
+        def _reply(self, connection: object, call: pb.Call) -> None:
+            call.call_number = 0
+            super()._reply(connection, call)  # type: ignore[arg-type]  # passed on as it came
+
+    def too_large(_: pb.Call) -> Message:
+        raise TooLargeError
+
+    with Refusing(path=tmp_path / "s", answer=too_large) as server, pytest.raises(TooLargeError):
+        LocalTransport(str(server.path)).send(call())
+
+
+def test_unknown_error_code_is_internal(tmp_path: Path) -> None:
+    """A code of a newer daemon still is an error of ours."""
+
+    class NewerError(InternalError):
+        code = "FROM_THE_FUTURE"
+
+    def newer(_: pb.Call) -> Message:
+        raise NewerError("later")
+
+    with FrameServer(path=tmp_path / "s", answer=newer) as server:
+        transport = LocalTransport(str(server.path))
+        with pytest.raises(InternalError, match="later"):
+            transport.send(call())
+        transport.close()
+
+
+def test_request_that_is_no_message_is_invalid(tmp_path: Path) -> None:
+    """What does not fit into a frame is the caller's mistake, and nothing is sent."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        with pytest.raises(InvalidError):
+            LocalTransport(str(server.path)).send(call()._replace(token="\ud800"))
+
+        assert server.calls == []
+
+
+def test_attach_hands_over_a_pidfd_and_takes_regions(tmp_path: Path) -> None:
+    """An attach carries a pidfd of this process, and the descriptors that come back do not reach programs we start."""
+    with (
+        Regions() as regions,
+        FrameServer(
+            path=tmp_path / "s", answer=lambda _: regions.attached(), fds=regions.fds
+        ) as server,
+    ):
+        transport = LocalTransport(str(server.path))
+        attached = transport.attach(call("attach", pb.AttachRequest(cache="demo")))
+        transport.close()
+
+        assert (
+            f"Pid:\t{os.getpid()}\n"
+            in Path(f"/proc/self/fdinfo/{server.received_fds[0]}").read_text()
+        )
+        assert [os.fstat(fd).st_ino for fd in attached.fds] == [
+            os.fstat(fd).st_ino for fd in regions.fds
+        ]
+        assert not any(os.get_inheritable(fd) for fd in attached.fds)
+        for fd in attached.fds:
+            os.close(fd)
+
+
+def test_refused_attach_keeps_no_descriptor(tmp_path: Path) -> None:
+    """An attach that fails leaves no descriptor open."""
+    before = set(Path("/proc/self/fd").iterdir())
+
+    with FrameServer(path=tmp_path / "s", answer=drop) as server:
+        transport = LocalTransport(str(server.path))
+        with pytest.raises(UnavailableError):
+            transport.attach(call("attach", pb.AttachRequest(cache="demo")))
+
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_watch_yields_until_idle(tmp_path: Path) -> None:
+    """Events of one call come one by one, over a connection that ends with the watch."""
+
+    class Watched(FrameServer):
+        def _reply(self, connection: object, call: pb.Call) -> None:
+            for sequence in range(3):
+                self.answer = lambda _, sequence=sequence: pb.WatchResponse(sequence=sequence)  # type: ignore[misc]
+                super()._reply(connection, call)  # type: ignore[arg-type]  # passed on as it came
+
+    with Watched(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        events = list(transport.watch(call("watch", pb.WatchRequest()), 0.05))
+
+    assert [event.sequence for event in events] == [0, 1, 2]

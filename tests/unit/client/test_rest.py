@@ -1,0 +1,332 @@
+"""Laws of REST: how calls read, and both transports over real sockets."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlease.errors import (
+    DeadlineError,
+    InternalError,
+    KVLeaseError,
+    NeverFitsError,
+    UnavailableError,
+)
+from kvlease.transports._rest import ROUTES, SseReader, fill, request_of, response_of, to_json
+from kvlease.transports.base import Outgoing, parse_address
+from kvlease.transports.http import HttpTransport
+from kvlease.transports.http_async import AsyncHttpTransport
+from kvlease.v1 import kvlease_pb2 as pb
+from tests.unit.client.frame_server import small_plan
+
+
+def call(verb: str, request: Message, *, seconds: float = 5.0, **who: Any) -> Outgoing:
+    """Return a call of the transports."""
+    return Outgoing(verb, request, time.monotonic() + seconds, **who)
+
+
+# How calls read
+
+
+@given(
+    request_id=st.text(max_size=20),
+    keys=st.binary(max_size=64),
+    num_tokens=st.integers(0, 2**32 - 1),
+    wait_ms=st.integers(0, 2**32 - 1),
+)
+def test_message_survives_json(request_id: str, keys: bytes, num_tokens: int, wait_ms: int) -> None:
+    """A message written as JSON and read back is the same message."""
+    message = pb.ReserveRequest(
+        request_id=request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms
+    )
+    again = pb.ReserveRequest()
+
+    fill(again, json.loads(json.dumps(to_json(message))))
+
+    assert again == message
+
+
+def test_nested_messages_survive_json() -> None:
+    """Messages, lists of messages, maps and large integers come back as they went."""
+    pools = [pb.PoolStats(tier="device", num_blocks=2**40), pb.PoolStats(tier="host")]
+    stats = pb.StatsResponse(
+        epoch=2**50, caches=[pb.CacheStats(cache="a", pools=pools, counters={"grants": 3})]
+    )
+    info = pb.AttachResponse(info=pb.CacheInfo(plan=small_plan().to_proto()), heartbeat_seconds=0.5)
+    step = pb.StepResponse(
+        reserves=[
+            pb.StepReserve(granted=pb.ReserveResponse()),
+            pb.StepReserve(error=pb.Error(need=0)),
+        ]
+    )
+
+    for message in (stats, info, step):
+        again = type(message)()
+        fill(again, json.loads(json.dumps(to_json(message))))
+        assert again == message
+
+
+def test_unknown_fields_are_a_newer_daemons() -> None:
+    """A field that we do not know is passed over; null means not set."""
+    assert response_of(
+        "release", 200, b'{"released": true, "novel": [1], "other": null}'
+    ) == pb.ReleaseResponse(released=True)
+
+
+def test_every_verb_has_a_path() -> None:
+    """Each request of the protocol can go over REST."""
+    assert set(ROUTES) == {
+        field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields
+    }
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_message", "method", "path", "body"),
+    [
+        (
+            "extend",
+            pb.ExtendRequest(lease_id=5, num_tokens=9),
+            "POST",
+            "/v1/leases/5/extend",
+            {"num_tokens": 9},
+        ),
+        ("release", pb.ReleaseRequest(lease_id=5), "DELETE", "/v1/leases/5", None),
+        (
+            "evict",
+            pb.EvictRequest(num_blocks=2),
+            "POST",
+            "/v1/evict?cache=c%201",
+            {"num_blocks": 2},
+        ),
+        ("evict", pb.EvictRequest(lease_id=5), "POST", "/v1/leases/5/evict?cache=c%201", {}),
+        ("stats", pb.StatsRequest(cache="a"), "GET", "/v1/stats?cache=a", None),
+        ("get_cache", pb.GetCacheRequest(cache="a/b"), "GET", "/v1/caches/a%2Fb", None),
+        ("watch", pb.WatchRequest(after_sequence=7), "GET", "/v1/events?after_sequence=7", None),
+    ],
+)
+def test_call_reads_as_a_path_and_a_body(
+    verb: str, request_message: Message, method: str, path: str, body: dict[str, int] | None
+) -> None:
+    """What the path says is not said again in the body."""
+    request = request_of(call(verb, request_message, cache="c 1" if verb == "evict" else ""))
+
+    assert (request.method, request.path) == (method, path)
+    assert (json.loads(request.body) if request.body else None) == body
+
+
+def test_identity_travels_in_headers() -> None:
+    """Token, key and epoch have headers of their own."""
+    request = request_of(
+        call("detach", pb.DetachRequest(), token="t", epoch=4, idempotency_key="k")
+    )
+
+    assert request.headers["Authorization"] == "Bearer t"
+    assert (request.headers["Idempotency-Key"], request.headers["KVLease-Epoch"]) == ("k", "4")
+
+
+def test_problem_becomes_its_error() -> None:
+    """A problem document arrives as the error that it explains, numbers and all."""
+    problem = {
+        "code": "NEVER_FITS",
+        "detail": "too big",
+        "resource": "blocks",
+        "need": 9,
+        "available": None,
+        "limit": 8,
+    }
+
+    with pytest.raises(NeverFitsError, match="too big") as caught:
+        response_of("reserve", 409, json.dumps(problem).encode())
+
+    assert (caught.value.need, caught.value.available, caught.value.limit) == (9, None, 8)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (502, b"<html>", UnavailableError),
+        (404, b'{"detail": "Not Found"}', InternalError),
+        (404, b"[]", InternalError),
+        (200, b"[]", InternalError),
+        (200, b'{"block_ids": 3}', InternalError),
+    ],
+)
+def test_answer_that_is_not_ours_is_an_error_of_ours(
+    status: int, body: bytes, error: type[KVLeaseError]
+) -> None:
+    """Whatever sits between us and the daemon, its answers are never taken for the daemon's."""
+    with pytest.raises(error):
+        response_of("extend", status, body)
+
+
+@given(st.data())
+def test_events_come_whole_from_any_pieces(data: st.DataObject) -> None:
+    """However a stream of events is cut, the same events come out; comments are no events."""
+    stream = b": hello\n\n" + b"".join(
+        b'id: %d\ndata: {"sequence": %d}\r\n\r\n' % (n, n) for n in range(4)
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    reader = SseReader()
+
+    pieces = [
+        stream[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
+    ]
+    events = [event for piece in pieces for event in reader.feed(piece)]
+
+    assert [event.sequence for event in events] == [0, 1, 2, 3]
+
+
+def test_endless_event_is_refused() -> None:
+    """A stream that never ends an event does not fill our memory."""
+    with pytest.raises(UnavailableError):
+        list(SseReader().feed(bytes(2**21)))
+
+
+# Over sockets
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every request alike, unless the test has another way."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        server: Any = self.server
+        server.seen.append((self.command, self.path, self.headers))
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if server.ways:
+            server.ways.pop(0)(self)
+        self.reply(200, b'{"released": true}')
+
+    def reply(self, status: int, body: bytes) -> None:
+        """Send an answer."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def address_string(self) -> str:
+        """Return a name, for a Unix socket has none."""
+        return "test"
+
+    do_DELETE = _answer  # noqa: N815 - the base class looks for this name
+
+
+class QuietHttpServer(ThreadingHTTPServer):
+    """A server that says nothing of callers who hung up."""
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class UnixHttpServer(QuietHttpServer):
+    """The same server at a Unix socket."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        """Bind to a path."""
+        self.socket.bind(self.server_address)
+        self.server_name, self.server_port = "test", 0
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, str]]:
+    """Give a server and its address, over TCP and a Unix socket in turn."""
+    server: Any
+    if request.param == "unix":
+        server = UnixHttpServer(str(tmp_path / "http.sock"), Handler)  # type: ignore[arg-type]  # a path is an address here
+        address = f"http+unix://{tmp_path}/http.sock"
+    else:
+        server = QuietHttpServer(("127.0.0.1", 0), Handler)
+        address = f"http://127.0.0.1:{server.server_port}"
+    server.daemon_threads, server.seen, server.ways = True, [], []
+    server.release = threading.Event()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server, address
+    server.release.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(params=["blocking", "async"])
+def send(
+    request: pytest.FixtureRequest, served: tuple[Any, str]
+) -> Iterator[Callable[[Outgoing], Message]]:
+    """Give the sending of both transports in turn."""
+    address = parse_address(served[1])
+    if request.param == "blocking":
+        transport = HttpTransport(address)
+        yield transport.send
+        transport.close()
+    else:
+        with asyncio.Runner() as runner:
+            other = AsyncHttpTransport(address)
+            yield lambda outgoing: runner.run(other.send(outgoing))
+            runner.run(other.close())
+
+
+RELEASE = pb.ReleaseRequest(lease_id=5)
+
+
+def test_calls_share_a_kept_alive_connection(
+    served: tuple[Any, str], send: Callable[[Outgoing], Message]
+) -> None:
+    """Calls are answered one after another, with who sent them in the headers."""
+    for _ in range(3):
+        assert send(call("release", RELEASE, token="t")) == pb.ReleaseResponse(released=True)
+
+    assert [(method, path) for method, path, _ in served[0].seen] == [
+        ("DELETE", "/v1/leases/5")
+    ] * 3
+    assert served[0].seen[0][2]["Authorization"] == "Bearer t"
+
+
+def test_silent_server_ends_at_the_deadline(
+    served: tuple[Any, str], send: Callable[[Outgoing], Message]
+) -> None:
+    """A server that does not answer costs the deadline."""
+    served[0].ways = [lambda handler: handler.server.release.wait(5)]
+
+    with pytest.raises(DeadlineError):
+        send(call("release", RELEASE, seconds=0.05))
+
+
+def test_broken_http_connection_is_unavailable(
+    served: tuple[Any, str], send: Callable[[Outgoing], Message]
+) -> None:
+    """A connection that breaks under a call is told; the next call goes through."""
+
+    def hang_up(handler: Handler) -> None:
+        handler.connection.shutdown(socket.SHUT_RDWR)
+        handler.close_connection = True
+
+    served[0].ways = [hang_up, hang_up]
+    for _ in range(1):
+        with pytest.raises(UnavailableError):
+            send(call("release", RELEASE))
+    served[0].ways = []
+    assert send(call("release", RELEASE)) == pb.ReleaseResponse(released=True)
+
+
+def test_absent_server_is_unavailable(tmp_path: Path) -> None:
+    """Where nothing listens, the error names the address."""
+    address = parse_address(f"http+unix://{tmp_path}/none.sock")
+
+    with pytest.raises(UnavailableError, match=r"none\.sock"):
+        HttpTransport(address).send(call("release", RELEASE))

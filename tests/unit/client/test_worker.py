@@ -1,0 +1,478 @@
+"""Laws of workers and their memory, blocking and asynchronous, over real sockets and real shared memory."""
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from kvlease import (
+    AsyncClient,
+    Client,
+    InvalidError,
+    KVLeaseError,
+    PlanInputs,
+    StaleEpochError,
+    UnavailableError,
+)
+from kvlease.errors import LayoutMismatchError
+from kvlease.memory import table_layout
+from kvlease.tables import TableLayout
+from kvlease.v1 import kvlease_pb2 as pb
+from tests.unit.client.frame_server import Drop, FrameServer, Hang, Regions
+
+
+class Daemon:
+    """Answers as a daemon would that grants lease after lease."""
+
+    def __init__(self, regions: Regions) -> None:
+        self.regions = regions
+        self.epoch = 1
+        self.newest = 10
+        self.faults: list[Exception] = []
+        self.survivors: tuple[int, ...] = ()
+
+    def __call__(self, call: pb.Call) -> Message:
+        """Answer a call."""
+        verb = call.WhichOneof("request") or ""
+        if self.faults and verb not in ("attach", "heartbeat"):
+            raise self.faults.pop(0)
+        if verb == "attach":
+            survivors = np.array(self.survivors, "<i8").tobytes()
+            return self.regions.attached(epoch=self.epoch, lease_ids=survivors)
+        if call.epoch not in (0, self.epoch):
+            raise StaleEpochError
+        if verb == "reserve":
+            self.newest += 1
+            self.regions.write_row(2, self.newest, [0, 1])
+            ids = np.array([0, 1], "<i4").tobytes()
+            return pb.ReserveResponse(
+                lease_id=self.newest, block_ids=ids, row=2, device_hit_tokens=16
+            )
+        response: Message = {
+            "release": pb.ReleaseResponse(released=True),
+            "extend": pb.ExtendResponse(),
+            "lookup": pb.LookupResponse(num_device_blocks=3),
+            "map": pb.MapResponse(row=2, num_kernel_blocks=2),
+            "detach": pb.DetachResponse(num_leases=1),
+            "heartbeat": pb.HeartbeatResponse(),
+            "list_caches": pb.ListCachesResponse(),
+            "stats": pb.StatsResponse(
+                epoch=1, caches=[pb.CacheStats(cache="demo", counters={"grants": 2})]
+            ),
+        }[verb]
+        return response
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    """Give the memory of a cache."""
+    with Regions() as regions:
+        yield regions
+
+
+@pytest.fixture
+def daemon(regions: Regions) -> Daemon:
+    """Give the answers of a daemon over it."""
+    return Daemon(regions)
+
+
+@pytest.fixture
+def server(tmp_path: Path, daemon: Daemon, regions: Regions) -> Iterator[FrameServer]:
+    """Serve them at a Unix socket."""
+    with FrameServer(path=tmp_path / "kvlease.sock", answer=daemon, fds=regions.fds) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FrameServer) -> Iterator[Client]:
+    """Give a client of it."""
+    with Client(f"unix://{server.path}", deadline_seconds=2) as client:
+        yield client
+
+
+def test_worker_writes_into_the_shared_pool(client: Client, regions: Regions) -> None:
+    """What a worker writes into `device` is in the daemon's memory, with no copy in between."""
+    with client.attach("demo") as worker:
+        assert worker.device is not None
+        worker.device[5] = 77
+
+        assert os.pread(regions.fds[0], 1, 5) == b"\x4d"
+        assert (worker.plan, worker.worker_id, worker.death_proof) == (regions.plan, 7, "pidfd")
+
+
+def test_worker_reads_its_rows_but_cannot_write_them(client: Client) -> None:
+    """The block table is the daemon's: a worker sees what is published, and its mapping refuses writes."""
+    with client.attach("demo") as worker, worker.reserve("r", num_tokens=32) as lease:
+        assert worker.tables is not None
+        assert worker.tables.block_ids(lease.row, lease.lease_id).tolist() == [0, 1]
+        with pytest.raises(ValueError, match="read-only"):
+            worker._session.memory._columns["lease_id"][0] = 1  # type: ignore[union-attr]
+
+
+def test_lease_is_released_at_the_end_of_its_block(client: Client, server: FrameServer) -> None:
+    """A lease is a context manager: whatever happens inside, it ends."""
+    with client.attach("demo") as worker:
+        with suppress(ZeroDivisionError), worker.reserve("r", num_tokens=32) as lease:
+            assert (lease.block_ids.tolist(), lease.hit_tokens, lease.is_live) == ([0, 1], 16, True)
+            raise ZeroDivisionError
+        assert (lease.is_live, worker.num_leases) == (False, 0)
+
+    assert server.verbs() == ["attach", "reserve", "release", "detach"]
+
+
+def test_lease_and_worker_show_life(client: Client) -> None:
+    """What prints a lease or a worker says how it is."""
+    with client.attach("demo") as worker:
+        lease = worker.reserve("r", num_tokens=32)
+        assert repr(worker) == "<Worker 7 of 'demo', 1 leases>"
+        assert repr(lease) == "<Lease 11 of 'r', 2 blocks>"
+        lease.release()
+        assert repr(lease) == "<Lease 11 of 'r', released>"
+
+
+def test_worker_goes_on_over_a_broken_connection(client: Client, server: FrameServer) -> None:
+    """A connection that breaks costs a worker nothing: it connects again and repeats the call."""
+    with client.attach("demo") as worker:
+        server.break_connections()
+
+        assert worker.lookup(bytes(32)).num_device_blocks == 3
+
+
+def test_worker_survives_the_daemons_restart(
+    client: Client, server: FrameServer, daemon: Daemon
+) -> None:
+    """After a restart the worker attaches again within the call, keeps its memory and the leases that survived."""
+    with client.attach("demo") as worker:
+        kept, lost = worker.reserve("kept", num_tokens=32), worker.reserve("lost", num_tokens=32)
+        device = worker.device
+        daemon.epoch, daemon.survivors = 2, (kept.lease_id,)
+        daemon.regions.write_row(2, kept.lease_id, [0, 1])
+        server.break_connections()
+
+        assert worker.map(kept) == 2
+        assert (kept.is_live, lost.is_live, worker.epoch) == (True, False, 2)
+        assert (worker.device is device, worker.memory_generation) == (True, 1)
+
+
+def test_blocks_of_an_unanswered_extend_come_from_the_table(
+    client: Client, server: FrameServer, daemon: Daemon
+) -> None:
+    """An extend that was carried out while the daemon died is completed from the row that outlived it."""
+    with client.attach("demo") as worker:
+        lease = worker.reserve("r", num_tokens=32)
+        daemon.regions.write_row(lease.row, lease.lease_id, [0, 1, 5])
+        daemon.epoch, daemon.survivors = 2, (lease.lease_id,)
+        server.break_connections()
+
+        assert lease.extend(48)
+        assert lease.block_ids.tolist() == [0, 1, 5]
+
+
+def test_other_memory_after_a_restart_is_mapped_anew(
+    client: Client, server: FrameServer, daemon: Daemon
+) -> None:
+    """When the memory itself was lost, the worker maps the new one, and says so."""
+    with client.attach("demo") as worker, Regions() as fresh:
+        old = worker.device
+        assert old is not None
+        server.fds, daemon.regions, daemon.epoch = fresh.fds, fresh, 2
+
+        worker.lookup(bytes(32))
+
+        assert worker.memory_generation == 2
+        assert worker.device is not None
+        worker.device[0], old[0] = 1, 2  # a view of the old memory stays valid
+        assert os.pread(fresh.fds[0], 1, 0) == b"\x01"
+
+
+def test_call_is_repeated_with_its_key(client: Client, server: FrameServer, daemon: Daemon) -> None:
+    """A call whose answer was lost is repeated under the same idempotency key."""
+    with client.attach("demo") as worker:
+        daemon.faults = [Drop()]
+        assert worker.reserve("r", num_tokens=32).is_live
+
+    keys = [call.idempotency_key for call in server.calls if call.HasField("reserve")]
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
+def test_silent_daemon_is_a_miss_by_the_deadline(server: FrameServer, daemon: Daemon) -> None:
+    """A daemon that does not answer costs a worker its deadline, never an exception."""
+    with (
+        Client(f"unix://{server.path}", deadline_seconds=0.5) as client,
+        client.attach("demo") as worker,
+    ):
+        daemon.faults = [Hang()]
+
+        lease = worker.reserve("r", num_tokens=32)
+
+        assert (lease.is_live, lease.refusal and lease.refusal.code) == (False, "DEADLINE")
+        assert repr(lease) == "<Lease 0 of 'r', ended: DEADLINE>"
+
+
+def test_dead_daemon_is_a_miss(server: FrameServer) -> None:
+    """Without a daemon a worker computes everything, and its verbs return at once after the first deadline."""
+    with (
+        Client(f"unix://{server.path}", deadline_seconds=0.2) as client,
+        client.attach("demo") as worker,
+    ):
+        lease = worker.reserve("r", num_tokens=32)
+        server.stop()
+
+        assert worker.lookup(bytes(32)).num_device_blocks == 0
+        assert not worker.reserve("s", num_tokens=32).is_live
+        assert lease.release() is False
+
+
+def test_attach_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path, regions: Regions) -> None:
+    """A worker that starts before its daemon waits for it, by the deadline; an operator is told at once."""
+    path = tmp_path / "late.sock"
+    late = FrameServer(path=path, answer=Daemon(regions), fds=regions.fds)
+    with Client(f"unix://{path}", deadline_seconds=5) as client, pytest.raises(UnavailableError):
+        client.list_caches()
+
+    starting = threading.Timer(0.05, late.__enter__)
+    starting.start()
+    with Client(f"unix://{path}", deadline_seconds=5) as client, client.attach("demo") as worker:
+        assert worker.worker_id == 7
+    starting.join()
+    late.__exit__()
+
+
+def test_doubt_is_raised_when_asked_for(server: FrameServer) -> None:
+    """With on_doubt="raise" the caller hears of it."""
+    with Client(f"unix://{server.path}", deadline_seconds=0.2, on_doubt="raise") as client:
+        worker = client.attach("demo")
+        server.stop()
+        with pytest.raises(UnavailableError):
+            worker.reserve("r", num_tokens=32)
+        worker.close()
+
+
+def test_heartbeats_carry_the_inventory(client: Client, server: FrameServer) -> None:
+    """A thread of its own connection tells the daemon which leases live; it ends with the worker."""
+    beaten = threading.Event()
+    answer: Callable[[pb.Call], Message] = server.answer
+
+    def noticing(call: pb.Call) -> Message:
+        response = answer(call)
+        if call.HasField("heartbeat") and call.heartbeat.lease_ids:
+            beaten.set()
+        if isinstance(response, pb.AttachResponse):
+            response.heartbeat_seconds = 0.01
+        return response
+
+    server.answer = noticing
+    with client.attach("demo") as worker:
+        lease = worker.reserve("r", num_tokens=32)
+        assert beaten.wait(5)
+        name = worker._thread.name
+
+    beats = [
+        call.heartbeat
+        for call in server.calls
+        if call.HasField("heartbeat") and call.heartbeat.lease_ids
+    ]
+    assert np.frombuffer(beats[0].lease_ids, "<i8").tolist() == [lease.lease_id]
+    assert name not in {thread.name for thread in threading.enumerate()}
+
+
+def test_closed_worker_leaves_nothing_open(client: Client) -> None:
+    """Everything that a worker opened is closed with it: descriptors, maps and threads."""
+    client.list_caches()
+    before = set(Path("/proc/self/fd").iterdir())
+
+    with client.attach("demo") as worker:
+        worker.heartbeat()
+        lease = worker.reserve("r", num_tokens=32)
+    del worker, lease
+    gc.collect()
+
+    left = {fd for fd in set(Path("/proc/self/fd").iterdir()) - before if _is_ours(fd)}
+    assert left == set()
+
+
+def _is_ours(fd: Path) -> bool:
+    """Tell a map from the sockets that the server's threads in this process are still closing."""
+    try:
+        return "memfd" in str(fd.readlink())
+    except FileNotFoundError:
+        return False
+
+
+def test_view_outlives_its_worker(client: Client) -> None:
+    """A view that a caller kept can still be read after the worker closed: no fault, whatever it shows."""
+    with client.attach("demo") as worker:
+        view = worker.device
+
+    assert view is not None
+    assert view.sum() == 0
+
+
+def test_forked_child_must_attach_for_itself(client: Client) -> None:
+    """A child of a worker is refused, may close what it inherited, and does not end its parent's session."""
+    with client.attach("demo") as worker:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                worker.lookup(bytes(32))
+            except InvalidError:
+                worker.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        assert worker.lookup(bytes(32)).num_device_blocks == 3
+
+
+def test_region_smaller_than_the_plan_is_refused(client: Client, regions: Regions) -> None:
+    """Memory that ends before the plan does is not mapped: it would fault later."""
+    os.ftruncate(regions.fds[0], 64)
+
+    with pytest.raises(LayoutMismatchError):
+        client.attach("demo")
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 16, 1000, 1024])
+@pytest.mark.parametrize("blocks_per_row", [1, 4, 333])
+def test_table_is_laid_out_as_its_bytes_tell(num_rows: int, blocks_per_row: int) -> None:
+    """The bytes of a table's region determine where each of its columns lies."""
+    layout = TableLayout(num_rows, blocks_per_row)
+    region = np.arange(layout.region_bytes, dtype=np.int64).astype(np.uint8)
+
+    found = table_layout(layout.region_bytes, blocks_per_row)
+
+    assert found.num_rows >= num_rows
+    for name, column in layout.columns(region).items():
+        assert np.array_equal(found.columns(region)[name][:num_rows], column)
+
+
+def test_table_of_an_unknown_shape_is_refused() -> None:
+    """A region that no table fits exactly is of another version."""
+    with pytest.raises(LayoutMismatchError):
+        table_layout(TableLayout(16, 4).region_bytes + 4, 4)
+
+
+def test_statistics_read_by_name(client: Client) -> None:
+    """Answers to an operator are records with the protocol's names."""
+    stats = client.stats()
+
+    assert (stats.epoch, stats.caches[0].cache, stats.caches[0].counters) == (
+        1,
+        "demo",
+        {"grants": 2},
+    )
+
+
+def test_operators_errors_are_always_raised(client: Client, daemon: Daemon) -> None:
+    """An operator's call has no miss: what went wrong is raised."""
+    daemon.faults = [KVLeaseError("odd")]
+    with pytest.raises(KVLeaseError, match="odd"):
+        client.list_caches()
+    with pytest.raises(InvalidError):
+        client.plan(PlanInputs(tokens_per_block=-1))
+
+
+# The same for an event loop
+
+
+async def test_async_worker_does_the_same(server: FrameServer, regions: Regions) -> None:
+    """The asynchronous worker has the same memory and the same verbs."""
+    async with (
+        AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client,
+        await client.attach("demo") as worker,
+    ):
+        assert worker.device is not None
+        worker.device[5] = 77
+        async with await worker.reserve("r", num_tokens=32) as lease:
+            assert (lease.block_ids.tolist(), await lease.map(), worker.num_leases) == (
+                [0, 1],
+                2,
+                1,
+            )
+        await worker.heartbeat()
+
+    assert os.pread(regions.fds[0], 1, 5) == b"\x4d"
+    assert server.verbs() == ["attach", "reserve", "map", "release", "detach"]
+
+
+async def test_async_calls_share_a_connection(server: FrameServer, daemon: Daemon) -> None:
+    """A call that waits does not hold up the others: answers are told apart by their number."""
+    async with AsyncClient(
+        f"unix://{server.path}", deadline_seconds=0.3, on_doubt="raise"
+    ) as client:
+        await client.list_caches()
+        daemon.faults = [Hang()]
+        hanging = asyncio.create_task(client.stats())
+        await asyncio.sleep(0)
+
+        assert await client.list_caches() == ()
+        with pytest.raises(KVLeaseError, match="deadline"):
+            await hanging
+
+    assert len(server._connections) == 1
+
+
+async def test_async_worker_survives_the_daemons_restart(
+    server: FrameServer, daemon: Daemon
+) -> None:
+    """The asynchronous worker attaches again within the call, too."""
+    async with (
+        AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client,
+        await client.attach("demo") as worker,
+    ):
+        lease = await worker.reserve("r", num_tokens=32)
+        daemon.epoch, daemon.survivors = 2, (lease.lease_id,)
+        server.break_connections()
+
+        assert await lease.map() == 2
+        assert (lease.is_live, worker.epoch) == (True, 2)
+
+
+async def test_cancelled_attach_keeps_no_memory(server: FrameServer, daemon: Daemon) -> None:
+    """An attach whose caller gave up closes what it brings, whenever that comes."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(call: pb.Call) -> Message:
+        begun.set()
+        go_on.wait(5)
+        return daemon(call)
+
+    server.answer = slow
+    before = _memfds()
+    async with AsyncClient(f"unix://{server.path}", deadline_seconds=5) as client:
+        attaching = asyncio.create_task(client.attach("demo"))
+        await asyncio.to_thread(begun.wait)
+        attaching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attaching
+        go_on.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await asyncio.sleep(0)
+
+    assert _memfds() == before
+
+
+def _memfds() -> int:
+    return sum(_is_ours(fd) for fd in Path("/proc/self/fd").iterdir())
+
+
+async def test_async_dead_daemon_is_a_miss(server: FrameServer) -> None:
+    """Without a daemon the asynchronous worker computes everything, too."""
+    async with (
+        AsyncClient(f"unix://{server.path}", deadline_seconds=0.2) as client,
+        await client.attach("demo") as worker,
+    ):
+        server.stop()
+        lease = await worker.reserve("r", num_tokens=32)
+
+    assert (lease.is_live, lease.refusal and lease.refusal.code) == (False, "UNAVAILABLE")
