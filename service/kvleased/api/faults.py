@@ -1,0 +1,140 @@
+"""Own the one table from errors to what each transport says, and the only place where the unforeseen is caught."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from google.protobuf.message import Message
+
+from kvlease.errors import InternalError, KVLeaseError, UnavailableError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api.seam import Backend
+from kvleased.callers import Caller
+
+if TYPE_CHECKING:
+    from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # it has no stubs
+
+PROBLEM_TYPE: Final = b"application/problem+json"
+"""The media type of every refusal over HTTP."""
+
+DOMAIN: Final = "kvlease"
+"""The domain of ErrorInfo."""
+
+_NUMBERS: Final = ("need", "available", "limit", "retry_after_ms")
+_MS_PER_SECOND: Final = 1000
+
+log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
+
+
+def ask(
+    daemon: Backend, verb: str, request: Message, caller: Caller
+) -> Message | asyncio.Future[Message] | KVLeaseError:
+    """Call the daemon; a refusal is returned, for it is an answer like any other."""
+    try:
+        return daemon.call(verb, request, caller)
+    except KVLeaseError as error:
+        return error
+    except Exception as cause:  # noqa: BLE001 - what nobody foresaw is answered and logged here
+        return _unforeseen(verb, cause)
+
+
+def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseError:
+    """Return what a finished future holds."""
+    try:
+        return future.result()
+    except KVLeaseError as error:
+        return error
+    except asyncio.CancelledError:
+        return UnavailableError("the daemon stopped before the call was answered")
+    except Exception as cause:  # noqa: BLE001 - what nobody foresaw is answered and logged here
+        return _unforeseen(verb, cause)
+
+
+async def events(
+    daemon: Backend, request: pb.WatchRequest
+) -> AsyncIterator[pb.WatchResponse | KVLeaseError]:
+    """Yield the daemon's events; where it ends them, the reason comes last."""
+    try:
+        async for event in daemon.watch(request):
+            yield event
+    except KVLeaseError as error:
+        yield error
+    except Exception as cause:  # noqa: BLE001 - the same
+        yield _unforeseen("watch", cause)
+
+
+def code_of(answer: object) -> str:
+    """Return the code under which an answer is counted."""
+    return answer.code if isinstance(answer, KVLeaseError) else "OK"
+
+
+def problem(error: KVLeaseError, status: int | None = None) -> bytes:
+    """Return the RFC 9457 document of an error; `status` overrules the table for what HTTP itself refuses."""
+    status = status or error.http_status
+    fields: dict[str, object] = {
+        "type": f"urn:kvlease:error:{error.code}",
+        "title": HTTPStatus(status).phrase
+        if status != error.http_status
+        else title_of(type(error)),
+        "status": status,
+        "detail": error.message,
+        "code": error.code,
+        "retryable": error.retryable,
+    }
+    if error.resource:
+        fields["resource"] = error.resource
+    fields |= {name: number for name in _NUMBERS if (number := getattr(error, name)) is not None}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def problem_headers(error: KVLeaseError, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the headers that go with a problem."""
+    headers = [(b"content-type", PROBLEM_TYPE), (b"content-length", b"%d" % len(body))]
+    if error.retry_after_ms is not None:
+        # The header counts whole seconds; rounding down would invite callers back too early.
+        headers.append((b"retry-after", b"%d" % -(-error.retry_after_ms // _MS_PER_SECOND)))
+    if error.http_status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def title_of(kind: type[KVLeaseError]) -> str:
+    """Return the sentence that is the same for every error of a kind."""
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def grpc_status(error: KVLeaseError) -> "Status":
+    """Return the google.rpc.Status of an error: ErrorInfo always, RetryInfo only where a retry can help."""
+    # Imported here: gRPC costs 0.1 s at the start, and may not be served at all.
+    from google.protobuf.any_pb2 import Any  # noqa: PLC0415
+    from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        ErrorInfo,
+        RetryInfo,
+    )
+    from google.rpc.status_pb2 import Status  # noqa: PLC0415
+    from grpc import StatusCode  # noqa: PLC0415
+
+    metadata = {
+        name: str(number) for name in _NUMBERS if (number := getattr(error, name)) is not None
+    }
+    metadata["retryable"] = "true" if error.retryable else "false"
+    if error.resource:
+        metadata["resource"] = error.resource
+    details = [Any(), Any()]
+    details[0].Pack(ErrorInfo(reason=error.code, domain=DOMAIN, metadata=metadata))
+    if error.retry_after_ms is None:
+        details.pop()
+    else:
+        retry = RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
+        details[1].Pack(retry)
+    code: int = StatusCode[error.grpc_status].value[0]
+    return Status(code=code, message=error.message, details=details)
+
+
+def _unforeseen(verb: str, cause: Exception) -> InternalError:
+    log.error("A call failed in a way that nobody foresaw.", action=verb, exc_info=cause)
+    return InternalError()

@@ -1,0 +1,237 @@
+"""Own the gRPC server: KVLeaseService, health and reflection, on a Unix socket and on loopback TCP.
+
+grpc is imported when the server starts, never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from kvlease.errors import InvalidError, KVLeaseError, TooLargeError, UnknownWorkerError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api import faults
+from kvleased.api.messages import M, parse
+from kvleased.api.sockets import private_directory
+from kvleased.callers import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import grpc
+    from google.protobuf.message import Message
+
+    from kvleased.api.seam import Backend, Limits, Observer
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["KVLeaseService"]
+STOP_SECONDS: Final = 1.0
+"""Seconds that calls in progress have left when the server stops."""
+HEALTH_SECONDS: Final = 0.5
+"""Seconds between two looks at whether the daemon is ready."""
+
+_MESSAGES_ABOVE_LIMIT: Final = 4
+"""Times the limit up to which a message is read, so that its refusal can say what the limit is."""
+_KEEPALIVE_MS: Final = 30_000
+
+
+class GrpcServer:
+    """gRPC, from `start` to `stop`."""
+
+    def __init__(self, metrics: Observer) -> None:
+        """Remember who counts."""
+        self._metrics = metrics
+        self._server: grpc.aio.Server | None = None
+        self._health: asyncio.Task[None] | None = None
+        self.grpc_port = 0
+        """The TCP port; 0 where there is none."""
+
+    async def start(self, daemon: Backend, settings: Limits) -> None:
+        """Begin to listen at `grpc.sock` in the runtime directory and, where wanted, on TCP."""
+        import grpc  # noqa: PLC0415 - costs 0.1 s that the other transports need not wait for
+        from grpc_health.v1 import health, health_pb2_grpc  # noqa: PLC0415
+        from grpc_reflection.v1alpha import reflection  # noqa: PLC0415
+
+        server = grpc.aio.server(
+            options=(
+                (
+                    "grpc.max_receive_message_length",
+                    _MESSAGES_ABOVE_LIMIT * settings.max_message_bytes,
+                ),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
+            ),
+            maximum_concurrent_rpcs=settings.max_connections,
+        )
+        verbs = Verbs(daemon, self._metrics, settings.max_message_bytes)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE.full_name, verbs.handlers()),)
+        )
+        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        reflection.enable_server_reflection(
+            (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        path = settings.runtime_dir / "grpc.sock"
+        private_directory(path.parent)
+        path.unlink(missing_ok=True)
+        _bind(server, f"unix:{path}")
+        # Until here the directory's mode alone kept others out.
+        path.chmod(0o600)
+        if settings.listen_tcp:
+            host = f"[{settings.tcp_host}]" if ":" in settings.tcp_host else settings.tcp_host
+            self.grpc_port = _bind(server, f"{host}:{settings.grpc_port}")
+        await server.start()
+        self._server = server
+        self._health = asyncio.create_task(_tell_health(servicer, daemon))
+
+    async def stop(self) -> None:
+        """Stop listening, and let calls in progress finish for a moment."""
+        if self._health is not None:
+            self._health.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._health
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(STOP_SECONDS)
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    """Listen; where that cannot be, say so as the other servers do."""
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"gRPC cannot listen on {address}: {error}") from error
+
+
+class Verbs:
+    """The handlers of all methods, each built from its name."""
+
+    def __init__(self, daemon: Backend, metrics: Observer, message_bytes_max: int) -> None:
+        """Remember whom to call and how large a message may be."""
+        self._daemon = daemon
+        self._observe = metrics.observe
+        self._message_bytes_max = message_bytes_max
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """Return the handler of every method, by its name; messages stay bytes, so that refusals are ours."""
+        import grpc  # noqa: PLC0415 - see start
+
+        found: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        for method in SERVICE.methods:
+            if method.server_streaming:
+                found[method.name] = grpc.unary_stream_rpc_method_handler(self._watch)
+            else:
+                kind = getattr(pb, method.input_type.name)
+                answer = self._unary(verb_of(method.name), kind)
+                found[method.name] = grpc.unary_unary_rpc_method_handler(answer)
+        return found
+
+    def _unary(self, verb: str, kind: type[Message]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(packed: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            started = perf_counter()
+            try:
+                request = self._parse(kind, packed)
+                caller = _caller(context)
+            except KVLeaseError as error:
+                result: Message | KVLeaseError = error
+            else:
+                asked = faults.ask(self._daemon, verb, request, caller)
+                result = (
+                    await self._wait(verb, asked) if isinstance(asked, asyncio.Future) else asked
+                )
+            self._observe(verb, "grpc", faults.code_of(result), perf_counter() - started)
+            if isinstance(result, KVLeaseError):
+                await _abort(context, result)
+                return b""  # never reached: an abort raises
+            return result.SerializeToString()
+
+        return answer
+
+    async def _watch(
+        self, packed: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        try:
+            request = self._parse(pb.WatchRequest, packed)
+        except KVLeaseError as error:
+            await _abort(context, error)
+            return
+        async for event in faults.events(self._daemon, request):
+            if isinstance(event, KVLeaseError):
+                await _abort(context, event)
+                return
+            yield event.SerializeToString()
+
+    def _parse(self, kind: type[M], packed: bytes) -> M:
+        limit = self._message_bytes_max
+        if len(packed) > limit:
+            raise TooLargeError(resource="message_bytes", need=len(packed), limit=limit)
+        return parse(kind, packed)
+
+    async def _wait(self, verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseError:
+        """Wait for the daemon; when the caller goes away meanwhile, have it forget the call."""
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            self._daemon.cancel(future)
+            raise
+        return faults.outcome(verb, future)
+
+
+def verb_of(method_name: str) -> str:
+    """Return the verb of a method: its name in snake case."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method_name).lower()
+
+
+def _caller(context: grpc.aio.ServicerContext[bytes, bytes]) -> Caller:
+    fields: dict[str, Any] = {"transport": "grpc"}
+    for name, value in context.invocation_metadata() or ():
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        if name == "authorization":
+            fields["token"] = _token(text)
+        elif name == "idempotency-key":
+            fields["idempotency_key"] = text
+        elif name == "kvlease-cache":
+            fields["cache"] = text
+        elif name == "kvlease-epoch":
+            fields["epoch"] = _epoch(text)
+    return Caller(**fields)
+
+
+def _token(header: str) -> str:
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise UnknownWorkerError("the metadata authorization must read: Bearer, a space, the token")
+    return token.strip()
+
+
+def _epoch(written: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,16}", written):
+        raise InvalidError(
+            f"kvlease-epoch must be an integer, not {written[:40]!r}", resource="kvlease-epoch"
+        )
+    return int(written)
+
+
+async def _abort(context: grpc.aio.ServicerContext[bytes, bytes], error: KVLeaseError) -> None:
+    from grpc_status import rpc_status  # noqa: PLC0415 - see start
+
+    await context.abort_with_status(rpc_status.to_status(faults.grpc_status(error)))
+
+
+async def _tell_health(servicer: Any, daemon: Backend) -> None:
+    from grpc_health.v1 import health_pb2  # noqa: PLC0415 - see start
+
+    kinds = health_pb2.HealthCheckResponse
+    told: bool | None = None
+    while True:
+        is_ready, _ = daemon.readiness
+        if is_ready != told:
+            told = is_ready
+            status = kinds.SERVING if is_ready else kinds.NOT_SERVING
+            for service in ("", SERVICE.full_name):
+                await servicer.set(service, status)
+        await asyncio.sleep(HEALTH_SECONDS)

@@ -1,0 +1,57 @@
+"""Own the probes /livez, /readyz and /startupz and the page /metrics; none of them is part of the API's description."""
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from kvleased.api.seam import Backend, Observer
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+"""The media type of the metrics."""
+
+
+class Probes:
+    """The probes; startup is over for good once the daemon was ready."""
+
+    def __init__(self, daemon: Backend, metrics: Observer) -> None:
+        """Remember whom to ask."""
+        self._daemon = daemon
+        self._metrics = metrics
+        self._was_ready = False
+
+    def add_to(self, app: Starlette) -> None:
+        """Serve the probes beside the API."""
+        for path, probe in (
+            ("/livez", self.live),
+            ("/readyz", self.ready),
+            ("/startupz", self.startup),
+            ("/metrics", self.metrics),
+        ):
+            app.router.add_route(path, probe, methods=["GET"], include_in_schema=False)
+
+    async def live(self, request: Request) -> Response:
+        """Answer, which proves that the event loop turns."""
+        return _told(request, "live", is_good=True, reason=f"epoch {self._daemon.epoch}")
+
+    async def ready(self, request: Request) -> Response:
+        """Tell whether calls can be granted."""
+        is_ready, reason = self._daemon.readiness
+        return _told(request, "ready", is_good=is_ready, reason=reason)
+
+    async def startup(self, request: Request) -> Response:
+        """Tell whether the daemon was ready once."""
+        is_ready, reason = self._daemon.readiness
+        self._was_ready = self._was_ready or is_ready
+        return _told(request, "started", is_good=self._was_ready, reason=reason)
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002 - a route's signature
+        """Return the metrics."""
+        return Response(self._metrics.render(), media_type=TEXT_FORMAT)
+
+
+def _told(request: Request, word: str, *, is_good: bool, reason: str) -> Response:
+    text = word if is_good else f"not {word}: {reason}"
+    if "verbose" in request.query_params and is_good:
+        text += f"\n{reason}"
+    headers = {"cache-control": "no-store"}
+    return PlainTextResponse(text.rstrip() + "\n", 200 if is_good else 503, headers)

@@ -1,0 +1,249 @@
+"""Own the local socket: accepting, and the first frame of a connection, beside which descriptors may come and go.
+
+Later frames are `local_connection`'s business. A stream of asyncio hides descriptors, so the first frame is read, and
+an attach is answered, on the bare socket.
+"""
+
+import asyncio
+import os
+import socket
+from typing import Final
+
+from google.protobuf.message import Message
+
+from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api import faults
+from kvleased.api.local_connection import (
+    BYTES_OF_LENGTH,
+    FRAME_SECONDS_MAX,
+    LocalConnection,
+    error_frame,
+    frame_of,
+)
+from kvleased.api.messages import parse
+from kvleased.api.seam import Backend, Limits, Observer
+from kvleased.api.sockets import listen_unix, peer_of, remove_unix
+from kvleased.callers import Caller
+
+FDS_MAX: Final = 4
+"""Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
+RECEIVE_BYTES: Final = 1 << 16
+ACCEPTS_A_TURN: Final = 64
+"""Connections accepted before the loop looks at anything else."""
+SECONDS_WITHOUT_FDS: Final = 0.1
+"""Seconds to pause accepting when this process is out of descriptors."""
+
+
+class LocalServer:
+    """The local socket, from `start` to `stop`."""
+
+    def __init__(self, metrics: Observer) -> None:
+        """Remember who counts."""
+        self.metrics = metrics
+        self.connections: set[LocalConnection | _Opening] = set()
+        self.daemon: Backend
+        self.settings: Limits
+        self._listener: socket.socket | None = None
+
+    def __repr__(self) -> str:
+        """Show life: connections."""
+        return f"<LocalServer {len(self.connections)} connections>"
+
+    async def start(self, daemon: Backend, settings: Limits) -> None:
+        """Begin to listen at `kvlease.sock` in the runtime directory."""
+        self.daemon, self.settings = daemon, settings
+        self._listener = listen_unix(settings.runtime_dir / "kvlease.sock")
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection once what was written to it is sent."""
+        if self._listener is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        remove_unix(self._listener)
+        self._listener.close()
+        self._listener = None
+        for connection in list(self.connections):
+            connection.close()
+        # Lets the transports run their last callbacks.
+        await asyncio.sleep(0)
+
+    def forget(self, connection: "LocalConnection | _Opening") -> None:
+        """Take note that a connection is closed, or has become another kind of one."""
+        self.connections.discard(connection)
+
+    def _accept(self) -> None:
+        assert self._listener is not None, "accepting without a listener"
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                self._pause()
+                return
+            sock.setblocking(False)
+            if len(self.connections) >= self.settings.max_connections:
+                self._turn_away(sock)
+            else:
+                self.connections.add(_Opening(self, sock))
+
+    def _pause(self) -> None:
+        # Out of descriptors: the listener stays readable, so the loop would spin until one is free.
+        assert self._listener is not None, "pausing without a listener"
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        loop.call_later(SECONDS_WITHOUT_FDS, self._resume)
+
+    def _resume(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        limit = self.settings.max_connections
+        error = BusyError(resource="connections", need=limit + 1, available=0, limit=limit)
+        try:
+            sock.send(error_frame(0, self.daemon.epoch, error))
+        except OSError:
+            pass  # it learns the same from the closed connection
+        finally:
+            sock.close()
+
+
+class _Opening:
+    """A connection until its first frame is answered or handed over."""
+
+    def __init__(self, server: LocalServer, sock: socket.socket) -> None:
+        self._server = server
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._received = bytearray()
+        self._fds: list[int] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def close(self) -> None:
+        """Give the connection up."""
+        if self._sock.fileno() >= 0:
+            self._stop_reading()
+            self._sock.close()
+        self._close_fds()
+        self._server.forget(self)
+
+    def _readable(self) -> None:
+        try:
+            data, fds, flags, _ = socket.recv_fds(
+                self._sock, RECEIVE_BYTES, FDS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        self._fds += fds
+        self._received += data
+        if not data or flags & socket.MSG_CTRUNC or len(self._fds) > FDS_MAX:
+            self.close()
+            return
+        if self._deadline is None:
+            self._deadline = self._loop.call_later(FRAME_SECONDS_MAX, self.close)
+        self._take()
+
+    def _take(self) -> None:
+        """Serve the first frame once it is whole."""
+        if len(self._received) < BYTES_OF_LENGTH:
+            return
+        body_bytes = int.from_bytes(self._received[:BYTES_OF_LENGTH], "little")
+        limit = self._server.settings.max_message_bytes
+        if body_bytes > limit:
+            error = TooLargeError(resource="message_bytes", need=body_bytes, limit=limit)
+            self._finish(error_frame(0, self._server.daemon.epoch, error))
+            return
+        end = BYTES_OF_LENGTH + body_bytes
+        if len(self._received) < end:
+            return
+        self._stop_reading()
+        try:
+            call = parse(pb.Call, bytes(self._received[BYTES_OF_LENGTH:end]))
+        except InvalidError:
+            call = pb.Call()  # the connection answers it, as it would any later frame
+        if call.WhichOneof("request") == "attach":
+            del self._received[:end]
+            self._attach(call)
+        else:
+            self._hand_over(b"", "")
+
+    def _attach(self, call: pb.Call) -> None:
+        started = self._loop.time()
+        peer = peer_of(self._sock)
+        caller = Caller(
+            transport="local",
+            token=call.token,
+            epoch=call.epoch,
+            idempotency_key=call.idempotency_key,
+            cache=call.cache,
+            pidfd=self._fds[0] if self._fds else None,
+            peer_pid=peer.pid,
+            peer_uid=peer.uid,
+        )
+        answer = faults.ask(self._server.daemon, "attach", call.attach, caller)
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(
+                lambda done: self._attached(call, faults.outcome("attach", done), started)
+            )
+        else:
+            self._attached(call, answer, started)
+
+    def _attached(self, call: pb.Call, answer: Message | KVLeaseError, started: float) -> None:
+        self._server.metrics.observe(
+            "attach", "local", faults.code_of(answer), self._loop.time() - started
+        )
+        self._close_fds()
+        if self._sock.fileno() < 0:
+            return
+        frame = frame_of(call.call_number, self._server.daemon.epoch, "attach", answer)
+        fds: list[int] = []
+        token = ""
+        if isinstance(answer, pb.AttachResponse):
+            fds, token = self._server.daemon.fds(answer.worker_id), answer.token
+        try:
+            # Nothing was sent before, so at least the first byte, beside which the descriptors go, finds room.
+            num_sent = socket.send_fds(self._sock, [frame], fds) if fds else 0
+        except OSError:
+            self.close()
+            return
+        self._hand_over(frame[num_sent:], token)
+
+    def _hand_over(self, unsent: bytes, token: str) -> None:
+        """Let an asyncio protocol go on with the connection, bound to the worker that attached."""
+        peer = peer_of(self._sock)
+        connection = LocalConnection(self._server, peer, token)
+        self._server.forget(self)
+        self._server.connections.add(connection)
+        self._task = self._loop.create_task(self._switch(connection, unsent))
+
+    async def _switch(self, connection: LocalConnection, unsent: bytes) -> None:
+        transport, _ = await self._loop.connect_accepted_socket(lambda: connection, self._sock)
+        if unsent:
+            transport.write(unsent)
+        if self._received:
+            connection.data_received(bytes(self._received))
+
+    def _finish(self, frame: bytes) -> None:
+        try:
+            self._sock.send(frame)
+        except OSError:
+            pass  # it learns the same from the closed connection
+        finally:
+            self.close()
+
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._sock.fileno())
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _close_fds(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())

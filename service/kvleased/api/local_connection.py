@@ -1,0 +1,280 @@
+"""Own the frames of one connection of the local socket after its first: no task and one write per call.
+
+A frame is a little-endian uint32 length and one Call or Reply. How a connection begins is `local`'s business.
+"""
+
+import asyncio
+from time import perf_counter
+from typing import Final, Protocol, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
+from kvlease.faults import error_to_proto
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api import faults
+from kvleased.api.messages import parse
+from kvleased.api.seam import Backend, Limits, Observer
+from kvleased.api.sockets import Peer
+from kvleased.callers import Caller
+
+BYTES_OF_LENGTH: Final = 4
+"""Bytes of a frame before its message."""
+FRAME_SECONDS_MAX: Final = 10.0
+"""Seconds from the first byte of a frame to its last."""
+UNSENT_BYTES_MAX: Final = 4 << 20
+"""Bytes that a peer may leave unread before it is disconnected."""
+
+_RETRY_AFTER_MS: Final = 10
+
+
+class Server(Protocol):
+    """What a connection needs of its server."""
+
+    @property
+    def daemon(self) -> Backend:
+        """What answers."""
+        ...
+
+    @property
+    def settings(self) -> Limits:
+        """The limits."""
+        ...
+
+    @property
+    def metrics(self) -> Observer:
+        """What counts."""
+        ...
+
+    def forget(self, connection: "LocalConnection") -> None:
+        """Take note that a connection is closed."""
+        ...
+
+
+def frame_of(call_number: int, epoch: int, verb: str, answer: Message | KVLeaseError) -> bytes:
+    """Return the frame that answers a call."""
+    if isinstance(answer, KVLeaseError):
+        return error_frame(call_number, epoch, answer)
+    packed = pb.Reply(call_number=call_number, epoch=epoch, **{verb: answer}).SerializeToString()  # type: ignore[arg-type]  # the verb names the field, and its type with it
+    return len(packed).to_bytes(BYTES_OF_LENGTH, "little") + packed
+
+
+def error_frame(call_number: int, epoch: int, error: KVLeaseError) -> bytes:
+    """Return the frame that refuses a call; call number 0 refuses the connection."""
+    packed = pb.Reply(
+        call_number=call_number, epoch=epoch, error=error_to_proto(error)
+    ).SerializeToString()
+    return len(packed).to_bytes(BYTES_OF_LENGTH, "little") + packed
+
+
+class LocalConnection(asyncio.Protocol):
+    """One connection; a worker's when it began with an attach."""
+
+    def __init__(self, server: Server, peer: Peer, token: str) -> None:
+        """Bind the connection to the worker with `token`; to nobody when that is empty."""
+        self._server = server
+        self._daemon = server.daemon
+        self._observe = server.metrics.observe
+        self._peer = peer
+        self._token = token
+        self._message_bytes_max = server.settings.max_message_bytes
+        self._calls_max = server.settings.max_calls_in_flight
+        self._transport: asyncio.Transport | None = None
+        self._is_closed = False
+        self._partial = bytearray()
+        self._bytes_needed = BYTES_OF_LENGTH
+        self._deadline: asyncio.TimerHandle | None = None
+        self._batch: list[bytes] | None = None
+        self._waiting: set[asyncio.Future[Message]] = set()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        """Show life: calls that are not answered yet."""
+        return f"<LocalConnection {len(self._waiting)} waiting, {len(self._watches)} watching>"
+
+    def close(self) -> None:
+        """Close the connection once what was written is sent; also one that is only about to be made."""
+        self._is_closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; a peer that does not read is disconnected rather than waited for."""
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        if self._is_closed:
+            self._transport.close()
+
+    def pause_writing(self) -> None:
+        """Disconnect a peer that leaves too much unread."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's contract
+        """Forget every call that waits; the worker itself lives on."""
+        self._transport = None
+        self._server.forget(self)
+        self._disarm()
+        for future in list(self._waiting):
+            self._daemon.cancel(future)
+        self._waiting.clear()
+        for watch in self._watches:
+            watch.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Serve every frame that is whole, and answer them in one write."""
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._bytes_needed:
+                return
+            data = bytes(self._partial)
+            self._partial.clear()
+        self._batch = []
+        rest = self._serve_frames(data)
+        batch, self._batch = self._batch, None
+        if self._transport is None:
+            return
+        if batch:
+            self._transport.write(batch[0] if len(batch) == 1 else b"".join(batch))
+        if rest is None:
+            self._transport.close()
+        elif rest or self._deadline is not None:
+            self._keep(rest)
+
+    def _serve_frames(self, data: bytes) -> bytes | None:
+        """Return what is left after the last whole frame; None where the stream makes no sense any more."""
+        begin, end = 0, len(data)
+        while end - begin >= BYTES_OF_LENGTH:
+            body = begin + BYTES_OF_LENGTH
+            body_bytes = int.from_bytes(data[begin:body], "little")
+            if body_bytes > self._message_bytes_max:
+                error = TooLargeError(
+                    resource="message_bytes", need=body_bytes, limit=self._message_bytes_max
+                )
+                self._refuse(0, error)
+                return None
+            if body + body_bytes > end:
+                break
+            if not self._serve(data[body : body + body_bytes]):
+                return None
+            begin = body + body_bytes
+        return data[begin:]
+
+    def _keep(self, rest: bytes) -> None:
+        """Keep the beginning of a frame, which must be whole before its deadline."""
+        self._disarm()
+        self._partial += rest
+        if rest:
+            self._bytes_needed = BYTES_OF_LENGTH
+            if len(rest) >= BYTES_OF_LENGTH:
+                self._bytes_needed += int.from_bytes(rest[:BYTES_OF_LENGTH], "little")
+            assert self._transport is not None, "kept after the end"
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(FRAME_SECONDS_MAX, self._transport.abort)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _serve(self, packed: bytes) -> bool:
+        """Answer one call, now or later; False where the peer cannot be told which call failed."""
+        started = perf_counter()
+        try:
+            call = parse(pb.Call, packed)
+        except InvalidError as error:
+            call_number = _call_number(packed)
+            self._refuse(call_number, error)
+            return call_number != 0
+        verb = call.WhichOneof("request")
+        if verb is None or verb == "attach":
+            self._refuse(call.call_number, _misplaced(verb))
+            return True
+        if verb == "watch":
+            self._watch(call)
+            return True
+        caller = Caller(
+            transport="local",
+            token=call.token or self._token,
+            epoch=call.epoch,
+            idempotency_key=call.idempotency_key,
+            cache=call.cache,
+            peer_pid=self._peer.pid,
+            peer_uid=self._peer.uid,
+        )
+        answer = faults.ask(self._daemon, verb, getattr(call, verb), caller)
+        if isinstance(answer, asyncio.Future):
+            self._wait(call.call_number, verb, answer, started)
+        else:
+            self._answer(call.call_number, verb, answer, started)
+        return True
+
+    def _answer(
+        self, call_number: int, verb: str, answer: Message | KVLeaseError, started: float
+    ) -> None:
+        self._send(frame_of(call_number, self._daemon.epoch, verb, answer))
+        self._observe(verb, "local", faults.code_of(answer), perf_counter() - started)
+
+    def _wait(
+        self, call_number: int, verb: str, future: asyncio.Future[Message], started: float
+    ) -> None:
+        if not self._has_room():
+            self._daemon.cancel(future)
+            self._answer(call_number, verb, self._too_many(), started)
+            return
+
+        def done(finished: asyncio.Future[Message]) -> None:
+            self._waiting.discard(finished)
+            answer = faults.outcome(verb, finished)
+            self._answer(call_number, verb, answer, started)
+
+        self._waiting.add(future)
+        future.add_done_callback(done)
+
+    def _watch(self, call: pb.Call) -> None:
+        if not self._has_room():
+            self._refuse(call.call_number, self._too_many())
+            return
+        watch = asyncio.get_running_loop().create_task(self._send_events(call))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _send_events(self, call: pb.Call) -> None:
+        async for event in faults.events(self._daemon, call.watch):
+            self._send(frame_of(call.call_number, self._daemon.epoch, "watch", event))
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) + len(self._watches) < self._calls_max
+
+    def _too_many(self) -> BusyError:
+        return BusyError(
+            resource="calls_in_flight",
+            need=1,
+            available=0,
+            limit=self._calls_max,
+            retry_after_ms=_RETRY_AFTER_MS,
+        )
+
+    def _refuse(self, call_number: int, error: KVLeaseError) -> None:
+        self._send(error_frame(call_number, self._daemon.epoch, error))
+
+    def _send(self, frame: bytes) -> None:
+        if self._batch is not None:
+            self._batch.append(frame)
+        elif self._transport is not None:
+            self._transport.write(frame)
+
+
+def _call_number(packed: bytes) -> int:
+    """Return the number of a call that was not understood; 0 where not even that can be read."""
+    try:
+        return pb.Call.FromString(packed).call_number
+    except DecodeError:
+        return 0
+
+
+def _misplaced(verb: str | None) -> InvalidError:
+    if verb is None:
+        return InvalidError("the call carries no request; set one of Call.request")
+    return InvalidError("attach must be the first frame of its connection; open another one")

@@ -1,0 +1,179 @@
+"""Own the REST server: the app over the route table, on a Unix socket and on loopback TCP.
+
+Probes and the routes of workers are answered by a small router in front; everything else, and the documents, by FastAPI
+behind it. So a restarted daemon is ready before FastAPI is imported, and a hot call does not pay for its routing.
+"""
+
+import asyncio
+import importlib
+import socket
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
+
+from kvlease.errors import InternalError, InvalidError
+from kvleased.api.health import Probes
+from kvleased.api.rest_endpoints import Endpoint, refusal
+from kvleased.api.rest_events import EventsEndpoint, Streams
+from kvleased.api.rest_protocol import GuardedProtocol
+from kvleased.api.rest_routes import ROUTES, Route
+from kvleased.api.seam import Backend, Limits, Observer
+from kvleased.api.sockets import BACKLOG, listen_tcp, listen_unix, remove_unix
+
+KEEP_ALIVE_SECONDS: Final = 75
+"""Seconds that an idle connection is kept."""
+STOP_SECONDS: Final = 2
+"""Seconds that requests in progress have left when the server stops."""
+Answers = Callable[[Request], Awaitable[Response]]
+"""What answers the requests of one route."""
+
+
+class RestServer:
+    """REST, from `start` to `stop`."""
+
+    def __init__(self, metrics: Observer) -> None:
+        """Remember who counts."""
+        self._metrics = metrics
+        self._server: uvicorn.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._streams: Streams = set()
+        self._behind: _Behind
+        self.http_port = 0
+        """The TCP port; 0 where there is none."""
+
+    async def start(self, daemon: Backend, settings: Limits) -> None:
+        """Begin to listen at `http.sock` in the runtime directory and, where wanted, on TCP."""
+
+        class Guarded(GuardedProtocol):
+            connections_max = settings.max_connections
+
+        self._sockets = [listen_unix(settings.runtime_dir / "http.sock")]
+        if settings.listen_tcp:
+            tcp = listen_tcp(settings.tcp_host, settings.http_port)
+            self._sockets.append(tcp)
+            self.http_port = tcp.getsockname()[1]
+        app = make_app(daemon, self._metrics, message_bytes_max=settings.max_message_bytes)
+        self._streams, self._behind = app.state.streams, app.state.behind
+        config = uvicorn.Config(
+            app,
+            http=Guarded,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            headers=[("KVLease-Epoch", str(daemon.epoch))],
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        # Not serve(): it would take the signals of the process and wake ten times a second.
+        await server.startup(sockets=self._sockets)
+        await server.on_tick(0)
+        self._server = server
+
+    async def complete(self) -> None:
+        """Make the part of the app that is seldom the first to be called."""
+        await self._behind.made()
+
+    async def stop(self) -> None:
+        """Stop listening, and let requests in progress finish for a moment."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        for gone in tuple(self._streams):
+            gone.cancel()
+        remove_unix(self._sockets[0])
+        await server.shutdown(sockets=self._sockets)
+
+
+def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> Starlette:
+    """Return the app: the probes and hot routes first, and FastAPI with all routes behind them."""
+    app = Starlette(exception_handlers=_HANDLERS)
+    app.router.redirect_slashes = False
+    app.state.streams = set()
+    endpoints: dict[Route, Answers] = {}
+    for route in ROUTES:
+        kind = EventsEndpoint if route.verb == "watch" else Endpoint
+        answers = kind(route, daemon, metrics, message_bytes_max=message_bytes_max).answer
+        endpoints[route] = answers
+        if route.is_hot:
+            app.routes.append(_Exact(route.path, answers, methods=[route.method]))
+    Probes(daemon, metrics).add_to(app)
+    app.state.behind = app.router.default = _Behind(endpoints, app)
+    return app
+
+
+class _Exact(StarletteRoute):
+    """A route that answers just its own method: other methods of its path are looked for further on."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child_scope = super().matches(scope)
+        is_other = match is Match.PARTIAL or scope["method"] not in self.own_methods
+        return (Match.NONE, {}) if is_other else (match, child_scope)
+
+    def __init__(self, path: str, answers: Answers, *, methods: list[str]) -> None:
+        super().__init__(path, answers, methods=methods)
+        # Starlette adds HEAD to GET, which would carry the verb out and throw its answer away.
+        self.own_methods = frozenset(methods)
+
+
+class _Behind:
+    """The FastAPI app, made when it is first needed or when the daemon is ready, whichever comes first."""
+
+    def __init__(self, endpoints: dict[Route, Answers], front: Starlette) -> None:
+        self._endpoints = endpoints
+        self._front = front
+        self._made: asyncio.Future[ASGIApp] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = await asyncio.shield(self.made())
+        scope["app"] = app
+        await app(scope, receive, send)
+
+    def made(self) -> "asyncio.Future[ASGIApp]":
+        """Return the app, or the promise of it: its import takes half a second, in which hot calls go on."""
+        if self._made is None:
+            self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
+        return self._made
+
+    def _make(self) -> ASGIApp:
+        module = importlib.import_module("kvleased.api.rest_app")
+        app: Starlette = module.make_described_app(self._endpoints)
+        app.state.streams = self._front.state.streams
+        for kind, handler in _HANDLERS.items():
+            app.add_exception_handler(kind, handler)
+        return app
+
+
+async def _refused_by_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for nothing else"
+    detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
+    answer = refusal(InvalidError(detail, resource="path"), error.status_code)
+    for name, value in (error.headers or {}).items():
+        answer.raw_headers.append((name.lower().encode(), value.encode()))
+    return answer
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's contract; it logs the error itself
+    return refusal(InternalError())
+
+
+_HANDLERS: Final[dict[Any, ExceptionHandler]] = {
+    HTTPException: _refused_by_http,
+    Exception: _unforeseen,
+}

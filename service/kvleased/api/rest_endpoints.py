@@ -1,0 +1,248 @@
+"""Own what happens between a REST request and the daemon: read strictly, call, write straight from the response."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from google.protobuf.message import Message
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvlease.errors import InvalidError, KVLeaseError, TooLargeError, UnknownWorkerError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api import faults
+from kvleased.api.conversion import to_json
+from kvleased.api.rest_routes import Route
+from kvleased.api.seam import Backend, Observer
+from kvleased.api.sockets import Peer
+from kvleased.callers import Caller
+
+BODY_SECONDS_MAX: Final = 10.0
+"""Seconds from the head of a request to the end of its body."""
+LOCAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
+"""Hosts under which loopback is addressed; any other is a web page that had its own name resolved to loopback."""
+
+_OK: Final = 200
+_CREATED: Final = 201
+_JSON: Final = (b"content-type", b"application/json")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+_NOBODY: Final = Peer()
+
+
+class Answer(Response):
+    """A response that is already bytes."""
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Keep the parts; nothing is derived from them."""
+        self.status_code = status
+        self.raw_headers = headers
+        self.body = body
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        """Send it."""
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        await send(start)
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def refusal(error: KVLeaseError, status: int | None = None) -> Answer:
+    """Return the problem document of an error; `status` overrules the table."""
+    body = faults.problem(error, status)
+    return Answer(status or error.http_status, faults.problem_headers(error, body), body)
+
+
+class Endpoint:
+    """One route of a verb."""
+
+    def __init__(
+        self, route: Route, daemon: Backend, metrics: Observer, *, message_bytes_max: int
+    ) -> None:
+        """Remember whom to call and how large a body may be."""
+        self._route = route
+        self._request_class = route.request_class
+        self._in_path = route.in_path
+        self._daemon = daemon
+        self._metrics = metrics
+        self._message_bytes_max = message_bytes_max
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request."""
+        started = perf_counter()
+        try:
+            message, caller = await self._read(request)
+        except KVLeaseError as error:
+            result: Message | KVLeaseError = error
+        else:
+            asked = faults.ask(self._daemon, self._route.verb, message, caller)
+            result = (
+                await self._wait(request, asked) if isinstance(asked, asyncio.Future) else asked
+            )
+        self._metrics.observe(
+            self._route.verb, "rest", faults.code_of(result), perf_counter() - started
+        )
+        return self._write(result)
+
+    async def _read(self, request: Request) -> tuple[Message, Caller]:
+        caller, content_type = _caller(request)
+        fields: dict[str, Any] = {}
+        body_class = self._route.body
+        if body_class is not None:
+            body = await _body(request, self._message_bytes_max)
+            if body and not _is_json(content_type):
+                raise InvalidError("send the body as application/json", resource="content-type")
+            fields = _validated(body_class, body or b"{}")
+        cache = ""
+        if self._in_path or request.scope["query_string"]:
+            named, cache = self._named(request)
+            fields = {**fields, **named}
+        if cache:
+            caller = _of_cache(caller, cache)
+        with _as_invalid(self._route.verb):
+            return self._request_class(**fields), Caller(**caller)
+
+    def _named(self, request: Request) -> tuple[dict[str, object], str]:
+        """Return the fields that path and query name, and the cache that an operator means."""
+        fields: dict[str, object] = {
+            name: value if name == "cache" else _integer(name, value)
+            for name, value in request.path_params.items()
+        }
+        cache = ""
+        for name, value in parse_qsl(
+            request.scope["query_string"].decode("latin-1"), keep_blank_values=True
+        ):
+            if name in self._route.query:
+                fields[name] = value if name == "cache" else _integer(name, value)
+            elif name == "cache" and self._route.takes_cache:
+                cache = value
+            else:
+                raise InvalidError(
+                    f"there is no query parameter {name[:40]!r} here", resource="query"
+                )
+        return fields, cache
+
+    async def _wait(
+        self, request: Request, future: asyncio.Future[Message]
+    ) -> Message | KVLeaseError:
+        """Wait for the daemon; when the caller goes away meanwhile, have it forget the call."""
+        gone = asyncio.ensure_future(until_gone(request))
+        try:
+            either: set[asyncio.Future[Any]] = {gone, future}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not future.done():
+                self._daemon.cancel(future)
+        if not future.done():
+            future.cancel()
+        return faults.outcome(self._route.verb, future)
+
+    def _write(self, result: Message | KVLeaseError) -> Response:
+        if isinstance(result, KVLeaseError):
+            return refusal(result)
+        body = to_json(result)
+        created = isinstance(result, pb.RegisterCacheResponse) and result.created
+        return Answer(
+            _CREATED if created else _OK, [_JSON, (b"content-length", b"%d" % len(body))], body
+        )
+
+
+async def until_gone(request: Request) -> None:
+    """Return when the caller has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _caller(request: Request) -> tuple[dict[str, Any], bytes]:
+    """Return the fields of the caller, and the content type."""
+    peer: Peer = request.scope.get("extensions", {}).get("peercred", _NOBODY)
+    fields: dict[str, Any] = {"transport": "rest", "peer_pid": peer.pid, "peer_uid": peer.uid}
+    content_type = b""
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            content_type = value
+        elif name == b"host":
+            if peer is _NOBODY and value.rpartition(b":")[0] not in LOCAL_NAMES:
+                _check_host(value)
+        elif name == b"authorization":
+            fields["token"] = _token(value)
+        elif name == b"idempotency-key":
+            fields["idempotency_key"] = value.decode("latin-1")
+        elif name == b"kvlease-epoch":
+            fields["epoch"] = _integer("KVLease-Epoch", value.decode("latin-1"))
+    return fields, content_type
+
+
+def _of_cache(caller: dict[str, Any], cache: str) -> dict[str, Any]:
+    return caller | {"cache": cache}
+
+
+def _check_host(host: bytes) -> None:
+    if host not in LOCAL_NAMES:
+        raise InvalidError("address the daemon as localhost or 127.0.0.1", resource="host")
+
+
+def _token(header: bytes) -> str:
+    scheme, _, token = header.decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise UnknownWorkerError("the Authorization header must read: Bearer, a space, the token")
+    return token.strip()
+
+
+def _integer(name: str, written: str) -> int:
+    if not _INTEGER.fullmatch(written):
+        raise InvalidError(f"{name} must be an integer, not {written[:40]!r}", resource=name)
+    return int(written)
+
+
+def _is_json(content_type: bytes) -> bool:
+    # A page of another origin can send any other type without being asked for permission first.
+    return content_type.partition(b";")[0].strip().lower() == b"application/json"
+
+
+def _validated(body_class: Any, body: bytes) -> dict[str, Any]:
+    try:
+        fields: dict[str, Any] = body_class.model_validate_json(body).fields()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidError(
+            f"{where or 'body'}: {first['msg']}", resource=where or "body"
+        ) from error
+    return fields
+
+
+@contextmanager
+def _as_invalid(verb: str) -> Iterator[None]:
+    """Refuse numbers that the protocol cannot carry."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise InvalidError(f"{verb}: {error}") from error
+
+
+async def _body(request: Request, bytes_max: int) -> bytes:
+    """Read the body, no more of it than is allowed."""
+    message = await request.receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body"):
+        try:
+            async with asyncio.timeout(BODY_SECONDS_MAX):
+                while message.get("more_body") and len(body) <= bytes_max:
+                    message = await request.receive()
+                    body += message.get("body", b"")
+        except TimeoutError as error:
+            raise InvalidError("the body did not arrive in time", resource="body") from error
+    if len(body) > bytes_max:
+        raise TooLargeError(resource="message_bytes", need=len(body), limit=bytes_max)
+    return body

@@ -1,0 +1,104 @@
+"""Own the table of REST routes; carrying them out is `rest_endpoints`'s business, describing them `rest_app`'s."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvlease import wire
+from kvlease.v1 import kvlease_pb2 as pb
+
+_REQUESTS: Final = {
+    field.name: getattr(pb, field.message_type.name)
+    for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields
+    if field.message_type is not None
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One route: the verb that it calls, and what of the request goes where."""
+
+    verb: str
+    method: str
+    path: str
+    tag: str
+    summary: str
+    body: type[wire.Body] | None = None
+    query: tuple[str, ...] = ()
+    """Query parameters that are fields of the request."""
+    takes_cache: bool = False
+    """Whether an operator may say which cache is meant by `?cache=`."""
+    name: str = ""
+    """The operation id where the verb is not unique."""
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether workers call it all the time, so that it is answered without a detour through FastAPI."""
+        return self.tag in ("leases", "workers")
+
+    @property
+    def request_class(self) -> Any:
+        """The message that the daemon takes."""
+        return _REQUESTS[self.verb]
+
+    @property
+    def in_path(self) -> tuple[str, ...]:
+        """Path parameters; all of them are fields of the request."""
+        parts = self.path.split("/")
+        return tuple(part[1:-1] for part in parts if part.startswith("{"))
+
+    @property
+    def operation_id(self) -> str:
+        """The name of the operation in OpenAPI."""
+        return self.name or self.verb
+
+
+ROUTES: Final = (
+    # The hot ones first: routes are tried in order.
+    Route(verb="reserve", method="POST", path="/v1/leases", tag="leases", body=wire.ReserveBody,
+          summary="Grant blocks for a request under a lease, reusing the longest cached prefix"),
+    Route(verb="step", method="POST", path="/v1/step", tag="leases", body=wire.StepBody,
+          summary="Carry out any number of operations of one scheduler step"),
+    Route(verb="release", method="DELETE", path="/v1/leases/{lease_id}", tag="leases",
+          summary="End a lease; committed blocks stay findable"),
+    Route(verb="extend", method="POST", path="/v1/leases/{lease_id}/extend", tag="leases", body=wire.ExtendBody,
+          summary="Make a lease cover more tokens"),
+    Route(verb="commit", method="POST", path="/v1/leases/{lease_id}/commit", tag="leases", body=wire.CommitBody,
+          summary="Make full blocks findable under their keys"),
+    Route(verb="map", method="POST", path="/v1/leases/{lease_id}/map", tag="leases", body=wire.Empty,
+          summary="Publish a lease's row in the shared block table"),
+    Route(verb="evict", method="POST", path="/v1/leases/{lease_id}/evict", tag="leases", body=wire.MoveLeaseBody,
+          name="evict_lease", summary="Move a lease's blocks to the host pool"),
+    Route(verb="reload", method="POST", path="/v1/leases/{lease_id}/reload", tag="leases", body=wire.MoveLeaseBody,
+          name="reload_lease", summary="Bring an evicted lease's blocks back"),
+    Route(verb="heartbeat", method="POST", path="/v1/workers/self/heartbeat", tag="workers", body=wire.HeartbeatBody,
+          summary="Renew the leases that the worker still knows and end the others"),
+    Route(verb="detach", method="DELETE", path="/v1/workers/self", tag="workers",
+          summary="End the calling worker and its leases"),
+    Route(verb="attach", method="POST", path="/v1/caches/{cache}/workers", tag="workers", body=wire.AttachBody,
+          summary="Become a worker of a cache; memory is handed over only by the local socket"),
+    Route(verb="lookup", method="POST", path="/v1/lookup", tag="prefixes", body=wire.KeysBody, takes_cache=True,
+          summary="Tell how long a prefix is cached, without holding it"),
+    Route(verb="pin", method="POST", path="/v1/pins", tag="prefixes", body=wire.KeysBody, takes_cache=True,
+          summary="Hold cached blocks so that they are not evicted"),
+    Route(verb="unpin", method="DELETE", path="/v1/pins/{pin_id}", tag="prefixes", takes_cache=True,
+          summary="End a pin"),
+    Route(verb="evict", method="POST", path="/v1/evict", tag="prefixes", body=wire.EvictBody, takes_cache=True,
+          summary="Evict the blocks of keys, or the coldest"),
+    Route(verb="reload", method="POST", path="/v1/reload", tag="prefixes", body=wire.ReloadBody, takes_cache=True,
+          summary="Reload the blocks of keys"),
+    Route(verb="plan", method="POST", path="/v1/plans", tag="caches", body=wire.PlanBody,
+          summary="Compute a cache's layout and capacity without changing anything"),
+    Route(verb="list_caches", method="GET", path="/v1/caches", tag="caches",
+          summary="Describe all caches"),
+    Route(verb="register_cache", method="PUT", path="/v1/caches/{cache}", tag="caches", body=wire.RegisterCacheBody,
+          summary="Create a cache, or find an equal one"),
+    Route(verb="get_cache", method="GET", path="/v1/caches/{cache}", tag="caches",
+          summary="Describe a cache"),
+    Route(verb="delete_cache", method="DELETE", path="/v1/caches/{cache}", tag="caches",
+          summary="Free a cache that no worker is attached to"),
+    Route(verb="stats", method="GET", path="/v1/stats", tag="watching", query=("cache",),
+          summary="Describe pools, leases and counters"),
+    Route(verb="watch", method="GET", path="/v1/events", tag="watching", query=("after_sequence", "cache"),
+          summary="Stream events, oldest first, as server-sent events"),
+)  # fmt: skip
+"""Every route of /v1."""

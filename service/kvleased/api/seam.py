@@ -1,0 +1,99 @@
+"""Own what the adapters need of the daemon, the settings and the metrics; who provides it is not their business."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Protocol
+
+from google.protobuf.message import Message
+
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+
+
+class Backend(Protocol):
+    """What answers calls."""
+
+    @property
+    def epoch(self) -> int:
+        """The daemon's life."""
+        ...
+
+    @property
+    def readiness(self) -> tuple[bool, str]:
+        """Whether calls can be granted, and why not."""
+        ...
+
+    def call(
+        self, verb: str, request: Message, caller: Caller
+    ) -> Message | asyncio.Future[Message]:
+        """Answer at once where nothing must be waited for; raises KVLeaseError, or sets it on the future."""
+        ...
+
+    def cancel(self, future: asyncio.Future[Message]) -> None:
+        """Forget a waiting call whose caller has gone."""
+        ...
+
+    def fds(self, worker_id: int) -> list[int]:
+        """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay the daemon's."""
+        ...
+
+    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+        """Yield events from a sequence number on, without end."""
+        ...
+
+
+class Observer(Protocol):
+    """What counts requests."""
+
+    def observe(self, verb: str, transport: str, code: str, seconds: float) -> None:
+        """Count one answered call; `code` is "OK" or an error's code."""
+        ...
+
+    def render(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        ...
+
+
+class Limits(Protocol):
+    """Which settings the adapters read."""
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Directory of the Unix sockets, mode 0700."""
+        ...
+
+    @property
+    def listen_tcp(self) -> bool:
+        """Whether REST and gRPC also listen on loopback TCP."""
+        ...
+
+    @property
+    def tcp_host(self) -> str:
+        """The loopback address."""
+        ...
+
+    @property
+    def http_port(self) -> int:
+        """TCP port of REST; 0 takes any free one."""
+        ...
+
+    @property
+    def grpc_port(self) -> int:
+        """TCP port of gRPC; 0 takes any free one."""
+        ...
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Bytes of one message."""
+        ...
+
+    @property
+    def max_connections(self) -> int:
+        """Connections of one transport at once."""
+        ...
+
+    @property
+    def max_calls_in_flight(self) -> int:
+        """Unanswered calls of one connection."""
+        ...

@@ -1,0 +1,81 @@
+"""Own the making of listening sockets: Unix sockets of mode 0600 in a directory of mode 0700, and loopback TCP."""
+
+import ipaddress
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+BACKLOG: Final = 512
+"""Connections that the kernel keeps until they are accepted."""
+
+_UCRED: Final = struct.Struct("3i")
+
+
+class Peer(NamedTuple):
+    """Who is at the other end of a Unix socket."""
+
+    pid: int = 0
+    """0 where it is in another PID namespace."""
+    uid: int = -1
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Return a listening Unix socket that only this user can connect to; a socket left behind is replaced."""
+    private_directory(path.parent)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # The mode of the unbound socket is the mode of the file, so there is no instant with another one.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def remove_unix(listener: socket.socket) -> None:
+    """Remove the file of a listening Unix socket, so that nobody takes it for a daemon; closing it is the caller's."""
+    Path(listener.getsockname()).unlink(missing_ok=True)
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket on a loopback address."""
+    address = ipaddress.ip_address(host)
+    assert address.is_loopback, "only loopback is ever bound"
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET  # noqa: PLR2004 - IP's own number
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory that only this user can enter, or accept one that nobody but this user and root rules.
+
+    Raises:
+        PermissionError: another user owns it, who could put a socket of his own in our place.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    owner = path.stat().st_uid
+    if owner not in {0, os.geteuid()}:
+        raise PermissionError(f"{path} belongs to user {owner}; name a directory of your own")
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Return who connected to a Unix socket; nobody for other sockets."""
+    if sock.family != socket.AF_UNIX:
+        return Peer()
+    pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Peer(pid=pid, uid=uid)

@@ -1,0 +1,222 @@
+"""Own what Prometheus is told: plain counters on the hot path, turned into samples only when somebody asks."""
+
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from kvleased.core.census import Census
+
+BUCKETS: Final = (
+    50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1.0,
+)  # fmt: skip
+"""Upper bounds of the request histogram, in seconds."""
+
+STATES: Final = ("free", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad")
+"""The states that add up to a pool's blocks."""
+
+PREFIX_OUTCOMES: Final = {
+    "device_hit": "prefix_tokens_device",
+    "host_hit": "prefix_tokens_host",
+    "computed": "prefix_tokens_computed",
+}
+"""Outcomes of prefix reuse, and the counters of the core that hold them."""
+
+CACHE_COUNTERS: Final = (
+    (
+        "evictions",
+        "kvlease_evictions",
+        "Blocks that left the device pool to make room or on request.",
+    ),
+    ("host_evictions", "kvlease_host_evictions", "Blocks that left the host pool to make room."),
+    ("blocks_committed", "kvlease_blocks_committed", "Blocks that became findable."),
+    (
+        "checksum_failures",
+        "kvlease_checksum_failures",
+        "Blocks whose bytes were not what they were.",
+    ),
+    ("leases_expired", "kvlease_leases_expired", "Leases that were not renewed in time."),
+    ("leases_granted", "kvlease_leases_granted", "Leases that were granted."),
+)
+"""Counter of the core, metric, help."""
+
+
+class Metrics:
+    """All counters of the process, and the registry that shows them."""
+
+    def __init__(self) -> None:
+        """Begin at zero, with no caches to look at."""
+        self.epoch = 0
+        """The daemon's life."""
+        self._census: Callable[[], Mapping[str, Census]] = dict
+        self._latencies: dict[tuple[str, str], _Latency] = {}
+        self._codes: dict[tuple[str, str, str], int] = {}
+        self._copies: dict[tuple[str, str], _Copies] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def watch_caches(self, census: Callable[[], Mapping[str, Census]]) -> None:
+        """Take the gauges from `census()`, one snapshot per cache, whenever somebody asks."""
+        self._census = census
+
+    def observe(self, verb: str, transport: str, code: str, seconds: float) -> None:
+        """Count one answered call; `code` is "OK" or an error's code."""
+        counted = (verb, transport, code)
+        self._codes[counted] = self._codes.get(counted, 0) + 1
+        latency = self._latencies.get((verb, transport))
+        if latency is None:
+            latency = self._latencies[verb, transport] = _Latency()
+        latency.counts[bisect_left(BUCKETS, seconds)] += 1
+        latency.seconds += seconds
+
+    def copied(self, direction: str, num_bytes: int, seconds: float, ok: bool) -> None:
+        """Count one batch of copies that has ended; `ok` says that all of it was done."""
+        named = (direction, "ok" if ok else "failed")
+        copies = self._copies.get(named)
+        if copies is None:
+            copies = self._copies[named] = _Copies()
+        copies.batches += 1
+        copies.num_bytes += num_bytes
+        copies.seconds += seconds
+
+    def render(self) -> bytes:
+        """Return everything in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the samples of one scrape."""
+        yield from self._of_process()
+        yield from self._of_requests()
+        yield from self._of_copies()
+        yield from self._of_caches(self._census())
+
+    def _of_process(self) -> Iterator[Metric]:
+        facts = {"version": _version(), "python": platform.python_version()}
+        yield InfoMetricFamily("kvlease_build", "The running build.", facts)
+        yield GaugeMetricFamily(
+            "kvlease_epoch", "The daemon's life; grows with every start.", self.epoch
+        )
+
+    def _of_requests(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "kvlease_requests", "Answered calls.", labels=("verb", "transport", "code")
+        )
+        for labels, count in self._codes.items():
+            requests.add_metric(labels, count)
+        yield requests
+        latencies = HistogramMetricFamily(
+            "kvlease_request_seconds",
+            "Seconds from reading a call to writing its answer.",
+            labels=("verb", "transport"),
+        )
+        for names, latency in self._latencies.items():
+            latencies.add_metric(names, latency.buckets(), latency.seconds)
+        yield latencies
+
+    def _of_copies(self) -> Iterator[Metric]:
+        labels = ("direction", "result")
+        batches = CounterMetricFamily("kvlease_copies", "Batches of copies.", labels=labels)
+        num_bytes = CounterMetricFamily("kvlease_copy_bytes", "Bytes copied.", labels=labels)
+        seconds = CounterMetricFamily(
+            "kvlease_copy_seconds", "Seconds that movers spent copying.", labels=labels
+        )
+        for named, copies in self._copies.items():
+            batches.add_metric(named, copies.batches)
+            num_bytes.add_metric(named, copies.num_bytes)
+            seconds.add_metric(named, copies.seconds)
+        yield from (batches, num_bytes, seconds)
+
+    def _of_caches(self, caches: Mapping[str, Census]) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily(
+            "kvlease_blocks",
+            "Blocks by state; the states of a tier add up to its capacity.",
+            labels=("cache", "tier", "state"),
+        )
+        held = GaugeMetricFamily(
+            "kvlease_blocks_held",
+            "Ready blocks that something holds; part of the ready ones.",
+            labels=("cache", "tier"),
+        )
+        totals = [
+            GaugeMetricFamily(f"kvlease_{name}", text, labels=("cache",))
+            for name, text in (
+                ("leases", "Live leases."),
+                ("waiting_requests", "Requests waiting for blocks."),
+                ("workers", "Workers attached."),
+            )
+        ]
+        for cache, census in caches.items():
+            for tier, counts in (("device", census.device), ("host", census.host)):
+                for state in STATES:
+                    blocks.add_metric((cache, tier, state), counts.get(state, 0))
+                held.add_metric((cache, tier), counts.get("ready_held", 0))
+            numbers = (census.num_leases, census.num_waiting, census.num_workers)
+            for family, number in zip(totals, numbers, strict=True):
+                family.add_metric((cache,), number)
+        yield from (blocks, held, *totals)
+        yield from _counters(caches)
+
+
+class _Latency:
+    """Counts of one verb over one transport; one more bucket than bounds, for what is slower."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.seconds = 0.0
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return the bounds and how many calls were not slower."""
+        total = 0
+        found: list[tuple[str, float]] = []
+        for bound, count in zip((*map(repr, BUCKETS), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, total))
+        return found
+
+
+class _Copies:
+    """Counts of one direction and result."""
+
+    __slots__ = ("batches", "num_bytes", "seconds")
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.num_bytes = 0
+        self.seconds = 0.0
+
+
+def _counters(caches: Mapping[str, Census]) -> Iterator[Metric]:
+    for counter, metric, text in CACHE_COUNTERS:
+        family = CounterMetricFamily(metric, text, labels=("cache",))
+        for cache, census in caches.items():
+            family.add_metric((cache,), census.counters.get(counter, 0))
+        yield family
+    prefixes = CounterMetricFamily(
+        "kvlease_prefix_tokens",
+        "Tokens of granted requests, by where their K and V came from.",
+        labels=("cache", "outcome"),
+    )
+    for cache, census in caches.items():
+        for outcome, counter in PREFIX_OUTCOMES.items():
+            prefixes.add_metric((cache, outcome), census.counters.get(counter, 0))
+    yield prefixes
+
+
+def _version() -> str:
+    try:
+        return version("kvlease")
+    except PackageNotFoundError:  # run from a tree that was never installed
+        return "unknown"

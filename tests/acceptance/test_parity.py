@@ -1,0 +1,400 @@
+"""One scenario through the local socket, REST and gRPC against one real daemon: replies and errors are the same."""
+
+import http.client
+import itertools
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from kvlease.errors import KVLeaseError
+from kvlease.transports import open_transport
+from kvlease.transports._frames import close_all
+from kvlease.transports.base import Address, Outgoing, parse_address
+from kvlease.v1 import kvlease_pb2 as pb
+
+pytestmark = pytest.mark.acceptance
+
+SECONDS_TO_START = 30.0
+CACHE = "parity"
+SOCKETS = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.sock"}
+LAYER = pb.LayerSpec(name="0", kind="full_attention", num_kv_heads=1, head_size=16, dtype="float32")
+INPUTS = pb.PlanInputs(layers=[LAYER], tokens_per_block=4, device_blocks=16, host_bytes=8 * 512)
+OTHER_INPUTS = pb.PlanInputs(layers=[LAYER], tokens_per_block=8, device_blocks=16)
+ISSUED = re.compile(r"\b\d{13,}\b")
+
+
+def keys(first: int, count: int) -> bytes:
+    """Return the packed keys number `first` and on."""
+    return b"".join(number.to_bytes(32, "little") for number in range(first, first + count))
+
+
+def packed(*numbers: int, code: str = "q") -> bytes:
+    """Return packed little-endian integers."""
+    return struct.pack(f"<{len(numbers)}{code}", *numbers)
+
+
+class Run:
+    """One run of the scenario over one transport, and what was said in it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.transport = open_transport(address)
+        self.said: list[tuple[str, dict[str, Any]]] = []
+
+    def call(self, verb: str, request: Message, **who: Any) -> Any:
+        """Make a call and keep what came back; returns the response, or an empty one where it was refused."""
+        call = Outgoing(verb, request, time.monotonic() + 10, **who)
+        try:
+            response = self.attach(call) if verb == "attach" else self.transport.send(call)
+        except KVLeaseError as error:
+            numbers = ("resource", "need", "available", "limit", "retry_after_ms")
+            told = {name: getattr(error, name) for name in numbers}
+            self.said.append((verb, {"code": error.code, "message": error.message, **told}))
+            return {"register_cache": pb.RegisterCacheResponse}.get(verb, pb.StatsResponse)()
+        options = {
+            "preserving_proto_field_name": True,
+            "always_print_fields_with_no_presence": True,
+        }
+        self.said.append((verb, MessageToDict(response, **options)))
+        return response
+
+    def attach(self, call: Outgoing) -> Message:
+        """Attach over a connection of its own, because a connection that attached is that worker's."""
+        transport = open_transport(self.address)
+        try:
+            attached = transport.attach(call)
+        finally:
+            transport.close()
+        close_all(attached.fds)
+        return attached.response
+
+    def events(self) -> list[tuple[str, int]]:
+        """Return kind and blocks of every event of the cache so far."""
+        call = Outgoing("watch", pb.WatchRequest(cache=CACHE), time.monotonic() + 10)
+        seen = self.transport.watch(call, 0.3)
+        return [(event.kind, event.num_blocks) for event in seen]
+
+
+def register(run: Run) -> None:
+    """Plan and register a cache, with every way to do it wrong."""
+    run.call("plan", pb.PlanRequest(inputs=INPUTS))
+    run.call("plan", pb.PlanRequest())
+    run.call("plan", pb.PlanRequest(inputs=pb.PlanInputs(model_config="{", tokens_per_block=4)))
+    run.call("register_cache", pb.RegisterCacheRequest(cache="Not A Name", inputs=INPUTS))
+    run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=INPUTS))
+    run.said.pop()  # whether it is populated already is luck
+    get = Outgoing("get_cache", pb.GetCacheRequest(cache=CACHE), time.monotonic() + 10)
+    while run.transport.send(get).info.status != "ready":  # type: ignore[attr-defined]  # a GetCacheResponse
+        time.sleep(0.01)
+    run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=INPUTS))
+    run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=OTHER_INPUTS))
+    run.call("get_cache", pb.GetCacheRequest(cache=CACHE))
+    run.call("get_cache", pb.GetCacheRequest(cache="unknown"))
+    run.call("list_caches", pb.ListCachesRequest())
+
+
+def attach(run: Run) -> tuple[str, str]:
+    """Attach two workers; returns their tokens."""
+    run.call("attach", pb.AttachRequest(cache="unknown"))
+    run.call("attach", pb.AttachRequest(cache=CACHE, layout_fingerprint="00"))
+    run.call("attach", pb.AttachRequest(cache=CACHE, lease_ids=packed(1)))
+    run.call("attach", pb.AttachRequest(cache=CACHE, resume_token="nobody's"))
+    request = pb.AttachRequest(cache=CACHE, worker_name="w", tenant="t")
+    first, second = run.call("attach", request), run.call("attach", request)
+    for _, told in run.said[-2:]:
+        # Memory and proofs of death are handed over by the local socket alone; tokens are random.
+        for name in ("regions", "death_proof", "token"):
+            told.pop(name)
+    return first.token, second.token
+
+
+def grant(run: Run, token: str, other: str) -> int:
+    """Reserve, map, extend and commit, with every refusal on the way; returns the lease."""
+    reserve = pb.ReserveRequest(request_id="r1", keys=keys(1, 4), num_tokens=16)
+    lease_id: int = run.call("reserve", reserve, token=token).lease_id
+    run.call("reserve", reserve, token=token)
+    run.call("reserve", pb.ReserveRequest(request_id="r1", num_tokens=12), token=token)
+    run.call("reserve", reserve)
+    run.call("reserve", reserve, token="wrong")
+    run.call("reserve", reserve, token=token, epoch=1)
+    run.call("reserve", pb.ReserveRequest(num_tokens=4), token=token)
+    run.call("reserve", pb.ReserveRequest(request_id="r2"), token=token)
+    run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=4, keys=b"x"), token=token)
+    run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=10_000), token=token)
+    run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=2**32 - 1), token=token)
+    run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=52), token=token)
+    run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=52, wait_ms=20), token=token)
+    tokens = packed(*range(8), code="i")
+    run.call(
+        "reserve", pb.ReserveRequest(request_id="r3", num_tokens=8, token_ids=tokens), token=other
+    )
+    for number in (lease_id, -1, 2**45):
+        run.call("map", pb.MapRequest(lease_id=number), token=token)
+    run.call("map", pb.MapRequest(lease_id=lease_id), token=other)
+    run.call("extend", pb.ExtendRequest(lease_id=lease_id, num_tokens=20), token=token)
+    run.call("extend", pb.ExtendRequest(lease_id=lease_id, num_tokens=60), token=token)
+    run.call("extend", pb.ExtendRequest(lease_id=lease_id), token=token)
+    run.call(
+        "commit", pb.CommitRequest(lease_id=lease_id, num_tokens=16, keys=keys(1, 4)), token=token
+    )
+    run.call(
+        "commit", pb.CommitRequest(lease_id=lease_id, num_tokens=16, keys=keys(1, 9)), token=token
+    )
+    return lease_id
+
+
+def move(run: Run, token: str, lease_id: int) -> None:
+    """Look up, pin, evict and reload."""
+    run.call("lookup", pb.LookupRequest(keys=keys(1, 6)))
+    run.call("lookup", pb.LookupRequest(keys=keys(1, 6)), cache="unknown")
+    pin_id = run.call("pin", pb.PinRequest(keys=keys(1, 2)), cache=CACHE).pin_id
+    run.call("unpin", pb.UnpinRequest(pin_id=pin_id))
+    run.call("unpin", pb.UnpinRequest(pin_id=pin_id))
+    run.call("unpin", pb.UnpinRequest(pin_id=-1))
+    run.call("evict", pb.EvictRequest())
+    run.call("evict", pb.EvictRequest(keys=keys(1, 1), num_blocks=1))
+    run.call("evict", pb.EvictRequest(lease_id=lease_id))
+    run.call("evict", pb.EvictRequest(lease_id=lease_id), token=token)
+    run.call("evict", pb.EvictRequest(lease_id=lease_id), token=token)
+    run.call("extend", pb.ExtendRequest(lease_id=lease_id, num_tokens=24), token=token)
+    run.call("reload", pb.ReloadRequest(lease_id=lease_id), token=token)
+    run.call("reload", pb.ReloadRequest(lease_id=lease_id), token=token)
+    run.call("reload", pb.ReloadRequest())
+    run.call("release", pb.ReleaseRequest(lease_id=lease_id), token=token)
+    run.call("release", pb.ReleaseRequest(lease_id=lease_id), token=token)
+    run.call("evict", pb.EvictRequest(keys=keys(3, 2)))
+    run.call("evict", pb.EvictRequest(num_blocks=1))
+    run.call("lookup", pb.LookupRequest(keys=keys(1, 4)))
+    run.call("reload", pb.ReloadRequest(keys=keys(1, 4)))
+    run.call("lookup", pb.LookupRequest(keys=keys(1, 4)))
+
+
+def step(run: Run, token: str) -> None:
+    """Carry columns, heartbeats and idempotency keys."""
+    reserve = pb.ReserveRequest(request_id="s1", keys=keys(1, 4), num_tokens=16)
+    granted = run.call("reserve", reserve, token=token, idempotency_key="once")
+    run.call("reserve", reserve, token=token, idempotency_key="once")
+    run.call(
+        "reserve",
+        pb.ReserveRequest(request_id="s9", num_tokens=4),
+        token=token,
+        idempotency_key="once",
+    )
+    columns = pb.StepRequest(
+        verbs=b"\1\3\3",
+        lease_ids=packed(granted.lease_id, granted.lease_id, 2**45),
+        num_tokens=packed(20, 0, 0, code="i"),
+        reserves=[
+            pb.ReserveRequest(request_id="s2", num_tokens=8),
+            pb.ReserveRequest(request_id="s3", num_tokens=10_000),
+        ],
+    )
+    run.call("step", columns, token=token)
+    run.call("step", pb.StepRequest(verbs=b"\1\3", lease_ids=packed(1)), token=token)
+    run.call(
+        "step",
+        pb.StepRequest(verbs=b"\x09", lease_ids=packed(1), num_tokens=packed(0, code="i")),
+        token=token,
+    )
+    run.call(
+        "heartbeat", pb.HeartbeatRequest(lease_ids=packed(5), newest_lease_id=2**45), token=token
+    )
+    run.call("heartbeat", pb.HeartbeatRequest(newest_lease_id=-1), token=token)
+
+
+def end(run: Run, token: str, other: str) -> None:
+    """Take stock, detach and delete."""
+    run.call("stats", pb.StatsRequest(cache=CACHE))
+    run.call("stats", pb.StatsRequest(cache="unknown"))
+    run.call("delete_cache", pb.DeleteCacheRequest(cache=CACHE))
+    run.call("detach", pb.DetachRequest(), token=token)
+    run.call("detach", pb.DetachRequest(), token=token)
+    run.call("detach", pb.DetachRequest(), token=other)
+    run.call("delete_cache", pb.DeleteCacheRequest(cache=CACHE))
+    run.call("stats", pb.StatsRequest())
+
+
+class Comparable:
+    """Replaces ids, which are new in each run, by the order in which each kind of them appears."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}
+
+    def of(self, part: Any, name: str = "") -> Any:
+        """Return the part with its ids replaced."""
+        if isinstance(part, dict):
+            return {name: self.of(value, name) for name, value in part.items()}
+        if isinstance(part, list | tuple):
+            return [self.of(value) for value in part]
+        if name.endswith("_id"):
+            known = self.names.setdefault(name, [])
+            known += [] if part in known else [part]
+            return f"{name} {known.index(part)}"
+        return ISSUED.sub("#", part) if isinstance(part, str) else part
+
+
+@pytest.fixture(scope="module")
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a daemon that serves."""
+    directory = tmp_path_factory.mktemp("parity")
+    options = ["--runtime-dir", str(directory / "run"), "--no-listen-tcp", "--drain-seconds", "0"]
+    with (directory / "log").open("w") as log:
+        command = [sys.executable, "-m", "kvleased", "serve", *options]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        limit = time.monotonic() + SECONDS_TO_START
+        while not (directory / "run" / "grpc.sock").exists():
+            assert process.poll() is None, (directory / "log").read_text()
+            assert time.monotonic() < limit, (directory / "log").read_text()
+            time.sleep(0.02)
+        yield directory / "run"
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def play(address: Address) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, int]]]:
+    """Play the whole scenario; returns what was said and what happened."""
+    run = Run(address)
+    register(run)
+    token, other = attach(run)
+    lease_id = grant(run, token, other)
+    move(run, token, lease_id)
+    step(run, token)
+    end(run, token, other)
+    events = run.events()
+    run.transport.close()
+    return run.said, events
+
+
+@pytest.fixture(scope="module")
+def plays(runtime_dir: Path) -> dict[str, Any]:
+    """The scenario as each transport played it, one after the other."""
+    played: dict[str, Any] = {}
+    num_seen = 0
+    for scheme, name in SOCKETS.items():
+        said, events = play(parse_address(f"{scheme}://{runtime_dir}/{name}"))
+        played[scheme] = Comparable().of(said), events[num_seen:]
+        num_seen = len(events)
+    return played
+
+
+@pytest.mark.parametrize("scheme", ["http+unix", "grpc+unix"])
+def test_transports_say_the_same(plays: dict[str, Any], scheme: str) -> None:
+    """Every reply and every error has the same fields with the same values, whatever way it came."""
+    for reference, other in zip(plays["unix"][0], plays[scheme][0], strict=True):
+        assert other == reference
+
+
+@pytest.mark.parametrize("scheme", ["http+unix", "grpc+unix"])
+def test_transports_do_the_same(plays: dict[str, Any], scheme: str) -> None:
+    """The same calls lead to the same events."""
+    assert plays[scheme][1] == plays["unix"][1]
+
+
+def test_scenario_meets_every_verb_and_refusal(plays: dict[str, Any]) -> None:
+    """The comparison is about something: all verbs succeed in it, and the refusals that calls can meet occur."""
+    said = plays["unix"][0]
+    verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
+    codes = {told["code"] for _, told in said if "code" in told}
+
+    assert {verb for verb, told in said if "code" not in told} == verbs - {"watch"}
+    assert codes >= {
+        "INVALID", "NEVER_FITS", "POOL_FULL", "STALE_EPOCH", "UNKNOWN_LEASE", "UNKNOWN_WORKER", "UNKNOWN_CACHE",
+        "ID_REUSED", "LAYOUT_MISMATCH", "NOT_YOURS", "WRONG_STATE", "CACHE_IN_USE",
+    }  # fmt: skip
+    assert {"lease_granted", "blocks_committed", "lease_evicted", "lease_reloaded"} <= {
+        kind for kind, _ in plays["unix"][1]
+    }
+
+
+@pytest.fixture(scope="module")
+def cache(plays: object, runtime_dir: Path) -> Iterator[Run]:  # noqa: ARG001 - the scenario comes first
+    """A cache with one lease, seen over the local socket."""
+    run = Run(parse_address(f"unix://{runtime_dir}/kvlease.sock"))
+    register(run)
+    token, _ = attach(run)
+    run.call("reserve", pb.ReserveRequest(request_id="r", num_tokens=16), token=token)
+    yield run
+    run.transport.close()
+
+
+def census(run: Run) -> str:
+    """Return everything that stats knows."""
+    stats = Outgoing("stats", pb.StatsRequest(), time.monotonic() + 10)
+    return str(run.transport.send(stats))
+
+
+def call_of(evict: bytes) -> bytes:
+    """Return the bytes of a call to evict with the bytes of its request."""
+    return b"\x08\1\xba\1" + bytes([len(evict)]) + evict
+
+
+def over_local(runtime_dir: Path, body: bytes) -> str:
+    """Send the bytes of a call; returns the code of its refusal."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(str(runtime_dir / "kvlease.sock"))
+        sock.sendall(len(body).to_bytes(4, "little") + body[:4096])
+        return pb.Reply.FromString(sock.recv(65536)[4:]).error.code
+
+
+def over_rest(runtime_dir: Path, body: bytes) -> str:
+    """Send the bytes of a request to evict; returns the code of its refusal."""
+    connection = http.client.HTTPConnection("localhost", timeout=10)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(runtime_dir / "http.sock"))
+    connection.request("POST", "/v1/evict", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse().read().decode()
+    connection.close()
+    return answer.partition('"code":"')[2].partition('"')[0]
+
+
+def over_grpc(runtime_dir: Path, body: bytes) -> str:
+    """Send the bytes of a request to evict; returns the code of its refusal."""
+    with grpc.insecure_channel(f"unix:{runtime_dir}/grpc.sock") as channel:
+        call = channel.unary_unary("/kvlease.v1.KVLeaseService/Evict")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(body, timeout=10)
+    details = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+    return re.search(rb"[A-Z_]{4,}", details.split(b"ErrorInfo")[1])[0].decode()  # type: ignore[index]  # it is there
+
+
+EVICT = pb.EvictRequest(num_blocks=1).SerializeToString()
+MINUS_ONE = b"\x18" + b"\xff" * 9 + b"\x01"
+LARGE = 2 * 2**20
+BAD = {
+    "unknown field": (call_of(EVICT + b"\x78\1"), b'{"num_blocks":1,"surprise":1}', EVICT + b"\x78\1"),
+    "wrong type": (call_of(b"\x1a\1a"), b'{"num_blocks":"1"}', b"\x1a\1a"),
+    "negative count": (call_of(MINUS_ONE), b'{"num_blocks":-1}', MINUS_ONE),
+    "no message": (b"\xff\xff\xff", b"\xff\xff", b"\xff\xff"),
+    "oversized": (b"\0" * LARGE, b" " * LARGE, b"\x0a\x80\x80\x60" + b"x" * (3 * 2**19)),
+}  # fmt: skip
+"""The same mistakes as the bytes of a call, of a JSON body and of a gRPC message, all of them about evict."""
+SENDERS = {"local": (over_local, 0), "rest": (over_rest, 1), "grpc": (over_grpc, 2)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "sender"),
+    [pytest.param(*pair, id=f"{pair[0]}, {pair[1]}") for pair in itertools.product(BAD, SENDERS)],
+)
+def test_bad_input_is_refused_and_changes_nothing(
+    runtime_dir: Path, cache: Run, bad: str, sender: str
+) -> None:
+    """Whatever arrives, the answer says what was wrong, and the census stays as it was."""
+    send, column = SENDERS[sender]
+    before = census(cache)
+
+    code = send(runtime_dir, BAD[bad][column])
+
+    assert code == ("TOO_LARGE" if bad == "oversized" else "INVALID")
+    assert census(cache) == before

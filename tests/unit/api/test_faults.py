@@ -1,0 +1,50 @@
+"""Laws of the one table of errors: every error reads the same over every transport."""
+
+import json
+
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc import StatusCode
+
+from kvlease.errors import BY_CODE, KVLeaseError
+from kvlease.faults import error_from_proto, error_to_proto
+from kvlease.transports import _rest
+from kvleased.api.faults import grpc_status, problem
+
+ERRORS = [
+    pytest.param(kind("why", resource="r", need=0, available=1, limit=2, retry_after_ms=3), id=code)
+    for code, kind in BY_CODE.items()
+]
+NUMBERS = ("need", "available", "limit", "retry_after_ms", "resource", "message")
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_error_survives_the_protocol(error: KVLeaseError) -> None:
+    """What is written as a message is read as the same error, zeros included."""
+    found = error_from_proto(error_to_proto(error))
+
+    assert type(found) is type(error)
+    assert [getattr(found, name) for name in NUMBERS] == [getattr(error, name) for name in NUMBERS]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_error_survives_a_problem_document(error: KVLeaseError) -> None:
+    """What is written as a problem is read by the library as the same error."""
+    with pytest.raises(type(error)) as caught:
+        _rest.response_of("reserve", error.http_status, problem(error))
+
+    assert [getattr(caught.value, name) for name in NUMBERS] == [
+        getattr(error, name) for name in NUMBERS
+    ]
+    assert json.loads(problem(error))["status"] == error.http_status >= 400
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_error_is_a_grpc_status(error: KVLeaseError) -> None:
+    """Every error has ErrorInfo with its numbers, and a status that is not OK."""
+    status = grpc_status(error)
+    info = ErrorInfo()
+
+    assert status.details[0].Unpack(info)
+    assert status.code == StatusCode[error.grpc_status].value[0] != 0
+    assert (info.reason, info.metadata["need"], info.metadata["resource"]) == (error.code, "0", "r")

@@ -1,0 +1,183 @@
+"""Laws of gRPC: every method is its verb, every refusal carries ErrorInfo."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from kvlease.errors import NeverFitsError, PoolFullError, UnknownCacheError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.v1 import kvlease_pb2_grpc
+from tests.unit.api.scripted import Served
+
+TRANSPORTS = ("grpc",)
+SERVICE = pb.DESCRIPTOR.services_by_name["KVLeaseService"]
+UNARY = [method for method in SERVICE.methods if not method.server_streaming]
+
+
+@pytest.fixture
+async def channel(served: Served) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel over the Unix socket."""
+    async with grpc.aio.insecure_channel(f"unix:{served.settings.grpc_socket}") as channel:
+        yield channel
+
+
+def explained(error: grpc.aio.AioRpcError) -> tuple[ErrorInfo, RetryInfo | None]:
+    """Return the details of a refusal."""
+    status = rpc_status.from_call(error)
+    info, retry = ErrorInfo(), RetryInfo()
+    assert status is not None
+    assert status.details[0].Unpack(info)
+    return info, retry if len(status.details) > 1 and status.details[1].Unpack(retry) else None
+
+
+async def refused(
+    channel: grpc.aio.Channel, packed: bytes, **options: object
+) -> grpc.aio.AioRpcError:
+    """Send the bytes of a reserve; returns its refusal."""
+    call = channel.unary_unary("/kvlease.v1.KVLeaseService/Reserve")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(packed, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize("method", UNARY, ids=lambda method: method.name)
+async def test_method_is_its_verb(
+    served: Served, channel: grpc.aio.Channel, method: object
+) -> None:
+    """Each method calls the verb whose request it takes."""
+    stub = kvlease_pb2_grpc.KVLeaseServiceStub(channel)
+    request = getattr(pb, method.input_type.name)()
+
+    response = await getattr(stub, method.name)(request)
+
+    verb, received, caller = served.daemon.calls[0]
+    assert type(getattr(pb.Call(), verb)) is type(request) is type(received)
+    assert type(response).__name__ == method.output_type.name
+    assert caller.transport == "grpc"
+
+
+async def test_metadata_tells_the_caller(served: Served, channel: grpc.aio.Channel) -> None:
+    """Token, epoch, idempotency key and cache reach the daemon, over TCP too."""
+    metadata = (
+        ("authorization", "Bearer tok"), ("idempotency-key", "k"), ("kvlease-epoch", "7"), ("kvlease-cache", "c"),
+    )  # fmt: skip
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc.grpc_port}") as tcp:
+        for one in (channel, tcp):
+            await kvlease_pb2_grpc.KVLeaseServiceStub(one).Pin(pb.PinRequest(), metadata=metadata)
+
+    for _, _, caller in served.daemon.calls:
+        assert (caller.token, caller.idempotency_key) == ("tok", "k")
+        assert (caller.epoch, caller.cache) == (7, "c")
+
+
+async def test_retry_info_only_when_a_retry_helps(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    """ErrorInfo comes always; RetryInfo only with a time to retry at."""
+    served.daemon.script["reserve"] = PoolFullError("full", need=4, available=1, retry_after_ms=50)
+    full, retry = explained(first := await refused(channel, b""))
+    served.daemon.script["reserve"] = NeverFitsError(need=9, limit=8)
+    never, no_retry = explained(second := await refused(channel, b""))
+
+    assert (first.code(), first.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert (full.reason, full.domain) == ("POOL_FULL", "kvlease")
+    assert dict(full.metadata) == {
+        "need": "4",
+        "available": "1",
+        "retry_after_ms": "50",
+        "retryable": "true",
+    }
+    assert retry is not None
+    assert retry.retry_delay.ToMilliseconds() == 50
+    assert (second.code(), never.metadata["limit"], no_retry) == (
+        grpc.StatusCode.OUT_OF_RANGE,
+        "8",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("packed", "metadata", "code"),
+    [
+        pytest.param(b"\xff\xff", (), "INVALID", id="no message"),
+        pytest.param(b"\x78\1", (), "INVALID", id="unknown field"),
+        pytest.param(b"\x08\1", (), "INVALID", id="wrong type"),
+        pytest.param(b"\x0a\xff\xff\x03" + b"x" * 65535, (), "TOO_LARGE", id="above the limit"),
+        pytest.param(b"", (("kvlease-epoch", "x"),), "INVALID", id="epoch"),
+        pytest.param(b"", (("authorization", "tok"),), "UNKNOWN_WORKER", id="authorization"),
+    ],
+)
+async def test_bad_input_is_refused(
+    served: Served, channel: grpc.aio.Channel, packed: bytes, metadata: object, code: str
+) -> None:
+    """Whatever is wrong, the answer is one of ours, and nothing reaches the daemon."""
+    info, _ = explained(await refused(channel, packed, metadata=metadata))
+
+    assert info.reason == code
+    assert not served.daemon.calls
+
+
+async def test_waiting_call_is_answered(served: Served, channel: grpc.aio.Channel) -> None:
+    """A call that the daemon makes wait is answered when the daemon does."""
+    future = asyncio.get_running_loop().create_future()
+    served.daemon.script["reserve"] = future
+
+    asked = kvlease_pb2_grpc.KVLeaseServiceStub(channel).Reserve(pb.ReserveRequest())
+    asyncio.get_running_loop().call_later(0, future.set_result, pb.ReserveResponse(lease_id=5))
+
+    assert (await asked).lease_id == 5
+
+
+async def test_caller_that_leaves_is_forgotten(served: Served, channel: grpc.aio.Channel) -> None:
+    """The daemon is told to forget a call that was cancelled."""
+    future = asyncio.get_running_loop().create_future()
+    served.daemon.script["reserve"] = future
+
+    await refused(channel, b"", timeout=0.2)
+    await asyncio.wait({future}, timeout=10)
+
+    assert served.daemon.cancelled == [future]
+
+
+async def test_watch_streams_until_it_is_refused(served: Served, channel: grpc.aio.Channel) -> None:
+    """Events come one by one, and the status says why there are no more."""
+    served.daemon.events = [pb.WatchResponse(sequence=1, kind="a"), UnknownCacheError()]
+    events = kvlease_pb2_grpc.KVLeaseServiceStub(channel).Watch(pb.WatchRequest())
+
+    event = await events.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await events.read()
+
+    assert event.kind == "a"
+    assert explained(caught.value)[0].reason == "UNKNOWN_CACHE"
+
+
+async def test_health_follows_readiness(served: Served, channel: grpc.aio.Channel) -> None:
+    """The standard health service says what readiness says."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE.full_name))
+    serving = await watch.read()
+    served.daemon.readiness = (False, "draining")
+    not_serving = await watch.read()
+    watch.cancel()
+
+    assert serving.status == health_pb2.HealthCheckResponse.SERVING
+    assert not_serving.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_reflection_lists_the_service(channel: grpc.aio.Channel) -> None:
+    """Tools find the service without its description."""
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    call = stub.ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    )
+    answer = await call.read()
+
+    names = {service.name for service in answer.list_services_response.service}
+    assert SERVICE.full_name in names

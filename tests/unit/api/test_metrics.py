@@ -1,0 +1,104 @@
+"""Laws of the metrics: what was counted is shown, states add up, and Prometheus' own lint has nothing to say."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvleased.core.census import Census
+from kvleased.metrics import BUCKETS, STATES, Metrics
+
+DEVICE = dict.fromkeys(STATES, 2) | {"ready_held": 1}
+CENSUS = Census(
+    device=DEVICE, host=dict.fromkeys(STATES, 0), num_leases=3, num_waiting=1, num_workers=2, num_pins=0, num_copies=0,
+    counters={"evictions": 5, "prefix_tokens_device": 64, "prefix_tokens_host": 16},
+)  # fmt: skip
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    """Metrics over one cache, with some calls and copies counted."""
+    counted = Metrics()
+    counted.epoch = 9
+    counted.watch_caches(lambda: {"demo": CENSUS})
+    for seconds in (10e-6, 60e-6, 50e-6, 9.0):
+        counted.observe("reserve", "local", "OK", seconds)
+    counted.observe("reserve", "rest", "POOL_FULL", 1e-3)
+    counted.copied("device_to_host", 4096, 0.5, ok=True)
+    counted.copied("device_to_host", 100, 0.5, ok=False)
+    return counted
+
+
+def samples(metrics: Metrics) -> Mapping[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return every sample by its name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    """Return one sample."""
+    return samples(metrics)[name, frozenset(labels.items())]
+
+
+def test_states_add_up_to_the_pool(metrics: Metrics) -> None:
+    """Summing over states gives the capacity; what is held is not counted twice."""
+    found = samples(metrics).items()
+    device = [
+        number for (name, labels), number in found
+        if name == "kvlease_blocks" and ("tier", "device") in labels
+    ]  # fmt: skip
+
+    assert sum(device) == 2 * len(STATES)
+    assert value(metrics, "kvlease_blocks_held", cache="demo", tier="device") == 1
+
+
+def test_calls_are_counted_by_code(metrics: Metrics) -> None:
+    """Each answered call counts once, under its verb, transport and code."""
+    name = "kvlease_requests_total"
+
+    assert value(metrics, name, verb="reserve", transport="local", code="OK") == 4
+    assert value(metrics, name, verb="reserve", transport="rest", code="POOL_FULL") == 1
+
+
+def test_buckets_hold_what_is_not_slower(metrics: Metrics) -> None:
+    """A call as slow as a bound is inside it; the last bucket holds all."""
+    name, labels = "kvlease_request_seconds_bucket", {"verb": "reserve", "transport": "local"}
+
+    assert value(metrics, name, le=str(BUCKETS[0]), **labels) == 2
+    assert value(metrics, name, le=str(BUCKETS[1]), **labels) == 3
+    assert value(metrics, name, le="+Inf", **labels) == 4
+    assert value(metrics, "kvlease_request_seconds_count", **labels) == 4
+
+
+def test_snapshot_is_shown(metrics: Metrics) -> None:
+    """Gauges and counters of the core appear under the names that operators know."""
+    assert value(metrics, "kvlease_leases", cache="demo") == 3
+    assert value(metrics, "kvlease_waiting_requests", cache="demo") == 1
+    assert value(metrics, "kvlease_workers", cache="demo") == 2
+    assert value(metrics, "kvlease_evictions_total", cache="demo") == 5
+    assert value(metrics, "kvlease_prefix_tokens_total", cache="demo", outcome="device_hit") == 64
+    assert value(metrics, "kvlease_prefix_tokens_total", cache="demo", outcome="computed") == 0
+    assert (
+        value(metrics, "kvlease_copy_bytes_total", direction="device_to_host", result="ok") == 4096
+    )
+    assert value(metrics, "kvlease_epoch") == 9
+
+
+def test_nothing_is_created(metrics: Metrics) -> None:
+    """The `_created` series, which leak, are off."""
+    assert "_created" not in metrics.render().decode()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_names_pass_the_lint_of_prometheus(metrics: Metrics) -> None:
+    """Names, units and help texts are as Prometheus wants them."""
+    lint = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False
+    )
+
+    assert (lint.returncode, lint.stdout + lint.stderr) == (0, b"")

@@ -1,0 +1,375 @@
+"""Laws of REST: every route is its verb, every refusal is a problem document, bodies are strict and bounded."""
+
+import asyncio
+import base64
+import os
+
+import pytest
+from google.protobuf.message import Message
+
+from kvlease.errors import PoolFullError, UnknownCacheError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api import rest_endpoints, rest_protocol
+from kvleased.api.rest_routes import ROUTES
+from tests.unit.api.scripted import HttpAnswer, Served, http
+
+TRANSPORTS = ("rest",)
+KEY = bytes(range(32))
+KEY_TEXT = base64.b64encode(KEY).decode()
+PACKED = base64.b64encode((5).to_bytes(8, "little")).decode()
+LAYER = {
+    "name": "l",
+    "kind": "full_attention",
+    "num_kv_heads": 2,
+    "head_size": 16,
+    "dtype": "float16",
+}
+INPUTS = {"layers": [LAYER], "tokens_per_block": 16, "device_blocks": 8}
+
+WORDS: list[tuple[str, str, object, str, Message]] = [
+    ("POST", "/v1/plans", {"inputs": {"model_config": "{}"}}, "plan",
+     pb.PlanRequest(inputs=pb.PlanInputs(model_config="{}"))),
+    ("PUT", "/v1/caches/demo", {"inputs": INPUTS, "integrity": "none"}, "register_cache",
+     pb.RegisterCacheRequest(cache="demo", integrity="none", inputs=pb.PlanInputs(
+         layers=[pb.LayerSpec(**LAYER)], tokens_per_block=16, device_blocks=8))),
+    ("GET", "/v1/caches/demo", None, "get_cache", pb.GetCacheRequest(cache="demo")),
+    ("GET", "/v1/caches", None, "list_caches", pb.ListCachesRequest()),
+    ("DELETE", "/v1/caches/demo", None, "delete_cache", pb.DeleteCacheRequest(cache="demo")),
+    ("POST", "/v1/caches/demo/workers", {"worker_name": "w", "rank": 1, "tenant": "t", "lease_ids": PACKED}, "attach",
+     pb.AttachRequest(cache="demo", worker_name="w", rank=1, tenant="t", lease_ids=(5).to_bytes(8, "little"))),
+    ("DELETE", "/v1/workers/self", None, "detach", pb.DetachRequest()),
+    ("POST", "/v1/workers/self/heartbeat", {"lease_ids": PACKED, "newest_lease_id": 5}, "heartbeat",
+     pb.HeartbeatRequest(lease_ids=(5).to_bytes(8, "little"), newest_lease_id=5)),
+    ("POST", "/v1/leases", {"request_id": "r", "keys": KEY_TEXT, "num_tokens": 64, "wait_ms": 5}, "reserve",
+     pb.ReserveRequest(request_id="r", keys=KEY, num_tokens=64, wait_ms=5)),
+    ("POST", "/v1/leases", {"request_id": "r", "token_ids": [1, 258]}, "reserve",
+     pb.ReserveRequest(request_id="r", token_ids=b"\1\0\0\0\2\1\0\0")),
+    ("POST", "/v1/leases/5/map", None, "map", pb.MapRequest(lease_id=5)),
+    ("POST", "/v1/leases/5/map", {}, "map", pb.MapRequest(lease_id=5)),
+    ("POST", "/v1/leases/5/extend", {"num_tokens": 9}, "extend", pb.ExtendRequest(lease_id=5, num_tokens=9)),
+    ("POST", "/v1/leases/5/commit", {"num_tokens": 16, "first_block": 1, "keys": KEY_TEXT}, "commit",
+     pb.CommitRequest(lease_id=5, num_tokens=16, first_block=1, keys=KEY)),
+    ("POST", "/v1/leases/5/evict", {"wait_ms": 3}, "evict", pb.EvictRequest(lease_id=5, wait_ms=3)),
+    ("POST", "/v1/leases/5/reload", {}, "reload", pb.ReloadRequest(lease_id=5)),
+    ("DELETE", "/v1/leases/5", None, "release", pb.ReleaseRequest(lease_id=5)),
+    ("POST", "/v1/lookup", {"keys": KEY_TEXT}, "lookup", pb.LookupRequest(keys=KEY)),
+    ("POST", "/v1/pins", {"keys": KEY_TEXT}, "pin", pb.PinRequest(keys=KEY)),
+    ("DELETE", "/v1/pins/9", None, "unpin", pb.UnpinRequest(pin_id=9)),
+    ("POST", "/v1/evict", {"num_blocks": 3}, "evict", pb.EvictRequest(num_blocks=3)),
+    ("POST", "/v1/reload", {"keys": KEY_TEXT}, "reload", pb.ReloadRequest(keys=KEY)),
+    ("POST", "/v1/step", {"verbs": "AQ==", "lease_ids": PACKED, "reserves": [{"request_id": "r"}]}, "step",
+     pb.StepRequest(verbs=b"\1", lease_ids=(5).to_bytes(8, "little"),
+                    reserves=[pb.ReserveRequest(request_id="r")])),
+    ("GET", "/v1/stats?cache=demo", None, "stats", pb.StatsRequest(cache="demo")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "verb", "request_"),
+    [
+        pytest.param(*words, id=f"{words[0]} {words[1]} {number}")
+        for number, words in enumerate(WORDS)
+    ],
+)
+async def test_route_is_its_verb(
+    served: Served, method: str, path: str, body: object, verb: str, request_: Message
+) -> None:
+    """A route calls its verb with the message that the same words make in the protocol."""
+    answer = await http(served, method, path, body)
+
+    assert answer.status == 200, answer.body
+    assert served.daemon.calls[0][:2] == (verb, request_)
+
+
+def test_every_verb_has_a_route() -> None:
+    """REST offers all that the protocol offers."""
+    verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
+
+    assert {route.verb for route in ROUTES} == verbs
+    assert {words[3] for words in WORDS} == verbs - {"watch"}
+
+
+async def test_response_is_the_message_with_defaults(served: Served) -> None:
+    """Every field is there, also those that are zero; bytes are base64, ids are plain numbers."""
+    served.daemon.script["reserve"] = pb.ReserveResponse(lease_id=2**52, block_ids=b"\0\1")
+
+    answer = await http(served, "POST", "/v1/leases", {"request_id": "r"})
+
+    assert answer.json == {
+        "lease_id": 2**52, "block_ids": "AAE=", "device_hit_tokens": 0, "host_hit_tokens": 0, "row": 0,
+    }  # fmt: skip
+    assert (answer.headers["content-type"], answer.headers["kvlease-epoch"]) == (
+        "application/json",
+        "7",
+    )
+
+
+async def test_created_cache_is_201(served: Served) -> None:
+    """HTTP says whether a registration created anything."""
+    served.daemon.script["register_cache"] = pb.RegisterCacheResponse(created=True)
+
+    assert (await http(served, "PUT", "/v1/caches/a", {"inputs": INPUTS})).status == 201
+
+
+async def test_headers_tell_the_caller(served: Served) -> None:
+    """Token, epoch, idempotency key, cache and peer reach the daemon."""
+    headers = {"Authorization": "Bearer tok", "Idempotency-Key": "k", "KVLease-Epoch": "7"}
+    await http(served, "POST", "/v1/pins?cache=demo", {"keys": ""}, headers=headers)
+    await http(served, "GET", "/v1/stats", over_tcp=True)
+
+    caller = served.daemon.calls[0][2]
+    assert (caller.transport, caller.token, caller.idempotency_key) == ("rest", "tok", "k")
+    assert (caller.epoch, caller.cache) == (7, "demo")
+    assert (caller.peer_pid, served.daemon.calls[1][2].peer_uid) == (os.getpid(), -1)
+
+
+async def test_refusal_is_a_problem_document(served: Served) -> None:
+    """A refusal carries every number, and when to come back in whole seconds that are not too few."""
+    served.daemon.script["reserve"] = PoolFullError(
+        "full", resource="device_blocks", need=4, available=1, limit=8, retry_after_ms=1050
+    )
+
+    answer = await http(served, "POST", "/v1/leases", {"request_id": "r"})
+
+    assert answer.json == {
+        "type": "urn:kvlease:error:POOL_FULL", "status": 429, "code": "POOL_FULL", "detail": "full",
+        "title": "More is asked for than is free now; try again after retry_after_ms, or wait longer.",
+        "retryable": True, "resource": "device_blocks", "need": 4, "available": 1, "limit": 8, "retry_after_ms": 1050,
+    }  # fmt: skip
+    assert answer.headers["retry-after"] == "2"
+
+
+BAD: list[tuple[str, str, object, dict[str, str], int, str]] = [
+    ("GET", "/nowhere", None, {}, 404, "INVALID"),
+    ("PATCH", "/v1/caches", None, {}, 405, "INVALID"),
+    ("GET", "/v1/caches/", None, {}, 404, "INVALID"),
+    ("POST", "/v1/leases", b"{", {}, 422, "INVALID"),
+    ("POST", "/v1/leases", b"[]", {}, 422, "INVALID"),
+    ("POST", "/v1/leases", b"\xff", {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"unknown": 1}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"num_tokens": -1}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"num_tokens": 2**32}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"num_tokens": "1"}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"num_tokens": 1.5}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"num_tokens": True}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"keys": "not base64!"}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"request_id": None}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"token_ids": [2**31]}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {"request_id": "\ud800"}, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", {}, {"Content-Type": "text/plain"}, 422, "INVALID"),
+    ("POST", "/v1/leases", {}, {"KVLease-Epoch": "x"}, 422, "INVALID"),
+    ("POST", "/v1/leases", {}, {"Authorization": "Basic abc"}, 401, "UNKNOWN_WORKER"),
+    ("POST", "/v1/leases?cache=c", {}, {}, 422, "INVALID"),
+    ("POST", "/v1/plans", {"inputs": {"layers": [{**LAYER, "x": 1}]}}, {}, 422, "INVALID"),
+    ("DELETE", "/v1/leases/one", None, {}, 422, "INVALID"),
+    ("DELETE", "/v1/leases/99999999999999999999", None, {}, 422, "INVALID"),
+    ("GET", "/v1/events?after_sequence=x", None, {}, 422, "INVALID"),
+    ("POST", "/v1/leases", b" " * 65537, {}, 413, "TOO_LARGE"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "code"),
+    [pytest.param(*bad, id=f"{bad[1]} {str(bad[2])[:20]} {bad[3]}") for bad in BAD],
+)
+async def test_bad_input_is_a_problem_document(  # noqa: PLR0913 - one column each
+    served: Served,
+    method: str,
+    path: str,
+    body: object,
+    headers: dict[str, str],
+    *,
+    status: int,
+    code: str,
+) -> None:
+    """Whatever is wrong, the answer is a problem document, and nothing reaches the daemon."""
+    answer = await http(served, method, path, body, headers=headers)
+
+    assert (answer.status, answer.json["code"], answer.json["status"]) == (status, code, status)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["kvlease-epoch"] == "7"
+    assert not served.daemon.calls
+
+
+async def raw(served: Served, sent: bytes) -> HttpAnswer:
+    """Send bytes as they are; returns what came until the connection was closed."""
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(sent)
+    received = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    head, _, body = received.partition(b"\r\n\r\n")
+    return HttpAnswer(int(head.split()[1]) if head else 0, {}, body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(b"nonsense\r\n\r\n", 400, id="no http"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431, id="endless head"),
+    ],
+)
+async def test_what_is_no_request_is_a_problem_document(
+    served: Served, sent: bytes, status: int
+) -> None:
+    """Even what HTTP itself refuses is explained the same way."""
+    answer = await raw(served, sent)
+
+    assert (answer.status, answer.json["status"]) == (status, status)
+
+
+async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:
+    """A body that does not say its length is refused when it passes the limit, not when it ends."""
+    chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
+    head = b"POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+
+    answer = await raw(served, head + 4 * chunk)
+
+    assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
+
+
+async def test_body_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that stops in the middle of a body gets an answer."""
+    monkeypatch.setattr(rest_endpoints, "BODY_SECONDS_MAX", 0.01)
+    head = b"POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\nconnection: close\r\n\r\n{"
+
+    assert (await raw(served, head)).status == 422
+
+
+async def test_head_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection on which no request begins is closed."""
+    monkeypatch.setattr(rest_protocol, "HEAD_SECONDS_MAX", 0.01)
+
+    assert (await raw(served, b"GET / HT")).status == 0
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:7070"])
+async def test_page_of_another_host_is_refused(served: Served, host: str) -> None:
+    """A name that a web page had resolved to loopback does not reach the daemon over TCP."""
+    answer = await http(served, "GET", "/v1/stats", headers={"Host": host}, over_tcp=True)
+
+    assert (answer.status, answer.json["resource"]) == (422, "host")
+
+
+async def test_tcp_is_loopback(served: Served) -> None:
+    """REST on TCP answers on 127.0.0.1 under each of its names."""
+    for host in ("127.0.0.1", "localhost:1", "[::1]:7070"):
+        assert (
+            await http(served, "GET", "/v1/stats", headers={"Host": host}, over_tcp=True)
+        ).status == 200
+
+
+async def test_waiting_call_is_answered(served: Served) -> None:
+    """A call that the daemon makes wait is answered when the daemon does."""
+    future = asyncio.get_running_loop().create_future()
+    served.daemon.script["reserve"] = future
+
+    asked = asyncio.create_task(http(served, "POST", "/v1/leases", {"request_id": "r"}))
+    while not served.daemon.calls:  # noqa: ASYNC110 - the daemon has no event for it
+        await asyncio.sleep(0)
+    future.set_exception(UnknownCacheError())
+
+    assert (await asked).json["code"] == "UNKNOWN_CACHE"
+
+
+async def test_caller_that_leaves_is_forgotten(served: Served) -> None:
+    """The daemon is told to forget a call whose caller closed the connection."""
+    future = asyncio.get_running_loop().create_future()
+    served.daemon.script["reserve"] = future
+    _, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(
+        b"POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+    )
+    while not served.daemon.calls:  # noqa: ASYNC110 - the daemon has no event for it
+        await asyncio.sleep(0)
+
+    writer.close()
+    await asyncio.wait({future}, timeout=10)
+
+    assert served.daemon.cancelled == [future]
+
+
+async def test_events_are_server_sent(served: Served) -> None:
+    """Each event carries its number and kind; a browser that reconnects goes on where it was."""
+    served.daemon.events = [
+        pb.WatchResponse(sequence=n, kind=f"k{n}", lease_id=n) for n in (1, 2, 3)
+    ]
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(b"GET /v1/events HTTP/1.1\r\nhost: x\r\nlast-event-id: 1\r\n\r\n")
+
+    head = await reader.readuntil(b"\r\n\r\n")
+    received = await reader.readuntil(b'"lease_id":3') + await reader.readuntil(b"\n\n")
+    writer.close()
+
+    assert b"200 OK" in head
+    assert b"text/event-stream" in head
+    assert b"id: 2\nevent: k2\ndata: {" in received
+    assert b"event: k1" not in received
+
+
+async def test_events_are_refused_before_they_begin(served: Served) -> None:
+    """A stream that cannot begin is a problem document."""
+    served.daemon.events = [UnknownCacheError()]
+
+    answer = await http(served, "GET", "/v1/events?cache=nope")
+
+    assert (answer.status, answer.json["code"]) == (404, "UNKNOWN_CACHE")
+
+
+async def test_stream_that_ends_says_why(served: Served) -> None:
+    """What ends a stream later is its last event."""
+    served.daemon.events = [pb.WatchResponse(sequence=1, kind="a"), UnknownCacheError()]
+
+    answer = await http(served, "GET", "/v1/events")
+
+    assert b"event: problem\ndata: {" in answer.body
+    assert b"UNKNOWN_CACHE" in answer.body
+
+
+async def test_stop_ends_streams(served: Served) -> None:
+    """A stream that nobody ends does not hold the daemon up when it stops."""
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+
+    await asyncio.wait_for(served.rest.stop(), 1)
+
+    assert await reader.read() == b"0\r\n\r\n"
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "is_ready", "status"),
+    [
+        pytest.param("/livez", False, 200, id="live although not ready"),
+        pytest.param("/readyz", False, 503, id="not ready"),
+        pytest.param("/readyz?verbose", True, 200, id="ready"),
+        pytest.param("/startupz", False, 503, id="not started"),
+    ],
+)
+async def test_probes(served: Served, path: str, *, is_ready: bool, status: int) -> None:
+    """A probe's status says it to machines, its text to people."""
+    served.daemon.readiness = (is_ready, "draining")
+
+    answer = await http(served, "GET", path)
+
+    assert answer.status == status
+    assert (b"draining" in answer.body) == (path != "/livez")
+
+
+async def test_started_is_for_good(served: Served) -> None:
+    """A daemon that was ready once does not start again when it drains."""
+    await http(served, "GET", "/startupz")
+    served.daemon.readiness = (False, "draining")
+
+    assert (await http(served, "GET", "/startupz")).status == 200
+
+
+async def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection too many is told so."""
+    server = served.rest._server
+    assert server is not None
+    monkeypatch.setattr(server.config.http_protocol_class, "connections_max", 0)
+
+    answer = await raw(served, b"")
+
+    assert (answer.status, answer.json["code"]) == (429, "BUSY")

@@ -1,0 +1,41 @@
+"""Laws of listening: only this user, only loopback."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvleased.api.sockets import listen_tcp, listen_unix
+from tests.unit.api.scripted import Served
+
+
+async def test_sockets_belong_to_this_user_alone(served: Served) -> None:
+    """Nobody else can connect to, or even see, the sockets."""
+    runtime_dir = served.settings.runtime_dir
+    modes = {path.name: path.stat().st_mode & 0o777 for path in runtime_dir.iterdir()}
+
+    assert modes == {"kvlease.sock": 0o600, "http.sock": 0o600, "grpc.sock": 0o600}
+    assert runtime_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_socket_left_behind_is_replaced(tmp_path: Path) -> None:
+    """A daemon that was killed does not keep the next one from listening."""
+    listen_unix(tmp_path / "a.sock").close()
+
+    with listen_unix(tmp_path / "a.sock") as listener:
+        assert listener.getsockname() == str(tmp_path / "a.sock")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory somebody else's")
+def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """Who owns the directory could put a socket of his own in our place."""
+    os.chown(tmp_path, 12345, 12345)
+
+    with pytest.raises(PermissionError, match="12345"):
+        listen_unix(tmp_path / "a.sock")
+
+
+def test_tcp_is_loopback_or_nothing() -> None:
+    """An address that others could reach is never bound."""
+    with pytest.raises(AssertionError):
+        listen_tcp("192.0.2.1", 0)
