@@ -14,8 +14,17 @@ Cases at the end of a flight:
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.errors import CopyFailedError, DeadlineError, KVLeaseError
-from kvleased.core.commands import Cancel, CopyDone, CopyFailed, CopyLost, Drain, MoverDied, Tick
+from kvlease.errors import CopyFailedError, DeadlineError, DrainingError, KVLeaseError
+from kvleased.core.commands import (
+    Cancel,
+    CopyDone,
+    CopyFailed,
+    CopyLost,
+    Drain,
+    MoverDied,
+    Reserve,
+    Tick,
+)
 from kvleased.core.effects import Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ending import end_lease, expire
 from kvleased.core.flights import Flight, Purpose
@@ -221,7 +230,10 @@ def _waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
 
 
 def _disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
-    """Part all leases and callers from a flight that did not bring what they wait for."""
+    """Part all leases and callers from a flight that did not bring what they wait for.
+
+    Leases whose own bytes are damaged have ended by now; the others only wait for the wrong copy.
+    """
     state.wake(flight.ticket, error)
     flight.ticket = None
     is_corrupt = flight.direction is Direction.RELOAD and bool(
@@ -233,8 +245,6 @@ def _disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: flo
             _start_over(state, lease, skip_host=not is_corrupt)
         elif lease.phase is Phase.EVICTING:
             _call_off(state, lease, Phase.ACTIVE, error, now)
-        elif is_corrupt:
-            end_lease(state, lease, error)
         else:
             _call_off(state, lease, Phase.EVICTED, error, now)
 
@@ -313,7 +323,10 @@ def cancel(state: CacheState, command: Cancel, now: float) -> Outcome:
 
 
 def drain(state: CacheState, command: Drain, now: float) -> Outcome:
-    """Grant no new lease from now on; running ones may finish."""
+    """Grant no new lease from now on, nor to those that wait for one; running ones may finish."""
     del command, now
     state.is_draining = True
+    for waiter in [one for one in state.waiting if isinstance(one.command, Reserve)]:
+        state.waiting.leave(waiter.ticket)
+        state.wake(waiter.ticket, DrainingError())
     return Outcome(reply=Done())

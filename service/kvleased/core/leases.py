@@ -55,6 +55,8 @@ class Lease:
     """Monotonic seconds at which its caller was answered; long ago after a restart, which no answer outlives."""
     device_hit_blocks: int = 0
     host_hit_blocks: int = 0
+    num_reloading: int = 0
+    """Blocks that the last reload had to copy."""
     pending: set[CopyId] = field(default_factory=set)
     """Copies that must be done before the phase changes."""
     ticket: int | None = None

@@ -184,7 +184,7 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
         lease.pending.add(flight.copy_id)
         placed[missing] = fresh
     lease.moving_to = placed
-    lease.host_hit_blocks = count
+    lease.num_reloading = count
     state.leases.enter(lease, Phase.RELOADING)
     if not lease.pending:
         return finish_reload(state, lease, now)
@@ -212,12 +212,12 @@ def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
     state.leases.rewrite(lease, lease.moving_to, Phase.ACTIVE)
     state.host.let_go(slots)
     lease.deadline = now + state.shape.lease_seconds
-    state.counters["reloads"] += lease.host_hit_blocks
-    state.tell("lease_reloaded", lease, num_blocks=lease.host_hit_blocks)
+    state.counters["reloads"] += lease.num_reloading
+    state.tell("lease_reloaded", lease, num_blocks=lease.num_reloading)
     blocks = state.leases.blocks_of(lease)
     return Reloaded(
         block_ids=blocks.tobytes(),
-        num_reloaded=lease.host_hit_blocks,
+        num_reloaded=lease.num_reloading,
         num_tokens=len(blocks) * state.shape.tokens_per_block,
         row=lease.row,
     )
@@ -233,6 +233,15 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     ]
     if not keys:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
+    if len(keys) > len(state.device):
+        msg = f"{len(keys)} blocks are asked for and the device pool has {len(state.device)}"
+        raise NeverFitsError(
+            msg,
+            resource="device_blocks",
+            need=len(keys),
+            available=state.device.num_available,
+            limit=len(state.device),
+        )
     slots = as_ids([state.host.index[key] for key in keys])
     fresh = None
     if len(keys) <= state.device.num_available:

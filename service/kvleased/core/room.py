@@ -119,11 +119,17 @@ def num_available(state: CacheState, protected: Ids) -> int:
 
 
 def write_back(state: CacheState, victims: list[int]) -> bool:
-    """Start copying the victims that have no copy in the host pool; tell whether there is anything to wait for."""
+    """Start copying the victims that have no copy in the host pool; tell whether there is anything to wait for.
+
+    If there is, those that have a copy have been evicted.
+    """
     dirty = [block for block in victims if state.device.key_of(block) not in state.host.index]
     slots = host_slots(state, len(dirty), at_most=True)
     if slots is None or not len(slots):
         return False
+    # What has a copy leaves at once: the new copies may push it out again, and then nothing ever would leave.
+    copied = set(victims).difference(dirty)
+    evict_blocks(state, [block for block in victims if block in copied])
     sources = as_ids(dirty[: len(slots)])
     state.fly(Purpose.WRITE_BACK, sources, slots, keyed=slots >= 0)
     return True

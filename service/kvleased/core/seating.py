@@ -31,7 +31,7 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
     if not 0 <= command.wait_ms <= WAIT_MS_MAX:
         msg = f"wait_ms is {command.wait_ms}, it must be from 0 to {WAIT_MS_MAX}"
         raise InvalidError(msg, resource="wait_ms", need=command.wait_ms, limit=WAIT_MS_MAX)
-    if state.is_draining and not isinstance(command, Extend):
+    if state.is_draining and isinstance(command, Reserve):
         raise DrainingError
     waiter = Waiter(
         ticket=state.next_id(),
@@ -79,7 +79,7 @@ def pump(state: CacheState, now: float) -> None:
 def refusal(state: CacheState, command: Waitable, num_ahead: int) -> PoolFullError:
     """Explain why a call was not served."""
     need, available = _shortage(state, command)
-    if not state.leases.free_rows:
+    if isinstance(command, Reserve) and not state.leases.free_rows:
         num_leases = len(state.leases)
         return PoolFullError(
             f"all {num_leases} leases are in use",

@@ -19,6 +19,7 @@ from kvleased.core.states import Event
 
 _NO_IDS: Final = b""
 _EXTEND: Final = 1
+_RELEASE: Final = 3
 
 
 class StepVerb(IntEnum):
@@ -76,9 +77,15 @@ def _extend_together(
     by_id, active = state.leases.by_id, Phase.ACTIVE
     tokens_per_block, max_blocks = state.shape.tokens_per_block, state.shape.max_blocks_per_lease
     num_blocks = state.leases.rows.num_blocks.data
+    # An extend of a lease that the same step releases is done, or refused, in its turn.
+    ending = set[int]()
+    if _RELEASE in verbs:
+        ending.update(lease_ids[at] for at, verb in enumerate(verbs) if verb == _RELEASE)
     for at, verb in enumerate(verbs):
         lease = by_id.get(lease_ids[at])  # type: ignore[call-overload]  # as they came over the wire
         if verb != _EXTEND or lease is None or lease.phase is not active:
+            continue
+        if lease.lease_id in ending:
             continue
         needed = -(-num_tokens[at] // tokens_per_block)
         if lease.worker_id != worker_id or not 0 < needed <= max_blocks:

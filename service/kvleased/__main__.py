@@ -1,0 +1,114 @@
+"""Own the command line of `kvleased`; what its processes do is their own modules' business."""
+
+import argparse
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+EX_CONFIG: Final = 78
+_USAGE: Final = """usage: kvleased serve [options]
+
+Run the KV-cache daemon of this node. `kvleased serve --help` lists every setting with its unit and its default.
+"""
+
+
+def main() -> NoReturn:
+    """Run `kvleased` and exit with its status."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one role; `serve` is what people call, the others are how the daemon starts its own processes."""
+    role = argv[0] if argv else ""
+    if role == "serve":
+        return _serve(argv[1:])
+    if role in {"supervise", "control", "mover"}:
+        return _run_role(role, argv[1:])
+    is_help = role in {"-h", "--help"}
+    (sys.stdout if is_help else sys.stderr).write(_USAGE)
+    return 0 if is_help else 2
+
+
+def _serve(argv: Sequence[str]) -> int:
+    """Resolve the settings, then become the supervisor, which imports none of what that took."""
+    from kvleased.settings import load  # noqa: PLC0415
+
+    settings = load(argv)
+    settings.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock_fd = _lock(settings.runtime_dir / "kvleased.lock")
+    settings_fd = os.memfd_create("kvlease:settings", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(settings_fd, settings.model_dump_json().encode())
+    fcntl.fcntl(
+        settings_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    )
+    for fd in (lock_fd, settings_fd):
+        os.set_inheritable(fd, True)
+    arguments = [
+        sys.executable,
+        "-P",
+        "-m",
+        "kvleased",
+        "supervise",
+        "--settings-fd",
+        str(settings_fd),
+    ]
+    os.execv(sys.executable, arguments)  # noqa: S606
+
+
+def _lock(path: Path) -> int:
+    """Return a descriptor that keeps every other daemon out of the same directory for as long as it is open."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(
+            f"kvleased: another daemon serves in {path.parent}; stop it or choose another --runtime-dir\n"
+        )
+        sys.exit(EX_CONFIG)
+    return fd
+
+
+def _run_role(role: str, argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog=f"kvleased {role}", description="Started by `kvleased serve`."
+    )
+    parser.add_argument("--parent", type=int, default=0)
+    parser.add_argument(
+        "--spawned",
+        type=float,
+        default=0.0,
+        help="monotonic seconds at which the process was started",
+    )
+    for name in ("settings", "keeper", "link"):
+        parser.add_argument(f"--{name}-fd", type=int, default=-1)
+    arguments = parser.parse_args(argv)
+    if role == "supervise":
+        from kvleased.supervisor import Supervisor  # noqa: PLC0415
+
+        settings_fd: int = arguments.settings_fd
+        os.set_inheritable(settings_fd, False)
+        settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+        return Supervisor(settings_fd, settings["drain_seconds"]).run()
+
+    from kvleased.processes import die_with  # noqa: PLC0415
+
+    die_with(arguments.parent)
+    if role == "mover":
+        from kvleased.movers.engine import main as move  # noqa: PLC0415
+
+        move(arguments.link_fd)
+        return 0
+    from kvleased import logs  # noqa: PLC0415
+
+    logs.import_structlog()
+    from kvleased.control import main as control  # noqa: PLC0415
+
+    return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned)
+
+
+if __name__ == "__main__":
+    main()

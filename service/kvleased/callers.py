@@ -1,0 +1,24 @@
+"""Own what the daemon knows of whoever sent a call; how an adapter learnt it is the adapter's business."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Say who sends a call, over what, and what the call must be checked against."""
+
+    transport: str
+    """ "local", "rest" or "grpc"."""
+    token: str = ""
+    """The bearer token that attach returned; empty for an operator."""
+    epoch: int = 0
+    """The daemon's life that the caller speaks of; 0 is not checked."""
+    idempotency_key: str = ""
+    """Retries of one call carry the same key; empty means that nothing is remembered."""
+    cache: str = ""
+    """The cache that an operator's call is about; empty where there is but one."""
+    pidfd: int | None = None
+    """A pidfd of the caller, only with a local attach; it stays the adapter's, the daemon duplicates it."""
+    peer_pid: int = 0
+    """The caller's process as the kernel names it; 0 where it is unknown or in another PID namespace."""
+    peer_uid: int = -1

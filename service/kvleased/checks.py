@@ -1,0 +1,85 @@
+"""Own the checks of arguments at the daemon's door; each failure names the field, the value and the rule."""
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from kvlease.errors import InvalidError, TooLargeError
+from kvlease.ids import BYTES_PER_KEY
+
+TOKENS_MAX: Final = (1 << 31) - 1
+"""Token counts travel as int32 in the block table."""
+REQUEST_ID_CHARACTERS_MAX: Final = 128
+LABEL_CHARACTERS_MAX: Final = 128
+
+_CACHE_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+def count(field: str, value: int, least: int, most: int) -> int:
+    """Return a number that lies in its range."""
+    if not least <= value <= most:
+        message = f"{field} is {value}; it must be from {least} to {most}"
+        raise InvalidError(message, resource=field, need=value, limit=most)
+    return value
+
+
+def packed(field: str, value: bytes, bytes_per_item: int, items_max: int) -> int:
+    """Return how many items a packed field holds."""
+    num_items, rest = divmod(len(value), bytes_per_item)
+    if rest:
+        message = f"{field} has {len(value)} bytes; it must be a multiple of {bytes_per_item}"
+        raise InvalidError(message, resource=field)
+    if num_items > items_max:
+        message = f"{field} has {num_items} items, the limit is {items_max}; split the call"
+        raise TooLargeError(message, resource=field, need=num_items, limit=items_max)
+    return num_items
+
+
+def keys(field: str, value: bytes, keys_max: int) -> int:
+    """Return how many block keys a field holds."""
+    return packed(field, value, BYTES_PER_KEY, keys_max)
+
+
+def lease_ids(field: str, value: bytes, ids_max: int) -> tuple[int, ...]:
+    """Return the lease ids that a field packs."""
+    num_ids = packed(field, value, 8, ids_max)
+    return struct.unpack(f"<{num_ids}q", value)
+
+
+def request_id(value: str, field: str = "request_id") -> str:
+    """Return a request id that can be written into a log line."""
+    if not 1 <= len(value) <= REQUEST_ID_CHARACTERS_MAX or not value.isprintable():
+        message = f"{field} has {len(value)} characters; it must have 1 to {REQUEST_ID_CHARACTERS_MAX}, all printable"
+        raise InvalidError(
+            message, resource=field, need=len(value), limit=REQUEST_ID_CHARACTERS_MAX
+        )
+    return value
+
+
+def label(field: str, value: str) -> str:
+    """Return a name for people, which may be empty."""
+    if len(value) > LABEL_CHARACTERS_MAX or not value.isprintable():
+        message = f"{field} has {len(value)} characters; it must have up to {LABEL_CHARACTERS_MAX}, all printable"
+        raise InvalidError(message, resource=field, need=len(value), limit=LABEL_CHARACTERS_MAX)
+    return value
+
+
+def cache_name(value: str) -> str:
+    """Return a name that a cache may have."""
+    if not _CACHE_NAME.fullmatch(value):
+        message = f"cache is {value[:80]!r}; it must be 1 to 63 of a-z, 0-9 and '-', starting with a letter"
+        raise InvalidError(message, resource="cache")
+    return value
+
+
+def exactly_one(values: Sequence[tuple[str, object]]) -> str:
+    """Return the name of the only field that is set."""
+    names = [name for name, value in values if value]
+    if len(names) != 1:
+        wanted = ", ".join(name for name, _ in values)
+        message = (
+            f"{len(names)} of {wanted} are set ({', '.join(names) or 'none'}); set exactly one"
+        )
+        raise InvalidError(message, resource=names[0] if names else values[0][0])
+    return names[0]

@@ -1,0 +1,142 @@
+"""Own the life of the control process: take over, serve on every transport, drain, stop; never torch."""
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from time import monotonic, process_time
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import structlog
+import uvloop
+
+from kvleased import logs
+from kvleased.daemon import Daemon
+from kvleased.keeper_link import KeeperLink
+from kvleased.settings import Settings
+
+if TYPE_CHECKING:
+    from kvleased.metrics import Metrics
+
+EX_OK: Final = 0
+EX_CONFIG: Final = 78
+_LOG = structlog.get_logger()
+
+
+class Server(Protocol):
+    """One transport."""
+
+    async def start(self, daemon: Daemon, settings: Settings) -> None:
+        """Begin to listen."""
+
+    async def stop(self) -> None:
+        """Stop listening and let go of every connection."""
+
+
+def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
+    """Run the control process over inherited descriptors; return its exit status."""
+    # A terminal sends its SIGINT to all processes; the supervisor turns it into a SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = read_settings(settings_fd)
+    logs.configure(settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, socket.socket(fileno=keeper_fd), spawned))
+
+
+def read_settings(settings_fd: int) -> Settings:
+    """Return the settings that were resolved and validated when the supervisor started; each life reads them anew."""
+    values = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    return Settings.model_construct(**values | {"runtime_dir": Path(values["runtime_dir"])})
+
+
+async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) -> int:
+    """Serve until SIGTERM, then drain."""
+    from kvleased.api.local import LocalServer  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.metrics import Metrics  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    keeper = KeeperLink(keeper_sock)
+    epoch, kept = keeper.take_over()
+    metrics = Metrics()
+    metrics.epoch = epoch
+    daemon = Daemon(settings, keeper, epoch, metrics.copied)
+    metrics.watch_caches(lambda: {entry.name: entry.core.census() for entry in daemon.registry})
+    await daemon.start(kept)
+    servers: list[Server] = [LocalServer(metrics)]
+    try:
+        # Workers of an earlier life come back over the local socket, while REST is still being imported.
+        await servers[0].start(daemon, settings)
+        rest = (await asyncio.to_thread(importlib.import_module, "kvleased.api.rest")).RestServer(
+            metrics
+        )
+        servers.append(rest)
+        await rest.start(daemon, settings)
+        daemon.serve()
+        _announce(settings, epoch, rest.http_port, monotonic() - spawned)
+        await rest.complete()
+        if settings.serve_grpc:
+            servers.append(await _start_grpc(daemon, settings, metrics))
+    except OSError as error:
+        _LOG.error(
+            "cannot_listen",
+            error=str(error),
+            http_port=settings.http_port,
+            grpc_port=settings.grpc_port,
+            advice="stop what listens there, or choose another --http-port or --grpc-port",
+        )
+        return EX_CONFIG
+    # Only now: a first start that cannot listen somewhere shall end the supervisor, too.
+    keeper.ready()
+    gc.collect()
+    gc.freeze()
+    await stop.wait()
+    await daemon.drain(settings.drain_seconds)
+    for server in reversed(servers):
+        await server.stop()
+    await daemon.stop()
+    return EX_OK
+
+
+async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") -> Server:
+    """Start gRPC after "ready": it is seldom the first to be called, and costs 0.1 s to import."""
+    module = await asyncio.to_thread(importlib.import_module, "kvleased.api.grpc")
+    server = module.GrpcServer(metrics)
+    await server.start(daemon, settings)
+    addresses = {"socket": f"grpc+unix://{settings.grpc_socket}"}
+    if server.grpc_port:
+        addresses["tcp"] = f"grpc://{settings.tcp_host}:{server.grpc_port}"
+    _LOG.info("grpc_ready", **addresses)
+    return cast("Server", server)
+
+
+def _announce(settings: Settings, epoch: int, http_port: int, seconds: float) -> None:
+    """Say where everything is: once for machines, once for people."""
+    http = f"http://{settings.tcp_host}:{http_port}" if http_port else ""
+    addresses = {
+        "local socket": f"unix://{settings.local_socket}",
+        "REST": f"http+unix://{settings.http_socket}",
+        "REST on TCP": http,
+        "REST docs": http and f"{http}/docs",
+        "metrics": http and f"{http}/metrics",
+        "gRPC": f"grpc+unix://{settings.grpc_socket}" if settings.serve_grpc else "",
+    }
+    _LOG.info(
+        "ready",
+        epoch=epoch,
+        seconds=round(seconds, 3),
+        cpu_seconds=round(process_time(), 3),
+        **{
+            name.lower().replace(" ", "_"): address
+            for name, address in addresses.items()
+            if address
+        },
+    )
+    lines = [f"  {name:<13} {address}\n" for name, address in addresses.items() if address]
+    sys.stdout.write(f"kvleased is ready after {seconds:.2f} s (epoch {epoch})\n{''.join(lines)}")
+    sys.stdout.flush()

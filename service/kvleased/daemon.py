@@ -1,0 +1,354 @@
+"""Own the control plane: every call of every transport passes through here to a core, and its effects come back.
+
+One event loop runs it all. A call that needs no waiting is answered synchronously, without a task of its own.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+import structlog
+from google.protobuf.message import Message
+
+from kvlease.errors import DrainingError, InternalError, InvalidError, KVLeaseError, StaleEpochError
+from kvlease.ids import Epoch, WorkerId
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
+from kvleased.callers import Caller
+from kvleased.core import commands as c
+from kvleased.core.effects import Copy, Effect, Outcome, Wake
+from kvleased.events import Events
+from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
+from kvleased.movers.link import MoverLink, ObserveCopies
+from kvleased.registry import READY, CacheEntry, Registry
+from kvleased.settings import Settings
+from kvleased.verbs.caches import CacheVerbs
+from kvleased.verbs.leases import LeaseVerbs
+from kvleased.verbs.runner import Respond, Verb
+from kvleased.verbs.workers import WorkerVerbs
+
+_ROOT_SECRET: Final = "root_secret"  # noqa: S105 -- a name
+_ROOT_SECRET_BYTES: Final = 32
+_NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
+DRAINING: Final = "draining"
+"""Why a daemon that was told to stop is not ready."""
+_DRAIN_POLL_SECONDS: Final = 0.05
+_DEADLINE_SLACK_SECONDS: Final = 0.001
+"""Seconds after a caller's deadline at which the core is asked to end its waiting."""
+_LOG = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A caller whom the core has wait."""
+
+    future: asyncio.Future[Message]
+    respond: Respond
+    deadline: asyncio.TimerHandle
+
+
+class Daemon:
+    """Answer calls, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keeper: KeeperLink,
+        epoch: int,
+        observe_copies: ObserveCopies = lambda *_: None,
+    ) -> None:
+        """Take the settings, the link to the supervisor, the number of this life and who counts copies."""
+        self.epoch = Epoch(epoch)
+        self.settings = settings
+        self.registry = Registry(
+            epoch, max_caches=settings.max_caches, max_workers=settings.max_workers
+        )
+        self.events = Events(epoch, settings.max_events, settings.max_watchers)
+        self.mover = MoverLink(
+            self,
+            seconds_max=settings.mover_seconds_max,
+            copies_a_batch_max=settings.max_copies_a_batch,
+            observe=observe_copies,
+        )
+        self._keeper = keeper
+        self._caches = CacheVerbs(
+            self.registry,
+            settings,
+            epoch=self.epoch,
+            keeper=keeper,
+            mover=self.mover,
+            events=self.events,
+        )
+        self._workers = WorkerVerbs(
+            self.registry, self, settings, epoch=epoch, keeper=keeper, events=self.events
+        )
+        leases = LeaseVerbs(self.registry, self, settings)
+        self._verbs: dict[str, Verb] = {**self._caches.table, **self._workers.table, **leases.table}
+        self._operator_replies = Replies(settings.max_remembered_replies)
+        self._waiting: dict[tuple[int, int], _Waiting] = {}
+        self._ticker: asyncio.TimerHandle | None = None
+        self._not_ready = "starting"
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Daemon {self._not_ready or 'ready'}, {self.registry!r}, {len(self._waiting)} calls waiting>"
+
+    @property
+    def readiness(self) -> tuple[bool, str]:
+        """Whether calls can be granted, and why not or with what restriction."""
+        if self._not_ready:
+            return False, self._not_ready
+        return True, "ready" if self.mover.is_attached else "degraded: the mover is being replaced"
+
+    async def start(self, kept: Sequence[Kept]) -> None:
+        """Bring back what was kept, then let time pass."""
+        self._keeper.start(self)
+        self._workers.root_secret = await self._load_root_secret(kept)
+        living = self._workers.living(kept)
+        self._caches.recover(kept, self._workers.tenants(living), monotonic())
+        self._workers.recover(living)
+        self._tick()
+        _LOG.info(
+            "recovered",
+            epoch=self.epoch,
+            caches=len(self.registry.caches),
+            workers=len(self.registry.by_id),
+        )
+
+    def serve(self) -> None:
+        """Say that the adapters are up: from now on the daemon is ready."""
+        self._not_ready = ""
+
+    async def drain(self, drain_seconds: float) -> None:
+        """Grant nothing new, and wait for the leases to end, but no longer than told."""
+        self._not_ready = DRAINING
+        _LOG.info("draining", leases=self._num_leases())
+        for entry in list(self.registry):
+            self.apply(entry, c.Drain())
+        deadline = monotonic() + drain_seconds
+        # Leases end in many places; this waits once.
+        while (num_leases := self._num_leases()) and monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        _LOG.info("drained", leases_left=num_leases)
+
+    async def stop(self) -> None:
+        """Stop time and let go of the other processes; calls that wait are cancelled."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for waiting in list(self._waiting.values()):
+            waiting.future.cancel()
+        await self._caches.stop()
+        self._workers.stop()
+        self.mover.close()
+        self._keeper.close()
+
+    # Calls
+
+    def call(self, verb: str, request: Message, caller: Caller) -> Answer:
+        """Answer a call, at once where nothing must be waited for.
+
+        Raises:
+            KVLeaseError: the call is refused; a call that waits has it set on its future.
+        """
+        try:
+            return self._dispatch(verb, request, caller)
+        except KVLeaseError:
+            raise
+        except Exception:  # noqa: BLE001 -- one call's fault must not end the daemon
+            _LOG.exception("call_failed", verb=verb, transport=caller.transport)
+            raise InternalError from None
+
+    def cancel(self, future: asyncio.Future[Message]) -> None:
+        """Forget a waiting call whose caller has gone."""
+        future.cancel()
+
+    def fds(self, worker_id: int) -> list[int]:
+        """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay the daemon's."""
+        entry = self.registry.by_id[WorkerId(worker_id)].entry
+        return [entry.fds["device"], entry.tables_read_only_fd]
+
+    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+        """Return events from a sequence number on, without end.
+
+        Raises:
+            InvalidError: the number lies in the future.
+            BusyError: there are too many watchers.
+        """
+        return self.events.watch(request.after_sequence, request.cache)
+
+    def _dispatch(self, verb: str, request: Message, caller: Caller) -> Answer:
+        if caller.epoch and caller.epoch != self.epoch and verb != "attach":
+            raise self._stale(caller.epoch)
+        carry_out = self._verbs.get(verb)
+        if carry_out is None:
+            raise InvalidError(
+                f"{verb[:40]!r} is not a call that is answered once", resource="verb"
+            )
+        if self._not_ready == DRAINING and verb in _NOT_WHILE_DRAINING:
+            raise DrainingError
+        if caller.idempotency_key:
+            return self._call_once(verb, carry_out, request, caller)
+        return carry_out(request, caller)
+
+    def _call_once(self, verb: str, carry_out: Verb, request: Message, caller: Caller) -> Answer:
+        key = caller.idempotency_key
+        if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+            checks.request_id(key, "idempotency_key")
+        if caller.token:
+            replies, salt = self.registry.worker(caller.token).replies, 0
+        else:
+            # Two processes that pick the same key must not become one worker.
+            replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
+        return replies.answer(
+            verb, key, digest_of(request, salt), lambda: carry_out(request, caller)
+        )
+
+    def _stale(self, epoch: int) -> StaleEpochError:
+        message = f"the call speaks of epoch {epoch}, this is {self.epoch}; attach again"
+        return StaleEpochError(message, resource="epoch", need=epoch, available=self.epoch)
+
+    # Commands and effects
+
+    def run(
+        self, entry: CacheEntry, command: c.Command, respond: Respond, wait_ms: int = 0
+    ) -> Answer:
+        """Return the response to a command, or the promise of one where the core has the caller wait.
+
+        Raises:
+            KVLeaseError: the core refuses.
+        """
+        if entry.status is not READY:
+            entry.require_ready()
+        outcome = self._handle(entry, command)
+        if outcome.ticket is None:
+            if outcome.effects:
+                self._carry_out(entry, outcome.effects)
+            return respond(outcome.reply)
+        future = self._wait(entry, outcome.ticket, respond, wait_ms)
+        self._carry_out(entry, outcome.effects)
+        return future
+
+    def apply(self, entry: CacheEntry, command: c.Command) -> object:
+        """Return the core's reply to a command that never waits."""
+        outcome = self._handle(entry, command)
+        self._carry_out(entry, outcome.effects)
+        return outcome.reply
+
+    def _handle(self, entry: CacheEntry, command: c.Command) -> Outcome:
+        try:
+            return entry.core.handle(command, monotonic())
+        except KVLeaseError:
+            # A refusal for want of room may have begun to make some.
+            self._carry_out(entry, entry.core.take_effects())
+            raise
+
+    def _carry_out(self, entry: CacheEntry, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Copy):
+                self.mover.send(entry.pool, effect, with_checksums=entry.with_checksums)
+            elif isinstance(effect, Wake):
+                self._wake(entry, effect)
+            else:
+                self.events.append(
+                    effect.kind,
+                    entry.name,
+                    worker_id=effect.worker_id,
+                    lease_id=effect.lease_id,
+                    num_blocks=effect.num_blocks,
+                )
+
+    def _wait(
+        self, entry: CacheEntry, ticket: int, respond: Respond, wait_ms: int
+    ) -> asyncio.Future[Message]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Message] = loop.create_future()
+        # The core ends waiting when it is told the time, so tell it at the very deadline.
+        deadline = loop.call_later(wait_ms / 1000 + _DEADLINE_SLACK_SECONDS, self._pass_time, entry)
+        self._waiting[entry.pool, ticket] = _Waiting(future, respond, deadline)
+        future.add_done_callback(lambda _: self._leave(entry, ticket))
+        return future
+
+    def _wake(self, entry: CacheEntry, wake: Wake) -> None:
+        waiting = self._waiting.pop((entry.pool, wake.ticket), None)
+        if waiting is None:
+            return
+        waiting.deadline.cancel()
+        if waiting.future.done():
+            return
+        if isinstance(wake.result, KVLeaseError):
+            waiting.future.set_exception(wake.result)
+        else:
+            waiting.future.set_result(waiting.respond(wake.result))
+
+    def _leave(self, entry: CacheEntry, ticket: int) -> None:
+        waiting = self._waiting.pop((entry.pool, ticket), None)
+        if waiting is not None and entry.pool in self.registry.by_pool:
+            waiting.deadline.cancel()
+            self.apply(entry, c.Cancel(ticket=ticket))
+
+    # Time
+
+    def _tick(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(self.settings.tick_seconds, self._tick)
+        for entry in list(self.registry.by_pool.values()):
+            self._pass_time(entry)
+        self.mover.tick(monotonic())
+
+    def _pass_time(self, entry: CacheEntry) -> None:
+        try:
+            self.apply(entry, c.Tick())
+        except Exception:  # noqa: BLE001 -- time must go on for the other caches
+            _LOG.exception("tick_failed", cache=entry.name)
+
+    # The mover and the supervisor
+
+    def answer_copy(self, pool: int, command: c.CopyDone | c.CopyFailed | c.CopyLost) -> None:
+        """Tell the core of a cache what became of its copy; a cache that was deleted meanwhile needs no answer."""
+        entry = self.registry.by_pool.get(pool)
+        if entry is not None:
+            self.apply(entry, command)
+
+    def answer_mover_death(self, command: c.MoverDied) -> None:
+        """Tell every core that no copy is being written any more."""
+        for entry in list(self.registry.by_pool.values()):
+            self.apply(entry, command)
+
+    def recycle_mover(self, generation: int) -> None:
+        """Have a mover replaced."""
+        self._keeper.recycle_mover(generation)
+
+    def mover_came(self, sock: socket.socket, generation: int) -> None:
+        """Take the socket of a new mover."""
+        self.mover.attach(sock, generation)
+        _LOG.info("mover_attached", generation=generation)
+
+    def mover_died(self, generation: int) -> None:
+        """Take note that a mover is proven dead."""
+        _LOG.warning("mover_died", generation=generation, batches=self.mover.batches_in_flight)
+        self.mover.died(generation)
+
+    # Helpers
+
+    async def _load_root_secret(self, kept: Sequence[Kept]) -> bytes:
+        """Return the secret of this supervisor's life, and make one where there is none yet."""
+        fds = [item.fd for item in kept if item.name == _ROOT_SECRET]
+        fd = fds[0] if fds else await self._keeper.create(_ROOT_SECRET, _ROOT_SECRET_BYTES, {})
+        try:
+            secret = os.pread(fd, _ROOT_SECRET_BYTES, 0)
+            if not any(secret):
+                # New, or its maker was killed before it wrote; either way nobody has seen a key of it.
+                secret = secrets.token_bytes(_ROOT_SECRET_BYTES)
+                os.pwrite(fd, secret, 0)
+        finally:
+            os.close(fd)
+        return secret
+
+    def _num_leases(self) -> int:
+        return sum(entry.core.census().num_leases for entry in self.registry)

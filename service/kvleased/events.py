@@ -1,0 +1,111 @@
+"""Own the recent events and those who watch them; what happened and when is the caller's word."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from kvlease.errors import BusyError, InvalidError
+from kvlease.ids import EPOCH_SHIFT
+from kvlease.v1 import kvlease_pb2 as pb
+
+GAP: Final = "gap"
+"""The kind of the event that stands for events which are no longer kept."""
+
+_Event = tuple[int, str, str, int, int, int, int]
+
+
+class Events:
+    """A ring of the last events, numbered without end; sequence numbers never go back, not even over restarts."""
+
+    def __init__(self, epoch: int, max_events: int, max_watchers: int) -> None:
+        """Start an empty ring whose numbers lie above those of every earlier epoch."""
+        self._first = (epoch << EPOCH_SHIFT) + 1
+        self._next = self._first
+        self._ring: list[_Event | None] = [None] * max_events
+        self._waiting: list[asyncio.Future[None]] = []
+        self._max_watchers = max_watchers
+        self._num_watchers = 0
+
+    def __repr__(self) -> str:
+        """Show life: events and watchers."""
+        return f"<Events {self._next - self._first} seen, {self._num_watchers} watchers>"
+
+    @property
+    def num_watchers(self) -> int:
+        """Watchers there are now."""
+        return self._num_watchers
+
+    def append(
+        self, kind: str, cache: str, *, worker_id: int = 0, lease_id: int = 0, num_blocks: int = 0
+    ) -> None:
+        """Add an event and wake whoever waits for one."""
+        sequence = self._next
+        self._ring[sequence % len(self._ring)] = (
+            sequence, kind, cache, worker_id, lease_id, num_blocks, time.time_ns(),
+        )  # fmt: skip
+        self._next = sequence + 1
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def watch(self, after_sequence: int, cache: str) -> AsyncIterator[pb.WatchResponse]:
+        """Return events after a sequence number, oldest first, without end; a gap event stands for what is gone.
+
+        Raises:
+            InvalidError: no such event can have been seen yet.
+            BusyError: there are as many watchers as are allowed.
+        """
+        if not 0 <= after_sequence < self._next:
+            message = f"after_sequence is {after_sequence}; the newest event is {self._next - 1}"
+            raise InvalidError(
+                message, resource="after_sequence", need=after_sequence, limit=self._next - 1
+            )
+        if self._num_watchers >= self._max_watchers:
+            message = f"there are {self._num_watchers} watchers, the most that are allowed"
+            raise BusyError(
+                message, resource="watchers", need=1, available=0, limit=self._max_watchers
+            )
+        return self._follow(after_sequence, cache)
+
+    async def _follow(self, after_sequence: int, cache: str) -> AsyncIterator[pb.WatchResponse]:
+        self._num_watchers += 1
+        try:
+            position = after_sequence + 1 if after_sequence else self._oldest
+            while True:
+                if position < self._oldest:
+                    position = self._oldest
+                    yield pb.WatchResponse(
+                        sequence=position - 1, kind=GAP, unix_nanoseconds=time.time_ns()
+                    )
+                elif position < self._next:
+                    event = self._ring[position % len(self._ring)]
+                    assert event is not None, "hole in the ring"
+                    position += 1
+                    if not cache or event[2] == cache:
+                        yield _to_proto(event)
+                else:
+                    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.append(future)
+                    await future
+        finally:
+            self._num_watchers -= 1
+
+    @property
+    def _oldest(self) -> int:
+        return max(self._first, self._next - len(self._ring))
+
+
+def _to_proto(event: _Event) -> pb.WatchResponse:
+    sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds = event
+    return pb.WatchResponse(
+        sequence=sequence,
+        kind=kind,
+        cache=cache,
+        worker_id=worker_id,
+        lease_id=lease_id,
+        num_blocks=num_blocks,
+        unix_nanoseconds=unix_nanoseconds,
+    )

@@ -1,0 +1,102 @@
+"""Own the replies that are remembered so that a retry gets the answer of the first try; refusals never are."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import xxhash
+from google.protobuf.message import Message
+
+from kvlease.errors import IdReusedError
+
+Answer = Message | asyncio.Future[Message]
+"""A reply, or the promise of one."""
+
+KEY_CHARACTERS_MAX: Final = 128
+
+
+class Shared:
+    """A pending reply that several tries wait for; the work is given up only when all of them have gone."""
+
+    def __init__(self, work: asyncio.Future[Message]) -> None:
+        """Wait for the work on behalf of those who follow."""
+        self._work = work
+        self._followers: set[asyncio.Future[Message]] = set()
+        work.add_done_callback(self._settle)
+
+    def follow(self) -> asyncio.Future[Message]:
+        """Return a future of the same reply that can be cancelled on its own."""
+        follower: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._followers.add(follower)
+        follower.add_done_callback(self._left)
+        return follower
+
+    def _left(self, follower: asyncio.Future[Message]) -> None:
+        self._followers.discard(follower)
+        if follower.cancelled() and not self._followers:
+            self._work.cancel()
+
+    def _settle(self, work: asyncio.Future[Message]) -> None:
+        error = None if work.cancelled() else work.exception()
+        for follower in [follower for follower in self._followers if not follower.done()]:
+            if work.cancelled():
+                follower.cancel()
+            elif error is not None:
+                follower.set_exception(error)
+            else:
+                follower.set_result(work.result())
+
+
+class Replies:
+    """The last replies to one caller, by verb and idempotency key."""
+
+    def __init__(self, max_replies: int) -> None:
+        """Remember up to `max_replies`, the newest."""
+        self._max_replies = max_replies
+        self._entries: OrderedDict[tuple[str, str], tuple[int, Message | Shared]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Count the replies that are remembered."""
+        return len(self._entries)
+
+    def answer(self, verb: str, key: str, digest: int, work: Callable[[], Answer]) -> Answer:
+        """Return the remembered reply to this very call, or do the work and remember its reply.
+
+        Raises:
+            IdReusedError: the key stands for a call with another body.
+        """
+        name = (verb, key)
+        remembered = self._entries.get(name)
+        if remembered is not None:
+            if remembered[0] != digest:
+                message = f"the idempotency key was used for another {verb}; retries must repeat the call exactly"
+                raise IdReusedError(message, resource="idempotency_key")
+            reply = remembered[1]
+            return reply.follow() if isinstance(reply, Shared) else reply
+        answer = work()
+        if not isinstance(answer, asyncio.Future):
+            self._remember(name, digest, answer)
+            return answer
+        shared = Shared(answer)
+        self._remember(name, digest, shared)
+        answer.add_done_callback(lambda done: self._settle(name, digest, done))
+        return shared.follow()
+
+    def _remember(self, name: tuple[str, str], digest: int, reply: Message | Shared) -> None:
+        self._entries[name] = (digest, reply)
+        if len(self._entries) > self._max_replies:
+            self._entries.popitem(last=False)
+
+    def _settle(self, name: tuple[str, str], digest: int, done: asyncio.Future[Message]) -> None:
+        if name not in self._entries:
+            return
+        if done.cancelled() or done.exception() is not None:
+            del self._entries[name]
+        else:
+            self._entries[name] = (digest, done.result())
+
+
+def digest_of(request: Message, salt: int = 0) -> int:
+    """Return 128 bits that tell one call's body from another's; no secret, as the key is the caller's own."""
+    return xxhash.xxh3_128_intdigest(request.SerializeToString(deterministic=True), seed=salt)

@@ -1,0 +1,158 @@
+"""Own the control process's end of the supervisor's link: what is kept, made and dropped there."""
+
+import asyncio
+import json
+import os
+import select
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kvlease.errors import PoolFullError, TooLargeError
+from kvleased import keeper
+from kvleased.keeper import Kept, Message
+
+
+class Listener(Protocol):
+    """What the link tells of."""
+
+    def mover_came(self, sock: socket.socket, generation: int) -> None:
+        """Take the socket of a new mover."""
+
+    def mover_died(self, generation: int) -> None:
+        """Take note that a mover is proven dead."""
+
+
+class KeeperLink:
+    """Ask the supervisor for memory, and have it keep what must outlive this process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take the inherited end of the socket pair."""
+        self._sock = sock
+        self._number = 0
+        self._pending: dict[int, asyncio.Future[int]] = {}
+        self._listener: Listener | None = None
+
+    def take_over(self) -> tuple[int, list[Kept]]:
+        """Return the epoch and everything that was kept; waits for it, so call it before anything is served."""
+        hello, _ = self._next()
+        assert hello["op"] == "hello", "hello comes first"
+        kept: list[Kept] = []
+        while len(kept) < hello["num_kept"]:
+            message, fds = self._next()
+            kept += [
+                Kept(
+                    name=entry["name"], fd=fd, num_bytes=entry["bytes"], metadata=entry["metadata"]
+                )
+                for entry, fd in zip(message["entries"], fds, strict=True)
+            ]
+        return hello["epoch"], kept
+
+    def start(self, listener: Listener) -> None:
+        """Read what the supervisor tells from now on."""
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._read)
+
+    def close(self) -> None:
+        """Stop reading."""
+        asyncio.get_running_loop().remove_reader(self._sock.fileno())
+        self._sock.close()
+
+    async def create(self, name: str, num_bytes: int, metadata: Mapping[str, Any]) -> int:
+        """Return the descriptor of a new sealed region, which the supervisor keeps.
+
+        Raises:
+            PoolFullError: the kernel refuses the memory.
+            TooLargeError: the metadata is above the limit.
+        """
+        _check(metadata)
+        self._number += 1
+        number = self._number
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        self._send(
+            {
+                "op": "create",
+                "number": number,
+                "name": name,
+                "bytes": num_bytes,
+                "metadata": dict(metadata),
+            }
+        )
+        return await future
+
+    def keep(self, name: str, fd: int, metadata: Mapping[str, Any]) -> None:
+        """Have a descriptor kept; it is on its way for good when this returns."""
+        _check(metadata)
+        self._send({"op": "keep", "name": name, "metadata": dict(metadata)}, [fd])
+
+    def drop(self, name: str) -> None:
+        """Have a descriptor forgotten."""
+        self._send({"op": "drop", "name": name})
+
+    def recycle_mover(self, generation: int) -> None:
+        """Have a mover killed and replaced."""
+        self._send({"op": "recycle_mover", "generation": generation})
+
+    def ready(self) -> None:
+        """Say that this process serves."""
+        self._send({"op": "ready"})
+
+    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        payload = keeper.encode(message)
+        while True:
+            try:
+                socket.send_fds(self._sock, [payload], fds)
+            except BlockingIOError:
+                # The supervisor never waits for this process, so it reads soon.
+                select.select([], [self._sock], [])
+                continue
+            return
+
+    def _next(self) -> tuple[Message, list[int]]:
+        received = keeper.receive(self._sock)
+        assert received is not None, "the supervisor has gone"
+        return received
+
+    def _read(self) -> None:
+        while True:
+            try:
+                received = keeper.receive(self._sock, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if received is None:
+                # The supervisor has ended; the kernel is about to end this process, too.
+                asyncio.get_running_loop().remove_reader(self._sock.fileno())
+                return
+            self._act(*received)
+
+    def _act(self, message: Message, fds: list[int]) -> None:
+        assert self._listener is not None, "not started"
+        operation = message["op"]
+        if operation == "mover":
+            self._listener.mover_came(socket.socket(fileno=fds[0]), message["generation"])
+        elif operation == "mover_died":
+            self._listener.mover_died(message["generation"])
+        elif operation == "created":
+            future = self._pending.pop(message["number"])
+            if future.cancelled():
+                os.close(fds[0])
+            else:
+                future.set_result(fds[0])
+        elif operation == "refused":
+            refused = self._pending.pop(message["number"])
+            if not refused.cancelled():
+                refused.set_exception(
+                    PoolFullError(f"the kernel refuses the memory: {message['message']}")
+                )
+
+
+def _check(metadata: Mapping[str, Any]) -> None:
+    num_bytes = len(json.dumps(metadata))
+    if num_bytes > keeper.METADATA_BYTES_MAX:
+        message = (
+            f"the registration takes {num_bytes} bytes, the limit is {keeper.METADATA_BYTES_MAX}"
+        )
+        raise TooLargeError(
+            message, resource="registration_bytes", need=num_bytes, limit=keeper.METADATA_BYTES_MAX
+        )

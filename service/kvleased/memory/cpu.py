@@ -1,0 +1,70 @@
+"""Own the populating and mapping of CPU memory behind a descriptor; who keeps the descriptor is others' business."""
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def is_populated(fd: int, region_bytes: int) -> bool:
+    """Tell whether every page of a region exists already, without touching any."""
+    return os.fstat(fd).st_blocks * 512 >= region_bytes
+
+
+def populate_chunks(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
+    """Make the pages of a region exist, a chunk at each step; yields the bytes of the chunk that is then done.
+
+    Each step waits for the kernel outside the interpreter's lock, so a thread may run it beside an event loop. The
+    descriptor may be closed meanwhile.
+
+    Raises:
+        OSError: the memory cannot be had.
+    """
+    return _populate(os.dup(fd), region_bytes, chunk_bytes)
+
+
+def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[np.uint8]:
+    """Map a region as an array of bytes that keeps the mapping alive; its pages stay out of core dumps."""
+    if region_bytes == 0:
+        return np.zeros(0, np.uint8)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    mapping = mmap.mmap(fd, region_bytes, mmap.MAP_SHARED, protection)
+    mapping.madvise(mmap.MADV_DONTDUMP)
+    return np.frombuffer(mapping, np.uint8)
+
+
+def map_blocks(fd: int, num_blocks: int, bytes_per_block: int) -> NDArray[np.uint8]:
+    """Map a pool as [num_blocks, bytes_per_block]."""
+    region = map_region(fd, num_blocks * bytes_per_block)
+    return region.reshape(num_blocks, bytes_per_block)
+
+
+def reopen_read_only(fd: int) -> int:
+    """Return another descriptor of the same region that allows no writing."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _populate(own_fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
+    try:
+        for start in range(0, region_bytes, chunk_bytes):
+            step_bytes = min(chunk_bytes, region_bytes - start)
+            _allocate(own_fd, start, step_bytes)
+            yield step_bytes
+    finally:
+        os.close(own_fd)
+
+
+def _allocate(fd: int, start: int, num_bytes: int) -> None:
+    while True:
+        try:
+            os.posix_fallocate(fd, start, num_bytes)
+        except InterruptedError:
+            continue
+        except OSError as error:
+            if error.errno == errno.EINTR:
+                continue
+            raise
+        return

@@ -1,0 +1,46 @@
+"""Own the answer to how much memory this process may use; what is done with it is the registry's business."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_UNLIMITED_BYTES: Final = 1 << 60
+"""cgroup v1 writes a number near 2**63 where there is no limit."""
+
+
+def memory_limit_bytes(
+    cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Return the least of the machine's memory and the limits of this process's cgroups, v1 or v2."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _limit_files(cgroup_root, membership):
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < _UNLIMITED_BYTES:
+            limits.append(int(text))
+    return min(limits)
+
+
+def _limit_files(cgroup_root: Path, membership: Path) -> Iterator[Path]:
+    """Yield where a limit may stand: at the own cgroup and at each of its parents, for both versions."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for entry in lines:
+        hierarchy, _, rest = entry.partition(":")
+        controllers, _, inner = rest.partition(":")
+        if hierarchy == "0":
+            bases, name = [cgroup_root, cgroup_root / "unified"], "memory.max"
+        elif "memory" in controllers.split(","):
+            bases, name = [cgroup_root / "memory"], "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's and not exist; the root is then the container's own.
+        own = Path(inner.lstrip("/"))
+        for base in bases:
+            for folder in (own, *own.parents):
+                yield base / folder / name

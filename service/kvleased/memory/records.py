@@ -1,0 +1,58 @@
+"""Own where the core's columns lie in the "records" and "tables" regions; what they mean is the core's business."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.tables import Column, ColumnLayout, TableLayout
+from kvleased.core.records import TIER_COLUMNS, CacheRecords, LeaseRows, TierRecords
+from kvleased.core.shape import CacheShape
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsLayout:
+    """The columns of the device tier, then those of the host tier, in one region."""
+
+    num_blocks: int
+    num_slots: int
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of the region."""
+        return self._device.region_bytes + self._host.region_bytes
+
+    def tiers(self, region: NDArray[np.uint8]) -> tuple[TierRecords, TierRecords]:
+        """Lay the columns of device and host over the region."""
+        device = self._device.columns(region)
+        host = self._host.columns(region, self._device.region_bytes)
+        return TierRecords(**device), TierRecords(**host)
+
+    @property
+    def _device(self) -> ColumnLayout:
+        return ColumnLayout(cast("tuple[Column, ...]", TIER_COLUMNS), self.num_blocks)
+
+    @property
+    def _host(self) -> ColumnLayout:
+        return ColumnLayout(cast("tuple[Column, ...]", TIER_COLUMNS), self.num_slots)
+
+
+def table_layout(shape: CacheShape) -> TableLayout:
+    """Return how the block table of a cache lies."""
+    return TableLayout(num_rows=shape.max_leases, blocks_per_row=shape.max_blocks_per_lease)
+
+
+def records_layout(shape: CacheShape) -> RecordsLayout:
+    """Return how the records of a cache lie."""
+    return RecordsLayout(num_blocks=shape.num_blocks, num_slots=shape.num_slots)
+
+
+def lay_records(
+    shape: CacheShape, records: NDArray[np.uint8], tables: NDArray[np.uint8]
+) -> CacheRecords:
+    """Lay all columns of a cache over its two regions."""
+    device, host = records_layout(shape).tiers(records)
+    return CacheRecords(
+        device=device, host=host, rows=LeaseRows(**table_layout(shape).columns(tables))
+    )

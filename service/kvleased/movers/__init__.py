@@ -1,0 +1,1 @@
+"""Movers: the process that carries out copies, and the daemon's end of it."""

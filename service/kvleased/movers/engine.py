@@ -1,0 +1,102 @@
+"""Own the mover's process: it takes one packet after the other and carries it out; it decides nothing."""
+
+import ctypes
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased import logs
+from kvleased.descriptors import receive_packet
+from kvleased.memory.cpu import map_blocks
+from kvleased.movers import protocol
+from kvleased.movers.cpu import CpuPools, OutOfBoundsError
+from kvleased.movers.protocol import Batch, Completion, PoolMap
+
+_MADV_POPULATE_WRITE: Final = 23
+_TOUCH_BYTES: Final = 16 << 20
+_FDS_A_PACKET: Final = 2
+_NOTHING: Final = np.zeros((0, 1), np.uint8)
+_NO_POOLS: Final = CpuPools(device=_NOTHING, host=_NOTHING)
+"""What a batch for pools that are not mapped meets: every id is out of bounds."""
+
+
+class Engine:
+    """Serve one link until its other end is closed."""
+
+    def __init__(self, link: socket.socket) -> None:
+        """Take the link; nothing is mapped yet."""
+        self._link = link
+        self._pools: dict[int, CpuPools] = {}
+
+    def run(self) -> None:
+        """Carry out packets in the order in which they come."""
+        while True:
+            packet, fds = receive_packet(self._link, protocol.PACKET_BYTES_MAX, _FDS_A_PACKET)
+            if not packet:
+                return
+            kind = packet[:1]
+            if kind == protocol.BATCH:
+                self._link.sendall(self._carry_out(Batch.decode(packet)).encode())
+            elif kind == protocol.MAP:
+                self._map(PoolMap.decode(packet), fds)
+            elif kind == protocol.UNMAP:
+                self._pools.pop(protocol.decode_unmap(packet), None)
+
+    def _map(self, message: PoolMap, fds: list[int]) -> None:
+        pools = CpuPools(
+            device=map_blocks(fds[0], message.num_blocks, message.bytes_per_block),
+            host=(
+                map_blocks(fds[1], message.num_slots, message.bytes_per_block)
+                if message.num_slots
+                else np.zeros((0, message.bytes_per_block), np.uint8)
+            ),
+        )
+        for fd in fds:
+            os.close(fd)
+        self._pools[message.pool] = pools
+        threading.Thread(target=_touch, args=((pools.device, pools.host),), daemon=True).start()
+
+    def _carry_out(self, batch: Batch) -> Completion:
+        started = time.perf_counter_ns()
+        pools = self._pools.get(batch.pool, _NO_POOLS)
+        try:
+            copied = pools.carry_out(batch)
+        except OutOfBoundsError:
+            logs.line("error", "batch_refused", batch=batch.number, pool=batch.pool)
+            return Completion(number=batch.number, is_done=False)
+        return Completion(
+            number=batch.number,
+            is_done=True,
+            checksums=copied.checksums,
+            failed=tuple(copied.failed),
+            num_bytes=batch.num_copies * pools.device.shape[1],
+            nanoseconds=time.perf_counter_ns() - started,
+        )
+
+
+def main(link_fd: int) -> None:
+    """Run a mover over an inherited descriptor."""
+    # A terminal sends its signals to all processes; the supervisor alone ends a mover.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=link_fd) as link:
+        link.setblocking(True)
+        Engine(link).run()
+
+
+def _touch(pools: tuple[NDArray[np.uint8], ...]) -> None:
+    """Enter pages into this process's page tables ahead of the first copies, outside the interpreter's lock."""
+    libc = ctypes.CDLL(None)
+    for pool in pools:
+        start = pool.ctypes.data
+        for offset in range(0, pool.nbytes, _TOUCH_BYTES):
+            num_bytes = min(_TOUCH_BYTES, pool.nbytes - offset)
+            libc.madvise(
+                ctypes.c_void_p(start + offset), ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE
+            )

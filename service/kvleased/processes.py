@@ -1,0 +1,54 @@
+"""Own how the supervisor starts a child and knows of its end; when it does so is the supervisor's business."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A child process and a descriptor that becomes readable when it ends."""
+
+    role: str
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    started: float = field(default_factory=time.monotonic)
+
+    def kill(self) -> None:
+        """Kill the child and wait until the kernel says that it is gone, so that it writes no more."""
+        self.process.kill()
+        self.reap()
+
+    def reap(self) -> int:
+        """Wait for the child's end and return its status."""
+        status = self.process.wait()
+        os.close(self.pidfd)
+        return status
+
+
+def spawn(role: str, fds: Mapping[str, int]) -> Child:
+    """Start `kvleased <role>` afresh with the named descriptors and no others; no state of ours leaks into it."""
+    arguments = [sys.executable, "-P", "-m", "kvleased", role]
+    arguments += ["--parent", str(os.getpid()), "--spawned", str(time.monotonic())]
+    for name, fd in fds.items():
+        arguments += [f"--{name}-fd", str(fd)]
+    process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=tuple(fds.values()))  # noqa: S603
+    return Child(role=role, process=process, pidfd=os.pidfd_open(process.pid))
+
+
+def die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, so that nothing outlives the supervisor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # The parent may have ended before the line above took effect.
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)

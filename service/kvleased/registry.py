@@ -1,0 +1,235 @@
+"""Own which caches and workers there are, by every name they go by; what happens to their blocks is the core's."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from blake3 import blake3
+
+from kvlease.errors import (
+    BusyError,
+    InvalidError,
+    StartingError,
+    UnknownCacheError,
+    UnknownWorkerError,
+)
+from kvlease.ids import EPOCH_SHIFT, WorkerId
+from kvlease.plan import CachePlan
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.core.cache import Cache
+from kvleased.idempotency import Replies
+
+POPULATING: Final = "populating"
+READY: Final = "ready"
+TENANT_DEFAULT: Final = "default"
+_STARTING_RETRY_MS: Final = 200
+
+
+@dataclass(slots=True, kw_only=True)
+class CacheEntry:
+    """One registered cache: its plan, its core and its memory."""
+
+    name: str
+    pool: int
+    """The number by which the mover knows its pools."""
+    plan: CachePlan
+    integrity: str
+    core: Cache
+    fds: dict[str, int]
+    """Descriptors by kind of region: device, host (where there is one), records, tables."""
+    tables_read_only_fd: int
+    status: str = POPULATING
+    bytes_populated: int = 0
+    num_workers: int = 0
+
+    @property
+    def with_checksums(self) -> bool:
+        """Whether blocks are summed when they leave the device."""
+        return self.integrity == "xxh3"
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of both pools, which are populated before the cache is ready."""
+        return self.plan.device_bytes + self.plan.host_bytes
+
+    def require_ready(self) -> None:
+        """Refuse a call that needs memory which is not there yet."""
+        if self.status != READY:
+            message = (
+                f"cache {self.name} has {self.bytes_populated} of {self.pool_bytes} bytes populated"
+            )
+            raise StartingError(
+                message,
+                resource="populated_bytes",
+                need=self.pool_bytes,
+                available=self.bytes_populated,
+                retry_after_ms=_STARTING_RETRY_MS,
+            )
+
+    def info(self) -> pb.CacheInfo:
+        """Describe the cache."""
+        return pb.CacheInfo(
+            cache=self.name,
+            status=self.status,
+            bytes_populated=self.bytes_populated,
+            num_workers=self.num_workers,
+            plan=self.plan.to_proto(),
+        )
+
+    def close(self) -> None:
+        """Close the descriptors; mappings end with the arrays over them."""
+        for fd in (*self.fds.values(), self.tables_read_only_fd):
+            os.close(fd)
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerEntry:
+    """One worker: one process attached to one cache."""
+
+    worker_id: WorkerId
+    token: str = field(repr=False)
+    entry: CacheEntry
+    tenant: str
+    tenant_key: bytes = field(repr=False)
+    name: str
+    rank: int
+    pidfd: int | None
+    """Becomes readable when the process has ended; None where its end cannot be proven."""
+    replies: Replies
+
+    @property
+    def death_proof(self) -> str:
+        """How its death will be learnt of."""
+        return "none" if self.pidfd is None else "pidfd"
+
+    @property
+    def tenant_digest(self) -> int:
+        """64 bits that name the tenant in the core, never 0."""
+        return int.from_bytes(blake3(self.tenant_key).digest(8), "little") or 1
+
+
+class Registry:
+    """All caches and workers."""
+
+    def __init__(self, epoch: int, *, max_caches: int, max_workers: int) -> None:
+        """Start empty; ids of this life start above those of all earlier ones."""
+        self.caches: dict[str, CacheEntry] = {}
+        self.by_pool: dict[int, CacheEntry] = {}
+        self.by_token: dict[str, WorkerEntry] = {}
+        self.by_id: dict[WorkerId, WorkerEntry] = {}
+        self._max_caches = max_caches
+        self._max_workers = max_workers
+        self._next_worker_id = (epoch << EPOCH_SHIFT) + 1
+        self._next_pool = 1
+
+    def __repr__(self) -> str:
+        """Show life: how many there are."""
+        return f"<Registry {len(self.caches)} caches, {len(self.by_id)} workers>"
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Iterate over the caches by name."""
+        return iter([self.caches[name] for name in sorted(self.caches)])
+
+    def cache(self, name: str) -> CacheEntry:
+        """Return the cache of a name.
+
+        Raises:
+            UnknownCacheError: there is none.
+        """
+        entry = self.caches.get(name)
+        if entry is None:
+            message = f"there is no cache {name[:63]!r}; register it first"
+            raise UnknownCacheError(message, resource="cache")
+        return entry
+
+    def worker(self, token: str) -> WorkerEntry:
+        """Return the worker of a token.
+
+        Raises:
+            UnknownWorkerError: there is none; the token is not repeated.
+        """
+        worker = self.by_token.get(token)
+        if worker is None:
+            raise UnknownWorkerError(resource="token")
+        return worker
+
+    def cache_of(self, caller: Caller) -> CacheEntry:
+        """Return the cache that a call is about: the worker's own, else the one an operator names, else the only one.
+
+        Raises:
+            InvalidError: there are several, and the operator names none.
+        """
+        if caller.token:
+            return self.worker(caller.token).entry
+        if caller.cache:
+            return self.cache(caller.cache)
+        if len(self.caches) > 1:
+            message = f"cache is not named; name one of {', '.join(sorted(self.caches))}"
+            raise InvalidError(message, resource="cache")
+        if not self.caches:
+            message = "there is no cache yet; register one first"
+            raise UnknownCacheError(message, resource="cache")
+        return next(iter(self.caches.values()))
+
+    def take_pool_number(self) -> int:
+        """Return a number for a cache's pools that was not given before."""
+        self._next_pool += 1
+        return self._next_pool - 1
+
+    def require_room_for_cache(self) -> None:
+        """Refuse one cache too many."""
+        if len(self.caches) >= self._max_caches:
+            message = f"there are {len(self.caches)} caches, the most that are allowed; delete one"
+            raise BusyError(message, resource="caches", need=1, available=0, limit=self._max_caches)
+
+    def add_cache(self, entry: CacheEntry) -> None:
+        """Make a cache known."""
+        assert entry.name not in self.caches, "cache known already"
+        self.caches[entry.name] = entry
+        self.by_pool[entry.pool] = entry
+
+    def drop_cache(self, entry: CacheEntry) -> None:
+        """Forget a cache."""
+        del self.caches[entry.name]
+        del self.by_pool[entry.pool]
+
+    def next_worker_id(self) -> WorkerId:
+        """Return an id that no worker ever had.
+
+        Raises:
+            BusyError: there are as many workers as are allowed.
+        """
+        if len(self.by_id) >= self._max_workers:
+            message = f"there are {len(self.by_id)} workers, the most that are allowed"
+            raise BusyError(
+                message, resource="workers", need=1, available=0, limit=self._max_workers
+            )
+        self._next_worker_id += 1
+        return WorkerId(self._next_worker_id - 1)
+
+    def add_worker(self, worker: WorkerEntry) -> None:
+        """Make a worker known."""
+        self.by_id[worker.worker_id] = worker
+        self.by_token[worker.token] = worker
+        worker.entry.num_workers += 1
+
+    def drop_worker(self, worker: WorkerEntry) -> None:
+        """Forget a worker and close the proof of its life."""
+        del self.by_id[worker.worker_id]
+        del self.by_token[worker.token]
+        worker.entry.num_workers -= 1
+        if worker.pidfd is not None:
+            os.close(worker.pidfd)
+
+
+def new_token() -> str:
+    """Return a bearer token: 128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+def tenant_key(root_secret: bytes, tenant: str) -> bytes:
+    """Return the key of a tenant's block keys: blake3(root secret; label ‖ tenant), the same in every life."""
+    return blake3(b"kvlease tenant 1\0" + tenant.encode(), key=root_secret).digest()

@@ -1,0 +1,221 @@
+"""Own every setting and limit of the daemon; nothing else reads arguments, the environment or a configuration file.
+
+Precedence, highest first: command-line flags, environment variables `KVLEASED_*`, the TOML file named by `--config`,
+the defaults below.
+"""
+
+import argparse
+import ipaddress
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+MIB = 1 << 20
+"""Bytes of a mebibyte."""
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def default_runtime_dir() -> Path:
+    """Return the directory of the sockets: below XDG_RUNTIME_DIR where there is one, else private in /tmp."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base, "kvlease") if base else Path(tempfile.gettempdir(), f"kvlease-{os.getuid()}")
+
+
+class Settings(BaseModel):
+    """Every setting of `kvleased serve`; frozen once the process has started."""
+
+    # Only the process that resolves the settings pays for building their validator.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    runtime_dir: Path = Field(
+        default_factory=default_runtime_dir,
+        description="Directory of the Unix sockets; created with mode 0700.",
+    )
+    listen_tcp: bool = Field(
+        default=True, description="Whether REST and gRPC also listen on loopback TCP."
+    )
+    tcp_host: str = Field(
+        default="127.0.0.1", description="Loopback address for TCP; no other is accepted."
+    )
+    http_port: Port = Field(default=7070, description="TCP port of REST; 0 takes any free port.")
+    grpc_port: Port = Field(default=7071, description="TCP port of gRPC; 0 takes any free port.")
+    serve_grpc: bool = Field(default=True, description="Whether gRPC is served at all.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least severe log events that are written."
+    )
+
+    device_bytes_default: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes of a device pool that names no number; 0 takes a quarter of the limit.",
+    )
+    memory_bytes_max: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes of all pools together; 0 takes 80 % of the cgroup's memory limit.",
+    )
+    populate_chunk_bytes: int = Field(
+        default=64 * MIB, ge=MIB, description="Bytes of memory that are populated in one go."
+    )
+
+    drain_seconds: float = Field(
+        default=10.0, ge=0, le=3_600, description="Seconds that SIGTERM waits for leases to end."
+    )
+    tick_seconds: Seconds = Field(
+        default=0.25, description="Seconds between two looks at the clock."
+    )
+    heartbeat_seconds: Seconds = Field(
+        default=5.0, description="Seconds between a worker's heartbeats."
+    )
+    lease_seconds: Seconds = Field(
+        default=30.0, description="Seconds after which a lease that was not renewed is quarantined."
+    )
+    mover_seconds_max: Seconds = Field(
+        default=30.0,
+        description="Seconds that a mover may take for one batch before it is replaced.",
+    )
+    wait_ms_max: int = Field(
+        default=60_000, ge=1, description="Milliseconds that a call may wait at most."
+    )
+    copy_wait_ms: int = Field(
+        default=10_000,
+        ge=1,
+        description="Milliseconds that evict and reload wait when the call names none.",
+    )
+    retry_after_ms: Count = Field(
+        default=50, description="Milliseconds that a refusal tells the first caller to wait."
+    )
+
+    max_blocks_a_call: Count = Field(default=16_384, description="Block keys in one call.")
+    max_tokens_hashed: Count = Field(
+        default=131_072, description="Token ids in one reserve that brings no keys."
+    )
+    max_operations_a_step: Count = Field(default=8_192, description="Operations in one step.")
+    max_message_bytes: Count = Field(
+        default=1 * MIB, description="Bytes of one message on any transport."
+    )
+    max_connections: Count = Field(
+        default=1_024, description="Connections of one transport at once."
+    )
+    max_calls_in_flight: Count = Field(
+        default=64, description="Unanswered calls of one connection."
+    )
+    max_caches: Count = Field(default=16, description="Caches at once.")
+    max_workers: Count = Field(default=256, description="Workers at once, over all caches.")
+    max_leases: Count = Field(default=1_024, description="Leases of one cache at once.")
+    max_waiting: Count = Field(
+        default=256, description="Requests of one cache that wait for blocks at once."
+    )
+    max_pins: Count = Field(default=256, description="Pins of one cache at once.")
+    max_events: Count = Field(default=4_096, description="Events that are kept for watchers.")
+    max_watchers: Count = Field(default=64, description="Watchers at once.")
+    max_remembered_replies: Count = Field(
+        default=1_024, description="Replies that are remembered for retries, for each worker."
+    )
+    max_copies_a_batch: int = Field(
+        default=4_096, ge=1, le=4_096, description="Block copies in one batch of a mover."
+    )
+
+    @field_validator("tcp_host")
+    @classmethod
+    def _loopback_only(cls, host: str) -> str:
+        if not ipaddress.ip_address(host).is_loopback:
+            message = "must be a loopback address, such as 127.0.0.1"
+            raise ValueError(message)
+        return host
+
+    @model_validator(mode="after")
+    def _beats_fit(self) -> Self:
+        if self.lease_seconds < 2 * self.heartbeat_seconds:
+            message = (
+                f"lease_seconds ({self.lease_seconds}) must be at least twice "
+                f"heartbeat_seconds ({self.heartbeat_seconds})"
+            )
+            raise ValueError(message)
+        return self
+
+    @property
+    def local_socket(self) -> Path:
+        """The socket that the library talks to on a node."""
+        return self.runtime_dir / "kvlease.sock"
+
+    @property
+    def http_socket(self) -> Path:
+        """The Unix socket of REST."""
+        return self.runtime_dir / "http.sock"
+
+    @property
+    def grpc_socket(self) -> Path:
+        """The Unix socket of gRPC."""
+        return self.runtime_dir / "grpc.sock"
+
+
+def load(argv: Sequence[str]) -> Settings:
+    """Resolve flags, environment and file to settings; exits with status 2 where they make no sense."""
+    # Imported here: the control process gets resolved settings and must start quickly.
+    from pydantic_settings import (  # noqa: PLC0415
+        BaseSettings,
+        CliSettingsSource,
+        EnvSettingsSource,
+        PydanticBaseSettingsSource,
+        SettingsConfigDict,
+        TomlConfigSettingsSource,
+    )
+
+    parser = argparse.ArgumentParser(
+        prog="kvleased serve",
+        description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
+        epilog="Each flag is also an environment variable, KVLEASED_ and its name in capitals, and a TOML key.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
+    )
+    # The file must be known before the sources are put together.
+    scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    scout.add_argument("--config")
+    known, _ = scout.parse_known_args(argv)
+    config: str | None = known.config or os.environ.get("KVLEASED_CONFIG")
+    if config is not None and not Path(config).is_file():
+        parser.error(f"--config {config}: there is no such file")
+
+    class Loaded(BaseSettings, Settings):
+        """The same settings, read from their sources."""
+
+        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="KVLEASED_")
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            *_sources: PydanticBaseSettingsSource,
+            **_named_sources: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            flags: CliSettingsSource[Any] = CliSettingsSource(
+                settings_cls,
+                cli_parse_args=list(argv),
+                root_parser=parser,
+                cli_kebab_case=True,
+                cli_implicit_flags=True,
+                cli_hide_none_type=True,
+                cli_avoid_json=True,
+            )
+            sources: list[PydanticBaseSettingsSource] = [flags, EnvSettingsSource(settings_cls)]
+            if config is not None:
+                sources.append(TomlConfigSettingsSource(settings_cls, config))
+            return tuple(sources)
+
+    try:
+        loaded = Loaded()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        parser.error(f"{where}: {first['msg']}")
+    return Settings.model_validate(loaded.model_dump())

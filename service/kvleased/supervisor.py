@@ -1,0 +1,258 @@
+"""Own the memory and the two children of the daemon; it has no network and decides nothing about blocks.
+
+The supervisor keeps every descriptor that must outlive the control process: memory regions and proofs of life of the
+workers. When the control process ends it first kills the mover, so that no copy is still being written when the next
+control process reads the state, and then starts both anew over the same memory.
+"""
+
+import contextlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from kvleased import keeper, logs
+from kvleased.keeper import Message, Store
+from kvleased.processes import Child, spawn
+
+EX_CONFIG: Final = 78
+"""Exit status of a control process that cannot start as configured, and of which a new try is pointless."""
+STARTS_MAX: Final = 5
+"""Starts of a control process that never served, after which the supervisor gives up."""
+BACKOFF_SECONDS_MAX: Final = 5.0
+STEADY_SECONDS: Final = 5.0
+"""Seconds after which a child counts as well, and its failures as forgotten."""
+FAILURES_ONCE_READY_MAX: Final = 1
+STOP_GRACE_SECONDS: Final = 5.0
+"""Seconds beyond the draining that the control process gets to stop."""
+
+
+class Supervisor:
+    """Start, watch and restart the control process and the mover over memory that it keeps."""
+
+    def __init__(self, settings_fd: int, drain_seconds: float) -> None:
+        """Take the descriptor of the settings, which every control process reads."""
+        self._settings_fd = settings_fd
+        self._drain_seconds = drain_seconds
+        self._store = Store()
+        self._children: dict[str, Child] = {}
+        self._failures = {"control": 0, "mover": 0}
+        self._due: dict[str, float] = {}
+        self._link: socket.socket | None = None
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._epoch = 0
+        self._generation = 0
+        self._was_ready = False
+        self._is_stopping = False
+        self._status: int | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Supervise until told to stop; return the exit status."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        wake_end, signal_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(signal_end)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(wake_end, selectors.EVENT_READ, "signal")
+        self._start_control()
+        while self._status is None:
+            wait_seconds = (
+                max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+            )
+            for key, events in self._selector.select(wait_seconds):
+                self._dispatch(str(key.data), events, wake_end)
+            self._run_due()
+        self._end_children()
+        logs.line("info", "supervisor_ends", status=self._status)
+        return self._status
+
+    def _dispatch(self, what: str, events: int, wake_end: int) -> None:
+        if what == "signal":
+            self._stop(os.read(wake_end, 64))
+        elif what == "control" and "control" in self._children:
+            self._control_ended()
+        elif what == "mover" and "mover" in self._children:
+            self._mover_ended(self._reap("mover"))
+        elif what == "link":
+            if events & selectors.EVENT_WRITE:
+                self._flush()
+            if events & selectors.EVENT_READ:
+                self._read_link()
+
+    def _run_due(self) -> None:
+        now = time.monotonic()
+        for what in [what for what, when in self._due.items() if when <= now]:
+            del self._due[what]
+            if what == "control":
+                self._start_control()
+            elif what == "mover":
+                self._start_mover()
+            elif what == "kill":
+                self._status = 1
+
+    # Children
+
+    def _start_control(self) -> None:
+        self._epoch = max(self._epoch + 1, int(time.time()))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._watch(spawn("control", {"settings": self._settings_fd, "keeper": theirs.fileno()}))
+        theirs.close()
+        self._link = ours
+        self._selector.register(ours, selectors.EVENT_READ, "link")
+        self._send({"op": "hello", "epoch": self._epoch, "num_kept": len(self._store)})
+        for message, fds in self._store.handover():
+            self._send(message, fds)
+        self._start_mover()
+        logs.line("info", "control_started", epoch=self._epoch, kept=len(self._store))
+
+    def _start_mover(self) -> None:
+        self._due.pop("mover", None)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._watch(spawn("mover", {"link": theirs.fileno()}))
+        theirs.close()
+        self._generation += 1
+        self._send({"op": "mover", "generation": self._generation}, [ours.fileno()])
+        ours.close()
+
+    def _watch(self, child: Child) -> None:
+        self._children[child.role] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child.role)
+
+    def _reap(self, role: str, *, kill: bool = False) -> int:
+        child = self._children.pop(role)
+        self._selector.unregister(child.pidfd)
+        if kill:
+            child.process.kill()
+        status = child.reap()
+        is_steady = time.monotonic() - child.started >= STEADY_SECONDS
+        self._failures[role] = 0 if is_steady else self._failures[role] + 1
+        return status
+
+    def _backoff(self, role: str) -> float:
+        failures = self._failures[role]
+        return min(BACKOFF_SECONDS_MAX, 0.1 * 2 ** (failures - 2)) if failures > 1 else 0.0
+
+    def _control_ended(self) -> None:
+        status = self._reap("control")
+        # What it had sent before its end still counts; after that nobody speaks for it.
+        self._read_link()
+        self._close_link()
+        if "mover" in self._children:
+            self._reap("mover", kill=True)
+            self._failures["mover"] = 0
+        self._due.pop("mover", None)
+        if self._is_stopping:
+            # SIGTERM may have met it before it was able to drain anything.
+            self._status = 0 if status in {0, -signal.SIGTERM} else 1
+        elif status == EX_CONFIG and not self._was_ready:
+            self._status = EX_CONFIG
+        elif not self._was_ready and self._failures["control"] >= STARTS_MAX:
+            self._status = 1
+        else:
+            logs.line("warning", "control_ended", status=status, failures=self._failures["control"])
+            self._due["control"] = time.monotonic() + self._backoff("control")
+
+    def _mover_ended(self, status: int) -> None:
+        if self._is_stopping:
+            return
+        logs.line("warning", "mover_ended", status=status, generation=self._generation)
+        self._send({"op": "mover_died", "generation": self._generation})
+        self._due["mover"] = time.monotonic() + self._backoff("mover")
+
+    def _stop(self, signals: bytes) -> None:
+        control = self._children.get("control")
+        if self._is_stopping or control is None:
+            # A second ^C means it; a second SIGTERM comes of itself when a whole group is told to end.
+            if control is None or signal.SIGINT in signals:
+                self._status = 0 if control is None else 1
+            return
+        self._is_stopping = True
+        control.process.send_signal(signal.SIGTERM)
+        self._due["kill"] = time.monotonic() + self._drain_seconds + STOP_GRACE_SECONDS
+
+    def _end_children(self) -> None:
+        for role in ("mover", "control"):
+            if role in self._children:
+                self._reap(role, kill=True)
+
+    # The link to the control process
+
+    def _read_link(self) -> None:
+        while self._link is not None:
+            try:
+                received = keeper.receive(self._link)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                # Said once when the other end went with messages unread; what it sent before follows.
+                continue
+            if received is None:
+                # The control process is about to end; its pidfd says when it has.
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(self._link)
+                return
+            self._act(*received)
+
+    def _act(self, message: Message, fds: list[int]) -> None:
+        operation = message["op"]
+        if operation == "recycle_mover":
+            if message["generation"] == self._generation and "mover" in self._children:
+                self._mover_ended(self._reap("mover", kill=True))
+        elif operation == "ready":
+            self._was_ready = True
+            # It can start, so whatever ended the ones before it, the next one need not wait for long.
+            self._failures["control"] = min(self._failures["control"], FAILURES_ONCE_READY_MAX)
+        else:
+            for reply, reply_fds in self._store.act(message, fds):
+                self._send(reply, reply_fds)
+
+    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        # Duplicates, because the message may have to wait while its descriptors are dropped.
+        self._outbox.append((keeper.encode(message), [os.dup(fd) for fd in fds]))
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._link is None:
+            return
+        try:
+            while self._outbox:
+                payload, fds = self._outbox[0]
+                socket.send_fds(self._link, [payload], fds)
+                self._outbox.popleft()
+                _close_all(fds)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._discard_outbox()
+        self._want_write(bool(self._outbox))
+
+    def _want_write(self, wanted: bool) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.modify(self._link, events, "link")  # type: ignore[arg-type]  # None raises ValueError
+
+    def _discard_outbox(self) -> None:
+        for _, fds in self._outbox:
+            _close_all(fds)
+        self._outbox.clear()
+
+    def _close_link(self) -> None:
+        self._discard_outbox()
+        if self._link is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._link)
+            self._link.close()
+            self._link = None
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

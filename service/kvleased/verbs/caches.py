@@ -1,0 +1,389 @@
+"""Own the verbs on caches: plan, register, get, list, delete, stats; and bringing caches back after a restart."""
+
+import asyncio
+import base64
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from kvlease.errors import CacheInUseError, InvalidError, LayoutMismatchError, NeverFitsError
+from kvlease.ids import Epoch, WorkerId
+from kvlease.plan import CachePlan, PlanInputs
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
+from kvleased.callers import Caller
+from kvleased.core.cache import Cache
+from kvleased.core.shape import CacheShape
+from kvleased.events import Events
+from kvleased.idempotency import Answer
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
+from kvleased.memory import cpu
+from kvleased.memory.limits import memory_limit_bytes
+from kvleased.memory.records import lay_records, records_layout, table_layout
+from kvleased.movers.link import MoverLink
+from kvleased.movers.protocol import PoolMap
+from kvleased.planning import plan
+from kvleased.registry import READY, CacheEntry, Registry
+from kvleased.settings import MIB, Settings
+from kvleased.verbs.runner import Verb
+
+INTEGRITIES: Final = ("xxh3", "none")
+_PREFIX: Final = "cache/"
+_LAST_CREATED: Final = "device"
+"""The region that carries the registration; it is made last and dropped first, so it vouches for the others."""
+_DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
+"""Block tables up to here are populated, too; larger ones are sparse, as a lease touches only its own row."""
+_LOG = structlog.get_logger()
+
+
+class CacheVerbs:
+    """The verbs that an operator, or a worker before it attaches, calls."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        *,
+        epoch: Epoch,
+        keeper: KeeperLink,
+        mover: MoverLink,
+        events: Events,
+    ) -> None:
+        """Take what the verbs work with."""
+        self._registry = registry
+        self._settings = settings
+        self._epoch = epoch
+        self._keeper = keeper
+        self._mover = mover
+        self._events = events
+        self._registering = asyncio.Lock()
+        self._populating: dict[str, asyncio.Task[None]] = {}
+        limit_bytes = memory_limit_bytes()
+        self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
+        self._device_bytes_default = settings.device_bytes_default or limit_bytes // 4
+
+    @property
+    def table(self) -> Mapping[str, Verb]:
+        """The verbs by name."""
+        return {
+            "plan": self.plan,
+            "register_cache": self.register_cache,
+            "get_cache": self.get_cache,
+            "list_caches": self.list_caches,
+            "delete_cache": self.delete_cache,
+            "stats": self.stats,
+        }
+
+    def plan(self, request: pb.PlanRequest, _: Caller) -> Answer:
+        """Compute a plan."""
+        return pb.PlanResponse(plan=self._plan(request.inputs).to_proto())
+
+    def register_cache(self, request: pb.RegisterCacheRequest, _: Caller) -> Answer:
+        """Create a cache, or find an equal one."""
+        name = checks.cache_name(request.cache)
+        integrity = request.integrity or INTEGRITIES[0]
+        if integrity not in INTEGRITIES:
+            message = f"integrity is {integrity[:40]!r}; it must be one of {', '.join(INTEGRITIES)}"
+            raise InvalidError(message, resource="integrity")
+        planned = self._plan(request.inputs)
+        entry = self._registry.caches.get(name)
+        if entry is not None:
+            return _equal_registration(entry, planned, integrity)
+        return asyncio.ensure_future(self._register(name, planned, integrity))
+
+    def get_cache(self, request: pb.GetCacheRequest, _: Caller) -> Answer:
+        """Describe one cache."""
+        return pb.GetCacheResponse(info=self._registry.cache(request.cache).info())
+
+    def list_caches(self, _request: pb.ListCachesRequest, _: Caller) -> Answer:
+        """Describe all caches."""
+        return pb.ListCachesResponse(caches=[entry.info() for entry in self._registry])
+
+    def delete_cache(self, request: pb.DeleteCacheRequest, _: Caller) -> Answer:
+        """Free a cache that no worker is attached to."""
+        entry = self._registry.cache(request.cache)
+        if entry.num_workers:
+            message = (
+                f"{entry.num_workers} workers are attached to cache {entry.name}; detach them first"
+            )
+            raise CacheInUseError(message, resource="workers", need=0, available=entry.num_workers)
+        self._drop(entry)
+        self._events.append("cache_deleted", entry.name)
+        _LOG.info("cache_deleted", cache=entry.name)
+        return pb.DeleteCacheResponse()
+
+    def stats(self, request: pb.StatsRequest, caller: Caller) -> Answer:
+        """Describe pools, leases and counters."""
+        name = request.cache or caller.cache
+        if not name and caller.token:
+            name = self._registry.cache_of(caller).name
+        entries: Iterable[CacheEntry] = [self._registry.cache(name)] if name else self._registry
+        return pb.StatsResponse(epoch=self._epoch, caches=[_stats(entry) for entry in entries])
+
+    def recover(
+        self, kept: Iterable[Kept], workers: Mapping[str, Mapping[WorkerId, int]], now: float
+    ) -> None:
+        """Bring back every cache whose regions were kept; `workers` are the living ones, by cache and tenant digest."""
+        found: dict[str, dict[str, Kept]] = {}
+        for item in kept:
+            if item.name.startswith(_PREFIX):
+                _, name, kind = item.name.split("/")
+                found.setdefault(name, {})[kind] = item
+        for name, regions in found.items():
+            registration = regions.get(_LAST_CREATED)
+            if registration is None:
+                # Its registration was never answered, or its deletion was under way.
+                for item in regions.values():
+                    self._keeper.drop(item.name)
+                    os.close(item.fd)
+                continue
+            message = pb.CachePlan.FromString(base64.b64decode(registration.metadata["plan"]))
+            entry = self._make_entry(
+                name,
+                CachePlan.from_proto(message),
+                registration.metadata["integrity"],
+                {kind: item.fd for kind, item in regions.items()},
+                recovered=(workers.get(name, {}), now),
+            )
+            self._populate(entry)
+
+    async def stop(self) -> None:
+        """End what runs in the background."""
+        for task in self._populating.values():
+            task.cancel()
+        await asyncio.gather(*self._populating.values(), return_exceptions=True)
+
+    def shape_of(self, planned: CachePlan) -> CacheShape:
+        """Return the numbers that the core of a cache works with."""
+        settings = self._settings
+        return CacheShape(
+            num_blocks=planned.num_blocks,
+            num_slots=planned.num_slots,
+            tokens_per_block=planned.tokens_per_block,
+            max_blocks_per_lease=planned.blocks_per_longest_request,
+            max_leases=settings.max_leases,
+            max_waiting=settings.max_waiting,
+            max_pins=settings.max_pins,
+            lease_seconds=settings.lease_seconds,
+            retry_after_ms=settings.retry_after_ms,
+            layout_digest=int(planned.layout_fingerprint[:16], 16),
+        )
+
+    def _plan(self, inputs: pb.PlanInputs) -> CachePlan:
+        if not inputs.device_bytes and not inputs.device_blocks:
+            sized = pb.PlanInputs()
+            sized.CopyFrom(inputs)
+            sized.device_bytes = self._device_bytes_default
+            inputs = sized
+        return plan(PlanInputs.from_proto(inputs))
+
+    async def _register(
+        self, name: str, planned: CachePlan, integrity: str
+    ) -> pb.RegisterCacheResponse:
+        async with self._registering:
+            entry = self._registry.caches.get(name)
+            if entry is not None:
+                return _equal_registration(entry, planned, integrity)
+            self._registry.require_room_for_cache()
+            self._require_memory(planned)
+            fds = await self._create_regions(name, planned, integrity)
+            entry = self._make_entry(name, planned, integrity, fds)
+        self._populate(entry)
+        self._events.append("cache_registered", name)
+        _LOG.info(
+            "cache_registered",
+            cache=name,
+            num_blocks=planned.num_blocks,
+            num_slots=planned.num_slots,
+            bytes_per_block=planned.bytes_per_block,
+        )
+        return pb.RegisterCacheResponse(info=entry.info(), created=True)
+
+    def _require_memory(self, planned: CachePlan) -> None:
+        need = planned.device_bytes + planned.host_bytes
+        used = sum(entry.pool_bytes for entry in self._registry)
+        if need > self._memory_bytes_max - used:
+            message = (
+                f"the cache takes {need} bytes; {used} of the {self._memory_bytes_max} that this daemon may use are "
+                "taken; lower device_bytes or host_bytes, delete a cache, or raise memory_bytes_max"
+            )
+            raise NeverFitsError(
+                message,
+                resource="memory_bytes",
+                need=need,
+                available=self._memory_bytes_max - used,
+                limit=self._memory_bytes_max,
+            )
+
+    async def _create_regions(
+        self, name: str, planned: CachePlan, integrity: str
+    ) -> dict[str, int]:
+        shape = self.shape_of(planned)
+        kinds = {
+            "records": records_layout(shape).region_bytes,
+            "tables": table_layout(shape).region_bytes,
+            "host": planned.host_bytes,
+            _LAST_CREATED: planned.device_bytes,
+        }
+        encoded = base64.b64encode(planned.to_proto().SerializeToString()).decode()
+        fds: dict[str, int] = {}
+        try:
+            for kind, region_bytes in kinds.items():
+                if region_bytes:
+                    metadata = (
+                        {"plan": encoded, "integrity": integrity} if kind == _LAST_CREATED else {}
+                    )
+                    fds[kind] = await self._keeper.create(
+                        f"{_PREFIX}{name}/{kind}", region_bytes, metadata
+                    )
+        except BaseException:
+            for kind, fd in fds.items():
+                self._keeper.drop(f"{_PREFIX}{name}/{kind}")
+                os.close(fd)
+            raise
+        return fds
+
+    def _make_entry(
+        self,
+        name: str,
+        planned: CachePlan,
+        integrity: str,
+        fds: dict[str, int],
+        *,
+        recovered: tuple[Mapping[WorkerId, int], float] | None = None,
+    ) -> CacheEntry:
+        shape = self.shape_of(planned)
+        records = lay_records(
+            shape,
+            cpu.map_region(fds["records"], records_layout(shape).region_bytes),
+            cpu.map_region(fds["tables"], table_layout(shape).region_bytes),
+        )
+        if recovered is None:
+            core = Cache(shape, records, self._epoch)
+        else:
+            core = Cache.recovered(shape, records, self._epoch, recovered[0], recovered[1])
+        entry = CacheEntry(
+            name=name,
+            pool=self._registry.take_pool_number(),
+            plan=planned,
+            integrity=integrity,
+            core=core,
+            fds=fds,
+            tables_read_only_fd=cpu.reopen_read_only(fds["tables"]),
+        )
+        self._registry.add_cache(entry)
+        return entry
+
+    def _populate(self, entry: CacheEntry) -> None:
+        """Make the cache's memory exist, in the background unless it does already."""
+        regions = self._regions_to_populate(entry)
+        if all(cpu.is_populated(fd, region_bytes) for fd, region_bytes in regions):
+            self._make_ready(entry)
+            return
+        task = asyncio.ensure_future(self._populate_slowly(entry, regions))
+        self._populating[entry.name] = task
+        task.add_done_callback(lambda _: self._populating.pop(entry.name, None))
+
+    def _regions_to_populate(self, entry: CacheEntry) -> list[tuple[int, int]]:
+        shape = self.shape_of(entry.plan)
+        tables_bytes = table_layout(shape).region_bytes
+        sizes = {
+            "records": records_layout(shape).region_bytes,
+            "tables": tables_bytes if tables_bytes <= _DENSE_TABLES_BYTES_MAX else 0,
+            "device": entry.plan.device_bytes,
+            "host": entry.plan.host_bytes,
+        }
+        return [
+            (entry.fds[kind], region_bytes) for kind, region_bytes in sizes.items() if region_bytes
+        ]
+
+    async def _populate_slowly(self, entry: CacheEntry, regions: list[tuple[int, int]]) -> None:
+        pool_fds = {entry.fds["device"], entry.fds.get("host")}
+        tenth = 1
+        try:
+            for fd, region_bytes in regions:
+                chunks = cpu.populate_chunks(fd, region_bytes, self._settings.populate_chunk_bytes)
+                while (done_bytes := await asyncio.to_thread(next, chunks, None)) is not None:
+                    entry.bytes_populated += done_bytes if fd in pool_fds else 0
+                    if entry.bytes_populated * 10 >= entry.pool_bytes * tenth:
+                        tenth = entry.bytes_populated * 10 // entry.pool_bytes + 1
+                        _LOG.info(
+                            "populating",
+                            cache=entry.name,
+                            bytes=entry.bytes_populated,
+                            of_bytes=entry.pool_bytes,
+                        )
+        except OSError as error:
+            _LOG.error("populating_failed", cache=entry.name, error=str(error))
+            self._drop(entry)
+            return
+        self._make_ready(entry)
+
+    def _make_ready(self, entry: CacheEntry) -> None:
+        pool = PoolMap(
+            pool=entry.pool,
+            bytes_per_block=entry.plan.bytes_per_block,
+            num_blocks=entry.plan.num_blocks,
+            num_slots=entry.plan.num_slots,
+        )
+        self._mover.map(pool, [entry.fds[kind] for kind in ("device", "host") if kind in entry.fds])
+        entry.bytes_populated = entry.pool_bytes
+        entry.status = READY
+        _LOG.info("cache_ready", cache=entry.name, bytes=entry.pool_bytes)
+
+    def _drop(self, entry: CacheEntry) -> None:
+        with contextlib.suppress(KeyError):
+            self._populating.pop(entry.name).cancel()
+        self._registry.drop_cache(entry)
+        self._mover.unmap(entry.pool)
+        for kind in sorted(entry.fds, key=lambda kind: kind != _LAST_CREATED):
+            self._keeper.drop(f"{_PREFIX}{entry.name}/{kind}")
+        entry.close()
+
+
+def _equal_registration(
+    entry: CacheEntry, planned: CachePlan, integrity: str
+) -> pb.RegisterCacheResponse:
+    """Describe the cache that exists if the registration is equal.
+
+    Raises:
+        LayoutMismatchError: it is not; the message names what differs.
+    """
+    old, new = entry.plan.to_proto(), planned.to_proto()
+    differing = [
+        f"{field.name} ({_brief(getattr(old, field.name))}, not {_brief(getattr(new, field.name))})"
+        for field in pb.CachePlan.DESCRIPTOR.fields
+        if getattr(old, field.name) != getattr(new, field.name)
+    ]
+    if entry.integrity != integrity:
+        differing.append(f"integrity ({entry.integrity}, not {integrity})")
+    if differing:
+        message = f"cache {entry.name} is registered with another {'; '.join(differing)}"
+        raise LayoutMismatchError(message, resource="layout")
+    return pb.RegisterCacheResponse(info=entry.info(), created=False)
+
+
+def _brief(value: Any) -> str:
+    return str(value) if isinstance(value, int | str) else f"{len(value)} entries"
+
+
+def _stats(entry: CacheEntry) -> pb.CacheStats:
+    census = entry.core.census()
+    pools = [("device", entry.plan.num_blocks, census.device)]
+    if entry.plan.num_slots:
+        pools.append(("host", entry.plan.num_slots, census.host))
+    return pb.CacheStats(
+        cache=entry.name,
+        pools=[
+            pb.PoolStats(tier=tier, num_blocks=num_blocks, **counts)
+            for tier, num_blocks, counts in pools
+        ],
+        num_leases=census.num_leases,
+        num_waiting=census.num_waiting,
+        num_workers=entry.num_workers,
+        counters=census.counters,
+    )

@@ -1,0 +1,312 @@
+"""Own the verbs that a scheduler calls on blocks, leases and pins; what they decide is the core's business."""
+
+import asyncio
+from collections.abc import Mapping
+
+import numpy as np
+from google.protobuf.message import Message
+
+from kvlease.errors import InvalidError, KVLeaseError, NotYoursError
+from kvlease.faults import error_to_proto
+from kvlease.ids import LeaseId, PinId, WorkerId
+from kvlease.keys import BlockKeys
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
+from kvleased.callers import Caller
+from kvleased.core import commands as c
+from kvleased.core import effects as e
+from kvleased.idempotency import Answer
+from kvleased.registry import Registry, WorkerEntry
+from kvleased.settings import Settings
+from kvleased.verbs.runner import Runner, Verb
+
+
+class LeaseVerbs:
+    """The verbs that a scheduler calls."""
+
+    def __init__(self, registry: Registry, runner: Runner, settings: Settings) -> None:
+        """Take what the verbs work with."""
+        self._registry = registry
+        self._run = runner.run
+        self._settings = settings
+        self._keys_max = settings.max_blocks_a_call
+        self._wait_ms_max = settings.wait_ms_max
+
+    @property
+    def table(self) -> Mapping[str, Verb]:
+        """The verbs by name."""
+        return {
+            "reserve": self.reserve,
+            "map": self.map,
+            "extend": self.extend,
+            "commit": self.commit,
+            "evict": self.evict,
+            "reload": self.reload,
+            "release": self.release,
+            "lookup": self.lookup,
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "step": self.step,
+        }
+
+    def reserve(self, request: pb.ReserveRequest, caller: Caller) -> Answer:
+        """Grant blocks for one request."""
+        worker = self._registry.worker(caller.token)
+        command = self._reserve_command(worker, request)
+        if request.token_ids:
+            return asyncio.ensure_future(self._reserve_by_tokens(worker, request))
+        return self._run(worker.entry, command, _reserved, command.wait_ms)
+
+    def map(self, request: pb.MapRequest, caller: Caller) -> Answer:
+        """Publish a lease's row."""
+        worker = self._registry.worker(caller.token)
+        command = c.Map(worker_id=worker.worker_id, lease_id=_lease(request.lease_id))
+        return self._run(worker.entry, command, _mapped)
+
+    def extend(self, request: pb.ExtendRequest, caller: Caller) -> Answer:
+        """Make a lease longer."""
+        worker = self._registry.worker(caller.token)
+        command = c.Extend(
+            worker_id=worker.worker_id,
+            lease_id=_lease(request.lease_id),
+            num_tokens=checks.count("num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
+            wait_ms=self._wait_ms(request.wait_ms),
+        )
+        return self._run(worker.entry, command, _extended, command.wait_ms)
+
+    def commit(self, request: pb.CommitRequest, caller: Caller) -> Answer:
+        """Make full blocks findable."""
+        worker = self._registry.worker(caller.token)
+        checks.keys("keys", request.keys, self._keys_max)
+        command = c.Commit(
+            worker_id=worker.worker_id,
+            lease_id=_lease(request.lease_id),
+            num_tokens=checks.count("num_tokens", request.num_tokens, 0, checks.TOKENS_MAX),
+            first_block=checks.count("first_block", request.first_block, 0, checks.TOKENS_MAX),
+            keys=request.keys,
+        )
+        return self._run(worker.entry, command, _committed)
+
+    def evict(self, request: pb.EvictRequest, caller: Caller) -> Answer:
+        """Move blocks out of the device pool."""
+        checks.exactly_one(
+            (
+                ("lease_id", request.lease_id),
+                ("keys", request.keys),
+                ("num_blocks", request.num_blocks),
+            )
+        )
+        checks.keys("keys", request.keys, self._keys_max)
+        entry, worker_id = (
+            self._registry.cache_of(caller),
+            self._worker_id(caller, request.lease_id),
+        )
+        command = c.Evict(
+            worker_id=worker_id,
+            lease_id=_lease(request.lease_id) if request.lease_id else None,
+            keys=request.keys,
+            num_blocks=checks.count("num_blocks", request.num_blocks, 0, checks.TOKENS_MAX),
+            wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
+        )
+        return self._run(entry, command, _evicted, command.wait_ms)
+
+    def reload(self, request: pb.ReloadRequest, caller: Caller) -> Answer:
+        """Bring blocks back into the device pool."""
+        checks.exactly_one((("lease_id", request.lease_id), ("keys", request.keys)))
+        checks.keys("keys", request.keys, self._keys_max)
+        entry, worker_id = (
+            self._registry.cache_of(caller),
+            self._worker_id(caller, request.lease_id),
+        )
+        command = c.Reload(
+            worker_id=worker_id,
+            lease_id=_lease(request.lease_id) if request.lease_id else None,
+            keys=request.keys,
+            wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
+        )
+        return self._run(entry, command, _reloaded, command.wait_ms)
+
+    def release(self, request: pb.ReleaseRequest, caller: Caller) -> Answer:
+        """End a lease."""
+        worker = self._registry.worker(caller.token)
+        command = c.Release(worker_id=worker.worker_id, lease_id=_lease(request.lease_id))
+        return self._run(worker.entry, command, _released)
+
+    def lookup(self, request: pb.LookupRequest, caller: Caller) -> Answer:
+        """Tell how long a prefix is cached."""
+        checks.keys("keys", request.keys, self._keys_max)
+        return self._run(self._registry.cache_of(caller), c.Lookup(keys=request.keys), _found)
+
+    def pin(self, request: pb.PinRequest, caller: Caller) -> Answer:
+        """Hold cached blocks on the device."""
+        checks.keys("keys", request.keys, self._keys_max)
+        return self._run(self._registry.cache_of(caller), c.Pin(keys=request.keys), _pinned)
+
+    def unpin(self, request: pb.UnpinRequest, caller: Caller) -> Answer:
+        """End a pin."""
+        if request.pin_id <= 0:
+            message = f"pin_id is {request.pin_id}; it must be one that pin returned"
+            raise InvalidError(message, resource="pin_id")
+        return self._run(
+            self._registry.cache_of(caller), c.Unpin(pin_id=PinId(request.pin_id)), _unpinned
+        )
+
+    def step(self, request: pb.StepRequest, caller: Caller) -> Answer:
+        """Carry out the operations of one scheduler step."""
+        worker = self._registry.worker(caller.token)
+        operations_max = self._settings.max_operations_a_step
+        num_operations = checks.packed("verbs", request.verbs, 1, operations_max)
+        self._check_columns(request, num_operations)
+        checks.count("reserves", len(request.reserves), 0, operations_max)
+        reserves = []
+        for index, reserve in enumerate(request.reserves):
+            where = f"reserves[{index}]."
+            if reserve.wait_ms or reserve.token_ids:
+                field = "wait_ms" if reserve.wait_ms else "token_ids"
+                message = (
+                    f"{where}{field} is set; a reserve in a step brings keys and does not wait"
+                )
+                raise InvalidError(message, resource=f"{where}{field}")
+            reserves.append(self._reserve_command(worker, reserve, where))
+        command = c.Step(
+            worker_id=worker.worker_id,
+            verbs=request.verbs,
+            lease_ids=request.lease_ids,
+            num_tokens=request.num_tokens,
+            num_keys=request.num_keys,
+            first_blocks=request.first_blocks,
+            keys=request.keys,
+            reserves=tuple(reserves),
+        )
+        return self._run(worker.entry, command, _stepped)
+
+    def _check_columns(self, request: pb.StepRequest, num_operations: int) -> None:
+        checks.keys("keys", request.keys, self._keys_max)
+        for field, column, bytes_per_item, is_optional in (
+            ("lease_ids", request.lease_ids, 8, False),
+            ("num_tokens", request.num_tokens, 4, False),
+            ("num_keys", request.num_keys, 4, True),
+            ("first_blocks", request.first_blocks, 4, True),
+        ):
+            wanted = num_operations * bytes_per_item
+            if len(column) != wanted and not (is_optional and not column):
+                message = f"{field} has {len(column)} bytes; {num_operations} verbs take {wanted}"
+                raise InvalidError(message, resource=field, need=wanted, available=len(column))
+
+    def _reserve_command(
+        self, worker: WorkerEntry, request: pb.ReserveRequest, where: str = ""
+    ) -> c.Reserve:
+        if request.keys:
+            checks.keys(f"{where}keys", request.keys, self._keys_max)
+            if request.token_ids:
+                message = "keys and token_ids are both set; send one of them"
+                raise InvalidError(message, resource="token_ids")
+        checks.packed("token_ids", request.token_ids, 4, self._settings.max_tokens_hashed)
+        return c.Reserve(
+            worker_id=worker.worker_id,
+            request_id=checks.request_id(request.request_id, f"{where}request_id"),
+            keys=request.keys,
+            num_tokens=checks.count(f"{where}num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
+            wait_ms=self._wait_ms(request.wait_ms),
+        )
+
+    async def _reserve_by_tokens(self, worker: WorkerEntry, request: pb.ReserveRequest) -> Message:
+        """Compute the keys off the loop, for a caller that has only token ids."""
+        plan = worker.entry.plan
+        tokens = np.frombuffer(request.token_ids, "<i4")[: request.num_tokens]
+        naming = BlockKeys(worker.tenant_key, plan.layout_fingerprint, plan.model_digest)
+        keys = await asyncio.to_thread(naming.chain, tokens, plan.tokens_per_block)
+        command = c.Reserve(
+            worker_id=worker.worker_id,
+            request_id=request.request_id,
+            keys=keys[: self._keys_max * 32],
+            num_tokens=request.num_tokens,
+            wait_ms=request.wait_ms,
+        )
+        answer = self._run(worker.entry, command, _reserved, command.wait_ms)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _wait_ms(self, wait_ms: int) -> int:
+        return checks.count("wait_ms", wait_ms, 0, self._wait_ms_max) if wait_ms else 0
+
+    def _worker_id(self, caller: Caller, lease_id: int) -> WorkerId | None:
+        if caller.token:
+            return self._registry.worker(caller.token).worker_id
+        if lease_id:
+            message = "a lease is its worker's; send the worker's token"
+            raise NotYoursError(message, resource="lease_id")
+        return None
+
+
+def _lease(lease_id: int) -> LeaseId:
+    if lease_id <= 0:
+        message = f"lease_id is {lease_id}; it must be one that reserve returned"
+        raise InvalidError(message, resource="lease_id")
+    return LeaseId(lease_id)
+
+
+def _reserved(reply: e.Reserved) -> pb.ReserveResponse:
+    return pb.ReserveResponse(
+        lease_id=reply.lease_id,
+        block_ids=reply.block_ids,
+        device_hit_tokens=reply.device_hit_tokens,
+        host_hit_tokens=reply.host_hit_tokens,
+        row=reply.row,
+    )
+
+
+def _mapped(reply: e.Mapped) -> pb.MapResponse:
+    return pb.MapResponse(row=reply.row, num_kernel_blocks=reply.num_kernel_blocks)
+
+
+def _extended(reply: e.Extended) -> pb.ExtendResponse:
+    return pb.ExtendResponse(block_ids=reply.block_ids)
+
+
+def _committed(reply: e.Committed) -> pb.CommitResponse:
+    return pb.CommitResponse(num_committed=reply.num_committed, num_duplicates=reply.num_duplicates)
+
+
+def _evicted(reply: e.Evicted) -> pb.EvictResponse:
+    return pb.EvictResponse(num_evicted=reply.num_evicted, num_offloaded=reply.num_offloaded)
+
+
+def _reloaded(reply: e.Reloaded) -> pb.ReloadResponse:
+    return pb.ReloadResponse(
+        block_ids=reply.block_ids,
+        num_reloaded=reply.num_reloaded,
+        num_tokens=reply.num_tokens,
+        row=reply.row,
+    )
+
+
+def _released(reply: e.Released) -> pb.ReleaseResponse:
+    return pb.ReleaseResponse(released=reply.released)
+
+
+def _unpinned(reply: e.Released) -> pb.UnpinResponse:
+    return pb.UnpinResponse(released=reply.released)
+
+
+def _found(reply: e.Found) -> pb.LookupResponse:
+    return pb.LookupResponse(
+        num_device_blocks=reply.num_device_blocks, num_host_blocks=reply.num_host_blocks
+    )
+
+
+def _pinned(reply: e.Pinned) -> pb.PinResponse:
+    return pb.PinResponse(pin_id=reply.pin_id, num_blocks=reply.num_blocks)
+
+
+def _stepped(reply: e.Stepped) -> pb.StepResponse:
+    return pb.StepResponse(
+        codes=reply.codes,
+        num_blocks=reply.num_blocks,
+        block_ids=reply.block_ids,
+        reserves=[
+            pb.StepReserve(error=error_to_proto(one))
+            if isinstance(one, KVLeaseError)
+            else pb.StepReserve(granted=_reserved(one))
+            for one in reply.reserves
+        ],
+    )

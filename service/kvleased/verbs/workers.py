@@ -1,0 +1,319 @@
+"""Own the verbs on workers: attach, detach, heartbeat; the proof of their death; and their return after a restart."""
+
+import asyncio
+import os
+import select
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from kvlease.errors import InvalidError, LayoutMismatchError, NotYoursError, UnknownWorkerError
+from kvlease.ids import LeaseId, WorkerId
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
+from kvleased.callers import Caller
+from kvleased.core import commands as c
+from kvleased.core import effects as e
+from kvleased.events import Events
+from kvleased.idempotency import Answer, Replies
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
+from kvleased.registry import (
+    TENANT_DEFAULT,
+    CacheEntry,
+    Registry,
+    WorkerEntry,
+    new_token,
+    tenant_key,
+)
+from kvleased.settings import Settings
+from kvleased.verbs.runner import Runner, Verb
+
+_PREFIX: Final = "worker/"
+_LOG = structlog.get_logger()
+
+
+class WorkerVerbs:
+    """The verbs by which a process becomes a worker, says that it lives, and ends."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        runner: Runner,
+        settings: Settings,
+        *,
+        epoch: int,
+        keeper: KeeperLink,
+        events: Events,
+    ) -> None:
+        """Take what the verbs work with."""
+        self._registry = registry
+        self._runner = runner
+        self._settings = settings
+        self._epoch = epoch
+        self._keeper = keeper
+        self._events = events
+        self.root_secret = b""
+        """What tenants' keys are derived from; set before the first call."""
+
+    @property
+    def table(self) -> Mapping[str, Verb]:
+        """The verbs by name."""
+        return {"attach": self.attach, "detach": self.detach, "heartbeat": self.heartbeat}
+
+    def attach(self, request: pb.AttachRequest, caller: Caller) -> Answer:
+        """Make the caller a worker, or let it go on as the one it was."""
+        checks.cache_name(request.cache)
+        checks.label("worker_name", request.worker_name)
+        checks.label("tenant", request.tenant)
+        inventory = checks.lease_ids("lease_ids", request.lease_ids, self._settings.max_leases)
+        if inventory and not request.resume_token:
+            message = "lease_ids is set without resume_token; only a resumed worker has leases"
+            raise InvalidError(message, resource="lease_ids")
+        entry = self._registry.cache(request.cache)
+        fingerprint = entry.plan.layout_fingerprint
+        if request.layout_fingerprint not in {"", fingerprint}:
+            message = (
+                f"cache {entry.name} has layout {fingerprint}, not {request.layout_fingerprint[:64]}; "
+                "register this layout under another name"
+            )
+            raise LayoutMismatchError(message, resource="layout_fingerprint")
+        if request.resume_token:
+            worker = self._resume(entry, request, caller, inventory)
+        else:
+            worker = self._admit(entry, request, caller)
+        return self._describe(worker, caller, is_resumed=bool(request.resume_token))
+
+    def detach(self, _: pb.DetachRequest, caller: Caller) -> Answer:
+        """End the calling worker."""
+        worker = self._registry.worker(caller.token)
+        reply = self._runner.apply(worker.entry, c.Detach(worker_id=worker.worker_id))
+        assert isinstance(reply, e.Detached), "detach answers Detached"
+        self._forget(worker)
+        _LOG.info("worker_detached", worker=worker.worker_id, leases=reply.num_leases)
+        return pb.DetachResponse(num_leases=reply.num_leases)
+
+    def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> Answer:
+        """Renew the leases that the worker knows, and end those that it does not."""
+        worker = self._registry.worker(caller.token)
+        lease_ids = checks.lease_ids("lease_ids", request.lease_ids, self._settings.max_leases)
+        if request.newest_lease_id < 0:
+            message = f"newest_lease_id is {request.newest_lease_id}; it must be 0 or an id that reserve returned"
+            raise InvalidError(message, resource="newest_lease_id")
+        command = c.Heartbeat(
+            worker_id=worker.worker_id,
+            lease_ids=tuple(LeaseId(lease_id) for lease_id in lease_ids),
+            newest_lease_id=LeaseId(request.newest_lease_id),
+        )
+        return self._runner.run(worker.entry, command, _beat)
+
+    def living(self, kept: Iterable[Kept]) -> list[Kept]:
+        """Return the kept workers that live; the others are dropped."""
+        living = []
+        for item in kept:
+            if not item.name.startswith(_PREFIX):
+                continue
+            if item.metadata["proof"] == "pidfd" and _has_ended(item.fd):
+                _LOG.info("worker_died", worker=item.metadata["worker_id"], while_down=True)
+                self._keeper.drop(item.name)
+                os.close(item.fd)
+            else:
+                living.append(item)
+        return living
+
+    def tenants(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, int]]:
+        """Return the tenant digests of living workers, by cache and worker id."""
+        found: dict[str, dict[WorkerId, int]] = {}
+        for item in living:
+            metadata = item.metadata
+            found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = metadata[
+                "tenant_digest"
+            ]
+        return found
+
+    def recover(self, living: Iterable[Kept]) -> None:
+        """Bring back the living workers, under the tokens that they have."""
+        for item in living:
+            entry = self._registry.caches.get(item.metadata["cache"])
+            if entry is None:
+                self._keeper.drop(item.name)
+                os.close(item.fd)
+                continue
+            has_pidfd = item.metadata["proof"] == "pidfd"
+            if not has_pidfd:
+                os.close(item.fd)
+            self._watch(self._entry_of(entry, item.metadata, item.fd if has_pidfd else None))
+
+    def stop(self) -> None:
+        """Stop watching the workers."""
+        for worker in self._registry.by_id.values():
+            if worker.pidfd is not None:
+                asyncio.get_running_loop().remove_reader(worker.pidfd)
+
+    def _admit(self, entry: CacheEntry, request: pb.AttachRequest, caller: Caller) -> WorkerEntry:
+        worker_id = self._registry.next_worker_id()
+        pidfd = _own_pidfd(caller)
+        tenant = request.tenant or TENANT_DEFAULT
+        metadata = {
+            "worker_id": worker_id,
+            "token": new_token(),
+            "cache": entry.name,
+            "tenant": tenant,
+            "name": request.worker_name,
+            "rank": request.rank,
+            "proof": "none" if pidfd is None else "pidfd",
+        }
+        worker = self._entry_of(entry, metadata, pidfd)
+        self._runner.apply(entry, c.Attach(worker_id=worker_id, tenant_digest=worker.tenant_digest))
+        self._keep(worker, metadata | {"tenant_digest": worker.tenant_digest})
+        self._watch(worker)
+        self._events.append("worker_attached", entry.name, worker_id=worker_id)
+        _LOG.info(
+            "worker_attached",
+            worker=worker_id,
+            cache=entry.name,
+            worker_name=worker.name,
+            rank=worker.rank,
+            transport=caller.transport,
+            death_proof=worker.death_proof,
+        )
+        return worker
+
+    def _resume(
+        self,
+        entry: CacheEntry,
+        request: pb.AttachRequest,
+        caller: Caller,
+        inventory: tuple[int, ...],
+    ) -> WorkerEntry:
+        worker = self._registry.worker(request.resume_token)
+        if worker.entry is not entry:
+            message = f"resume_token is of a worker of cache {worker.entry.name}, not {entry.name}"
+            raise InvalidError(message, resource="resume_token")
+        if request.tenant and request.tenant != worker.tenant:
+            message = "tenant differs from the one that the worker attached with"
+            raise InvalidError(message, resource="tenant")
+        if (
+            worker.pidfd is not None
+            and caller.pidfd is not None
+            and not _same_process(worker.pidfd, caller.pidfd)
+        ):
+            # The first process may still write; only its own end proves that it does not.
+            message = "resume_token is another process's; each process attaches for itself"
+            raise NotYoursError(message, resource="resume_token")
+        lease_ids = tuple(LeaseId(lease_id) for lease_id in inventory)
+        newest = max(lease_ids, default=LeaseId(0))
+        beat = c.Heartbeat(worker_id=worker.worker_id, lease_ids=lease_ids, newest_lease_id=newest)
+        self._runner.apply(entry, beat)
+        _LOG.info(
+            "worker_resumed", worker=worker.worker_id, cache=entry.name, transport=caller.transport
+        )
+        return worker
+
+    def _describe(
+        self, worker: WorkerEntry, caller: Caller, *, is_resumed: bool
+    ) -> pb.AttachResponse:
+        entry = worker.entry
+        is_local = caller.transport == "local"
+        regions = [
+            pb.Region(kind="device", region_bytes=entry.plan.device_bytes, read_only=False),
+            pb.Region(
+                kind="tables", region_bytes=os.fstat(entry.fds["tables"]).st_size, read_only=True
+            ),
+        ]
+        return pb.AttachResponse(
+            worker_id=worker.worker_id,
+            token=worker.token,
+            epoch=self._epoch,
+            tenant_key=worker.tenant_key,
+            info=entry.info(),
+            regions=regions if is_local else [],
+            heartbeat_seconds=self._settings.heartbeat_seconds,
+            lease_seconds=self._settings.lease_seconds,
+            lease_ids=entry.core.lease_ids_of(worker.worker_id) if is_resumed else b"",
+            death_proof=worker.death_proof,
+        )
+
+    def _entry_of(
+        self, entry: CacheEntry, metadata: Mapping[str, Any], pidfd: int | None
+    ) -> WorkerEntry:
+        return WorkerEntry(
+            worker_id=WorkerId(metadata["worker_id"]),
+            token=metadata["token"],
+            entry=entry,
+            tenant=metadata["tenant"],
+            tenant_key=tenant_key(self.root_secret, metadata["tenant"]),
+            name=metadata["name"],
+            rank=metadata["rank"],
+            pidfd=pidfd,
+            replies=Replies(self._settings.max_remembered_replies),
+        )
+
+    def _keep(self, worker: WorkerEntry, metadata: Mapping[str, Any]) -> None:
+        if worker.pidfd is not None:
+            self._keeper.keep(f"{_PREFIX}{worker.worker_id}", worker.pidfd, metadata)
+            return
+        # The store keeps descriptors; this one only carries the metadata.
+        stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._keeper.keep(f"{_PREFIX}{worker.worker_id}", stand_in, metadata)
+        os.close(stand_in)
+
+    def _watch(self, worker: WorkerEntry) -> None:
+        self._registry.add_worker(worker)
+        if worker.pidfd is not None:
+            asyncio.get_running_loop().add_reader(worker.pidfd, self._died, worker)
+
+    def _died(self, worker: WorkerEntry) -> None:
+        reply = self._runner.apply(worker.entry, c.WorkerDied(worker_id=worker.worker_id))
+        assert isinstance(reply, e.Detached), "a death answers Detached"
+        self._forget(worker)
+        self._events.append("worker_died", worker.entry.name, worker_id=worker.worker_id)
+        _LOG.info(
+            "worker_died", worker=worker.worker_id, cache=worker.entry.name, leases=reply.num_leases
+        )
+
+    def _forget(self, worker: WorkerEntry) -> None:
+        if worker.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(worker.pidfd)
+        self._registry.drop_worker(worker)
+        self._keeper.drop(f"{_PREFIX}{worker.worker_id}")
+
+
+def _beat(reply: e.Beat) -> pb.HeartbeatResponse:
+    return pb.HeartbeatResponse(
+        unknown_lease_ids=reply.unknown_lease_ids, num_orphans_ended=reply.num_orphans_ended
+    )
+
+
+def _own_pidfd(caller: Caller) -> int | None:
+    """Return a descriptor of our own that tells of the caller's end, or None where there can be none."""
+    if caller.pidfd is not None:
+        _require_pidfd(caller.pidfd)
+        return os.dup(caller.pidfd)
+    if caller.peer_pid <= 0:
+        return None
+    try:
+        return os.pidfd_open(caller.peer_pid)
+    except ProcessLookupError:
+        message = "the process that sent the call has ended"
+        raise UnknownWorkerError(message, resource="peer_pid") from None
+
+
+def _require_pidfd(fd: int) -> None:
+    """Refuse a descriptor that is none of a process: it might never become readable, or at any time."""
+    with open(f"/proc/self/fdinfo/{fd}") as info:  # noqa: PTH123 -- a file of the kernel
+        if not any(line.startswith("Pid:") for line in info):
+            message = "the descriptor beside attach is not a pidfd; send one of the calling process"
+            raise InvalidError(message, resource="pidfd")
+
+
+def _same_process(one: int, other: int) -> bool:
+    """Tell whether two pidfds are of one process; older kernels cannot tell processes apart and always say yes."""
+    return os.fstat(one).st_ino == os.fstat(other).st_ino
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,390 @@
+"""The daemon as real processes: what is killed comes back, what was committed stays, what is dead frees its blocks."""
+
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from kvlease.v1 import kvlease_pb2 as pb
+
+pytestmark = pytest.mark.acceptance
+
+_T = TypeVar("_T")
+
+DEADLINE_SECONDS = 20.0
+NUM_BLOCKS = 64
+INPUTS = pb.PlanInputs(
+    layers=[
+        pb.LayerSpec(
+            name=f"layers.{index}",
+            kind="full_attention",
+            num_kv_heads=2,
+            head_size=64,
+            dtype="float32",
+        )
+        for index in range(4)
+    ],
+    tokens_per_block=16,
+    device_blocks=NUM_BLOCKS,
+    host_bytes=32 * 65_536,
+)
+KEYS = b"".join(number.to_bytes(32, "little") for number in range(1, 5))
+
+
+def until(look: Callable[[], _T], what: str) -> _T:
+    """Return the first true thing that `look` sees; a daemon that is not there yet is looked for again."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if found := look():
+                return found
+        except (ConnectionError, FileNotFoundError, EOFError):
+            pass
+        time.sleep(0.01)
+    pytest.fail(f"waited {DEADLINE_SECONDS} s for {what}")
+
+
+class Connection:
+    """A connection to the local socket that speaks frames."""
+
+    def __init__(self, path: Path) -> None:
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(DEADLINE_SECONDS)
+        self._sock.connect(str(path))
+        self.fds: list[int] = []
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that came over it."""
+        self._sock.close()
+        for fd in self.fds:
+            os.close(fd)
+
+    def reply(self, fds: tuple[int, ...] = (), **call: Any) -> pb.Reply:
+        """Send one call and return its reply."""
+        body = pb.Call(call_number=1, **call).SerializeToString()
+        socket.send_fds(self._sock, [struct.pack("<I", len(body)) + body], fds)
+        data, received, _, _ = socket.recv_fds(self._sock, 1 << 16, 8)
+        self.fds += received
+        while len(data) < 4 or len(data) < 4 + struct.unpack_from("<I", data)[0]:
+            more = self._sock.recv(1 << 16)
+            if not more:
+                raise EOFError
+            data += more
+        return pb.Reply.FromString(data[4:])
+
+    def call(self, fds: tuple[int, ...] = (), **call: Any) -> Any:
+        """Send one call and return its response; an error fails the test."""
+        reply = self.reply(fds, **call)
+        assert reply.WhichOneof("response") != "error", reply.error
+        return getattr(reply, reply.WhichOneof("response"))
+
+
+class Served:
+    """`kvleased serve`, running."""
+
+    def __init__(self, runtime_dir: Path, *flags: str) -> None:
+        self.path = runtime_dir / "kvlease.sock"
+        self._log = (runtime_dir / "log").open("w+")
+        arguments = [
+            "--runtime-dir",
+            str(runtime_dir),
+            "--no-listen-tcp",
+            "--drain-seconds",
+            "1",
+            *flags,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvleased", "serve", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+        )
+        until(lambda: self.events("ready"), "the daemon")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the log's events of one name."""
+        lines = Path(self._log.name).read_text().splitlines()
+        events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [event for event in events if event["event"] == name]
+
+    def child(self, role: str) -> int:
+        """Return the process id of a child, or 0."""
+        for pid in _children(self.process.pid):
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if role.encode() in arguments:
+                return pid
+        return 0
+
+    def connect(self) -> Connection:
+        """Return a new connection."""
+        return Connection(self.path)
+
+    def stats(self) -> pb.CacheStats:
+        """Return the only cache's figures."""
+        connection = self.connect()
+        try:
+            reply: pb.StatsResponse = connection.call(stats=pb.StatsRequest())
+            return reply.caches[0]
+        finally:
+            connection.close()
+
+    def register(self) -> None:
+        """Register the cache and wait for its memory."""
+        connection = self.connect()
+        connection.call(register_cache=pb.RegisterCacheRequest(cache="main", inputs=INPUTS))
+        until(
+            lambda: (
+                connection.call(get_cache=pb.GetCacheRequest(cache="main")).info.status == "ready"
+            ),
+            "memory",
+        )
+        connection.close()
+
+    def stop(self) -> None:
+        """Kill whatever is left."""
+        self.process.kill()
+        self.process.wait()
+        self._log.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A daemon with one cache."""
+    served = Served(tmp_path)
+    try:
+        served.register()
+        yield served
+    finally:
+        served.stop()
+
+
+@pytest.fixture
+def worker(served: Served) -> Iterator[tuple[Connection, pb.AttachResponse]]:
+    """This process, attached."""
+    connection = served.connect()
+    pidfd = os.pidfd_open(os.getpid())
+    yield connection, connection.call((pidfd,), attach=pb.AttachRequest(cache="main"))
+    os.close(pidfd)
+    connection.close()
+
+
+def _commit_blocks(
+    connection: Connection, attached: pb.AttachResponse
+) -> tuple[pb.ReserveResponse, mmap.mmap]:
+    """Reserve four blocks, write block i full of i + 1 and commit them."""
+    region = mmap.mmap(connection.fds[0], attached.regions[0].region_bytes)
+    lease = connection.call(
+        token=attached.token, reserve=pb.ReserveRequest(request_id="r", keys=KEYS, num_tokens=64)
+    )
+    for place, block in enumerate(struct.unpack("<4i", lease.block_ids)):
+        region[block * 65_536 : (block + 1) * 65_536] = bytes([place + 1]) * 65_536
+    commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=64, keys=KEYS)
+    assert connection.call(token=attached.token, commit=commit).num_committed == 4
+    return lease, region
+
+
+def test_killed_control_process_comes_back_over_the_same_memory(
+    served: Served, worker: tuple[Connection, pb.AttachResponse]
+) -> None:
+    """After SIGKILL of the control process the epoch is greater, and blocks, leases and bytes are what they were."""
+    connection, attached = worker
+    lease, region = _commit_blocks(connection, attached)
+    control, mover = served.child("control"), served.child("mover")
+
+    os.kill(control, signal.SIGKILL)
+    until(lambda: len(served.events("ready")) == 2, "the next control process")
+    again = served.connect()
+    pidfd = os.pidfd_open(os.getpid())
+    resume = pb.AttachRequest(
+        cache="main", resume_token=attached.token, lease_ids=struct.pack("<q", lease.lease_id)
+    )
+    resumed = again.call((pidfd,), attach=resume)
+
+    assert resumed.epoch > attached.epoch
+    assert (resumed.worker_id, resumed.tenant_key) == (attached.worker_id, attached.tenant_key)
+    assert resumed.lease_ids == struct.pack("<q", lease.lease_id)
+    assert (
+        again.call(token=attached.token, lookup=pb.LookupRequest(keys=KEYS)).num_device_blocks == 4
+    )
+    assert again.reply(epoch=attached.epoch, stats=pb.StatsRequest()).error.code == "STALE_EPOCH"
+    with mmap.mmap(again.fds[0], 0) as mapped_again:
+        assert mapped_again[:] == region[:]
+    assert not Path(f"/proc/{mover}").exists()
+    os.close(pidfd)
+    again.close()
+
+
+def test_killed_worker_frees_its_blocks(served: Served) -> None:
+    """A worker's death is noticed by its pidfd: its leases end, its blocks are free, nobody had to tell."""
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from test_processes import *\n"
+        "connection = Connection(Path(sys.argv[2]))\n"
+        "attached = connection.call((os.pidfd_open(os.getpid()),), attach=pb.AttachRequest(cache='main'))\n"
+        "request = pb.ReserveRequest(request_id='r', num_tokens=16 * 60)\n"
+        "connection.call(token=attached.token, reserve=request)\n"
+        "print('granted', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    arguments = [sys.executable, "-c", script, str(Path(__file__).parent), str(served.path)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"granted\n"
+        assert served.stats().pools[0].reserved == 60
+
+        process.kill()
+        until(lambda: served.stats().num_workers == 0, "the worker's death")
+
+    assert (served.stats().num_leases, served.stats().pools[0].free) == (0, NUM_BLOCKS)
+
+
+def test_killed_mover_is_replaced_and_bytes_survive(
+    served: Served, worker: tuple[Connection, pb.AttachResponse]
+) -> None:
+    """A mover may die at any time: another one goes on with the same pools, and evicted bytes come back."""
+    connection, attached = worker
+    lease, region = _commit_blocks(connection, attached)
+    evict = pb.EvictRequest(lease_id=lease.lease_id)
+    assert connection.call(token=attached.token, evict=evict).num_evicted == 4
+    region[:] = bytes(len(region))
+
+    os.kill(mover := served.child("mover"), signal.SIGKILL)
+    until(lambda: served.child("mover") not in {0, mover}, "the next mover")
+    reload = pb.ReloadRequest(lease_id=lease.lease_id)
+    reloaded = connection.call(token=attached.token, reload=reload)
+
+    assert (reloaded.num_reloaded, reloaded.num_tokens) == (4, 64)
+    for place, block in enumerate(struct.unpack("<4i", reloaded.block_ids)):
+        assert region[block * 65_536 : (block + 1) * 65_536] == bytes([place + 1]) * 65_536
+
+
+def test_stuck_mover_is_replaced(tmp_path: Path) -> None:
+    """A mover that stands still is killed at its deadline, and what it had to copy is tried again or refused."""
+    served = Served(tmp_path, "--mover-seconds-max", "0.5")
+    try:
+        served.register()
+        connection = served.connect()
+        pidfd = os.pidfd_open(os.getpid())
+        attached = connection.call((pidfd,), attach=pb.AttachRequest(cache="main"))
+        lease, _ = _commit_blocks(connection, attached)
+        os.kill(mover := served.child("mover"), signal.SIGSTOP)
+
+        connection.reply(token=attached.token, evict=pb.EvictRequest(lease_id=lease.lease_id))
+
+        until(lambda: served.child("mover") not in {0, mover}, "the next mover")
+        until(lambda: served.stats().pools[0].quarantined == 0, "the end of quarantine")
+        assert served.stats().num_leases == 1
+        os.close(pidfd)
+        connection.close()
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("role", ["control", "mover"])
+def test_no_torch_where_it_does_not_belong(served: Served, role: str) -> None:
+    """Neither the control process nor the CPU mover has torch mapped, after serving."""
+    served.stats()
+
+    maps = Path(f"/proc/{served.child(role)}/maps").read_text()
+
+    assert "torch" not in maps
+    assert "python" in maps
+
+
+def test_terminated_daemon_drains_and_leaves_nothing(served: Served) -> None:
+    """SIGTERM ends all processes with status 0; an idle daemon does not wait for its deadline."""
+    children = _children(served.process.pid)
+
+    served.process.send_signal(signal.SIGTERM)
+
+    assert served.process.wait(DEADLINE_SECONDS) == 0
+    assert served.events("drained")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_repeated_sigterm_still_drains(served: Served) -> None:
+    """A group that is told to end as a whole tells the supervisor twice, and is drained all the same."""
+    for _ in range(3):
+        served.process.send_signal(signal.SIGTERM)
+
+    assert served.process.wait(DEADLINE_SECONDS) == 0
+    assert served.events("drained")
+
+
+def test_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    """While leases hold up the draining, a second ^C ends everything with status 1."""
+    served = Served(tmp_path, "--drain-seconds", "3600")
+    try:
+        served.register()
+        connection = served.connect()
+        pidfd = os.pidfd_open(os.getpid())
+        _commit_blocks(connection, connection.call((pidfd,), attach=pb.AttachRequest(cache="main")))
+        os.close(pidfd)
+        children = _children(served.process.pid)
+        served.process.send_signal(signal.SIGINT)
+        until(lambda: served.events("draining"), "the draining")
+
+        served.process.send_signal(signal.SIGINT)
+
+        assert served.process.wait(DEADLINE_SECONDS) == 1
+        assert not any(_is_running(pid) for pid in children)
+        connection.close()
+    finally:
+        served.stop()
+
+
+def test_nothing_outlives_a_killed_supervisor(served: Served) -> None:
+    """When the supervisor is killed, the kernel kills its children."""
+    children = _children(served.process.pid)
+
+    served.process.kill()
+    served.process.wait()
+
+    until(lambda: not any(_is_running(pid) for pid in children), "the children's end")
+
+
+def test_second_daemon_in_one_directory_is_refused(served: Served) -> None:
+    """Two daemons never share a directory: the second one says why and ends with status 78."""
+    arguments = [
+        sys.executable,
+        "-m",
+        "kvleased",
+        "serve",
+        "--runtime-dir",
+        str(served.path.parent),
+    ]
+
+    second = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+    )
+
+    assert second.returncode == 78
+    assert "another daemon" in second.stderr
+    assert served.stats().cache == "main"
+
+
+def test_sockets_are_private(served: Served) -> None:
+    """Sockets have mode 0600 in a directory of mode 0700."""
+    assert served.path.parent.stat().st_mode & 0o777 == 0o700
+    until(lambda: served.events("grpc_ready"), "gRPC")
+    for name in ("kvlease.sock", "http.sock", "grpc.sock"):
+        assert (served.path.parent / name).stat().st_mode & 0o777 == 0o600
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

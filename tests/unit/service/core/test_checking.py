@@ -1,0 +1,245 @@
+"""Laws of the invariants: each of them notices the damage that it is there for, and a sound cache has none."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvlease.ids import CopyId, PinId, WorkerId
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.flights import Flight
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.pool import Ids
+from kvleased.core.records import CacheRecords
+from kvleased.core.state import CacheState
+from kvleased.core.states import State
+from kvleased.core.waiting import Waiter
+from tests.unit.service.core.builders import (
+    EPOCH,
+    MATE,
+    OTHER_TENANT,
+    SHAPE,
+    STRANGER,
+    WAIT_MS,
+    WORKER,
+    a_cache,
+    a_reserve,
+    cached,
+    committed,
+    evict,
+    evicted,
+    keys,
+    lose,
+    on_host,
+    reload,
+    reload_keys,
+    reserve,
+    the_copy,
+)
+
+NOBODY, NO_COPY = WorkerId(99), CopyId(99)
+
+
+def a_busy_cache() -> Cache:
+    """Return a cache with leases in several phases, copies in flight, a pin and cached blocks in both tiers."""
+    cache = a_cache(24, 16, max_blocks_per_lease=8)
+    on_host(cache, keys(20, 21))
+    cached(cache, keys(30, 31))
+    reload(cache, evicted(cache, keys(4), more=1).lease_id)
+    evicted(cache, keys(1), more=1, worker_id=MATE)
+    committed(cache, keys(2), "active", more=2)
+    reserve(cache, 2, "other", worker_id=MATE)
+    evict(cache, committed(cache, keys(3), "evicting").lease_id)
+    lose(cache, the_copy(reload_keys(cache, keys(20))))
+    reload_keys(cache, keys(21))
+    cache.handle(c.Pin(keys=keys(31)), 0.0)
+    return cache
+
+
+def a_scrubbing_cache() -> Cache:
+    """Return a cache whose only block is being zeroed."""
+    cache = a_cache(1, num_slots=0)
+    cached(cache, keys(1))
+    cache.handle(a_reserve(1, worker_id=STRANGER, wait_ms=WAIT_MS), 0.0)
+    return cache
+
+
+# Where to damage ------------------------------------------------------------------------------------------------------
+
+
+def lease(state: CacheState, phase: Phase = Phase.ACTIVE) -> Lease:
+    """Return the first lease in a phase."""
+    return next(one for one in state.leases.by_id.values() if one.phase is phase)
+
+
+def blocks(state: CacheState) -> Ids:
+    """Return the row of the first active lease: one committed block, then two private ones."""
+    return state.leases.blocks_of(lease(state))
+
+
+def cached_block(state: CacheState) -> int:
+    """Return a device block that is cached and held by nobody."""
+    return next(iter(state.device.order))
+
+
+def free_block(state: CacheState) -> int:
+    """Return a free device block."""
+    return int(state.device.free_ids[0])
+
+
+def flight(state: CacheState, *, is_lost: bool = False) -> Flight:
+    """Return the last copy in flight, or the lost one."""
+    return [one for one in state.flights.values() if one.is_lost is is_lost][-1]
+
+
+def lease_slot(state: CacheState) -> int:
+    """Return a slot of the evicted lease."""
+    return int(state.leases.blocks_of(lease(state, Phase.EVICTED))[0])
+
+
+# How to damage --------------------------------------------------------------------------------------------------------
+
+
+def put(column: NDArray[Any], at: int | Ids | tuple[int, int], value: int) -> None:
+    """Write an element of a column."""
+    column[at] = value
+
+
+def add_waiter(state: CacheState) -> None:
+    """Have one call wait where none may."""
+    state.shape = replace(state.shape, max_waiting=0, max_leases=0)
+    state.waiting.join(Waiter(ticket=1, command=a_reserve(), worker_id=WORKER, deadline=1.0))
+
+
+def add_pins(state: CacheState) -> None:
+    """Pin nothing, as often as may be, beside the pin that is there."""
+    state.pins.update({PinId(number): np.empty(0, np.int32) for number in range(2)})
+
+
+def share_block(state: CacheState) -> None:
+    """List a private block of one lease in another lease's row as well."""
+    other = [one for one in state.leases.by_id.values() if one.worker_id == MATE][-1]
+    state.leases.blocks_of(other)[0] = blocks(state)[1]
+
+
+Damage = Callable[[CacheState], object]
+
+DAMAGES: dict[str, Damage] = {
+    "device: the states do not add up": lambda it: put(it.device.records.state, free_block(it), 9),
+    "host: the states do not add up": lambda it: put(it.host.records.state, it.host.free_ids[0], 9),
+    "the free list is not the set": lambda it: put(
+        it.device.records.state, free_block(it), State.BAD
+    ),
+    "the index does not name just": lambda it: it.device.index.popitem(),
+    "is indexed under another key": lambda it: put(
+        it.device.records.key, (cached_block(it), 0), 77
+    ),
+    "a ready block's seal does not match": lambda it: put(
+        it.device.records.seal, cached_block(it), 0
+    ),
+    "the evictable blocks are not": lambda it: it.device.order.discard([cached_block(it)]),
+    "a free block is held": lambda it: put(it.device.holds, free_block(it), 1),
+    "a block in use is held by nobody": lambda it: put(it.device.holds, blocks(it)[1], 0),
+    "device: holds of blocks": lambda it: put(it.device.holds, blocks(it)[1], 5),
+    "host: holds of blocks": lambda it: put(it.host.holds, lease_slot(it), 5),
+    "lists a block twice": lambda it: put(blocks(it), 2, blocks(it)[1]),
+    "is ACTIVE over blocks in other states": lambda it: put(
+        it.device.records.state, blocks(it)[1], State.QUARANTINED
+    ),
+    "has another tenant's block": lambda it: put(
+        it.device.records.tenant, blocks(it)[1], OTHER_TENANT
+    ),
+    "is in two leases": share_block,
+    "the rows in use are not the leases": lambda it: put(it.records.rows.lease_id, -1, 5),
+    "does not name lease": lambda it: put(it.records.rows.worker_id, lease(it).row, NOBODY),
+    "is in another phase than its lease": lambda it: put(
+        it.records.rows.phase, lease(it).row, Phase.EVICTED
+    ),
+    "is published while its lease is EVICTED": lambda it: put(
+        it.records.rows.num_published, lease(it, Phase.EVICTED).row, 1
+    ),
+    "rows in use and free rows": lambda it: it.leases.free_rows.append(lease(it).row),
+    "free rows do not add up": lambda it: it.leases.free_rows.pop(),
+    "the leases by worker are not": lambda it: it.leases.by_worker[MATE].clear(),
+    "a source of copy": lambda it: put(it.host.records.generation, flight(it).sources, 7),
+    "a target of copy": lambda it: put(it.device.records.generation, flight(it).targets, 7),
+    "is not FILLING": lambda it: put(it.device.records.state, flight(it).targets, State.RESERVED),
+    "is not QUARANTINED": lambda it: put(
+        it.device.records.state, flight(it, is_lost=True).targets, State.FILLING
+    ),
+    "is listed as loading and is not": lambda it: it.loading.update(
+        {b"k": (free_block(it), flight(it).copy_id)}
+    ),
+    "is EVICTING with 0 copies pending": lambda it: lease(it, Phase.EVICTING).pending.clear(),
+    "is ACTIVE with 1 copies pending": lambda it: lease(it).pending.add(flight(it).copy_id),
+    "waits for a copy that is not in flight": lambda it: lease(it).pending.add(NO_COPY),
+    "more calls wait than may": add_waiter,
+    "more pins than may be": add_pins,
+    "belongs to a worker that is not there": lambda it: it.workers.pop(MATE),
+}
+"""What each invariant says, and the damage that makes it say so."""
+
+
+@pytest.mark.parametrize(("text", "damage"), DAMAGES.items(), ids=DAMAGES)
+def test_damage_is_noticed(text: str, damage: Damage) -> None:
+    """Each invariant tells in words what does not hold."""
+    cache = a_busy_cache()
+
+    damage(cache._state)
+
+    assert [found for found in cache.check() if re.search(re.escape(text), found)]
+
+
+def test_reused_scrub_target_is_noticed() -> None:
+    """A block that is handed out while it is being zeroed shows."""
+    cache = a_scrubbing_cache()
+    assert cache.check() == []
+
+    records = cache._state.records
+    records.device.state[0] = State.RESERVED
+
+    assert any("is not SCRUBBING" in text for text in cache.check())
+
+
+def test_finished_load_in_the_list_is_noticed() -> None:
+    """A key is not listed as loading when its copy is over."""
+    cache = a_busy_cache()
+
+    cache._state.loading[b"k"] = (0, NO_COPY)
+
+    assert "block 0 is listed as loading and is not" in cache.check()
+
+
+def test_busy_cache_is_sound() -> None:
+    """A cache in the middle of everything breaks no law."""
+    cache = a_busy_cache()
+
+    assert {one.phase for one in cache._state.leases.by_id.values()} >= {
+        Phase.ACTIVE,
+        Phase.EVICTING,
+        Phase.EVICTED,
+        Phase.RELOADING,
+    }
+    assert cache.check() == []
+
+
+def test_empty_cache_is_sound() -> None:
+    """A cache without a single block breaks no law."""
+    shape = replace(SHAPE, num_blocks=0, num_slots=0)
+
+    assert Cache(shape, CacheRecords.plain(shape), EPOCH).check() == []
+
+
+def test_check_changes_nothing() -> None:
+    """To ask whether all is well is no event."""
+    cache = a_busy_cache()
+    before = cache.census()
+
+    cache.check()
+
+    assert cache.census() == before

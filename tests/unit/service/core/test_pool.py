@@ -1,0 +1,224 @@
+"""Laws of the pool: its counts add up, and who lets go last decides."""
+
+import numpy as np
+import pytest
+
+from kvleased.core.eviction import LeafFirstLRU
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.records import TierRecords
+from kvleased.core.states import BLOCK_TRANSITIONS, Event, State, compile_transitions
+
+TENANT, OTHER_TENANT = 7, 8
+
+
+def a_pool(num_blocks: int = 4) -> Pool:
+    """Return a pool of free blocks."""
+    return Pool(
+        TierRecords.plain(num_blocks), compile_transitions(BLOCK_TRANSITIONS), LeafFirstLRU(), 99
+    )
+
+
+def take(pool: Pool, count: int, tenant: int = TENANT) -> Ids:
+    """Take free blocks for a lease."""
+    ids = pool.suitable(count, tenant)
+    assert ids is not None
+    pool.take(ids, Event.GRANT, tenant)
+    return ids
+
+
+def published(pool: Pool, count: int) -> Ids:
+    """Take blocks and commit them under keys that are their ids."""
+    ids = take(pool, count)
+    pool.publish(ids, [bytes([block]) * 32 for block in ids], Event.COMMIT)
+    return ids
+
+
+def test_repr_shows_life() -> None:
+    """A pool shows how many blocks are in which state."""
+    pool = a_pool()
+    take(pool, 1)
+
+    assert repr(pool) == "<Pool 3 free, 1 reserved>"
+    assert repr(a_pool(0)) == "<Pool empty>"
+
+
+def test_states_add_up_to_the_blocks() -> None:
+    """Every block is in one state."""
+    pool = a_pool(5)
+    published(pool, 2)
+    take(pool, 1)
+
+    assert sum(pool.counts().values()) == len(pool) == 5
+    assert (pool.counts()["ready"], pool.counts()["reserved"], pool.num_free) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(("count", "is_there"), [(3, True), (4, True), (5, False)])
+def test_free_blocks_are_had_up_to_the_last(count: int, is_there: bool) -> None:
+    """As many blocks are suitable as are free, and no more."""
+    found = a_pool(4).suitable(count, TENANT)
+
+    assert (found is not None) is is_there
+
+
+def test_suitable_changes_nothing() -> None:
+    """To ask for free blocks does not take them."""
+    pool = a_pool()
+
+    pool.suitable(2, TENANT)
+
+    assert pool.num_free == 4
+
+
+def test_another_tenants_block_is_not_suitable() -> None:
+    """A block with another tenant's bytes must be scrubbed first, unless nobody sees it unwritten."""
+    pool = a_pool(2)
+    pool.let_go(take(pool, 2))
+
+    assert pool.suitable(1, OTHER_TENANT) is None
+    assert len(pool.unsuitable(5, OTHER_TENANT)) == 2
+    assert pool.suitable(2) is not None
+
+
+def test_suitable_blocks_are_found_among_others() -> None:
+    """Free blocks of the right tenant are found wherever they are in the free list, and only they are taken."""
+    pool = a_pool(4)
+    own, foreign = take(pool, 2), take(pool, 2, OTHER_TENANT)
+    pool.let_go(own)
+    pool.let_go(foreign)
+
+    taken = take(pool, 2)
+
+    assert sorted(taken) == sorted(own)
+    assert sorted(pool.free_ids) == sorted(foreign)
+
+
+def test_last_holder_frees_a_private_block() -> None:
+    """A block is nobody's only when the last of its holders lets go of it, and its generation grows then."""
+    pool = a_pool()
+    ids = take(pool, 1)
+    pool.hold(ids)
+
+    pool.let_go(ids)
+    assert pool.num_free == 3
+    assert pool.records.generation[ids[0]] == 0
+
+    pool.let_go(ids)
+    assert pool.num_free == 4
+    assert pool.records.generation[ids[0]] == 1
+
+
+def test_last_holder_makes_a_ready_block_evictable() -> None:
+    """A committed block stays findable when nobody holds it, and may be evicted only then."""
+    pool = a_pool()
+    ids = published(pool, 1)
+    assert pool.num_available == 3
+
+    pool.let_go(ids)
+
+    assert pool.num_available == 4
+    assert pool.index[pool.key_of(int(ids[0]))] == ids[0]
+
+
+def test_leaves_leave_before_their_prefix() -> None:
+    """The blocks of one chain leave from its end."""
+    pool = a_pool()
+    ids = published(pool, 3)
+
+    pool.let_go(ids)
+
+    assert pool.victims(3, ()) == ids[::-1].tolist()
+
+
+def test_block_copied_for_its_eviction_leaves_next() -> None:
+    """A block that was held only to be copied goes back to the cold end."""
+    pool = a_pool()
+    cold, hot = published(pool, 1), published(pool, 1)
+    pool.let_go(cold)
+    pool.let_go(hot)
+    pool.hold(cold)
+
+    pool.let_go(cold, coldest=True)
+
+    assert pool.victims(1, ()) == cold.tolist()
+
+
+def test_held_block_is_not_evicted() -> None:
+    """To evict a block that somebody holds is our own mistake."""
+    pool = a_pool()
+    ids = published(pool, 1)
+
+    with pytest.raises(AssertionError, match="held"):
+        pool.evict(ids.tolist())
+
+
+def test_evicted_block_is_free_and_unknown() -> None:
+    """An evicted block is nobody's, and its key is not found any more."""
+    pool = a_pool()
+    ids = published(pool, 2)
+    pool.let_go(ids)
+
+    pool.evict(ids[:1].tolist())
+
+    assert pool.num_free == 3
+    assert list(pool.index.values()) == [ids[1]]
+    assert list(pool.order) == [ids[1]]
+
+
+def test_index_that_points_elsewhere_is_noticed() -> None:
+    """A key that is found at another block than its own is our own mistake."""
+    pool = a_pool()
+    ids = published(pool, 1)
+    pool.let_go(ids)
+    pool.index[pool.key_of(int(ids[0]))] = 3
+
+    with pytest.raises(AssertionError, match="elsewhere"):
+        pool.evict(ids.tolist())
+
+
+def test_awaited_block_cannot_come_to_nothing() -> None:
+    """A fill whose block somebody else holds as well does not end in a free block."""
+    pool = a_pool()
+    ids = np.array([0], np.int32)
+    pool.take(ids, Event.FILL, TENANT)
+    pool.hold(ids)
+
+    with pytest.raises(AssertionError, match="waits"):
+        pool.end(ids, Event.FAIL)
+
+
+def test_published_block_is_sealed() -> None:
+    """A committed block's seal matches, and any later change of its entry shows."""
+    pool = a_pool()
+    ids = published(pool, 2)
+    assert pool.sealed()[ids].all()
+
+    pool.records.checksum[ids[0]] = 5
+
+    assert pool.sealed()[ids].tolist() == [False, True]
+
+
+def test_rebuilt_pool_is_what_it_was() -> None:
+    """Free list, index and order follow from the columns alone."""
+    pool = a_pool(6)
+    ids = published(pool, 3)
+    pool.records.position[ids] = [0, 1, 2]
+    pool.let_go(ids)
+    again = Pool(pool.records, compile_transitions(BLOCK_TRANSITIONS), LeafFirstLRU(), 99)
+
+    again.rebuild()
+
+    assert again.index == pool.index
+    assert list(again.order) == list(pool.order)
+    assert sorted(again.free_ids) == sorted(pool.free_ids)
+    assert State.READY in again.records.state
+
+
+def test_rebuilt_pool_knows_whose_bytes_its_blocks_hold() -> None:
+    """A restart does not make another tenant's bytes suitable."""
+    pool = a_pool(1)
+    pool.let_go(take(pool, 1))
+
+    pool.rebuild()
+
+    assert pool.suitable(1, OTHER_TENANT) is None
+    assert pool.suitable(1, TENANT) is not None

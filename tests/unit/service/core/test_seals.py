@@ -1,0 +1,74 @@
+"""Laws of the seal: it covers everything that a restart believes, and only that."""
+
+import numpy as np
+import pytest
+
+from kvleased.core.records import TIER_COLUMNS, TierRecords
+from kvleased.core.seals import seal
+
+IDS = np.arange(4, dtype=np.int32)
+
+
+def some_records() -> TierRecords:
+    """Return four entries with different contents."""
+    records = TierRecords.plain(4)
+    records.key[:] = np.arange(128, dtype=np.uint8).reshape(4, 32)
+    records.generation[:] = IDS
+    return records
+
+
+@pytest.mark.parametrize("column", ["generation", "tenant", "checksum", "position", "key"])
+def test_seal_covers_column(column: str) -> None:
+    """A change of what a restart believes changes the seal of its entry, and of no other."""
+    records = some_records()
+    before = seal(records, IDS, 99)
+
+    getattr(records, column)[1] ^= 1
+
+    assert (seal(records, IDS, 99) != before).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("column", ["state", "seal"])
+def test_seal_does_not_cover_column(column: str) -> None:
+    """The state is written after the seal, so it is not part of it; nor is the seal itself."""
+    records = some_records()
+    before = seal(records, IDS, 99)
+
+    getattr(records, column)[1] ^= 1
+
+    assert (seal(records, IDS, 99) == before).all()
+
+
+def test_seal_tells_layouts_apart() -> None:
+    """An entry of another layout does not pass for one of this."""
+    records = some_records()
+
+    assert (seal(records, IDS, 99) != seal(records, IDS, 99 << 32)).all()
+
+
+def test_unused_entry_is_not_sealed() -> None:
+    """Columns of zeros are no entry: no seal is ever zero."""
+    assert seal(TierRecords.plain(4), IDS, 0).all()
+
+
+def test_seal_tells_keys_with_swapped_words_apart() -> None:
+    """Each word of an entry counts at its own place."""
+    records = TierRecords.plain(2)
+    records.key[0, 0] = 1
+    records.key[1, 8] = 1
+
+    first, second = seal(records, IDS[:2], 99)
+
+    assert first != second
+
+
+def test_columns_are_those_that_are_laid_out() -> None:
+    """The layout in shared memory names each column of the records, in their order and with their types."""
+    records = TierRecords.plain(3)
+
+    laid_out = [(name, np.dtype(dtype), 3 * count) for name, dtype, count in TIER_COLUMNS]
+
+    assert laid_out == [
+        (name, getattr(records, name).dtype, getattr(records, name).size)
+        for name in TierRecords.__slots__
+    ]

@@ -1,0 +1,47 @@
+"""The memory limit is the least of all that apply."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvleased.memory.limits import memory_limit_bytes
+
+MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+MIB = 1 << 20
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "limit_bytes"),
+    [
+        pytest.param("0::/a/b\n", {"a/memory.max": f"{8 * MIB}\n", "a/b/memory.max": "max\n"}, 8 * MIB, id="v2 parent"),
+        pytest.param("0::/gone\n", {"memory.max": f"{9 * MIB}\n"}, 9 * MIB, id="v2 container"),
+        pytest.param("0::/a\n", {"unified/a/memory.max": f"{7 * MIB}\n"}, 7 * MIB, id="hybrid"),
+        pytest.param(
+            "4:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": f"{6 * MIB}\n"}, 6 * MIB, id="v1"
+        ),
+        pytest.param(
+            "4:cpu,memory:/x\n", {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, MACHINE, id="v1 unlimited"
+        ),
+        pytest.param("0::/\n", {"memory.max": "max\n"}, MACHINE, id="v2 unlimited"),
+    ],
+)
+def test_limit_is_the_least_that_applies(
+    tmp_path: Path, membership: str, files: dict[str, str], limit_bytes: int
+) -> None:
+    """A limit counts wherever it stands: at the own cgroup, at a parent, at a container's root."""
+    _write(tmp_path, files)
+    (tmp_path / "self").write_text(membership)
+
+    assert memory_limit_bytes(tmp_path, tmp_path / "self") == limit_bytes
+
+
+def test_machine_is_the_limit_where_there_are_no_cgroups(tmp_path: Path) -> None:
+    """Without cgroups the machine's memory is the limit."""
+    assert memory_limit_bytes(tmp_path, tmp_path / "missing") == MACHINE

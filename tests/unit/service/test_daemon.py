@@ -1,0 +1,448 @@
+"""What the daemon promises to every adapter."""
+
+import asyncio
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlease.errors import (
+    BusyError,
+    CacheInUseError,
+    DrainingError,
+    IdReusedError,
+    InvalidError,
+    LayoutMismatchError,
+    NeverFitsError,
+    NotYoursError,
+    PoolFullError,
+    StaleEpochError,
+    StartingError,
+    TooLargeError,
+    UnknownCacheError,
+    UnknownWorkerError,
+)
+from kvlease.keys import BlockKeys
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.memory.cpu import map_blocks
+
+from .conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
+
+
+async def test_equal_registration_finds_the_cache(node: Node) -> None:
+    """Registering the same again returns the same cache and creates nothing."""
+    async with node.life():
+        await node.register()
+
+        reply = await node.ask(
+            "register_cache", pb.RegisterCacheRequest(cache="main", inputs=inputs())
+        )
+
+        assert not reply.created
+        assert reply.info.status == "ready"
+
+
+async def test_different_registration_names_what_differs(node: Node) -> None:
+    """Registering something else under a name that is taken is refused with the fields that differ."""
+    async with node.life():
+        await node.register()
+
+        with pytest.raises(LayoutMismatchError, match=r"tokens_per_block \(4, not 8\)"):
+            await node.ask(
+                "register_cache",
+                pb.RegisterCacheRequest(cache="main", inputs=inputs(tokens_per_block=8)),
+            )
+
+
+async def test_concurrent_registrations_create_one_cache(node: Node) -> None:
+    """Of many equal registrations at once, exactly one creates the cache."""
+    async with node.life():
+        request = pb.RegisterCacheRequest(cache="main", inputs=inputs())
+
+        replies = await asyncio.gather(*(node.ask("register_cache", request) for _ in range(5)))
+
+        assert [reply.created for reply in replies].count(True) == 1
+
+
+async def test_registration_above_the_memory_limit_never_fits(node: Node) -> None:
+    """A cache larger than what is left of the limit is refused with need, available and limit."""
+    async with node.life():
+        request = pb.RegisterCacheRequest(cache="main", inputs=inputs(device_blocks=1 << 22))
+
+        with pytest.raises(NeverFitsError) as refusal:
+            await node.ask("register_cache", request)
+
+        assert refusal.value.need == (1 << 22) * 512 + 8 * 512
+        assert refusal.value.limit == refusal.value.available == 1 << 30
+
+
+async def test_reserve_before_memory_is_there_is_told_to_come_back(node: Node) -> None:
+    """While a cache is populating, reserve is refused as STARTING with the bytes that are there."""
+    async with node.life():
+        await node.ask("register_cache", pb.RegisterCacheRequest(cache="main", inputs=inputs()))
+        node.daemon.registry.cache("main").status = "populating"
+        worker = await node.attach()
+
+        with pytest.raises(StartingError) as refusal:
+            await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=1), worker)
+
+        assert refusal.value.retry_after_ms
+
+
+async def test_evicted_bytes_come_back(node: Node) -> None:
+    """Bytes that a worker wrote and committed are the same after evict and reload, checksums verified."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        device = map_blocks(daemon.registry.cache("main").fds["device"], 16, 512)
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
+        for place, block in enumerate(np.frombuffer(lease.block_ids, np.int32)):
+            device[block] = place + 1
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
+        await node.ask("commit", commit, worker)
+
+        evicted = await node.ask("evict", pb.EvictRequest(lease_id=lease.lease_id), worker)
+        device[:] = 0xEE
+        reloaded = await node.ask("reload", pb.ReloadRequest(lease_id=lease.lease_id), worker)
+
+        assert (evicted.num_offloaded, reloaded.num_reloaded, reloaded.num_tokens) == (2, 2, 8)
+        blocks = np.frombuffer(reloaded.block_ids, np.int32)
+        assert [set(device[block].tolist()) for block in blocks] == [{1}, {2}]
+
+
+async def test_waiting_reserve_is_granted_when_room_comes(node: Node) -> None:
+    """A reserve that waits is answered as soon as another lease is released."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach()
+        first = await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=64), worker)
+
+        waiting = node.daemon.call(
+            "reserve", pb.ReserveRequest(request_id="b", num_tokens=64, wait_ms=10_000), worker
+        )
+        assert isinstance(waiting, asyncio.Future)
+        assert not waiting.done()
+        await node.ask("release", pb.ReleaseRequest(lease_id=first.lease_id), worker)
+
+        granted = await waiting
+        assert isinstance(granted, pb.ReserveResponse)
+        assert granted.lease_id != first.lease_id
+
+
+async def test_waiting_reserve_is_refused_at_its_deadline(node: Node) -> None:
+    """A reserve that waits in vain is refused at its deadline, not at the next tick."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach()
+        await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=64), worker)
+        loop = asyncio.get_running_loop()
+
+        started = loop.time()
+        with pytest.raises(PoolFullError):
+            await node.ask(
+                "reserve", pb.ReserveRequest(request_id="b", num_tokens=64, wait_ms=20), worker
+            )
+
+        assert loop.time() - started < node.settings.tick_seconds / 2
+
+
+async def test_cancelled_call_leaves_the_queue(node: Node) -> None:
+    """A caller who goes away does not stand in the queue any more."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=64), worker)
+        waiting = daemon.call(
+            "reserve", pb.ReserveRequest(request_id="b", num_tokens=64, wait_ms=10_000), worker
+        )
+        assert isinstance(waiting, asyncio.Future)
+
+        daemon.cancel(waiting)
+        await asyncio.sleep(0)
+
+        assert daemon.registry.cache("main").core.census().num_waiting == 0
+
+
+async def test_keys_are_computed_for_raw_token_ids(node: Node) -> None:
+    """A reserve with token ids finds what was committed under the keys that the library computes."""
+    async with node.life() as daemon:
+        info = await node.register()
+        worker = await node.attach()
+        tokens = np.arange(8, dtype=np.int32)
+        tenant_key = daemon.registry.worker(worker.token).tenant_key
+        naming = BlockKeys(tenant_key, info.plan.layout_fingerprint, info.plan.model_digest)
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=8), worker)
+        packed = naming.chain(tokens, TOKENS_PER_BLOCK)
+        await node.ask(
+            "commit", pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=packed), worker
+        )
+
+        again = pb.ReserveRequest(request_id="b", num_tokens=12, token_ids=tokens.tobytes())
+        reply = await node.ask("reserve", again, worker)
+
+        assert reply.device_hit_tokens == 8
+
+
+async def test_step_answers_each_operation(node: Node) -> None:
+    """One step extends, commits, releases and reserves; what fails alone says so by its code."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach()
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=4), worker)
+        step = pb.StepRequest(
+            verbs=bytes([1, 1, 3]),
+            lease_ids=struct.pack("<3q", lease.lease_id, 77, lease.lease_id),
+            num_tokens=struct.pack("<3i", 8, 8, 0),
+            reserves=[pb.ReserveRequest(request_id="b", num_tokens=4)],
+        )
+
+        reply = await node.ask("step", step, worker)
+
+        assert struct.unpack("<3i", reply.codes) == (0, 8, 0)
+        assert struct.unpack("<3i", reply.num_blocks) == (1, 0, 0)
+        assert reply.reserves[0].granted.lease_id > lease.lease_id
+
+
+async def test_retry_with_the_same_key_has_one_effect(node: Node) -> None:
+    """A call repeated under its idempotency key gets the first answer; another body under it is refused."""
+    async with node.life() as daemon:
+        await node.register()
+        token = (await node.attach()).token
+        caller = Caller(transport="rest", token=token, idempotency_key="k1")
+        request = pb.ReserveRequest(request_id="a", num_tokens=4)
+
+        first, second = (
+            await node.ask("reserve", request, caller),
+            await node.ask("reserve", request, caller),
+        )
+
+        assert first == second
+        assert daemon.registry.cache("main").core.census().num_leases == 1
+        with pytest.raises(IdReusedError):
+            await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=8), caller)
+
+
+async def test_stale_epoch_is_refused_before_anything_else(node: Node) -> None:
+    """A call of another epoch changes nothing, except attach, which is how a worker learns the new one."""
+    async with node.life() as daemon:
+        await node.register()
+        stale = Caller(transport="rest", epoch=daemon.epoch - 1)
+
+        with pytest.raises(StaleEpochError):
+            await node.ask("list_caches", pb.ListCachesRequest(), stale)
+
+        reply = await node.ask("attach", pb.AttachRequest(cache="main"), stale)
+        assert reply.epoch == daemon.epoch
+
+
+async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
+    """A cache goes only when no worker is attached, and then all its memory goes with it."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        with pytest.raises(CacheInUseError):
+            await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+        await node.ask("detach", pb.DetachRequest(), worker)
+        kept_before = len(node.store)
+
+        await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+
+        with pytest.raises(UnknownCacheError):
+            daemon.registry.cache("main")
+        await node.register("other")
+        assert len(node.store) == kept_before
+
+
+async def test_draining_daemon_admits_nobody(node: Node) -> None:
+    """While it drains the daemon is not ready and grants nothing new."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        assert daemon.readiness == (True, "ready")
+
+        await daemon.drain(0)
+
+        assert daemon.readiness == (False, "draining")
+        for verb, request, caller in (
+            ("attach", pb.AttachRequest(cache="main"), OPERATOR),
+            ("reserve", pb.ReserveRequest(request_id="a", num_tokens=4), worker),
+        ):
+            with pytest.raises(DrainingError):
+                await node.ask(verb, request, caller)
+
+
+async def test_operator_names_the_cache_when_there_are_several(node: Node) -> None:
+    """An operator's call is about the only cache, or the one that it names; a worker's about its own."""
+    async with node.life():
+        await node.register("one")
+        assert (await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)))).num_device_blocks == 0
+        await node.register("two")
+
+        with pytest.raises(InvalidError, match="one, two"):
+            await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)))
+
+        named = Caller(transport="rest", cache="two")
+        await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)), named)
+
+
+async def test_workers_are_limited(node: Node) -> None:
+    """One worker more than the limit is refused with the limit."""
+    node.settings = node.settings.model_copy(update={"max_workers": 1})
+    async with node.life():
+        await node.register()
+        await node.attach()
+
+        with pytest.raises(BusyError) as refusal:
+            await node.attach()
+
+        assert refusal.value.limit == 1
+
+
+async def test_unknown_token_is_refused(node: Node) -> None:
+    """A token that attach never returned is no worker's, whatever the verb."""
+    async with node.life():
+        await node.register()
+        for verb, request in (
+            ("release", pb.ReleaseRequest(lease_id=1)),
+            ("lookup", pb.LookupRequest()),
+        ):
+            with pytest.raises(UnknownWorkerError):
+                await node.ask(verb, request, Caller(transport="rest", token="made up"))
+
+
+MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
+    ("reserve", pb.ReserveRequest(request_id="", num_tokens=1), InvalidError, "request_id"),
+    ("reserve", pb.ReserveRequest(request_id="a\nb", num_tokens=1), InvalidError, "request_id"),
+    ("reserve", pb.ReserveRequest(request_id="a" * 129, num_tokens=1), InvalidError, "request_id"),
+    ("reserve", pb.ReserveRequest(request_id="a"), InvalidError, "num_tokens"),
+    ("reserve", pb.ReserveRequest(request_id="a", num_tokens=1 << 31), InvalidError, "num_tokens"),
+    ("reserve", pb.ReserveRequest(request_id="a", num_tokens=1, keys=b"x"), InvalidError, "keys"),
+    (
+        "reserve",
+        pb.ReserveRequest(request_id="a", num_tokens=1, keys=bytes(32 * 16_385)),
+        TooLargeError,
+        "keys",
+    ),
+    (
+        "reserve",
+        pb.ReserveRequest(request_id="a", num_tokens=1, wait_ms=60_001),
+        InvalidError,
+        "wait_ms",
+    ),
+    (
+        "reserve",
+        pb.ReserveRequest(request_id="a", num_tokens=1, token_ids=b"xyz"),
+        InvalidError,
+        "token_ids",
+    ),
+    (
+        "reserve",
+        pb.ReserveRequest(request_id="a", num_tokens=1, token_ids=bytes(4 * 131_073)),
+        TooLargeError,
+        "token_ids",
+    ),
+    (
+        "reserve",
+        pb.ReserveRequest(request_id="a", num_tokens=4, token_ids=bytes(16), keys=bytes(32)),
+        InvalidError,
+        "token_ids",
+    ),
+    ("extend", pb.ExtendRequest(lease_id=0, num_tokens=1), InvalidError, "lease_id"),
+    ("release", pb.ReleaseRequest(lease_id=-4), InvalidError, "lease_id"),
+    ("evict", pb.EvictRequest(), InvalidError, "lease_id, keys, num_blocks"),
+    ("evict", pb.EvictRequest(num_blocks=1, keys=bytes(32)), InvalidError, "keys, num_blocks"),
+    ("reload", pb.ReloadRequest(), InvalidError, "lease_id, keys"),
+    ("unpin", pb.UnpinRequest(), InvalidError, "pin_id"),
+    ("heartbeat", pb.HeartbeatRequest(lease_ids=b"1234567"), InvalidError, "lease_ids"),
+    ("heartbeat", pb.HeartbeatRequest(newest_lease_id=-1), InvalidError, "newest_lease_id"),
+    ("step", pb.StepRequest(verbs=b"\x01", lease_ids=bytes(8)), InvalidError, "num_tokens"),
+    (
+        "step",
+        pb.StepRequest(reserves=[pb.ReserveRequest(request_id="a", num_tokens=1, wait_ms=1)]),
+        InvalidError,
+        r"reserves\[0\].wait_ms",
+    ),
+    ("step", pb.StepRequest(verbs=bytes(8_193)), TooLargeError, "verbs"),
+    ("attach", pb.AttachRequest(cache="Main"), InvalidError, "cache"),
+    ("attach", pb.AttachRequest(cache="main", lease_ids=bytes(8)), InvalidError, "lease_ids"),
+    ("attach", pb.AttachRequest(cache="main", tenant="a\tb"), InvalidError, "tenant"),
+    (
+        "attach",
+        pb.AttachRequest(cache="main", layout_fingerprint="00"),
+        LayoutMismatchError,
+        "layout",
+    ),
+    ("attach", pb.AttachRequest(cache="gone"), UnknownCacheError, "gone"),
+    ("register_cache", pb.RegisterCacheRequest(cache="x/y"), InvalidError, "cache"),
+    (
+        "register_cache",
+        pb.RegisterCacheRequest(cache="x", integrity="crc"),
+        InvalidError,
+        "integrity",
+    ),
+    ("watch", pb.WatchRequest(), InvalidError, "watch"),
+]
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_", "error", "names"),
+    MALFORMED,
+    ids=[f"{number}-{case[0]}-{case[3]}" for number, case in enumerate(MALFORMED)],
+)
+async def test_malformed_calls_are_refused(
+    node: Node, verb: str, request_: Any, error: type[Exception], names: str
+) -> None:
+    """A malformed call is refused with the name of the field, and changes nothing."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        before = daemon.registry.cache("main").core.census()
+
+        with pytest.raises(error, match=names):
+            await node.ask(verb, request_, worker)
+
+        assert daemon.registry.cache("main").core.census() == before
+
+
+async def test_lease_of_another_worker_is_not_touched(node: Node) -> None:
+    """A worker can name another's lease, and is told that it is not its own."""
+    async with node.life():
+        await node.register()
+        owner, other = await node.attach(), await node.attach()
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=4), owner)
+
+        for caller in (other, OPERATOR):
+            with pytest.raises(NotYoursError):
+                await node.ask("evict", pb.EvictRequest(lease_id=lease.lease_id), caller)
+
+
+async def test_tenants_have_keys_of_their_own(node: Node) -> None:
+    """Two tenants get different keys, one tenant the same each time."""
+    async with node.life() as daemon:
+        await node.register()
+        tokens = [(await node.attach(tenant=tenant)).token for tenant in ("a", "b", "a")]
+
+        first, second, third = (daemon.registry.worker(token).tenant_key for token in tokens)
+
+        assert first == third != second
+
+
+async def test_events_tell_what_happened(node: Node) -> None:
+    """A watcher sees a registration, an attachment and a grant, in this order and numbered."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=4), worker)
+
+        watcher = daemon.watch(pb.WatchRequest())
+        events = [await anext(watcher) for _ in range(3)]
+
+        assert [event.kind for event in events] == [
+            "cache_registered",
+            "worker_attached",
+            "lease_granted",
+        ]
+        assert [event.sequence - events[0].sequence for event in events] == [0, 1, 2]
+        await watcher.aclose()  # type: ignore[attr-defined]  # a generator behind the protocol

@@ -1,0 +1,93 @@
+"""Retries get the answer of the first try."""
+
+import asyncio
+
+import pytest
+from google.protobuf.message import Message
+
+from kvlease.errors import IdReusedError, PoolFullError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.idempotency import Replies, digest_of
+
+REPLY = pb.ReleaseResponse(released=True)
+
+
+def test_refusal_is_not_remembered() -> None:
+    """A call that was refused may succeed when it is repeated."""
+    replies = Replies(4)
+
+    def refuse() -> Message:
+        raise PoolFullError
+
+    with pytest.raises(PoolFullError):
+        replies.answer("release", "k", 1, refuse)
+
+    assert replies.answer("release", "k", 1, lambda: REPLY) is REPLY
+
+
+def test_oldest_reply_is_forgotten_first() -> None:
+    """No more replies than the limit are remembered."""
+    replies = Replies(2)
+    for key in ("a", "b", "c"):
+        replies.answer("release", key, 1, lambda: REPLY)
+
+    assert len(replies) == 2
+    assert replies.answer("release", "a", 2, lambda: REPLY) is REPLY
+    with pytest.raises(IdReusedError):
+        replies.answer("release", "c", 2, lambda: REPLY)
+
+
+async def test_retry_of_a_waiting_call_shares_its_answer() -> None:
+    """Two tries of a call that waits do the work once, and either may go away without the other's loss."""
+    replies, work = Replies(4), asyncio.get_running_loop().create_future()
+    calls = []
+
+    def wait() -> asyncio.Future[Message]:
+        calls.append(1)
+        return work
+
+    first = replies.answer("reserve", "k", 1, wait)
+    second = replies.answer("reserve", "k", 1, wait)
+    assert isinstance(first, asyncio.Future)
+    assert isinstance(second, asyncio.Future)
+    first.cancel()
+    await asyncio.sleep(0)
+    work.set_result(REPLY)
+
+    assert await second is REPLY
+    assert len(calls) == 1
+    assert replies.answer("reserve", "k", 1, wait) is REPLY
+
+
+async def test_work_is_given_up_when_nobody_waits() -> None:
+    """When all who wait for a call have gone, the call is cancelled."""
+    replies, work = Replies(4), asyncio.get_running_loop().create_future()
+    waiting = replies.answer("reserve", "k", 1, lambda: work)
+    assert isinstance(waiting, asyncio.Future)
+
+    waiting.cancel()
+    await asyncio.sleep(0)
+
+    assert work.cancelled()
+
+
+async def test_late_refusal_reaches_every_try() -> None:
+    """A call that waits and is refused is refused to each try, and then not remembered."""
+    replies, work = Replies(4), asyncio.get_running_loop().create_future()
+    tries = [replies.answer("reserve", "k", 1, lambda: work) for _ in range(2)]
+
+    work.set_exception(PoolFullError())
+
+    for one in tries:
+        assert isinstance(one, asyncio.Future)
+        with pytest.raises(PoolFullError):
+            await one
+    assert len(replies) == 0
+
+
+def test_digest_tells_bodies_apart() -> None:
+    """Equal bodies have equal digests, others do not."""
+    one, same, other = (pb.ReleaseRequest(lease_id=number) for number in (1, 1, 2))
+
+    assert digest_of(one) == digest_of(same) != digest_of(other)
+    assert digest_of(one, 5) != digest_of(one)

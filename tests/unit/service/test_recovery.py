@@ -1,0 +1,154 @@
+"""What outlives the control process: caches, committed blocks, leases and workers of the living."""
+
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from kvlease.errors import InvalidError, NotYoursError, UnknownWorkerError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+
+from .conftest import Node, keys
+
+
+async def test_committed_blocks_are_found_in_the_next_life(node: Node) -> None:
+    """A cache comes back under its name with its plan, and what was committed is findable."""
+    async with node.life():
+        before = await node.register()
+        worker = await node.attach()
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=8), worker)
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
+        await node.ask("commit", commit, worker)
+
+    async with node.life() as daemon:
+        after = await node.ask("get_cache", pb.GetCacheRequest(cache="main"))
+        found = await node.ask("lookup", pb.LookupRequest(keys=keys(1, 2)))
+
+        assert after.info.plan == before.plan
+        assert after.info.status == "ready"
+        assert found.num_device_blocks == 2
+        assert daemon.registry.cache("main").core.check() == []
+
+
+async def test_resumed_worker_keeps_what_both_ends_know(node: Node) -> None:
+    """A worker that resumes is the same worker, with the leases that it and the core both still have."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach(tenant="t")
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=8), worker)
+        (first,) = node.daemon.registry.by_id.values()
+        before = (first.worker_id, first.tenant_key)
+
+    async with node.life() as daemon:
+        inventory = struct.pack("<2q", lease.lease_id, lease.lease_id + 1)
+        request = pb.AttachRequest(cache="main", resume_token=worker.token, lease_ids=inventory)
+        reply = await node.ask("attach", request, Caller(transport="rest"))
+
+        assert (reply.worker_id, reply.tenant_key, reply.token) == (*before, worker.token)
+        assert reply.lease_ids == struct.pack("<q", lease.lease_id)
+        assert reply.epoch == daemon.epoch > 1_001
+        await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
+
+
+async def test_unknown_token_does_not_resume(node: Node) -> None:
+    """A token that nobody has is refused, so that the worker attaches anew."""
+    async with node.life():
+        await node.register()
+
+        with pytest.raises(UnknownWorkerError):
+            await node.ask("attach", pb.AttachRequest(cache="main", resume_token="0" * 32))
+
+
+async def test_worker_that_died_meanwhile_has_no_leases(node: Node) -> None:
+    """A worker that dies while there is no control process is dead to the next one, and its blocks are free."""
+    with _idle_process() as process:
+        pidfd = os.pidfd_open(process.pid)
+        async with node.life():
+            await node.register()
+            request = pb.AttachRequest(cache="main")
+            reply = await node.ask("attach", request, Caller(transport="local", pidfd=pidfd))
+            os.close(pidfd)
+            worker = Caller(transport="local", token=reply.token)
+            assert reply.death_proof == "pidfd"
+            await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=8), worker)
+        process.kill()
+        process.wait()
+
+        async with node.life() as daemon:
+            census = daemon.registry.cache("main").core.census()
+
+            assert (census.num_workers, census.num_leases, census.device["free"]) == (0, 0, 16)
+
+
+async def test_half_made_cache_is_forgotten(node: Node) -> None:
+    """Regions without a registration, as a kill in the middle of one leaves them, are dropped."""
+    async with node.life():
+        await node.register()
+        node.daemon._keeper.drop("cache/main/device")
+
+    async with node.life() as daemon:
+        await node.register("other")
+
+        assert list(daemon.registry.caches) == ["other"]
+        assert len(node.store) == 1 + 4
+
+
+async def test_token_of_another_process_does_not_resume(node: Node) -> None:
+    """A second process cannot take over the leases of one whose end is not proven."""
+    with _idle_process() as process:
+        own, other = os.pidfd_open(os.getpid()), os.pidfd_open(process.pid)
+        if os.fstat(own).st_ino == os.fstat(other).st_ino:
+            pytest.skip("this kernel cannot tell processes apart by their pidfds")
+        async with node.life():
+            await node.register()
+            request = pb.AttachRequest(cache="main")
+            reply = await node.ask("attach", request, Caller(transport="local", pidfd=own))
+            resume = pb.AttachRequest(cache="main", resume_token=reply.token)
+
+            with pytest.raises(NotYoursError):
+                await node.ask("attach", resume, Caller(transport="local", pidfd=other))
+
+            again = await node.ask("attach", resume, Caller(transport="local", pidfd=own))
+            assert again.worker_id == reply.worker_id
+        os.close(own)
+        os.close(other)
+        process.kill()
+
+
+async def test_descriptor_that_is_no_pidfd_proves_nothing(node: Node) -> None:
+    """Attach refuses a descriptor that cannot tell of the caller's death."""
+    async with node.life():
+        await node.register()
+        caller = Caller(transport="local", pidfd=sys.stderr.fileno())
+        with pytest.raises(InvalidError, match="pidfd"):
+            await node.ask("attach", pb.AttachRequest(cache="main"), caller)
+
+
+async def test_local_worker_gets_pool_and_tables(node: Node) -> None:
+    """A local attach hands over the device pool for writing and the block table for reading only."""
+    async with node.life() as daemon:
+        await node.register()
+        own = os.pidfd_open(os.getpid())
+        reply = await node.ask(
+            "attach", pb.AttachRequest(cache="main"), Caller(transport="local", pidfd=own)
+        )
+        os.close(own)
+
+        device_fd, tables_fd = daemon.fds(reply.worker_id)
+
+        assert [(region.kind, region.read_only) for region in reply.regions] == [
+            ("device", False),
+            ("tables", True),
+        ]
+        assert [os.fstat(fd).st_size for fd in (device_fd, tables_fd)] == [
+            region.region_bytes for region in reply.regions
+        ]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(tables_fd, b"x", 0)
+
+
+def _idle_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
