@@ -1,0 +1,7 @@
+"""Run the demo: a real model generates through the daemon while its processes are preempted and killed."""
+
+import runpy
+from pathlib import Path
+
+if __name__ == "__main__":
+    runpy.run_path(str(Path(__file__).with_name("demo")), run_name="__main__")

@@ -1,0 +1,271 @@
+"""Own the proof that a model over leased blocks says what it says without them, whatever happens to its lease."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from kvlease import Client, PlanInputs  # noqa: E402
+from kvlease.errors import InvalidError, KVLeaseError, WrongStateError  # noqa: E402
+from kvlease.integrations.transformers import LeasedCache, generate  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from transformers import LlamaForCausalLM
+
+    from kvlease import Worker
+
+TOKENS_PER_BLOCK = 16
+DEVICE_BLOCKS = 24
+NUM_NEW = 40
+START_SECONDS_MAX = 20.0
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    """Build a small model whose every token depends on all tokens before it."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        dtype="float32",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Run a daemon and connect to it."""
+    directory: Path = tmp_path_factory.mktemp("kvlease")
+    options = ["--runtime-dir", str(directory), "--no-listen-tcp", "--no-serve-grpc"]
+    with subprocess.Popen([sys.executable, "-m", "kvleased", "serve", *options]) as daemon:
+        with Client(f"unix://{directory}/kvlease.sock") as connected:
+            yield connected
+        daemon.terminate()
+
+
+@pytest.fixture
+def worker(client: Client, model: LlamaForCausalLM) -> Iterator[Worker]:
+    """Attach to a cache that is new."""
+    inputs = PlanInputs(
+        model_config=model.config.to_json_string(),
+        kv_dtype="float32",
+        tokens_per_block=TOKENS_PER_BLOCK,
+        device_blocks=DEVICE_BLOCKS,
+        host_bytes=1 << 22,
+    )
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while True:
+        try:
+            if client.register("tests", inputs).status == "ready":
+                break
+        except KVLeaseError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+    with client.attach("tests") as attached:
+        yield attached
+    client.delete_cache("tests")
+
+
+def prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    """Return random tokens; a longer prompt of the same seed begins with the shorter."""
+    return np.random.default_rng(seed).integers(0, 512, num_tokens).tolist()
+
+
+def plain(model: LlamaForCausalLM, token_ids: list[int]) -> list[int]:
+    """Return what the model says without kvlease."""
+    input_ids = torch.tensor([token_ids])
+    output = model.generate(input_ids, max_new_tokens=NUM_NEW, do_sample=False)
+    return output[0, len(token_ids) :].tolist()
+
+
+def test_generate_over_leased_blocks_equals_plain(worker: Worker, model: LlamaForCausalLM) -> None:
+    """Tokens are the same over leased blocks, on a miss as on a hit of all but the last block."""
+    token_ids = prompt(100)
+
+    miss = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="miss")
+    hit = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="hit")
+
+    assert list(miss.tokens) == list(hit.tokens) == plain(model, token_ids)
+    assert (miss.device_hit_tokens, miss.computed_tokens) == (0, 100)
+    assert (hit.device_hit_tokens, hit.computed_tokens) == (96, 4)
+
+
+def test_prompt_of_full_blocks_computes_its_last_block(
+    worker: Worker, model: LlamaForCausalLM
+) -> None:
+    """A prompt is never hit to its end, for its last token's logits are wanted."""
+    token_ids = prompt(96)
+    generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="miss")
+
+    hit = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="hit")
+
+    assert (hit.device_hit_tokens, hit.computed_tokens) == (80, 16)
+    assert list(hit.tokens) == plain(model, token_ids)
+
+
+def test_generated_blocks_are_hit_by_a_longer_prompt(
+    worker: Worker, model: LlamaForCausalLM
+) -> None:
+    """A conversation that goes on finds what was generated, not only what was asked."""
+    token_ids = prompt(50)
+    first = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="first")
+    longer = [*token_ids, *first.tokens, *prompt(20, seed=1)]
+
+    second = generate(model, worker, longer, max_new_tokens=NUM_NEW, request_id="second")
+
+    assert second.device_hit_tokens == 80
+    assert list(second.tokens) == plain(model, longer)
+
+
+def test_model_generate_takes_a_leased_cache(worker: Worker, model: LlamaForCausalLM) -> None:
+    """`model.generate` itself skips the hit prefix, extends the lease and says the same."""
+    token_ids = prompt(100)
+    input_ids = torch.tensor([token_ids])
+    said: list[list[int]] = []
+
+    for request_id, num_hit in (("miss", 0), ("hit", 96)):
+        with LeasedCache.reserve(worker, token_ids, request_id=request_id) as cache:
+            assert cache.get_seq_length() == num_hit
+            output = model.generate(
+                input_ids, past_key_values=cache, max_new_tokens=NUM_NEW, do_sample=False
+            )
+            cache.commit(output[0].tolist())
+            said.append(output[0, len(token_ids) :].tolist())
+
+    assert said == [plain(model, token_ids)] * 2
+
+
+def test_overwritten_pool_changes_tokens(worker: Worker, model: LlamaForCausalLM) -> None:
+    """Attention reads the pool: a hit of blocks with other bytes says something else."""
+    token_ids = prompt(100)
+    said = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="before").tokens
+    assert worker.device is not None
+    pool = worker.device.view(np.float32)
+
+    pool[:] = np.random.default_rng(0).standard_normal(len(pool), dtype=np.float32)
+    after = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="after")
+
+    assert after.device_hit_tokens == 96
+    assert after.tokens != said
+
+
+def test_evicted_and_reloaded_request_goes_on(worker: Worker, model: LlamaForCausalLM) -> None:
+    """A request that was preempted, while another took its blocks, computes nothing again."""
+    token_ids, other = prompt(100), prompt(200, seed=1)
+    said: list[tuple[int, ...]] = []
+
+    def preempt(cache: LeasedCache | None, num_new: int) -> None:
+        if num_new == 10:
+            assert cache is not None
+            assert cache.evict() > 0
+            said.append(
+                generate(model, worker, other, max_new_tokens=NUM_NEW, request_id="other").tokens
+            )
+            assert cache.reload() == 109
+
+    made = generate(
+        model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="victim", on_step=preempt
+    )
+
+    assert (made.recomputes, made.computed_tokens) == (0, 100)
+    assert list(made.tokens) == plain(model, token_ids)
+    assert list(said[0]) == plain(model, other)
+
+
+def test_prefix_comes_back_from_the_host_pool(
+    client: Client, worker: Worker, model: LlamaForCausalLM
+) -> None:
+    """A prefix that was evicted counts as a host hit and holds the same bytes."""
+    token_ids = prompt(100)
+    generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="before")
+    client.evict(cache="tests", num_blocks=DEVICE_BLOCKS)
+
+    made = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="after")
+
+    assert (made.device_hit_tokens, made.host_hit_tokens) == (0, 96)
+    assert list(made.tokens) == plain(model, token_ids)
+
+
+def test_lost_lease_costs_a_recomputation(worker: Worker, model: LlamaForCausalLM) -> None:
+    """A lease that ends in the middle is replaced by another; the caller sees neither error nor other tokens."""
+    token_ids = prompt(100)
+
+    def lose(cache: LeasedCache | None, num_new: int) -> None:
+        if num_new == 10:
+            assert cache is not None
+            cache.lease.release()
+
+    made = generate(
+        model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="lost", on_step=lose
+    )
+
+    assert made.recomputes == 1
+    assert list(made.tokens) == plain(model, token_ids)
+
+
+def test_request_beyond_the_pool_goes_on_without_it(
+    worker: Worker, model: LlamaForCausalLM
+) -> None:
+    """What can never be leased is generated with memory of the worker's own."""
+    token_ids = prompt((DEVICE_BLOCKS + 1) * TOKENS_PER_BLOCK)
+    caches: list[LeasedCache | None] = []
+
+    made = generate(
+        model,
+        worker,
+        token_ids,
+        max_new_tokens=NUM_NEW,
+        request_id="large",
+        on_step=lambda cache, _: caches.append(cache),
+    )
+
+    assert caches == [None] * NUM_NEW
+    assert list(made.tokens) == plain(model, token_ids)
+
+
+def test_cache_refuses_what_would_write_committed_blocks(
+    worker: Worker, model: LlamaForCausalLM
+) -> None:
+    """Others may read committed blocks, so nothing takes the cache back before them."""
+    token_ids = prompt(40)
+    with LeasedCache.reserve(worker, token_ids, request_id="crop") as cache:
+        model(torch.tensor([token_ids]), past_key_values=cache)
+        cache.commit(token_ids)
+
+        cache.crop(-8)
+
+        assert (cache.get_seq_length(), cache.committed_tokens) == (32, 32)
+        with pytest.raises(WrongStateError):
+            cache.crop(-1)
+        with pytest.raises(WrongStateError):
+            cache.reset()
+
+
+def test_cache_refuses_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:
+    """A lease holds one sequence, so a batch of two is refused before anything is written."""
+    token_ids = prompt(20)
+    with LeasedCache.reserve(worker, token_ids, request_id="batch") as cache:
+        with pytest.raises(InvalidError):
+            model(torch.tensor([token_ids, token_ids]), past_key_values=cache)
+
+        assert cache.get_seq_length() == 0
