@@ -1,0 +1,84 @@
+"""Own how figures are taken, in turns with their floors; what is measured is the other modules' business."""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Final
+
+Once = Callable[[], int]
+"""Do one call and return the nanoseconds that count; what prepares it and cleans up after it does not."""
+
+ROUNDS: Final = 7
+WARM_UP_CALLS: Final = 30
+NS_PER_US: Final = 1e3
+NS_PER_MS: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One row of the table; without a goal it is there to be known."""
+
+    name: str
+    ours: float
+    unit: str
+    floor: float | None = None
+    ratio: float | None = None
+    goal: str = ""
+    holds: bool | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figure as plain values."""
+        return asdict(self)
+
+
+def in_turns(
+    sides: Sequence[Once], *, calls_a_round: int, rounds: int = ROUNDS, warm_up: int = WARM_UP_CALLS
+) -> list[list[float]]:
+    """Return the median nanoseconds of every round of each side, the sides taking turns (A B A B)."""
+    for side in sides:
+        for _ in range(warm_up):
+            side()
+    medians: list[list[float]] = [[] for _ in sides]
+    for _ in range(rounds):
+        for side, found in zip(sides, medians, strict=True):
+            found.append(median_of(side, calls_a_round))
+    return medians
+
+
+def median_of(once: Once, num_calls: int) -> float:
+    """Return the median nanoseconds of a call, with the garbage collector out of the way."""
+    gc.collect()
+    gc.disable()
+    try:
+        return median([once() for _ in range(num_calls)])
+    finally:
+        gc.enable()
+
+
+def at_most(name: str, ours: Sequence[float], floor: Sequence[float], *, times: float) -> Figure:
+    """Return the figure of calls that may take no longer than `times` their floor.
+
+    The ratio is the median of the rounds' own ratios: two rounds side by side saw the same machine.
+    """
+    ratio = paired(ours, floor)
+    return Figure(
+        name=name,
+        ours=median(ours) / NS_PER_US,
+        floor=median(floor) / NS_PER_US,
+        unit="µs",
+        ratio=ratio,
+        goal=f"≤ {times:g} x",
+        holds=ratio <= times,
+    )
+
+
+def paired(ours: Sequence[float], floor: Sequence[float]) -> float:
+    """Return the median of the rounds' ratios."""
+    return median(one / other for one, other in zip(ours, floor, strict=True))
+
+
+def known(name: str, nanoseconds: Sequence[float], note: str = "") -> Figure:
+    """Return a figure without a goal."""
+    return Figure(name=name, ours=median(nanoseconds) / NS_PER_US, unit="µs", note=note)

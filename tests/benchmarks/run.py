@@ -1,0 +1,89 @@
+"""Own `make bench`: measure each figure beside its floor, print one table, and say how many goals hold.
+
+Nothing here is a test: machines are noisy, so the exit status is 0 and only ratios taken in one run mean anything.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import calls
+import copies
+import core_alone
+import starts
+from measure import Figure
+from rich.console import Console
+from rich.table import Table
+
+BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
+    "local": calls.local_socket,
+    "rest": calls.rest,
+    "grpc": calls.grpc_calls,
+    "step": calls.step,
+    "copies": copies.evict_and_reload,
+    "start": starts.restarts,
+    "core": core_alone.core_alone,
+}
+
+
+def main() -> int:
+    """Measure what was asked for and print it."""
+    parser = argparse.ArgumentParser(description="Measure kvlease, each figure beside its floor.")
+    parser.add_argument(
+        "--only", action="append", choices=BENCHMARKS, help="measure this alone; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    progress = Console(stderr=True, highlight=False)
+    figures: list[Figure] = []
+    for name in arguments.only or BENCHMARKS:
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="kvlease-bench-") as directory:
+            figures += BENCHMARKS[name](Path(directory))
+        progress.print(f"[dim]{name}: measured in {time.monotonic() - started:.1f} s[/]")
+    if arguments.json:
+        sys.stdout.write(json.dumps([figure.to_json() for figure in figures], indent=1) + "\n")
+    else:
+        Console(highlight=False).print(table_of(figures))
+    goals = [figure.holds for figure in figures if figure.holds is not None]
+    progress_or_out = progress if arguments.json else Console(highlight=False)
+    progress_or_out.print(f"{sum(goals)} of {len(goals)} goals hold")
+    return 0
+
+
+def table_of(figures: list[Figure]) -> Table:
+    """Return the table that a person reads."""
+    table = Table(
+        title="kvlease beside its floors",
+        caption="Medians of rounds that take turns with their floor; ratios are of neighbouring rounds.",
+    )
+    table.add_column("figure")
+    for column in ("ours", "floor", "ratio", "goal"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("holds")
+    table.add_column("note", style="dim")
+    for figure in figures:
+        verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[figure.holds]
+        table.add_row(
+            figure.name,
+            _with_unit(figure.ours, figure.unit),
+            "" if figure.floor is None else _with_unit(figure.floor, figure.unit),
+            "" if figure.ratio is None else f"{figure.ratio:.2f}",
+            figure.goal,
+            verdict,
+            figure.note,
+        )
+    return table
+
+
+def _with_unit(number: float, unit: str) -> str:
+    return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
