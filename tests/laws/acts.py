@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from kvlease.errors import NotYoursError, UnknownLeaseError
 from kvleased.core import commands
+from kvleased.core.stepping import StepVerb
+from tests.laws.steps import Operation, take_step
+from tests.laws.views import audit, compare_lookup, compare_map, read_table
 from tests.laws.world import Held, Worker, World, key_of
 
 _DOCUMENTS = 3
@@ -37,6 +40,11 @@ def _lease(world: World, *, evicted: bool | None = False) -> tuple[Worker, Held]
     return world.rng.choice(found) if found else None
 
 
+def _is_waited_for(world: World, held: Held) -> bool:
+    """Tell whether a call about a lease is still to be answered, which may change it at any time."""
+    return any(other is held for _, _, other in world.calls.values())
+
+
 def _chain(world: World, tenant: int, num_blocks: int) -> list[bytes]:
     document = world.rng.randrange(_DOCUMENTS)
     fork = world.rng.randint(0, num_blocks)
@@ -53,19 +61,66 @@ def _reserve(world: World) -> None:
     worker = _worker(world)
     if worker is None:
         return
-    num_blocks = world.rng.randint(1, world.shape.max_blocks_per_lease)
-    keys = _chain(world, worker.tenant, world.rng.randint(0, num_blocks))
-    command = commands.Reserve(
-        worker_id=worker.worker_id,
-        request_id=f"r{world.seen['Reserve']}",
-        keys=b"".join(keys),
-        num_tokens=num_blocks * world.shape.tokens_per_block - world.rng.randint(0, 3),
-        wait_ms=world.rng.choice((0, 500, 20_000)),
-    )
+    command = _new_request(world, worker, world.rng.choice((0, 500, 20_000)))
     world.call(worker, command)
     if world.rng.random() < 0.1:
         world.faults["duplicate"] += 1
         world.call(worker, command)
+
+
+def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Reserve:
+    num_blocks = world.rng.randint(1, world.shape.max_blocks_per_lease)
+    keys = _chain(world, worker.tenant, world.rng.randint(0, num_blocks))
+    world.seen["requests"] += 1
+    return commands.Reserve(
+        worker_id=worker.worker_id,
+        request_id=f"r{world.seen['requests']}",
+        keys=b"".join(keys),
+        num_tokens=num_blocks * world.shape.tokens_per_block - world.rng.randint(0, 3),
+        wait_ms=wait_ms,
+    )
+
+
+def _step(world: World) -> None:
+    """A worker's scheduler takes one step over some of its leases, and asks for new ones in the same call."""
+    worker = _worker(world)
+    if worker is None:
+        return
+    leases = [
+        held
+        for held in worker.leases.values()
+        if not held.is_moving and not held.is_evicted and not _is_waited_for(world, held)
+    ]
+    operations: list[Operation] = []
+    for held in world.rng.sample(leases, world.rng.randint(0, min(4, len(leases)))):
+        operations += _operations(world, worker, held)
+    take_step(
+        world,
+        worker,
+        operations,
+        [_new_request(world, worker) for _ in range(world.rng.choice((0, 0, 1, 2)))],
+    )
+
+
+def _operations(world: World, worker: Worker, held: Held) -> list[Operation]:
+    """Return what a step does with one lease: mostly it grows by a token; in the end, it is committed and released."""
+    tokens_per_block = world.shape.tokens_per_block
+    limit = world.shape.max_blocks_per_lease * tokens_per_block
+    num_tokens = len(held.blocks) * tokens_per_block + world.rng.randint(-3, 6)
+    extend = Operation(StepVerb.EXTEND, held, min(num_tokens, limit))
+    release = Operation(StepVerb.RELEASE, held)
+    commit = _write(world, worker, held)
+    kind = world.rng.choice(("extend", "extend", "extend", "commit", "end", "too late"))
+    if kind == "extend":
+        return [extend]
+    if kind == "too late":
+        return [release, extend]
+    committing = []
+    if commit is not None:
+        first, last = commit
+        keys = b"".join(held.keys[first:last])
+        committing = [Operation(StepVerb.COMMIT, held, last * tokens_per_block, first, keys)]
+    return [*committing, extend] if kind == "commit" else [*committing, release]
 
 
 def _extend(world: World) -> None:
@@ -93,19 +148,10 @@ def _commit(world: World) -> None:
     if found is None:
         return
     worker, held = found
-    first = next(
-        (at for at, mark in enumerate(held.marks) if mark is None or mark[0] != "key"), None
-    )
-    if first is None or first >= len(held.blocks):
+    written = _write(world, worker, held)
+    if written is None:
         return
-    for at in range(first, len(held.blocks)):
-        if at >= len(held.keys):
-            parent = held.keys[-1] if held.keys else b"root" + held.request_id.encode()
-            key = key_of(worker.tenant, (int.from_bytes(parent[:6], "little"), at))
-            held.keys.append(key)
-            world._known_keys.add((worker.tenant, key))
-        world.write(worker, held, at, ("key", held.keys[at]))
-    last = world.rng.randint(first + 1, len(held.blocks))
+    first, last = written
     world.call(
         worker,
         commands.Commit(
@@ -117,6 +163,23 @@ def _commit(world: World) -> None:
         ),
         held,
     )
+
+
+def _write(world: World, worker: Worker, held: Held) -> tuple[int, int] | None:
+    """Let a worker fill its private blocks, and return the first and the end of those to commit."""
+    first = next(
+        (at for at, mark in enumerate(held.marks) if mark is None or mark[0] != "key"), None
+    )
+    if first is None or first >= len(held.blocks):
+        return None
+    for at in range(first, len(held.blocks)):
+        if at >= len(held.keys):
+            parent = held.keys[-1] if held.keys else b"root" + held.request_id.encode()
+            key = key_of(worker.tenant, (int.from_bytes(parent[:6], "little"), at))
+            held.keys.append(key)
+            world._known_keys.add((worker.tenant, key))
+        world.write(worker, held, at, ("key", held.keys[at]))
+    return first, world.rng.randint(first + 1, len(held.blocks))
 
 
 def _scribble(world: World) -> None:
@@ -139,6 +202,27 @@ def _verify(world: World) -> None:
     for worker in world.workers.values():
         for held in worker.leases.values():
             world.verify(held)
+
+
+def _audit(world: World) -> None:
+    audit(world)
+    read_table(world)
+
+
+def _map(world: World) -> None:
+    found = _lease(world)
+    if found is not None and not _is_waited_for(world, found[1]):
+        compare_map(world, *found)
+
+
+def _lookup(world: World) -> None:
+    worker = _worker(world)
+    if worker is None:
+        return
+    keys = _chain(world, worker.tenant, 6)
+    if worker.leases and world.rng.random() < 0.5:
+        keys = world.rng.choice(list(worker.leases.values())).keys
+    compare_lookup(world, worker, keys)
 
 
 def _release(world: World) -> None:
@@ -397,10 +481,14 @@ def _crash(world: World) -> None:
 
 ACTS: dict[Callable[[World], None], int] = {
     _reserve: 26,
+    _step: 12,
     _extend: 10,
     _commit: 16,
     _scribble: 8,
     _verify: 4,
+    _audit: 2,
+    _map: 3,
+    _lookup: 3,
     _release: 12,
     _stale: 3,
     _foreign: 2,

@@ -12,11 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from kvlease.errors import KVLeaseError
+from kvlease.ids import Epoch, LeaseId, PinId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import (
     Copy,
@@ -44,6 +45,9 @@ SHAPE = CacheShape(
 )
 Mark = tuple[object, ...]
 ZERO: Mark = ("zero",)
+_NO_LEASE: Final = LeaseId(0)
+_IN_DOUBT: Final = ("BUSY", "COPY_FAILED", "DEADLINE", "POOL_FULL", "WRONG_STATE")
+"""Refusals of an evict or a reload after which a worker does not know where its lease is."""
 
 
 class ViolationError(AssertionError):
@@ -58,7 +62,7 @@ class CrashError(BaseException):
 class Held:
     """A lease as its worker sees it."""
 
-    lease_id: int
+    lease_id: LeaseId
     request_id: str
     keys: list[bytes]
     blocks: list[int]
@@ -71,10 +75,10 @@ class Held:
 class Worker:
     """A process with leases; `is_dead` is known to the world before it is known to the core."""
 
-    worker_id: int
+    worker_id: WorkerId
     tenant: int
-    leases: dict[int, Held] = field(default_factory=dict)
-    newest_lease_id: int = 0
+    leases: dict[LeaseId, Held] = field(default_factory=dict)
+    newest_lease_id: LeaseId = _NO_LEASE
     is_stalled: bool = False
 
 
@@ -100,23 +104,23 @@ class World:
         self.rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
         self.shape = shape
         self.now = 1.0
-        self.epoch = 1000
+        self.epoch = Epoch(1000)
         self.records = CacheRecords.plain(shape)
         self.cache = Cache(shape, self.records, self.epoch)
-        self.workers: dict[int, Worker] = {}
-        self.dead_unknown: list[int] = []
+        self.workers: dict[WorkerId, Worker] = {}
+        self.dead_unknown: list[WorkerId] = []
         self.device: list[Mark] = [ZERO] * shape.num_blocks
         self.host: list[Mark] = [ZERO] * shape.num_slots
         self.flipped: set[int] = set()
         self.jobs: dict[int, Job] = {}
         self.calls: dict[int, tuple[Worker, object, Held | None]] = {}
-        self.pins: list[int] = []
+        self.pins: list[PinId] = []
         self.seen: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.highest_lease_id = 0
         self.generations = self.records.device.generation.copy()
         self.granted_under = [-1] * shape.num_blocks
-        self.ended: list[tuple[int, Held]] = []
+        self.ended: list[tuple[WorkerId, Held]] = []
         self.unsure: list[tuple[Worker, Held]] = []
         for tenant in (7, 7, 8):
             self.start_worker(tenant)
@@ -173,7 +177,7 @@ class World:
 
     def start_worker(self, tenant: int) -> None:
         """Let a new process attach."""
-        worker_id = (self.epoch << 20) + 500_000 + len(self.workers) + self.seen["Attach"]
+        worker_id = WorkerId((self.epoch << 20) + 500_000 + len(self.workers) + self.seen["Attach"])
         worker = Worker(worker_id, tenant)
         self.workers[worker_id] = worker
         self.send(commands.Attach(worker_id=worker_id, tenant_digest=tenant))
@@ -221,7 +225,7 @@ class World:
             return
         self._compare(worker, held)
         is_move = isinstance(command, commands.Evict | commands.Reload)
-        if is_move and error.code in ("DEADLINE", "WRONG_STATE", "COPY_FAILED", "POOL_FULL"):
+        if is_move and error.code in _IN_DOUBT:
             held.is_moving = True
             self.unsure.append((worker, held))
 
@@ -349,7 +353,7 @@ class World:
         self.calls.clear()
         self.pins.clear()
         self.unsure.clear()
-        self.epoch += self.rng.randint(1, 3)
+        self.epoch = Epoch(self.epoch + self.rng.randint(1, 3))
         alive = {worker.worker_id: worker.tenant for worker in self.workers.values()}
         self.dead_unknown.clear()
         had = {
@@ -376,7 +380,7 @@ class World:
         command = commands.Heartbeat(
             worker_id=worker.worker_id,
             lease_ids=tuple(worker.leases),
-            newest_lease_id=self.epoch << 20,
+            newest_lease_id=LeaseId(self.epoch << 20),
         )
         self.send(command)
 

@@ -18,7 +18,7 @@ def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = Non
 
     What a copy in flight still holds stays held until that copy ends.
     """
-    entries = state.leases.blocks_of(lease).copy()
+    entries = state.leases.blocks_of(lease)
     state.leases.close(lease)
     if lease.phase in (Phase.EVICTED, Phase.RELOADING):
         state.host.let_go(entries)

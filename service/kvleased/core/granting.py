@@ -10,7 +10,7 @@ from kvleased.core.flights import Purpose
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.room import Match, match, num_available, room
-from kvleased.core.state import CacheState
+from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
 
@@ -80,7 +80,7 @@ def _open(state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: flo
     assert isinstance(command, Reserve)
     device, tenant = state.device, state.workers[command.worker_id]
     slots, hits = prefix.slots, prefix.blocks
-    loaded, granted = fresh[: len(slots)], fresh[len(slots) :]
+    loaded, granted = fresh[: len(slots)], fresh[len(slots) :] if len(slots) else fresh
     lease = Lease(
         lease_id=LeaseId(state.next_id()),
         worker_id=command.worker_id,
@@ -132,7 +132,7 @@ def reserved(state: CacheState, lease: Lease) -> Reserved:
     on_device = lease.phase not in (Phase.EVICTED, Phase.RELOADING)
     return Reserved(
         lease_id=lease.lease_id,
-        block_ids=state.leases.blocks_of(lease).tobytes() if on_device else b"",
+        block_ids=pack(state.leases.blocks_of(lease)) if on_device else b"",
         device_hit_tokens=lease.device_hit_blocks * tokens_per_block,
         host_hit_tokens=lease.host_hit_blocks * tokens_per_block,
         row=lease.row,
@@ -161,4 +161,4 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
         return None
     state.device.take(fresh, Event.GRANT, lease.tenant)
     state.leases.append(lease, fresh, command.num_tokens)
-    return Extended(block_ids=fresh.tobytes())
+    return Extended(block_ids=pack(fresh))

@@ -6,9 +6,12 @@ The row is the lease's own memory of its blocks: there is no second list. What t
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease.ids import CopyId, LeaseId, WorkerId
 from kvleased.core.commands import Reserve
@@ -34,7 +37,9 @@ class Phase(IntEnum):
     """Not renewed in time; its blocks are kept from everyone."""
 
 
-MOVING = 7
+_NOWHERE: Final[Ids] = np.empty(0, np.intp)
+
+MOVING: Final = 7
 """The phase of a row that is being rewritten; a restart does not believe such a row."""
 
 
@@ -62,7 +67,7 @@ class Lease:
     ticket: int | None = None
     """The call that waits for the phase to change."""
     ticket_deadline: float = 0.0
-    moving_to: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    moving_to: Ids = field(default_factory=lambda: _NOWHERE)
     """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in token order."""
 
 
@@ -73,6 +78,8 @@ class LeaseBook:
         """Take over rows of which none is in use."""
         self.rows = rows
         self.by_id: dict[LeaseId, Lease] = {}
+        self.row_of: dict[int, int] = {}
+        """The row of each lease."""
         self.by_request: dict[tuple[WorkerId, int], LeaseId] = {}
         self.by_worker: dict[WorkerId, set[LeaseId]] = {}
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
@@ -82,8 +89,8 @@ class LeaseBook:
         return len(self.by_id)
 
     def blocks_of(self, lease: Lease) -> Ids:
-        """Return a view of the entries of the lease's row: block ids, or slot ids while EVICTED or RELOADING."""
-        return self.rows.block_ids[lease.row, : self.rows.num_blocks[lease.row]]
+        """Return the entries of the lease's row: block ids, or slot ids while EVICTED or RELOADING."""
+        return self.rows.block_ids[lease.row, : self.rows.num_blocks[lease.row]].astype(np.intp)
 
     def find(self, worker_id: WorkerId, request_id: str) -> Lease | None:
         """Return the live lease of an engine's request."""
@@ -107,6 +114,7 @@ class LeaseBook:
     def adopt(self, lease: Lease, digest: int) -> None:
         """Make a lease known whose row is written already."""
         self.by_id[lease.lease_id] = lease
+        self.row_of[lease.lease_id] = lease.row
         self.by_request[lease.worker_id, digest] = lease.lease_id
         self.by_worker.setdefault(lease.worker_id, set()).add(lease.lease_id)
 
@@ -120,6 +128,24 @@ class LeaseBook:
         rows.num_blocks[row] = after
         if rows.num_published[row]:
             rows.num_published[row] = after
+
+    def append_many(
+        self,
+        rows: NDArray[np.intp],
+        counts: NDArray[np.int32],
+        blocks: Ids,
+        num_tokens: NDArray[np.int32],
+    ) -> None:
+        """Add blocks, already in their states, to the ends of several rows: `counts[i]` of them to `rows[i]`."""
+        columns = self.rows
+        before = columns.num_blocks[rows]
+        after = before + counts
+        ends = np.cumsum(counts)
+        within = np.arange(len(blocks)) - np.repeat(ends - counts, counts)
+        columns.block_ids[np.repeat(rows, counts), np.repeat(before, counts) + within] = blocks
+        columns.num_tokens[rows] = num_tokens
+        columns.num_blocks[rows] = after
+        columns.num_published[rows] = np.where(columns.num_published[rows] > 0, after, 0)
 
     def enter(self, lease: Lease, phase: Phase) -> None:
         """Change a lease's phase."""
@@ -137,12 +163,13 @@ class LeaseBook:
     def close(self, lease: Lease) -> None:
         """Forget a lease; its holds are the caller's to end."""
         self.rows.lease_id[lease.row] = 0
-        del self.by_id[lease.lease_id]
+        del self.by_id[lease.lease_id], self.row_of[lease.lease_id]
         del self.by_request[lease.worker_id, int(self.rows.request_digest[lease.row])]
         self.by_worker[lease.worker_id].discard(lease.lease_id)
         self.free_rows.append(lease.row)
 
 
+@lru_cache(maxsize=4096)
 def request_digest(request_id: str) -> int:
     """Return 64 bits that stand for an engine's request id in a row."""
     return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")

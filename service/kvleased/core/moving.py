@@ -17,7 +17,7 @@ from kvleased.core.flights import Purpose
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.room import evict_blocks, host_slots, room
-from kvleased.core.state import CacheState, as_ids, split_keys
+from kvleased.core.state import CacheState, as_ids, pack, split_keys
 from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
 
@@ -56,7 +56,7 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be evicted"
         raise WrongStateError(msg)
-    blocks = state.leases.blocks_of(lease).copy()
+    blocks = state.leases.blocks_of(lease)
     placed, is_ready = _slots_below(state, blocks)
     missing = placed < 0
     slots = _slots_for_lease(state, int(missing.sum()), placed[~missing])
@@ -115,7 +115,7 @@ def _slots_for_lease(state: CacheState, count: int, reused: Ids) -> Ids:
 
 def finish_evict(state: CacheState, lease: Lease, now: float, *, num_offloaded: int) -> Evicted:
     """Hand a lease over to the slots that its bytes are in now, and free its blocks."""
-    blocks = state.leases.blocks_of(lease).copy()
+    blocks = state.leases.blocks_of(lease)
     num_free_before = state.device.num_free
     state.leases.rewrite(lease, lease.moving_to, Phase.EVICTED)
     state.device.let_go(blocks)
@@ -163,7 +163,7 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
     if lease.phase is not Phase.EVICTED:
         msg = f"the lease is {lease.phase.name.lower()}, only an evicted one can be reloaded"
         raise WrongStateError(msg)
-    slots = state.leases.blocks_of(lease).copy()
+    slots = state.leases.blocks_of(lease)
     placed, is_keyed, joined = _blocks_above(state, slots)
     missing = placed < 0
     hits = placed[~missing]
@@ -208,7 +208,7 @@ def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_]
 
 def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
     """Hand a lease over to the blocks that its bytes are in now, and let go of its slots."""
-    slots = state.leases.blocks_of(lease).copy()
+    slots = state.leases.blocks_of(lease)
     state.leases.rewrite(lease, lease.moving_to, Phase.ACTIVE)
     state.host.let_go(slots)
     lease.deadline = now + state.shape.lease_seconds
@@ -216,7 +216,7 @@ def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
     state.tell("lease_reloaded", lease, num_blocks=lease.num_reloading)
     blocks = state.leases.blocks_of(lease)
     return Reloaded(
-        block_ids=blocks.tobytes(),
+        block_ids=pack(blocks),
         num_reloaded=lease.num_reloading,
         num_tokens=len(blocks) * state.shape.tokens_per_block,
         row=lease.row,

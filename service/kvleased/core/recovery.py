@@ -86,7 +86,7 @@ def _believed_rows(state: CacheState) -> set[int]:
 def _entries(state: CacheState, row: int) -> Ids:
     rows = state.records.rows
     count = min(max(int(rows.num_blocks[row]), 0), rows.block_ids.shape[1])
-    return rows.block_ids[row, :count]
+    return rows.block_ids[row, :count].astype(np.intp)
 
 
 def _is_sound(pool: Pool, entries: Ids, used: NDArray[np.int32]) -> bool:

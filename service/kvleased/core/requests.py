@@ -2,13 +2,13 @@
 
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
 from kvleased.core.commands import Evict, Extend, Reload, Reserve
-from kvleased.core.effects import Outcome, Reloaded
+from kvleased.core.effects import Extended, Outcome, Reloaded
 from kvleased.core.ending import renew
 from kvleased.core.granting import blocks_for, check_reserve, reserved
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.moving import evict_cached, evict_lease, reload_cached, supersede_ticket
 from kvleased.core.seating import seat
-from kvleased.core.state import CacheState
+from kvleased.core.state import CacheState, pack
 
 
 def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
@@ -39,7 +39,10 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     """Make a lease cover more tokens."""
     lease = state.lease_of(command)
     renew(state, lease, now)
-    blocks_for(state, command.num_tokens)
+    num_blocks = blocks_for(state, command.num_tokens)
+    if lease.phase is Phase.ACTIVE and num_blocks <= state.leases.rows.num_blocks[lease.row]:
+        # Who needs nothing waits for nobody.
+        return Outcome(reply=Extended(block_ids=b""))
     return seat(state, command, command.worker_id, now)
 
 
@@ -69,7 +72,7 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
 def _here(state: CacheState, lease: Lease) -> Reloaded:
     blocks = state.leases.blocks_of(lease)
     return Reloaded(
-        block_ids=blocks.tobytes(),
+        block_ids=pack(blocks),
         num_reloaded=0,
         num_tokens=len(blocks) * state.shape.tokens_per_block,
         row=lease.row,

@@ -26,7 +26,7 @@ _ODD: Final = np.array(
 _SHIFT: Final = np.uint64(29)
 
 
-def seal(records: TierRecords, ids: NDArray[np.int32], layout_digest: int) -> NDArray[np.uint64]:
+def seal(records: TierRecords, ids: NDArray[np.intp], layout_digest: int) -> NDArray[np.uint64]:
     """Return the seals that the entries `ids` ought to carry."""
     columns = np.empty((len(ids), 8), np.uint64)
     columns[:, :4] = records.key[ids].view(np.uint64)

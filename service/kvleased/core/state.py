@@ -150,8 +150,8 @@ class CacheState:
             Copy(
                 copy_id=copy_id,
                 direction=direction,
-                source_ids=sources.tobytes(),
-                target_ids=targets.tobytes(),
+                source_ids=pack(sources),
+                target_ids=pack(targets),
                 checksums=bytes(checksums),
             )
         )
@@ -191,4 +191,9 @@ def split_keys(keys: bytes) -> list[bytes]:
 
 def as_ids(blocks: Collection[int]) -> Ids:
     """Return block ids as an array."""
-    return np.fromiter(blocks, np.int32, len(blocks))
+    return np.fromiter(blocks, np.intp, len(blocks))
+
+
+def pack(ids: Ids) -> bytes:
+    """Return block ids as they travel: packed int32."""
+    return ids.astype(np.int32).tobytes()

@@ -128,24 +128,27 @@ ILLEGAL: Final = 255
 
 _ILLEGAL_BYTE: Final = bytes([ILLEGAL])
 
-CompiledTransitions = NDArray[np.uint8]
-"""`table[event, state]` is the state after, or ILLEGAL."""
+CompiledTransitions = tuple[bytes, ...]
+"""`table[event][state]` is the state after, or ILLEGAL; long enough for `bytes.translate`."""
 
 
 def compile_transitions(transitions: Transitions) -> CompiledTransitions:
-    """Return the transitions as an array that `advance` indexes."""
-    table = np.full((len(Event), len(State)), ILLEGAL, np.uint8)
+    """Return the transitions in the form that `advance` looks them up in."""
+    rows = [bytearray([ILLEGAL]) * 256 for _ in Event]
     for before, events in transitions.items():
         for event, after in events.items():
-            table[event, before] = after
-    return table
+            rows[event][before] = after
+    return tuple(bytes(row) for row in rows)
 
 
 def advance(
-    table: CompiledTransitions, states: NDArray[np.uint8], ids: NDArray[np.int32], event: Event
+    table: CompiledTransitions,
+    states: NDArray[np.uint8],
+    ids: NDArray[np.signedinteger],
+    event: Event,
 ) -> None:
     """Make one transition for all `ids`, or none at all: an illegal one is our own mistake and changes nothing."""
-    after = table[event][states[ids]]
-    # A search of the bytes takes a tenth of the time of a comparison and a reduction.
-    assert _ILLEGAL_BYTE not in after.tobytes(), f"{event.name} from {np.unique(states[ids])}"
-    states[ids] = after
+    # Bytes are translated and searched in a tenth of the time that array operations take.
+    after = states[ids].tobytes().translate(table[event])
+    assert _ILLEGAL_BYTE not in after, f"{event.name} from {np.unique(states[ids])}"
+    states[ids] = np.frombuffer(after, np.uint8)

@@ -1,10 +1,12 @@
 """Own the Step verb: the columns of one scheduler step, each operation of which succeeds alone or changes nothing."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
@@ -12,14 +14,17 @@ from kvleased.core.commands import Commit, Extend, Release, Reserve, Step
 from kvleased.core.committing import commit
 from kvleased.core.effects import Extended, Outcome, Reserved, Stepped
 from kvleased.core.ending import release
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import Phase
+from kvleased.core.pool import Ids
 from kvleased.core.requests import extend, reserve
-from kvleased.core.state import CacheState
+from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 
+Number = TypeVar("Number", np.int32, np.int64)
+
 _NO_IDS: Final = b""
-_EXTEND: Final = 1
-_RELEASE: Final = 3
+_NOWHERE: Final[Ids] = np.empty(0, np.intp)
+_ACTIVE: Final = int(Phase.ACTIVE)
 
 
 class StepVerb(IntEnum):
@@ -30,122 +35,138 @@ class StepVerb(IntEnum):
     RELEASE = 3
 
 
+_EXTEND: Final = int(StepVerb.EXTEND)
+
 _Operation = tuple[LeaseId, int, int, bytes]
 """Lease, token count, first block and keys of one operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The operations of a step, one entry each."""
+
+    verbs: NDArray[np.uint8]
+    lease_ids: NDArray[np.int64]
+    num_tokens: NDArray[np.int32]
+    num_keys: NDArray[np.int32]
+    first_blocks: NDArray[np.int32]
 
 
 def step(state: CacheState, command: Step, now: float) -> Outcome:
     """Carry out the operations of a step in their order, then its reserves."""
     state.tenant_of(command.worker_id)
-    verbs, lease_ids, num_tokens, num_keys, first_blocks = _columns(command)
-    added = _extend_together(state, command.worker_id, verbs, lease_ids, num_tokens)
-    codes, key_at = [0] * len(verbs), 0
-    for at, verb in enumerate(verbs):
-        key_end = key_at + num_keys[at] * BYTES_PER_KEY
-        if added[at] is None:
-            keys = command.keys[key_at:key_end]
-            operation = (LeaseId(lease_ids[at]), num_tokens[at], first_blocks[at], keys)
-            try:
-                added[at] = _carry_out(state, command.worker_id, verb, operation, now)
-            except KVLeaseError as error:
-                codes[at] = error.number
-        key_at = key_end
+    columns = _columns(command)
+    codes = np.zeros(len(columns.verbs), np.int32)
+    is_done, counts, fresh = _extend_together(state, command.worker_id, columns)
+    if is_done.all():
+        block_ids = pack(fresh)
+    else:
+        block_ids = _one_by_one(state, command, now, (columns, is_done, codes, counts, fresh))
     return Outcome(
         reply=Stepped(
-            codes=np.array(codes, np.int32).tobytes(),
-            num_blocks=np.array([len(ids or _NO_IDS) // 4 for ids in added], np.int32).tobytes(),
-            block_ids=b"".join(ids for ids in added if ids),
+            codes=codes.tobytes(),
+            num_blocks=counts.tobytes(),
+            block_ids=block_ids,
             reserves=tuple(_reserve(state, one, now) for one in command.reserves),
         )
     )
 
 
 def _extend_together(
-    state: CacheState,
-    worker_id: WorkerId,
-    verbs: bytes,
-    lease_ids: list[int],
-    num_tokens: list[int],
-) -> list[bytes | None]:
+    state: CacheState, worker_id: WorkerId, columns: _Columns
+) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
     """Do the extends of a step that cannot fail: those covered already, and all others if there is room for all.
 
-    Returns for each operation the ids that it added, or None where it is still to be done. Taking
-    the blocks of all leases at once is what makes a step cheap.
+    Returns which operations are done, how many blocks each added, and these blocks in the order of
+    the operations. Looking at all leases at once is what makes a step cheap.
     """
-    added: list[bytes | None] = [None] * len(verbs)
-    wanting: list[tuple[int, Lease, int]] = []
-    by_id, active = state.leases.by_id, Phase.ACTIVE
-    tokens_per_block, max_blocks = state.shape.tokens_per_block, state.shape.max_blocks_per_lease
-    num_blocks = state.leases.rows.num_blocks.data
-    # An extend of a lease that the same step releases is done, or refused, in its turn.
-    ending = set[int]()
-    if _RELEASE in verbs:
-        ending.update(lease_ids[at] for at, verb in enumerate(verbs) if verb == _RELEASE)
-    for at, verb in enumerate(verbs):
-        lease = by_id.get(lease_ids[at])  # type: ignore[call-overload]  # as they came over the wire
-        if verb != _EXTEND or lease is None or lease.phase is not active:
-            continue
-        if lease.lease_id in ending:
-            continue
-        needed = -(-num_tokens[at] // tokens_per_block)
-        if lease.worker_id != worker_id or not 0 < needed <= max_blocks:
-            continue
-        missing = needed - num_blocks[lease.row]
-        if missing <= 0:
-            added[at] = _NO_IDS
-        else:
-            wanting.append((at, lease, missing))
-    _grow(state, worker_id, wanting, num_tokens, added)
-    return added
+    rows, row_of = state.leases.rows, state.leases.row_of
+    lease_ids = columns.lease_ids.tolist()
+    found = np.array([row_of.get(lease_id, -1) for lease_id in lease_ids], np.intp)
+    needed = -(-columns.num_tokens // state.shape.tokens_per_block)
+    is_sound = (
+        (columns.verbs == _EXTEND)
+        & (found >= 0)
+        & (rows.worker_id[found] == worker_id)
+        & (rows.phase[found] == _ACTIVE)
+        & (needed > 0)
+        & (needed <= state.shape.max_blocks_per_lease)
+    )
+    missing = needed - rows.num_blocks[found]
+    is_done = is_sound & (missing <= 0)
+    wants = is_sound & (missing > 0)
+    counts = np.zeros(len(lease_ids), np.int32)
+    fresh = _NOWHERE
+    # An extend of a lease of which the step says more than that is done, or refused, in its turn.
+    if len(set(lease_ids)) < len(lease_ids):
+        is_done[:] = wants[:] = False
+    if wants.any() and not len(state.waiting):
+        tenant = state.workers[worker_id]
+        offered = state.device.suitable(int(missing[wants].sum()), tenant)
+        if offered is not None:
+            fresh = offered
+            state.device.take(fresh, Event.GRANT, tenant)
+            state.leases.append_many(found[wants], missing[wants], fresh, columns.num_tokens[wants])
+            counts[wants] = missing[wants]
+            is_done |= wants
+    return is_done, counts, fresh
 
 
-def _grow(
+def _one_by_one(
     state: CacheState,
-    worker_id: WorkerId,
-    wanting: list[tuple[int, Lease, int]],
-    num_tokens: list[int],
-    added: list[bytes | None],
-) -> None:
-    count = sum(missing for _, _, missing in wanting)
-    is_apart = len({lease.lease_id for _, lease, _ in wanting}) == len(wanting)
-    if not count or not is_apart or len(state.waiting):
-        return
-    tenant = state.workers[worker_id]
-    fresh = state.device.suitable(count, tenant)
-    if fresh is None:
-        return
-    state.device.take(fresh, Event.GRANT, tenant)
+    command: Step,
+    now: float,
+    results: tuple[_Columns, NDArray[np.bool_], NDArray[np.int32], NDArray[np.int32], Ids],
+) -> bytes:
+    """Do what is not done yet, each operation in its turn; returns the ids of all blocks that were added."""
+    columns, is_done, codes, counts, fresh = results
+    pieces: list[bytes] = []
+    key_ends = np.cumsum(columns.num_keys) * BYTES_PER_KEY
     start = 0
-    for at, lease, missing in wanting:
-        blocks = fresh[start : start + missing]
-        state.leases.append(lease, blocks, num_tokens[at])
-        added[at] = blocks.tobytes()
-        start += missing
-
-
-def _columns(command: Step) -> tuple[bytes, list[int], list[int], list[int], list[int]]:
-    count = len(command.verbs)
-    columns: list[list[int]] = []
-    for name, dtype, packed, is_optional in (
-        ("lease_ids", np.int64, command.lease_ids, False),
-        ("num_tokens", np.int32, command.num_tokens, False),
-        ("num_keys", np.int32, command.num_keys, True),
-        ("first_blocks", np.int32, command.first_blocks, True),
-    ):
-        if is_optional and not packed:
-            columns.append([0] * count)
+    for at, done in enumerate(is_done.tolist()):
+        if done:
+            pieces.append(pack(fresh[start : start + counts[at]]))
+            start += int(counts[at])
             continue
-        expected = count * np.dtype(dtype).itemsize
-        if len(packed) != expected:
-            msg = f"{name} has {len(packed)} bytes, but {count} verbs take {expected}"
-            raise InvalidError(msg, resource=name, need=expected, available=len(packed))
-        columns.append(np.frombuffer(packed, dtype).tolist())
-    lease_ids, num_tokens, num_keys, first_blocks = columns
-    named = sum(num_keys) * BYTES_PER_KEY
-    if min(num_keys, default=0) < 0 or named != len(command.keys):
+        key_end = int(key_ends[at])
+        keys = command.keys[key_end - int(columns.num_keys[at]) * BYTES_PER_KEY : key_end]
+        lease_id = LeaseId(int(columns.lease_ids[at]))
+        operation = (lease_id, int(columns.num_tokens[at]), int(columns.first_blocks[at]), keys)
+        try:
+            added = _carry_out(state, command.worker_id, int(columns.verbs[at]), operation, now)
+        except KVLeaseError as error:
+            codes[at] = error.number
+        else:
+            counts[at] = len(added) // 4
+            pieces.append(added)
+    return b"".join(pieces)
+
+
+def _columns(command: Step) -> _Columns:
+    count = len(command.verbs)
+    num_keys = _column("num_keys", np.int32, command.num_keys or bytes(4 * count), count)
+    first_blocks = _column(
+        "first_blocks", np.int32, command.first_blocks or bytes(4 * count), count
+    )
+    named = int(num_keys.sum()) * BYTES_PER_KEY if command.num_keys else 0
+    if named != len(command.keys) or (command.num_keys and num_keys.min() < 0):
         msg = f"keys has {len(command.keys)} bytes, but num_keys adds up to {named}"
         raise InvalidError(msg, resource="keys", need=named, available=len(command.keys))
-    return command.verbs, lease_ids, num_tokens, num_keys, first_blocks
+    return _Columns(
+        np.frombuffer(command.verbs, np.uint8),
+        _column("lease_ids", np.int64, command.lease_ids, count),
+        _column("num_tokens", np.int32, command.num_tokens, count),
+        num_keys,
+        first_blocks,
+    )
+
+
+def _column(name: str, dtype: type[Number], packed: bytes, count: int) -> NDArray[Number]:
+    expected = count * np.dtype(dtype).itemsize
+    if len(packed) != expected:
+        msg = f"{name} has {len(packed)} bytes, but {count} verbs take {expected}"
+        raise InvalidError(msg, resource=name, need=expected, available=len(packed))
+    return np.frombuffer(packed, dtype)
 
 
 def _extend(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> bytes:

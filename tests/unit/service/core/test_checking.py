@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -16,7 +15,7 @@ from kvleased.core.flights import Flight
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import CacheRecords
-from kvleased.core.state import CacheState
+from kvleased.core.state import CacheState, as_ids
 from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
 from tests.unit.service.core.builders import (
@@ -79,7 +78,9 @@ def lease(state: CacheState, phase: Phase = Phase.ACTIVE) -> Lease:
 
 def blocks(state: CacheState) -> Ids:
     """Return the row of the first active lease: one committed block, then two private ones."""
-    return state.leases.blocks_of(lease(state))
+    row = lease(state).row
+    rows = state.leases.rows
+    return rows.block_ids[row, : rows.num_blocks[row]]
 
 
 def cached_block(state: CacheState) -> int:
@@ -118,13 +119,18 @@ def add_waiter(state: CacheState) -> None:
 
 def add_pins(state: CacheState) -> None:
     """Pin nothing, as often as may be, beside the pin that is there."""
-    state.pins.update({PinId(number): np.empty(0, np.int32) for number in range(2)})
+    state.pins.update({PinId(number): as_ids([]) for number in range(2)})
+
+
+def list_block(state: CacheState, holder: Lease, at: int, block: int) -> None:
+    """Write another block into a lease's row."""
+    state.records.rows.block_ids[holder.row, at] = block
 
 
 def share_block(state: CacheState) -> None:
     """List a private block of one lease in another lease's row as well."""
     other = [one for one in state.leases.by_id.values() if one.worker_id == MATE][-1]
-    state.leases.blocks_of(other)[0] = blocks(state)[1]
+    list_block(state, other, 0, blocks(state)[1])
 
 
 Damage = Callable[[CacheState], object]
@@ -147,7 +153,7 @@ DAMAGES: dict[str, Damage] = {
     "a block in use is held by nobody": lambda it: put(it.device.holds, blocks(it)[1], 0),
     "device: holds of blocks": lambda it: put(it.device.holds, blocks(it)[1], 5),
     "host: holds of blocks": lambda it: put(it.host.holds, lease_slot(it), 5),
-    "lists a block twice": lambda it: put(blocks(it), 2, blocks(it)[1]),
+    "lists a block twice": lambda it: list_block(it, lease(it), 2, blocks(it)[1]),
     "is ACTIVE over blocks in other states": lambda it: put(
         it.device.records.state, blocks(it)[1], State.QUARANTINED
     ),

@@ -375,6 +375,7 @@ def test_eviction_whose_caller_has_gone_goes_on() -> None:
 def test_lease_whose_caller_has_gone_is_evicted_all_the_same() -> None:
     """A cancelled call does not stop the copies; a later call learns where the lease is."""
     cache = a_full_cache(8)
+    reserve(cache, 1, "other")
     lease = reserve(cache, 1)
     outcome = evict(cache, lease.lease_id)
     cache.handle(c.Evict(num_blocks=1), 0.0)

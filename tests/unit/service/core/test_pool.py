@@ -1,11 +1,11 @@
 """Laws of the pool: its counts add up, and who lets go last decides."""
 
-import numpy as np
 import pytest
 
 from kvleased.core.eviction import LeafFirstLRU
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.records import TierRecords
+from kvleased.core.state import as_ids
 from kvleased.core.states import BLOCK_TRANSITIONS, Event, State, compile_transitions
 
 TENANT, OTHER_TENANT = 7, 8
@@ -178,7 +178,7 @@ def test_index_that_points_elsewhere_is_noticed() -> None:
 def test_awaited_block_cannot_come_to_nothing() -> None:
     """A fill whose block somebody else holds as well does not end in a free block."""
     pool = a_pool()
-    ids = np.array([0], np.int32)
+    ids = as_ids([0])
     pool.take(ids, Event.FILL, TENANT)
     pool.hold(ids)
 

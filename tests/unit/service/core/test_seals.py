@@ -5,8 +5,9 @@ import pytest
 
 from kvleased.core.records import TIER_COLUMNS, TierRecords
 from kvleased.core.seals import seal
+from kvleased.core.state import as_ids
 
-IDS = np.arange(4, dtype=np.int32)
+IDS = as_ids(range(4))
 
 
 def some_records() -> TierRecords:

@@ -110,6 +110,30 @@ def test_running_request_goes_before_new_ones() -> None:
     assert len(ids(extend(cache, lease.lease_id, 8).block_ids)) == 1
 
 
+def test_extend_that_needs_nothing_waits_for_nobody() -> None:
+    """A request that asks for a token which it covers already goes on, whoever waits for room."""
+    cache = a_cache(4)
+    first, second = reserve(cache, 2, "a"), reserve(cache, 2, "b")
+    cache.handle(an_extend(first.lease_id, 3, wait_ms=WAIT_MS), 0.0)
+
+    assert extend(cache, second.lease_id, 2).block_ids == b""
+
+
+def test_extends_of_one_lease_are_served_one_after_another() -> None:
+    """A waiting extend that another one has covered meanwhile is answered without blocks."""
+    cache = a_cache(4)
+    lease, other = reserve(cache, 2, "a"), reserve(cache, 2, "b")
+    tickets = [
+        cache.handle(an_extend(lease.lease_id, count, wait_ms=WAIT_MS), 0.0).ticket
+        for count in (4, 3)
+    ]
+
+    served = release(cache, other.lease_id)
+
+    added = [woken(served, ticket, Extended).block_ids for ticket in tickets]
+    assert [len(ids(packed)) for packed in added] == [2, 0]
+
+
 def test_waiting_extends_are_served_before_waiting_reserves() -> None:
     """Room goes to running requests first, whoever waited longer."""
     cache = a_cache(8)

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from kvleased.core.state import as_ids
 from kvleased.core.states import (
     BLOCK_TRANSITIONS,
     SLOT_TRANSITIONS,
@@ -37,7 +38,7 @@ def test_allowed_transition_is_made(
     """A pair that the table has leads where the table says, for just the entries that are named."""
     states = np.full(3, before, np.uint8)
 
-    advance(compile_transitions(table), states, np.array([0, 2], np.int32), event)
+    advance(compile_transitions(table), states, as_ids([0, 2]), event)
 
     assert states.tolist() == [after, before, after]
 
@@ -48,7 +49,7 @@ def test_other_transition_is_refused(table: Transitions, before: State, event: E
     states = np.full(2, before, np.uint8)
 
     with pytest.raises(AssertionError, match=event.name):
-        advance(compile_transitions(table), states, np.array([1], np.int32), event)
+        advance(compile_transitions(table), states, as_ids([1]), event)
 
     assert states.tolist() == [before, before]
 
@@ -61,7 +62,7 @@ def test_one_illegal_entry_refuses_all() -> None:
         advance(
             compile_transitions(BLOCK_TRANSITIONS),
             states,
-            np.array([0, 1], np.int32),
+            as_ids([0, 1]),
             Event.GRANT,
         )
 

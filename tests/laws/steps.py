@@ -1,0 +1,94 @@
+"""One scheduler step of a simulated worker: its columns, and its answer compared with what the world knows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlease.errors import BY_NUMBER
+from kvlease.ids import LeaseId
+from kvleased.core import commands
+from kvleased.core.effects import Outcome, Reserved, Stepped
+from kvleased.core.stepping import StepVerb
+from tests.laws.world import Held, Worker, World
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a step."""
+
+    verb: StepVerb
+    held: Held
+    num_tokens: int = 0
+    first_block: int = 0
+    keys: bytes = b""
+
+
+def take_step(
+    world: World,
+    worker: Worker,
+    operations: Sequence[Operation],
+    reserves: Sequence[commands.Reserve],
+) -> None:
+    """Let a worker send one step, and take its answer operation by operation.
+
+    It forgets the leases that it releases before it sends, for others may have the blocks when the answer comes.
+    """
+    ending = {one.held.lease_id for one in operations if one.verb is StepVerb.RELEASE}
+    for lease_id in ending:
+        world.ended.append((worker.worker_id, worker.leases.pop(lease_id)))
+    outcome = world.send(_columns(worker, operations, reserves))
+    if not isinstance(outcome, Outcome) or not isinstance(outcome.reply, Stepped):
+        world.fail("a step of an attached worker was refused whole")
+        return
+    reply = outcome.reply
+    blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
+    codes = np.frombuffer(reply.codes, np.int32).tolist()
+    counts = np.frombuffer(reply.num_blocks, np.int32).tolist()
+    ended: set[LeaseId] = set()
+    for operation, code, count in zip(operations, codes, counts, strict=True):
+        lease_id = operation.held.lease_id
+        error = BY_NUMBER[code].code if code else ""
+        _compare(world, operation, error, count, is_over=lease_id in ended)
+        added, blocks = blocks[:count], blocks[count:]
+        if operation.verb is StepVerb.RELEASE:
+            ended.add(lease_id)
+        elif lease_id not in ending:
+            world._extended(worker, operation.held, added)
+    if blocks:
+        world.fail("a step added more blocks than its operations")
+    for command, answer in zip(reserves, reply.reserves, strict=True):
+        if isinstance(answer, Reserved):
+            world._granted(worker, command, answer)
+        else:
+            world._refused(worker, command, None, answer)
+
+
+def _columns(
+    worker: Worker, operations: Sequence[Operation], reserves: Sequence[commands.Reserve]
+) -> commands.Step:
+    return commands.Step(
+        worker_id=worker.worker_id,
+        verbs=bytes(one.verb for one in operations),
+        lease_ids=np.array([one.held.lease_id for one in operations], np.int64).tobytes(),
+        num_tokens=np.array([one.num_tokens for one in operations], np.int32).tobytes(),
+        num_keys=np.array([len(one.keys) // 32 for one in operations], np.int32).tobytes(),
+        first_blocks=np.array([one.first_block for one in operations], np.int32).tobytes(),
+        keys=b"".join(one.keys for one in operations),
+        reserves=tuple(reserves),
+    )
+
+
+def _compare(world: World, operation: Operation, error: str, count: int, *, is_over: bool) -> None:
+    needed = -(-operation.num_tokens // world.shape.tokens_per_block)
+    missing = max(0, needed - len(operation.held.blocks))
+    if operation.verb is not StepVerb.EXTEND:
+        if count or error:
+            world.fail(f"{operation.verb.name} added {count} blocks or was refused with {error!r}")
+    elif is_over:
+        if error != "UNKNOWN_LEASE" or count:
+            world.fail(f"a lease was extended by {count} blocks after its release")
+    elif error and (error != "POOL_FULL" or not missing or count):
+        world.fail(f"an extend by {missing} blocks was refused with {error}")
+    elif not error and count != missing:
+        world.fail(f"an extend by {missing} blocks added {count}")
