@@ -117,7 +117,7 @@ def _take_over(
         target_pool.records.checksum[flight.targets] = source_pool.records.checksum[flight.sources]
     good = ~failed
     keyed = good & flight.keyed
-    keys = [source_pool.key_of(block) for block in flight.sources[keyed].tolist()]
+    keys = source_pool.keys_of(flight.sources[keyed])
     is_new = [key not in target_pool.index for key in keys]
     new = flight.targets[keyed][is_new]
     if len(new):
@@ -143,7 +143,7 @@ def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: f
     if flight.purpose is Purpose.LOAD:
         state.counters["reloads"] += num_good
     if flight.purpose is Purpose.DISPLACE:
-        leaving = [block for block in flight.sources.tolist() if block in state.device.order]
+        leaving = state.device.evictable(flight.sources)
         evict_blocks(state, leaving)
         num_evicted = flight.num_evicted_before + len(leaving)
         state.wake(flight.ticket, Evicted(num_evicted=num_evicted, num_offloaded=num_good))
@@ -218,8 +218,8 @@ def _recorded(state: CacheState, flight: Flight) -> list[tuple[Pool, Ids, NDArra
 
 def _unlist_loading(state: CacheState, flight: Flight) -> None:
     if flight.direction is Direction.RELOAD and not flight.is_lost:
-        for source in flight.sources[flight.keyed].tolist():
-            del state.loading[state.host.key_of(source)]
+        for key in state.host.keys_of(flight.sources[flight.keyed]):
+            del state.loading[key]
 
 
 # Leases and callers -----------------------------------------------------------------------------------------------

@@ -78,11 +78,10 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
 def _slots_below(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]]:
     """Return for each block the slot that has its bytes already, or -1, and whether the block is READY."""
     is_ready = state.device.records.state[blocks] == State.READY
-    found = [
-        state.host.index.get(state.device.key_of(block), -1) if ready else -1
-        for block, ready in zip(blocks.tolist(), is_ready.tolist(), strict=True)
-    ]
-    return as_ids(found), is_ready
+    placed = np.full(len(blocks), -1, np.intp)
+    keys = state.device.keys_of(blocks[is_ready])
+    placed[is_ready] = [state.host.index.get(key, -1) for key in keys]
+    return placed, is_ready
 
 
 def _slots_for_lease(state: CacheState, count: int, reused: Ids) -> Ids:
@@ -119,7 +118,7 @@ def finish_evict(state: CacheState, lease: Lease, now: float, *, num_offloaded: 
     num_free_before = state.device.num_free
     state.leases.rewrite(lease, lease.moving_to, Phase.EVICTED)
     state.device.let_go(blocks)
-    evict_blocks(state, [block for block in blocks.tolist() if block in state.device.order])
+    evict_blocks(state, state.device.evictable(blocks))
     lease.deadline = now + state.shape.lease_seconds
     state.counters["offloads"] += num_offloaded
     num_evicted = state.device.num_free - num_free_before
@@ -136,7 +135,7 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
         blocks = [block for block in found if block is not None and block in device.order]
     else:
         blocks = device.victims(command.num_blocks, ())
-    dirty = [block for block in blocks if device.key_of(block) not in host.index]
+    dirty = device.unknown_to(host, blocks)
     slots = host_slots(state, len(dirty), at_most=True)
     num_copied = 0 if slots is None else len(slots)
     copied = frozenset(dirty[:num_copied])
@@ -195,15 +194,16 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
 def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_], set[CopyId]]:
     """Return for each slot the block with its bytes or -1, whether it is keyed; and the copies to await."""
     is_keyed = state.host.records.state[slots] == State.READY
-    placed: list[int] = []
+    placed = np.full(len(slots), -1, np.intp)
+    found: list[int] = []
     joined: set[CopyId] = set()
-    for slot, keyed in zip(slots.tolist(), is_keyed.tolist(), strict=True):
-        key = state.host.key_of(slot) if keyed else b""
+    for key in state.host.keys_of(slots[is_keyed]):
         loading = state.loading.get(key)
         if loading is not None:
             joined.add(loading[1])
-        placed.append(loading[0] if loading else state.device.index.get(key, -1))
-    return as_ids(placed), is_keyed, joined
+        found.append(loading[0] if loading else state.device.index.get(key, -1))
+    placed[is_keyed] = found
+    return placed, is_keyed, joined
 
 
 def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:

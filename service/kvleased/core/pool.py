@@ -85,6 +85,16 @@ class Pool:
         """Return the key that a READY block carries."""
         return bytes(self.records.key[block])
 
+    def keys_of(self, ids: Ids) -> list[bytes]:
+        """Return the keys that READY blocks carry."""
+        packed = self.records.key[ids].tobytes()
+        return [packed[at : at + BYTES_PER_KEY] for at in range(0, len(packed), BYTES_PER_KEY)]
+
+    def unknown_to(self, other: "Pool", blocks: list[int]) -> list[int]:
+        """Return those of the READY blocks whose keys the other pool does not have."""
+        keys = self.keys_of(np.array(blocks, np.intp))
+        return [block for block, key in zip(blocks, keys, strict=True) if key not in other.index]
+
     def change(self, ids: Ids, event: Event) -> None:
         """Make one transition of the table for all `ids`."""
         advance(self._transitions, self.records.state, ids, event)
@@ -214,6 +224,12 @@ class Pool:
         for row, block in zip(self.records.key[ids], ids.tolist(), strict=True):
             found = self.index.pop(row.tobytes())
             assert found == block, "index points elsewhere"
+
+    def evictable(self, ids: Ids) -> list[int]:
+        """Return those of the blocks that may be evicted, in the given order."""
+        states = self.records.state[ids]
+        found: list[int] = ids[(states == _READY) & (self.holds[ids] == 0)].tolist()
+        return found
 
     def victims(self, count: int, protected: Container[int]) -> list[int]:
         """Return the blocks to evict next; changes nothing."""

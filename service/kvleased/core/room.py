@@ -123,7 +123,7 @@ def write_back(state: CacheState, victims: list[int]) -> bool:
 
     If there is, those that have a copy have been evicted.
     """
-    dirty = [block for block in victims if state.device.key_of(block) not in state.host.index]
+    dirty = state.device.unknown_to(state.host, victims)
     slots = host_slots(state, len(dirty), at_most=True)
     if slots is None or not len(slots):
         return False
@@ -148,9 +148,7 @@ def host_slots(
         if len(victims) < deficit:
             return None
         state.counters["host_evictions"] += len(victims)
-        state.counters["blocks_dropped"] += sum(
-            host.key_of(slot) not in state.device.index for slot in victims
-        )
+        state.counters["blocks_dropped"] += len(host.unknown_to(state.device, victims))
         host.evict(victims)
     return host.suitable(count)
 
@@ -160,9 +158,7 @@ def evict_blocks(state: CacheState, blocks: list[int]) -> None:
     if not blocks:
         return
     state.counters["evictions"] += len(blocks)
-    state.counters["blocks_dropped"] += sum(
-        state.device.key_of(block) not in state.host.index for block in blocks
-    )
+    state.counters["blocks_dropped"] += len(state.device.unknown_to(state.host, blocks))
     state.device.evict(blocks)
     state.tell("blocks_evicted", num_blocks=len(blocks))
 

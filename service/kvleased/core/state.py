@@ -166,11 +166,9 @@ class CacheState:
         return self.device, self.device
 
     def _list_loading(self, flight: Flight) -> None:
-        for source, target, is_keyed in zip(
-            flight.sources, flight.targets, flight.keyed, strict=True
-        ):
-            if is_keyed:
-                self.loading[self.host.key_of(source)] = (int(target), flight.copy_id)
+        keys = self.host.keys_of(flight.sources[flight.keyed])
+        for key, target in zip(keys, flight.targets[flight.keyed].tolist(), strict=True):
+            self.loading[key] = (target, flight.copy_id)
 
 
 _DIRECTIONS = {
