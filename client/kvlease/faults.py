@@ -1,4 +1,4 @@
-"""Own the one table from errors to the protocol's Error and back; HTTP and gRPC statuses are each adapter's business."""
+"""Own the one table from errors to the Error of the protocol and back; statuses are the adapters' business."""
 
 from kvlease.errors import BY_CODE, InternalError, KVLeaseError
 from kvlease.v1 import kvlease_pb2 as pb

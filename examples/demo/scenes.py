@@ -14,6 +14,7 @@ from kvlease.errors import KVLeaseError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+
     from processes import Daemon, Worker
     from tally import Stage
     from workload import Request
@@ -128,7 +129,8 @@ class Play:
         self.stage.check(
             _reusable(after) - _reusable(before) == held["num_blocks"]
             and after.num_leases == before.num_leases - 1,
-            f"a worker got SIGKILL in the middle; its {held['num_blocks']} blocks were reusable {milliseconds:.0f} ms later",
+            f"a worker got SIGKILL in the middle; its {held['num_blocks']} blocks were reusable "
+            f"{milliseconds:.0f} ms later",
         )
         self.second = await self.start_worker("second-again")
         served = [await self._finish(self.first, first), *await self._serve(self.first, others)]
@@ -158,7 +160,8 @@ class Play:
         await self._until(lambda _: self._epoch > epoch)
         self.stage.check(
             len(held) == len(pairs),
-            f"the control process {pid} got SIGKILL in the middle of two requests; both went on, {recomputes} computed again",
+            f"the control process {pid} got SIGKILL in the middle of two requests; both went on, "
+            f"{recomputes} computed again",
         )
         after = self.requests["restart-after"]
         served = await asyncio.gather(

@@ -125,7 +125,7 @@ class Stage:
         self.tally.take(request, done)
         self._progress.update(self._bar, completed=len(self.tally.answers))
 
-    def check(self, holds: bool, text: str) -> None:  # noqa: FBT001 - reads as a sentence
+    def check(self, holds: bool, text: str) -> None:
         """Show what held or did not, and remember what did not."""
         self.console.print(f"[green]✓[/] {text}" if holds else f"[red]✗ {text}[/]")
         if not holds:

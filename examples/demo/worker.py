@@ -9,8 +9,9 @@ import os
 import sys
 from typing import Any
 
-import kvlease
 import workload
+
+import kvlease
 from kvlease.integrations.transformers import LeasedCache, generate
 
 

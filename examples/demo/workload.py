@@ -1,4 +1,4 @@
-"""Own what the demo asks for: the model, and requests whose prompts share long prefixes; who serves them is elsewhere."""
+"""Own what the demo asks for: the model, and requests whose prompts share long prefixes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Request:
 
 def requests(*, is_quick: bool = False) -> dict[str, list[Request]]:
     """Return the requests of each part; a quick demo has the first two parts of a kind at most, and shorter answers."""
-    source = random.Random(_PROMPT_SEED)
+    source = random.Random(_PROMPT_SEED)  # noqa: S311 - no secret
     vocabulary = range(3, 1024)
     prefixes = [source.choices(vocabulary, k=num_tokens) for num_tokens in _PREFIX_TOKENS]
     made: dict[str, list[Request]] = {}

@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.acceptance
+
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 DEMO_SECONDS_MAX = 120
 

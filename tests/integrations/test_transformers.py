@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from kvlease import Worker
 
+pytestmark = pytest.mark.acceptance
+
 TOKENS_PER_BLOCK = 16
 DEVICE_BLOCKS = 24
 NUM_NEW = 40

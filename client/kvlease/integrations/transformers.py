@@ -32,7 +32,7 @@ __all__ = ["Generation", "LeasedCache", "generate"]
 _LEASED_ATTEMPTS_MAX: Final = 3
 """Leases that `generate` tries for one request before it goes on without the daemon."""
 _WAIT_MS: Final = 1_000
-"""Milliseconds that a call waits for blocks; without waiting, cached blocks would be dropped instead of written back."""
+"""Milliseconds that a call waits for blocks; without waiting, cached blocks would be dropped unsaved."""
 
 _logger = logging.getLogger(__name__)
 
@@ -62,9 +62,8 @@ class LeasedCache(Cache):
         self._blocks.shared_tokens = present
         self._keys = bytearray()
         views = layer_views(worker.plan, device)
-        super().__init__(
-            layers=[_LeasedLayer(self._blocks, keys, values, present) for keys, values in views]
-        )
+        self._pages = [_LeasedLayer(self._blocks, keys, values, present) for keys, values in views]
+        super().__init__(layers=list(self._pages))
 
     @classmethod
     def reserve(
@@ -143,7 +142,7 @@ class LeasedCache(Cache):
     def reload(self) -> int:
         """Bring the blocks back, to other places; return the tokens present, from which on to compute again."""
         num_tokens = self._blocks.reload()
-        for layer in self.layers:
+        for layer in self._pages:
             layer.truncate(num_tokens)
         return self.get_seq_length()
 
@@ -231,7 +230,7 @@ class _LeasedBlocks:
         self._table = torch.from_numpy(self.lease.block_ids.astype(np.int64))
 
 
-class _LeasedLayer(CacheLayerMixin):
+class _LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transformers types no hooks
     """One layer's pages, as Transformers sees a layer of a cache."""
 
     is_sliding = False
@@ -244,7 +243,7 @@ class _LeasedLayer(CacheLayerMixin):
         pool_values: torch.Tensor,
         num_tokens: int,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # nor constructors
         self._blocks = blocks
         self._pool_keys = pool_keys
         self._pool_values = pool_values
@@ -265,10 +264,10 @@ class _LeasedLayer(CacheLayerMixin):
         self._blocks.cover(self._num_tokens + num_new)
         blocks, offsets = self._blocks.places(self._num_tokens, num_new)
         self._pool_keys[blocks, :, offsets] = (
-            key_states[0].transpose(0, 1).to(self._pool_keys.device)
+            key_states.detach()[0].transpose(0, 1).to(self._pool_keys.device)
         )
         self._pool_values[blocks, :, offsets] = (
-            value_states[0].transpose(0, 1).to(self._pool_values.device)
+            value_states.detach()[0].transpose(0, 1).to(self._pool_values.device)
         )
         self._num_tokens += num_new
         table = self._blocks.table(self._num_tokens)
@@ -304,15 +303,15 @@ class _LeasedLayer(CacheLayerMixin):
         """Refuse: others may be reading these pages."""
         raise WrongStateError("A leased cache is not reset; release it and reserve another.")
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:  # noqa: ARG002 - the contract
         """Refuse: a lease holds one sequence."""
         raise WrongStateError("A leased cache holds one sequence; beams are not supported.")
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
+    def batch_repeat_interleave(self, repeats: int) -> None:  # noqa: ARG002 - the contract
         """Refuse: a lease holds one sequence."""
         raise WrongStateError("A leased cache holds one sequence; it cannot be repeated.")
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: torch.Tensor) -> None:  # noqa: ARG002 - the contract
         """Refuse: a lease holds one sequence."""
         raise WrongStateError("A leased cache holds one sequence; there is nothing to select.")
 
@@ -340,7 +339,7 @@ class Generation:
     host_hit_tokens: int
     """Prompt tokens whose states came back from the host pool."""
     computed_tokens: int
-    """Tokens that were run through the model other than one by one: the rest of the prompt, and all of it after a loss."""
+    """Tokens that ran through the model other than one by one: the rest of the prompt; all of it after a loss."""
     recomputes: int
     """How often a lease was lost or refused, so that the sequence was computed again."""
 
@@ -356,8 +355,9 @@ def generate(
 ) -> Generation:
     """Generate greedily over leased blocks, and without them where the daemon cannot help.
 
-    `on_step` gets the cache (None while there is no lease) and the number of new tokens, after each of them; it may evict
-    and reload. A lease that is lost or refused costs a recomputation; no `KVLeaseError` reaches the caller.
+    `on_step` gets the cache (None while there is no lease) and the number of new tokens, after each of
+    them; it may evict and reload. A lease that is lost or refused costs a recomputation; no
+    `KVLeaseError` reaches the caller.
     """
     run = _GreedyRun(model, token_ids, max_new_tokens, on_step)
     for attempt in range(_LEASED_ATTEMPTS_MAX):
