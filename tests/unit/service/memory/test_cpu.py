@@ -41,7 +41,10 @@ def test_populating_keeps_what_is_written(region: int) -> None:
 
 def test_mapping_is_shared_and_left_out_of_core_dumps(region: int) -> None:
     """What is written through one mapping is read through another; the kernel dumps neither."""
-    writer, reader = cpu.map_region(region, REGION_BYTES), cpu.map_region(region, REGION_BYTES, writable=False)
+    writer, reader = (
+        cpu.map_region(region, REGION_BYTES),
+        cpu.map_region(region, REGION_BYTES, writable=False),
+    )
 
     writer[5000] = 7
 

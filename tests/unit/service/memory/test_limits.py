@@ -20,14 +20,25 @@ def _write(root: Path, files: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("membership", "files", "limit_bytes"),
     [
-        pytest.param("0::/a/b\n", {"a/memory.max": f"{8 * MIB}\n", "a/b/memory.max": "max\n"}, 8 * MIB, id="v2 parent"),
+        pytest.param(
+            "0::/a/b\n",
+            {"a/memory.max": f"{8 * MIB}\n", "a/b/memory.max": "max\n"},
+            8 * MIB,
+            id="v2 parent",
+        ),
         pytest.param("0::/gone\n", {"memory.max": f"{9 * MIB}\n"}, 9 * MIB, id="v2 container"),
         pytest.param("0::/a\n", {"unified/a/memory.max": f"{7 * MIB}\n"}, 7 * MIB, id="hybrid"),
         pytest.param(
-            "4:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": f"{6 * MIB}\n"}, 6 * MIB, id="v1"
+            "4:memory:/x\n0::/\n",
+            {"memory/x/memory.limit_in_bytes": f"{6 * MIB}\n"},
+            6 * MIB,
+            id="v1",
         ),
         pytest.param(
-            "4:cpu,memory:/x\n", {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, MACHINE, id="v1 unlimited"
+            "4:cpu,memory:/x\n",
+            {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"},
+            MACHINE,
+            id="v1 unlimited",
         ),
         pytest.param("0::/\n", {"memory.max": "max\n"}, MACHINE, id="v2 unlimited"),
     ],

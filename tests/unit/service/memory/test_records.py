@@ -5,7 +5,9 @@ import numpy as np
 from kvleased.core.shape import CacheShape
 from kvleased.memory.records import lay_records, records_layout, table_layout
 
-SHAPE = CacheShape(num_blocks=5, num_slots=3, tokens_per_block=4, max_blocks_per_lease=5, max_leases=2)
+SHAPE = CacheShape(
+    num_blocks=5, num_slots=3, tokens_per_block=4, max_blocks_per_lease=5, max_leases=2
+)
 
 
 def test_columns_are_apart_and_aligned() -> None:
@@ -13,7 +15,11 @@ def test_columns_are_apart_and_aligned() -> None:
     records = np.zeros(records_layout(SHAPE).region_bytes, np.uint8)
     tables = np.zeros(table_layout(SHAPE).region_bytes, np.uint8)
     laid = lay_records(SHAPE, records, tables)
-    columns = [getattr(part, name) for part in (laid.device, laid.host, laid.rows) for name in part.__slots__]
+    columns = [
+        getattr(part, name)
+        for part in (laid.device, laid.host, laid.rows)
+        for name in part.__slots__
+    ]
 
     for column in columns:
         column.view(np.uint8)[...] += 1

@@ -22,7 +22,12 @@ def _pools() -> CpuPools:
 
 
 def _batch(
-    direction: Direction, sources: list[int], targets: list[int], checksums: bytes = b"", *, summed: bool = True
+    direction: Direction,
+    sources: list[int],
+    targets: list[int],
+    checksums: bytes = b"",
+    *,
+    summed: bool = True,
 ) -> Batch:
     return Batch(
         number=1,
@@ -41,7 +46,7 @@ def _batch(
     st.booleans(),
 )
 def test_offload_and_reload_bring_back_the_bytes(
-    blocks: list[int], slots: list[int], summed: bool  # noqa: FBT001
+    blocks: list[int], slots: list[int], summed: bool
 ) -> None:
     """Whatever the ids, adjacent or not, blocks come back as they went, and nothing else changes."""
     pools = _pools()

@@ -70,13 +70,19 @@ class Mover:
     def complete(self, batch: Batch, *, is_done: bool = True, failed: tuple[int, ...] = ()) -> None:
         """Answer a batch."""
         sums = batch.target_ids * 2 if is_done else b""
-        self.ours.send(Completion(number=batch.number, is_done=is_done, checksums=sums, failed=failed).encode())
+        self.ours.send(
+            Completion(number=batch.number, is_done=is_done, checksums=sums, failed=failed).encode()
+        )
 
 
 def _copy(copy_id: int, count: int = 2) -> Copy:
     ids = np.arange(count, dtype=np.int32).tobytes()
     return Copy(
-        copy_id=CopyId(copy_id), direction=Direction.OFFLOAD, source_ids=ids, target_ids=ids, checksums=b""
+        copy_id=CopyId(copy_id),
+        direction=Direction.OFFLOAD,
+        source_ids=ids,
+        target_ids=ids,
+        checksums=b"",
     )
 
 
@@ -108,7 +114,9 @@ async def _heard(owner: Owner) -> None:
     owner.changed.clear()
 
 
-async def test_copy_is_split_and_answered_as_one(link: MoverLink, mover: Mover, owner: Owner) -> None:
+async def test_copy_is_split_and_answered_as_one(
+    link: MoverLink, mover: Mover, owner: Owner
+) -> None:
     """A copy above the size of a batch travels in several and is answered once, positions counted over all."""
     link.send(7, _copy(1, 10), with_checksums=True)
     batches = mover.batches()
@@ -135,7 +143,9 @@ async def test_refused_part_fails_the_copy(link: MoverLink, mover: Mover, owner:
     assert owner.answers == [(7, CopyFailed(copy_id=CopyId(1)))]
 
 
-async def test_overdue_copy_is_lost_and_its_mover_replaced(link: MoverLink, mover: Mover, owner: Owner) -> None:
+async def test_overdue_copy_is_lost_and_its_mover_replaced(
+    link: MoverLink, mover: Mover, owner: Owner
+) -> None:
     """A copy that a mover does not answer in time is lost, and that mover is asked to be replaced."""
     link.send(7, _copy(1), with_checksums=False)
     now = asyncio.get_running_loop().time()
@@ -159,7 +169,9 @@ async def test_copy_that_no_mover_got_has_failed(link: MoverLink, owner: Owner) 
     assert owner.recycled == []
 
 
-async def test_dead_mover_ends_everything_on_its_way(link: MoverLink, mover: Mover, owner: Owner) -> None:
+async def test_dead_mover_ends_everything_on_its_way(
+    link: MoverLink, mover: Mover, owner: Owner
+) -> None:
     """When a mover is proven dead the cores are told once, and nothing of it is repeated to the next one."""
     link.send(7, _copy(1), with_checksums=False)
 
@@ -188,7 +200,9 @@ async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: Mover) ->
     os.close(fd)
 
 
-async def test_full_socket_delays_and_loses_nothing(link: MoverLink, mover: Mover, owner: Owner) -> None:
+async def test_full_socket_delays_and_loses_nothing(
+    link: MoverLink, mover: Mover, owner: Owner
+) -> None:
     """More batches than the socket takes are sent as the mover reads, in their order."""
     for number in range(3_000):
         link.send(7, _copy(number), with_checksums=False)
@@ -201,7 +215,7 @@ async def test_full_socket_delays_and_loses_nothing(link: MoverLink, mover: Move
                 await _heard(owner)
         await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        while len(owner.answers) < 3_000:
+        while len(owner.answers) < 3_000:  # noqa: ASYNC110 - the answers come by callbacks of the loop
             await asyncio.sleep(0)
 
     assert [answer.copy_id for _, answer in owner.answers] == list(range(3_000))  # type: ignore[attr-defined]
