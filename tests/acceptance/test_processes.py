@@ -299,6 +299,20 @@ def test_no_torch_where_it_does_not_belong(served: Served, role: str) -> None:
     assert "python" in maps
 
 
+def test_control_process_says_what_it_has_imported(served: Served) -> None:
+    """`sys.modules` of the live control process names neither torch nor CUDA, and it says so itself."""
+    served.stats()
+
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(served.path.with_name("http.sock")))
+        connection.sendall(
+            b"GET /livez?verbose HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert b"modules that belong in no control process: none" in answer
+
+
 def test_terminated_daemon_drains_and_leaves_nothing(served: Served) -> None:
     """SIGTERM ends all processes with status 0; an idle daemon does not wait for its deadline."""
     children = _children(served.process.pid)

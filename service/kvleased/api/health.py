@@ -1,12 +1,17 @@
 """Own the probes /livez, /readyz and /startupz and the page /metrics; none of them is part of the API's description."""
 
+import sys
+from typing import Final
+
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from kvleased.api.seam import Backend, Observer
 
-TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+HEAVY_MODULES: Final = ("torch", "cuda", "transformers")
+"""What must never be imported where calls are answered; `/livez?verbose` tells whether it was."""
+TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of the metrics."""
 
 
@@ -31,7 +36,10 @@ class Probes:
 
     async def live(self, request: Request) -> Response:
         """Answer, which proves that the event loop turns."""
-        return _told(request, "live", is_good=True, reason=f"epoch {self._daemon.epoch}")
+        heavy = [name for name in HEAVY_MODULES if name in sys.modules]
+        loaded = ", ".join(heavy) or "none"
+        reason = f"epoch {self._daemon.epoch}; modules that belong in no control process: {loaded}"
+        return _told(request, "live", is_good=True, reason=reason)
 
     async def ready(self, request: Request) -> Response:
         """Tell whether calls can be granted."""

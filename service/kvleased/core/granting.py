@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvlease.errors import InvalidError, NeverFitsError, UnknownLeaseError, WrongStateError
+from kvlease.errors import InvalidError, NeverFitsError, WrongStateError
 from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
@@ -144,9 +144,8 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
     del now
     command = waiter.command
     assert isinstance(command, Extend)
-    lease = state.leases.by_id.get(command.lease_id)
-    if lease is None:
-        raise UnknownLeaseError
+    # The end of a lease ends its waiting calls, too.
+    lease = state.leases.by_id[command.lease_id]
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be extended"
         raise WrongStateError(msg)

@@ -251,19 +251,18 @@ def _disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: flo
 
 def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
     request, ticket = lease.request, lease.ticket
-    assert request is not None
+    assert request is not None, "nobody loads after a restart"
+    assert ticket is not None, "a loading lease ends with its caller"
     lease.ticket = None
     end_lease(state, lease)
-    if ticket is not None:
-        state.waiting.rejoin(
-            Waiter(
-                ticket=ticket,
-                command=request,
-                worker_id=lease.worker_id,
-                deadline=lease.ticket_deadline,
-                skip_host=skip_host,
-            )
-        )
+    waiter = Waiter(
+        ticket=ticket,
+        command=request,
+        worker_id=lease.worker_id,
+        deadline=lease.ticket_deadline,
+        skip_host=skip_host,
+    )
+    state.waiting.rejoin(waiter)
 
 
 def _call_off(

@@ -7,7 +7,6 @@ from kvlease.errors import (
     InvalidError,
     NeverFitsError,
     PoolFullError,
-    UnknownLeaseError,
     WrongStateError,
 )
 from kvlease.ids import BYTES_PER_KEY, CopyId
@@ -156,9 +155,8 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
     """Start to bring an evicted lease back if there is room for it; returns as `attempt_reserve` does."""
     command = waiter.command
     assert isinstance(command, Reload)
-    lease = state.leases.by_id.get(command.lease_id)  # type: ignore[arg-type]  # None is in no book
-    if lease is None:
-        raise UnknownLeaseError
+    # The end of a lease ends its waiting calls, too.
+    lease = state.leases.by_id[command.lease_id]  # type: ignore[index]  # one of keys never waits
     if lease.phase is not Phase.EVICTED:
         msg = f"the lease is {lease.phase.name.lower()}, only an evicted one can be reloaded"
         raise WrongStateError(msg)
