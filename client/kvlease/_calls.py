@@ -4,9 +4,9 @@ An `Ask` is one call, complete but for what its caller adds: token, epoch, idemp
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache as once
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -31,7 +31,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 R = TypeVar("R")
 
-_CHANGING: Final = frozenset(
+KEYED: Final = frozenset(
     {
         "register_cache",
         "delete_cache",
@@ -49,9 +49,8 @@ _CHANGING: Final = frozenset(
 """Verbs that carry an idempotency key, so that a retry is answered as the first try was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask(Generic[R]):
-    """One call and how to read its answer."""
+class Ask(NamedTuple, Generic[R]):
+    """One call and how to read its answer; a tuple, because one is made per call of the hot path."""
 
     verb: str
     request: Message
@@ -60,11 +59,6 @@ class Ask(Generic[R]):
     """Milliseconds that the daemon may wait, which come on top of the caller's deadline."""
     cache: str = ""
     """The cache that an operator means."""
-
-    @property
-    def is_keyed(self) -> bool:
-        """Whether retries need an idempotency key."""
-        return self.verb in _CHANGING
 
 
 def plan(inputs: PlanInputs) -> Ask[CachePlan]:
@@ -133,7 +127,7 @@ def unpin(pin_id: int, cache: str = "") -> Ask[bool]:
     return _ask(
         "unpin",
         lambda: pb.UnpinRequest(pin_id=pin_id),
-        lambda reply: bool(reply.released),
+        _is_released,
         cache=cache,
     )
 
@@ -174,9 +168,15 @@ def reload_lease(lease_id: int, wait_ms: int) -> Ask[pb.ReloadResponse]:
     )
 
 
-def reserve(spec: ReserveSpec, wait_ms: int) -> Ask[pb.ReserveResponse]:
+def reserve(
+    request_id: str, num_tokens: int, keys: bytes, wait_ms: int, token_ids: bytes
+) -> Ask[pb.ReserveResponse]:
     """Ask for blocks for one request."""
-    return _ask("reserve", lambda: _reserve_request(spec, wait_ms), _itself, wait_ms=wait_ms)
+    try:
+        request = _reserve_request(request_id, num_tokens, keys, wait_ms, token_ids)
+    except _WRONG as error:
+        raise InvalidError(f"reserve: {error}") from error
+    return Ask("reserve", request, _itself, wait_ms)
 
 
 def map_row(lease_id: int) -> Ask[pb.MapResponse]:
@@ -207,9 +207,7 @@ def commit(lease_id: int, num_tokens: int, keys: bytes, first_block: int) -> Ask
 
 def release(lease_id: int) -> Ask[bool]:
     """Ask for a lease to end."""
-    return _ask(
-        "release", lambda: pb.ReleaseRequest(lease_id=lease_id), lambda reply: bool(reply.released)
-    )
+    return Ask("release", pb.ReleaseRequest(lease_id=lease_id), _is_released)
 
 
 def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
@@ -240,13 +238,16 @@ def step(  # noqa: PLR0913 - one parameter a column
     return _ask(
         "step",
         lambda: pb.StepRequest(
-            verbs=_packed(verbs, "u1"),
-            lease_ids=_packed(lease_ids, "<i8"),
-            num_tokens=_packed(num_tokens, "<i4"),
-            num_keys=b"" if num_keys is None else _packed(num_keys, "<i4"),
-            first_blocks=b"" if first_blocks is None else _packed(first_blocks, "<i4"),
+            verbs=_packed(verbs, _UINT8),
+            lease_ids=_packed(lease_ids, _INT64),
+            num_tokens=_packed(num_tokens, _INT32),
+            num_keys=b"" if num_keys is None else _packed(num_keys, _INT32),
+            first_blocks=b"" if first_blocks is None else _packed(first_blocks, _INT32),
             keys=keys,
-            reserves=[_reserve_request(spec, 0) for spec in reserves],
+            reserves=[
+                _reserve_request(spec.request_id, spec.num_tokens, spec.keys, 0, spec.token_ids)
+                for spec in reserves
+            ],
         ),
         _itself,
     )
@@ -269,12 +270,20 @@ def _ask(
     """Build the request; what protobuf does not take is the caller's mistake, not the wire's."""
     try:
         return Ask(verb, build(), read, wait_ms, cache)
-    except (TypeError, ValueError, OverflowError) as error:
+    except _WRONG as error:
         raise InvalidError(f"{verb}: {error}") from error
+
+
+_WRONG: Final = (TypeError, ValueError, OverflowError)
+"""What protobuf raises for a value that its field does not take."""
 
 
 def _itself(reply: R) -> R:
     return reply
+
+
+def _is_released(reply: pb.ReleaseResponse | pb.UnpinResponse) -> bool:
+    return reply.released
 
 
 @once
@@ -309,17 +318,25 @@ def _stats(reply: pb.StatsResponse) -> Stats:
     return Stats(epoch=reply.epoch, caches=caches)
 
 
-def _reserve_request(spec: ReserveSpec, wait_ms: int) -> pb.ReserveRequest:
-    return pb.ReserveRequest(
-        request_id=spec.request_id,
-        keys=spec.keys,
-        num_tokens=spec.num_tokens,
-        wait_ms=wait_ms,
-        token_ids=spec.token_ids,
-    )
+def _reserve_request(
+    request_id: str, num_tokens: int, keys: bytes, wait_ms: int, token_ids: bytes
+) -> pb.ReserveRequest:
+    request = pb.ReserveRequest(request_id=request_id, num_tokens=num_tokens)
+    if keys:
+        request.keys = keys
+    if wait_ms:
+        request.wait_ms = wait_ms
+    if token_ids:
+        request.token_ids = token_ids
+    return request
 
 
-def _packed(column: ArrayLike, dtype: str) -> bytes:
+_UINT8: Final = np.dtype("u1")
+_INT32: Final = np.dtype("<i4")
+_INT64: Final = np.dtype("<i8")
+
+
+def _packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
     """Pack a column; numbers that its type cannot carry are refused, not wrapped."""
     given = np.asarray(column)
     if given.dtype == dtype:

@@ -8,8 +8,6 @@ in the doing.
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, TypeVar
 
-import numpy as np
-
 from kvlease import _calls
 from kvlease._calls import Ask
 from kvlease._session import Grant, Link, Session, is_doubt
@@ -72,27 +70,48 @@ def attempts(link: Link, ask: Ask[Any]) -> Flow[tuple[Any, int]]:
     The cases: the connection failed or the cache's memory is not ready: again after a pause, with the same
     idempotency key; the daemon restarted: attach again, then send again; everything else is the answer.
     """
+    call = _call(link, ask)
+    try:
+        response = yield call
+    except KVLeaseError as error:
+        return (yield from _retried(link, call, error))
+    link.is_reached = True
+    return response, call.epoch
+
+
+def _call(link: Link, ask: Ask[Any]) -> Outgoing:
+    """Return the first try of a call."""
     link.check_process()
-    deadline_at = link.clock() + link.deadline_seconds + ask.wait_ms * 1e-3
-    key = link.fresh_key() if ask.is_keyed else ""
+    verb, request, _, wait_ms, cache = ask
+    deadline_at = link.clock() + link.deadline_seconds
+    if wait_ms:
+        deadline_at += wait_ms * 1e-3
+    key = link.fresh_key() if verb in _calls.KEYED else ""
+    return Outgoing(verb, request, deadline_at, link.token, link.epoch, key, cache)
+
+
+def _retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any, int]]:
+    """Go on after a try that failed with `error`."""
     num_failures = num_attaches = 0
     while True:
-        epoch = link.epoch
-        try:
-            response = yield Outgoing(
-                ask.verb, ask.request, deadline_at, link.token, epoch, key, ask.cache
-            )
-        except (StaleEpochError, UnknownWorkerError):
+        if isinstance(error, StaleEpochError | UnknownWorkerError):
             num_attaches += 1
             if not link.token or num_attaches > ATTACHES_MAX:
-                raise
-            yield Reattach(epoch, deadline_at)
-        except (UnavailableError, StartingError) as error:
-            yield from _pause(link, error, num_failures, deadline_at)
+                raise error
+            yield Reattach(call.epoch, call.deadline_at)
+        elif isinstance(error, UnavailableError | StartingError):
+            yield from _pause(link, error, num_failures, call.deadline_at)
             num_failures += 1
         else:
+            raise error
+        call = call._replace(token=link.token, epoch=link.epoch)
+        try:
+            response = yield call
+        except KVLeaseError as another:
+            error = another
+        else:
             link.is_reached = True
-            return response, epoch
+            return response, call.epoch
 
 
 def _pause(link: Link, error: KVLeaseError, num_failures: int, deadline_at: float) -> Flow[None]:
@@ -168,16 +187,30 @@ def detach(session: Session) -> Flow[int]:
 
 def reserve(session: Session, spec: ReserveSpec, wait_ms: int) -> Flow[Grant]:
     """Return a grant: live, or refused with the reason."""
-    grant = Grant(request_id=spec.request_id)
+    ask = _calls.reserve(spec.request_id, spec.num_tokens, spec.keys, wait_ms, spec.token_ids)
+    return reserved(session, spec.request_id, ask)
+
+
+def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) -> Flow[Grant]:
+    """Return the grant that a reserve asks for: live, or refused with the reason."""
+    link, grant = session.link, Grant(request_id=request_id)
     floor = session.begin_reserve()
     try:
         for _ in range(ATTACHES_MAX):
-            response, epoch = yield from attempts(session.link, _calls.reserve(spec, wait_ms))
+            # As in `attempts`; one generator less counts in the verbs that are called most.
+            call = _call(link, ask)
+            try:
+                response, epoch = (yield call), call.epoch
+            except KVLeaseError as error:
+                response, epoch = yield from _retried(link, call, error)
+            link.is_reached = True
             if session.is_leftover(response.lease_id, floor):
-                yield from attempts(session.link, _calls.release(response.lease_id))
+                yield from attempts(link, _calls.release(response.lease_id))
             elif entered := session.enter(grant, response, epoch):
                 return entered
-        message = f"the daemon restarted {ATTACHES_MAX} times while request {spec.request_id!r} was reserved"
+        message = (
+            f"the daemon restarted {ATTACHES_MAX} times while request {request_id!r} was reserved"
+        )
         raise UnavailableError(message)
     except InvalidError:
         raise
@@ -194,7 +227,7 @@ def extend(session: Session, grant: Grant, num_tokens: int, wait_ms: int) -> Flo
     """Return whether the lease covers `num_tokens`."""
 
     def apply(response: pb.ExtendResponse, epoch: int) -> bool:
-        session.extended(grant, np.frombuffer(response.block_ids, "<i4"), epoch, num_tokens)
+        session.extended(((grant.lease_id, response.block_ids, num_tokens),), epoch)
         return grant.is_live
 
     def doubt() -> None:
@@ -263,13 +296,24 @@ def release(session: Session, grant: Grant) -> Flow[bool]:
     """End a lease; ended it is, even where the daemon learns of it only by the next heartbeat."""
     if not grant.is_live:
         return False
-    ask = _calls.release(grant.lease_id)
+    link = session.link
     try:
-        return (
-            yield from _verb(
-                session, grant, ask, lambda response, _: ask.read(response), idle=False
-            )
-        )
+        call = _call(link, _calls.release(grant.lease_id))
+        try:
+            response = yield call
+        except KVLeaseError as error:
+            response, _ = yield from _retried(link, call, error)
+        link.is_reached = True
+    except InvalidError:
+        raise
+    except KVLeaseError as error:
+        session.refused(grant, error)
+        if session.raises:
+            raise
+        return False
+    else:
+        grant.refusal = None
+        return bool(response.released)
     finally:
         session.released(grant)
 

@@ -5,7 +5,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,8 +27,10 @@ from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 
-NO_BLOCKS: Final[NDArray[np.int32]] = np.empty(0, np.int32)
-"""The block ids of a lease that has none."""
+_BYTES_PER_BLOCK_ID: Final = 4
+_PARTS_MAX: Final = 64
+"""Parts in which a lease's blocks are kept until they are joined although nobody asked."""
+_NOTHING_READ: Final[tuple[list[bytes], int, NDArray[np.int32]]] = ([], 0, np.empty(0, np.int32))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,20 +71,62 @@ class Link:
         return random.uniform(0.5, 1)  # noqa: S311 - no secret
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Grant:
-    """What is known of one lease."""
+    """What is known of one lease; its blocks are kept as they came, and put together when somebody asks for them."""
 
-    request_id: str
-    lease_id: int = 0
-    block_ids: NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
-    row: int = 0
-    device_hit_tokens: int = 0
-    host_hit_tokens: int = 0
-    is_live: bool = False
-    is_evicted: bool = False
-    refusal: KVLeaseError | None = None
-    """Why there is no lease, or why its last verb was refused."""
+    __slots__ = (
+        "_parts",
+        "_read",
+        "device_hit_tokens",
+        "host_hit_tokens",
+        "is_evicted",
+        "is_live",
+        "lease_id",
+        "num_blocks",
+        "refusal",
+        "request_id",
+        "row",
+    )
+
+    def __init__(self, *, request_id: str, refusal: KVLeaseError | None = None) -> None:
+        """Begin without blocks."""
+        self.request_id = request_id
+        self.lease_id = 0
+        self.row = 0
+        self.device_hit_tokens = 0
+        self.host_hit_tokens = 0
+        self.is_live = False
+        self.is_evicted = False
+        self.refusal = refusal
+        """Why there is no lease, or why its last verb was refused."""
+        self.num_blocks = 0
+        self._parts: list[bytes] = []
+        self._read = _NOTHING_READ
+
+    @property
+    def block_ids(self) -> NDArray[np.int32]:
+        """The blocks, in token order."""
+        parts = self._parts
+        read_parts, num_read, block_ids = self._read
+        if read_parts is not parts or num_read != len(parts):
+            # Another thread may append or put another list in place meanwhile, and is noticed by the next reader.
+            taken = parts[:]
+            block_ids = np.frombuffer(b"".join(taken), "<i4")
+            self._read = (parts, len(taken), block_ids)
+        return block_ids
+
+    def put(self, packed: bytes) -> None:
+        """Replace the blocks by packed int32 ids."""
+        self._parts = [packed] if packed else []
+        self.num_blocks = len(packed) // _BYTES_PER_BLOCK_ID
+
+    def add(self, packed: bytes) -> None:
+        """Append packed int32 ids to the blocks."""
+        parts = self._parts
+        if len(parts) >= _PARTS_MAX:
+            parts = self._parts = [b"".join(parts)]
+        parts.append(packed)
+        self.num_blocks += len(packed) // _BYTES_PER_BLOCK_ID
 
 
 class Session:
@@ -174,53 +218,58 @@ class Session:
         with self.lock:
             if self.link.epoch != epoch:
                 return None
-            known = self.grants.get(response.lease_id)
+            lease_id = response.lease_id
+            known = self.grants.get(lease_id)
             if known is not None:
                 return known
-            grant.lease_id, grant.row = response.lease_id, response.row
-            grant.block_ids = np.frombuffer(response.block_ids, "<i4")
-            grant.device_hit_tokens, grant.host_hit_tokens = (
-                response.device_hit_tokens,
-                response.host_hit_tokens,
-            )
+            grant.lease_id, grant.row = lease_id, response.row
+            grant.put(response.block_ids)
+            grant.device_hit_tokens = response.device_hit_tokens
+            grant.host_hit_tokens = response.host_hit_tokens
             grant.is_live, grant.refusal = True, None
-            self.grants[grant.lease_id] = grant
-            self._newest_lease_id = max(self._newest_lease_id, grant.lease_id)
+            self.grants[lease_id] = grant
+            self._newest_lease_id = max(self._newest_lease_id, lease_id)
             return grant
 
-    def extended(self, grant: Grant, added: NDArray[np.int32], epoch: int, num_tokens: int) -> None:
-        """Add blocks to a lease, and make sure that it covers what was asked for, else it is lost."""
+    def extended(self, leases: Iterable[tuple[int, bytes, int]], epoch: int) -> None:
+        """Add packed blocks to leases by their ids, and make sure that each covers so many tokens, else it is lost."""
+        tokens_per_block, doubtful = self.plan.tokens_per_block, self.doubtful
         with self.lock:
-            if self.link.epoch == epoch:
-                grant.block_ids = np.concatenate((grant.block_ids, added))
-            else:
-                self._recall(grant)
-            if not self._covers(grant, num_tokens):
-                # An earlier extend was carried out and its answer lost: the row knows its blocks.
-                self._recall(grant)
-            if grant.is_live and not self._covers(grant, num_tokens):
-                message = f"lease {grant.lease_id} has blocks that this worker was not told of; reserve again"
-                self._lose(grant, UnknownLeaseError(message))
-            self.doubtful.discard(grant.lease_id)
+            is_same_life = self.link.epoch == epoch
+            for lease_id, added, num_tokens in leases:
+                grant = self.grants.get(lease_id)
+                if grant is None:
+                    continue
+                if is_same_life:
+                    grant.add(added)
+                else:
+                    self._recall(grant)
+                if grant.num_blocks * tokens_per_block < num_tokens:
+                    self._make_up(grant, num_tokens)
+                if doubtful:
+                    doubtful.discard(lease_id)
 
     def evicted(self, grant: Grant) -> None:
         """Note that a lease's blocks left the device, or may have."""
-        grant.is_evicted, grant.block_ids = True, NO_BLOCKS
+        grant.is_evicted = True
+        grant.put(b"")
 
     def reloaded(self, grant: Grant, response: pb.ReloadResponse, epoch: int) -> None:
         """Note where an evicted lease's blocks are now."""
         with self.lock:
             if self.link.epoch == epoch:
-                grant.block_ids = np.frombuffer(response.block_ids, "<i4")
+                grant.put(response.block_ids)
                 grant.row, grant.is_evicted = response.row, False
             else:
                 self._recall(grant)
 
-    def released(self, grant: Grant) -> None:
-        """Forget a lease that ended as it should; where the daemon does not know yet, the next heartbeat tells it."""
+    def released(self, *grants: Grant) -> None:
+        """Forget leases that ended as they should; where the daemon does not know yet, the next heartbeat tells it."""
         with self.lock:
-            grant.is_live, grant.block_ids = False, NO_BLOCKS
-            self._forget(grant)
+            for grant in grants:
+                grant.is_live = False
+                grant.put(b"")
+                self._forget(grant)
 
     def refused(self, grant: Grant, error: KVLeaseError) -> None:
         """Note why a verb failed; a lease that the daemon does not grant us any more is lost."""
@@ -260,8 +309,14 @@ class Session:
         with self.lock:
             return self.lease_ids(), min([self._newest_lease_id, *self._floors])
 
-    def _covers(self, grant: Grant, num_tokens: int) -> bool:
-        return len(grant.block_ids) * self.plan.tokens_per_block >= num_tokens
+    def _make_up(self, grant: Grant, num_tokens: int) -> None:
+        """Find the blocks that a lease lacks: where an extend's answer was lost, its row knows them."""
+        self._recall(grant)
+        if grant.is_live and grant.num_blocks * self.plan.tokens_per_block < num_tokens:
+            message = (
+                f"lease {grant.lease_id} has blocks that this worker was not told of; reserve again"
+            )
+            self._lose(grant, UnknownLeaseError(message))
 
     def _recall(self, grant: Grant) -> None:
         """Read a lease's blocks from its row, which outlives restarts; without a table they stay doubtful."""
@@ -269,12 +324,15 @@ class Session:
         if row is None:
             self.doubtful.add(grant.lease_id)
         elif row.is_on_device:
-            grant.block_ids, grant.is_evicted = row.block_ids, False
+            grant.put(row.block_ids.tobytes())
+            grant.is_evicted = False
         else:
-            grant.block_ids, grant.is_evicted = NO_BLOCKS, True
+            grant.put(b"")
+            grant.is_evicted = True
 
     def _lose(self, grant: Grant, error: KVLeaseError) -> None:
-        grant.is_live, grant.block_ids, grant.refusal = False, NO_BLOCKS, error
+        grant.is_live, grant.refusal = False, error
+        grant.put(b"")
         self._forget(grant)
 
     def _forget(self, grant: Grant) -> None:

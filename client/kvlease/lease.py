@@ -28,7 +28,7 @@ class GrantView:
         if not grant.is_live:
             state = f"ended: {grant.refusal.code}" if grant.refusal else "released"
         else:
-            state = "evicted" if grant.is_evicted else f"{len(grant.block_ids)} blocks"
+            state = "evicted" if grant.is_evicted else f"{grant.num_blocks} blocks"
         return f"<{type(self).__name__} {grant.lease_id} of {grant.request_id!r}, {state}>"
 
     @property
@@ -91,7 +91,7 @@ class Lease(GrantView):
 
     def __init__(self, worker: "Worker", grant: Grant) -> None:
         """Join a grant to the worker that sends for it."""
-        super().__init__(grant)
+        self.grant = grant
         self._worker = worker
 
     def __enter__(self) -> Self:

@@ -106,7 +106,10 @@ class Port:
             action = next(flow)
             while True:
                 try:
-                    answer = self._perform(action)
+                    if type(action) is Outgoing:
+                        answer: Any = self.transport.send(action)
+                    else:
+                        answer = self._perform(action)
                 except KVLeaseError as error:
                     action = flow.throw(error)
                 else:
@@ -190,10 +193,8 @@ class Worker(WorkerView):
             InvalidError: the call is malformed.
             KVLeaseError: it was refused or failed, and on_doubt is "raise".
         """
-        spec = ReserveSpec(
-            request_id=request_id, num_tokens=num_tokens, keys=keys, token_ids=token_ids
-        )
-        return Lease(self, self._port.run(_flows.reserve(self._session, spec, wait_ms)))
+        ask = _calls.reserve(request_id, num_tokens, keys, wait_ms, token_ids)
+        return Lease(self, self._port.run(_flows.reserved(self._session, request_id, ask)))
 
     def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""

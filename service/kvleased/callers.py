@@ -1,11 +1,10 @@
 """Own what the daemon knows of whoever sent a call; how an adapter learnt it is the adapter's business."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Say who sends a call, over what, and what the call must be checked against."""
+class Caller(NamedTuple):
+    """Say who sends a call, over what, and what the call must be checked against; a tuple, as one is made per call."""
 
     transport: str
     """ "local", "rest" or "grpc"."""

@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final
+from typing import Final, NoReturn
 
 import structlog
 from google.protobuf.message import Message
@@ -21,7 +21,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Effect, Outcome, Wake
+from kvleased.core.effects import Copy, Effect, Notice, Wake
 from kvleased.events import Events
 from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
 from kvleased.keeper import Kept
@@ -158,7 +158,14 @@ class Daemon:
             KVLeaseError: the call is refused; a call that waits has it set on its future.
         """
         try:
-            return self._dispatch(verb, request, caller)
+            if caller.epoch and caller.epoch != self.epoch and verb != "attach":
+                self._refuse_stale(caller.epoch)
+            carry_out = self._verbs.get(verb)
+            if carry_out is None or self._not_ready == DRAINING:
+                carry_out = self._admitted(verb)
+            if caller.idempotency_key:
+                return self._call_once(verb, carry_out, request, caller)
+            return carry_out(request, caller)
         except KVLeaseError:
             raise
         except Exception:  # noqa: BLE001 -- one call's fault must not end the daemon
@@ -183,20 +190,6 @@ class Daemon:
         """
         return self.events.watch(request.after_sequence, request.cache)
 
-    def _dispatch(self, verb: str, request: Message, caller: Caller) -> Answer:
-        if caller.epoch and caller.epoch != self.epoch and verb != "attach":
-            raise self._stale(caller.epoch)
-        carry_out = self._verbs.get(verb)
-        if carry_out is None:
-            raise InvalidError(
-                f"{verb[:40]!r} is not a call that is answered once", resource="verb"
-            )
-        if self._not_ready == DRAINING and verb in _NOT_WHILE_DRAINING:
-            raise DrainingError
-        if caller.idempotency_key:
-            return self._call_once(verb, carry_out, request, caller)
-        return carry_out(request, caller)
-
     def _call_once(self, verb: str, carry_out: Verb, request: Message, caller: Caller) -> Answer:
         key = caller.idempotency_key
         if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
@@ -206,13 +199,20 @@ class Daemon:
         else:
             # Two processes that pick the same key must not become one worker.
             replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
-        return replies.answer(
-            verb, key, digest_of(request, salt), lambda: carry_out(request, caller)
-        )
+        return replies.answer(verb, key, digest_of(request, salt), carry_out, request, caller)
 
-    def _stale(self, epoch: int) -> StaleEpochError:
+    def _admitted(self, verb: str) -> Verb:
+        carry_out = self._verbs.get(verb)
+        if carry_out is None:
+            message = f"{verb[:40]!r} is not a call that is answered once"
+            raise InvalidError(message, resource="verb")
+        if verb in _NOT_WHILE_DRAINING:
+            raise DrainingError
+        return carry_out
+
+    def _refuse_stale(self, epoch: int) -> NoReturn:
         message = f"the call speaks of epoch {epoch}, this is {self.epoch}; attach again"
-        return StaleEpochError(message, resource="epoch", need=epoch, available=self.epoch)
+        raise StaleEpochError(message, resource="epoch", need=epoch, available=self.epoch)
 
     # Commands and effects
 
@@ -226,7 +226,11 @@ class Daemon:
         """
         if entry.status is not READY:
             entry.require_ready()
-        outcome = self._handle(entry, command)
+        try:
+            outcome = entry.core.handle(command, monotonic())
+        except KVLeaseError:
+            self._after_refusal(entry)
+            raise
         if outcome.ticket is None:
             if outcome.effects:
                 self._carry_out(entry, outcome.effects)
@@ -237,25 +241,21 @@ class Daemon:
 
     def apply(self, entry: CacheEntry, command: c.Command) -> object:
         """Return the core's reply to a command that never waits."""
-        outcome = self._handle(entry, command)
+        try:
+            outcome = entry.core.handle(command, monotonic())
+        except KVLeaseError:
+            self._after_refusal(entry)
+            raise
         self._carry_out(entry, outcome.effects)
         return outcome.reply
 
-    def _handle(self, entry: CacheEntry, command: c.Command) -> Outcome:
-        try:
-            return entry.core.handle(command, monotonic())
-        except KVLeaseError:
-            # A refusal for want of room may have begun to make some.
-            self._carry_out(entry, entry.core.take_effects())
-            raise
+    def _after_refusal(self, entry: CacheEntry) -> None:
+        # A refusal for want of room may have begun to make some.
+        self._carry_out(entry, entry.core.take_effects())
 
     def _carry_out(self, entry: CacheEntry, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Copy):
-                self.mover.send(entry.pool, effect, with_checksums=entry.with_checksums)
-            elif isinstance(effect, Wake):
-                self._wake(entry, effect)
-            else:
+            if isinstance(effect, Notice):
                 self.events.append(
                     effect.kind,
                     entry.name,
@@ -263,6 +263,10 @@ class Daemon:
                     lease_id=effect.lease_id,
                     num_blocks=effect.num_blocks,
                 )
+            elif isinstance(effect, Copy):
+                self.mover.send(entry.pool, effect, with_checksums=entry.with_checksums)
+            else:
+                self._wake(entry, effect)
 
     def _wait(
         self, entry: CacheEntry, ticket: int, respond: Respond, wait_ms: int

@@ -23,11 +23,12 @@ from kvlease.replies import ReserveSpec
 from kvlease.v1 import kvlease_pb2 as pb
 
 BYTES_PER_BLOCK: Final = 64 << 10
-BLOCKS_PER_LEASE: Final = 512
-NUM_LEASES: Final = 4
-"""Leases that are moved in turn, so that none is still in the processor's cache when it comes back."""
-NUM_BLOCKS: Final = BLOCKS_PER_LEASE * NUM_LEASES
+NUM_BLOCKS: Final = 4096
 POOL_BYTES: Final = NUM_BLOCKS * BYTES_PER_BLOCK
+"""Bytes of either pool: far more than a processor's cache, so none of it is still there when it comes back."""
+BLOCKS_PER_LEASE: Final = NUM_BLOCKS
+BLOCKS_PER_SMALL_LEASE: Final = 512
+"""Blocks of leases that are moved one after the other, to show what a call costs beside its copies."""
 RESERVES_A_STEP: Final = 512
 ROUNDS: Final = 15
 SHARE_OF_FLOOR_MIN: Final = 0.8
@@ -67,15 +68,19 @@ def evict_and_reload(directory: Path) -> list[Figure]:
             )
             client = stack.enter_context(Client(node.local, deadline_seconds=20, on_doubt="raise"))
             worker = stack.enter_context(client.attach("bench"))
-            figures += _both_ways(worker, _Floor(copy), integrity, note)
+            for blocks_per_lease in (BLOCKS_PER_LEASE, BLOCKS_PER_SMALL_LEASE):
+                figures += _both_ways(worker, _Floor(copy), integrity, blocks_per_lease, note)
     return figures
 
 
-def _both_ways(worker: Worker, floor: "_Floor", integrity: str, note: str) -> list[Figure]:
+def _both_ways(
+    worker: Worker, floor: "_Floor", integrity: str, blocks_per_lease: int, note: str
+) -> list[Figure]:
     _scatter(worker)
-    num_tokens = BLOCKS_PER_LEASE * TOKENS_PER_BLOCK
+    num_tokens = blocks_per_lease * TOKENS_PER_BLOCK
     leases = [
-        worker.reserve(f"lease-{index}", num_tokens=num_tokens) for index in range(NUM_LEASES)
+        worker.reserve(f"lease-{index}", num_tokens=num_tokens)
+        for index in range(NUM_BLOCKS // blocks_per_lease)
     ]
     floor.device_ids = np.concatenate([lease.block_ids for lease in leases])
     neighbours = np.mean(np.diff(floor.device_ids) == 1)
@@ -89,16 +94,21 @@ def _both_ways(worker: Worker, floor: "_Floor", integrity: str, note: str) -> li
     # Evict and reload must alternate, so the first round is the warm-up.
     turns = in_turns(sides, calls_a_round=1, rounds=ROUNDS + 1, warm_up=0)
     evict, floor_evict, reload, floor_reload = (found[1:] for found in turns)
+    for lease in leases:
+        lease.release()
+    what = f"of {blocks_per_lease} scattered 64 KiB blocks, {integrity}"
+    has_goal = integrity == "none" and blocks_per_lease == BLOCKS_PER_LEASE
     return [
-        _speed(f"evict of scattered 64 KiB blocks, {integrity}", evict, floor_evict, note),
-        _speed(f"reload of scattered 64 KiB blocks, {integrity}", reload, floor_reload, note),
+        _speed(f"evict {what}", evict, floor_evict, has_goal=has_goal, note=note),
+        _speed(f"reload {what}", reload, floor_reload, has_goal=has_goal, note=note),
     ]
 
 
-def _speed(name: str, ours: list[float], floor: list[float], note: str) -> Figure:
+def _speed(
+    name: str, ours: list[float], floor: list[float], *, has_goal: bool, note: str
+) -> Figure:
     """Return a figure in bytes per second, so that more is better."""
     ratio = paired(floor, ours)
-    has_goal = name.endswith("none")
     return Figure(
         name=name,
         ours=POOL_BYTES / median(ours),

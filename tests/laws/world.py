@@ -189,6 +189,7 @@ class World:
         outcome = self.send(command)
         if isinstance(outcome, Outcome) and outcome.ticket is not None:
             self.calls[outcome.ticket] = (worker, command, held)
+            self._settle_move(held)
             return
         if held is not None:
             held.is_moving = False
@@ -202,14 +203,22 @@ class World:
         if call is None:
             return
         worker, command, held = call
-        if held is not None:
-            held.is_moving = False
+        self._settle_move(held)
         if worker.worker_id not in self.workers:
             return
         if isinstance(wake.result, KVLeaseError):
             self._refused(worker, command, held, wake.result)
         else:
             self._done(worker, command, held, wake.result)
+
+    def _settle_move(self, held: Held | None) -> None:
+        """A lease moves for as long as a call that moves it is not answered, or its answer was in doubt."""
+        if held is not None:
+            is_asked = any(
+                other is held and isinstance(command, commands.Evict | commands.Reload)
+                for _, command, other in self.calls.values()
+            )
+            held.is_moving = is_asked or any(other is held for _, other in self.unsure)
 
     def _refused(
         self, worker: Worker, command: object, held: Held | None, error: KVLeaseError

@@ -9,11 +9,10 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from kvlease.errors import InvalidError, UnavailableError
 from kvlease.faults import error_from_proto
+from kvlease.framing import BYTES_OF_LENGTH, call_frame, caller_fields
 from kvlease.transports.base import Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
-BYTES_OF_LENGTH: Final = 4
-"""Bytes of a frame before its message."""
 FRAME_BYTES_MAX: Final = 64 * 2**20
 """Bytes of the largest reply that is believed."""
 _BYTES_PER_FD: Final = array("i").itemsize
@@ -27,20 +26,12 @@ def encode(call: Outgoing, call_number: int) -> bytes:
     Raises:
         InvalidError: the call does not fit into a frame.
     """
-    fields: dict[str, Message | str] = {call.verb: call.request}
-    if call.cache:
-        fields["cache"] = call.cache
+    verb, request, _, token, epoch, key, cache = call
     try:
-        body = pb.Call(
-            call_number=call_number,
-            epoch=call.epoch,
-            idempotency_key=call.idempotency_key,
-            token=call.token,
-            **fields,  # type: ignore[arg-type]  # the verb names the field, and its type with it
-        ).SerializeToString()
-    except (EncodeError, ValueError) as error:
-        raise InvalidError(f"{call.verb} does not fit into a frame: {error}") from error
-    return len(body).to_bytes(BYTES_OF_LENGTH, "little") + body
+        who = caller_fields(token, epoch, cache)
+        return call_frame(verb, request.SerializeToString(), call_number, key, who)
+    except (EncodeError, ValueError, OverflowError) as error:
+        raise InvalidError(f"{verb} does not fit into a frame: {error}") from error
 
 
 def frame_bytes(head: bytes | bytearray | memoryview) -> int:
@@ -65,7 +56,7 @@ def decode(body: bytes | bytearray | memoryview) -> pb.Reply:
         UnavailableError: it is not a Reply.
     """
     try:
-        return pb.Reply.FromString(bytes(body))
+        return pb.Reply.FromString(body)  # type: ignore[arg-type]  # it takes any buffer
     except DecodeError as error:
         message = "the peer does not speak kvlease: a frame held no reply"
         raise UnavailableError(message) from error

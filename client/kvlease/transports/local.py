@@ -13,8 +13,8 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, UnavailableError
+from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import (
-    BYTES_OF_LENGTH,
     close_all,
     decode,
     encode,
@@ -151,13 +151,13 @@ class LocalTransport:
             with memoryview(buffer) as whole, whole[num_received:] as rest:
                 num_received += _more(sock.recv_into(rest))
         reply = decode(buffer[BYTES_OF_LENGTH:num_received])
-        if reply.call_number == 0:  # the daemon refuses the connection, not the call
-            self._drop()
-        elif reply.call_number != self._call_number:
-            message = (
-                f"call {self._call_number} was answered by a reply to call {reply.call_number}"
-            )
+        call_number = reply.call_number
+        if call_number == self._call_number:
+            return reply
+        if call_number:
+            message = f"call {self._call_number} was answered by a reply to call {call_number}"
             raise UnavailableError(message)
+        self._drop()  # the daemon refuses the connection, not the call
         return reply
 
     def _events(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:

@@ -8,8 +8,8 @@ from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, UnavailableError
 from kvlease.faults import error_from_proto
+from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import (
-    BYTES_OF_LENGTH,
     close_all,
     decode,
     encode,

@@ -4,6 +4,7 @@ Later frames are `local_connection`'s business. A stream of asyncio hides descri
 an attach is answered, on the bare socket.
 """
 
+import array
 import asyncio
 import os
 import socket
@@ -12,10 +13,10 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
+from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.local_connection import (
-    BYTES_OF_LENGTH,
     FRAME_SECONDS_MAX,
     LocalConnection,
     error_frame,
@@ -28,6 +29,7 @@ from kvleased.callers import Caller
 
 FDS_MAX: Final = 4
 """Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
+_FDS_SPACE_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 RECEIVE_BYTES: Final = 1 << 16
 ACCEPTS_A_TURN: Final = 64
 """Connections accepted before the loop looks at anything else."""
@@ -134,15 +136,16 @@ class _Opening:
 
     def _readable(self) -> None:
         try:
-            data, fds, flags, _ = socket.recv_fds(
-                self._sock, RECEIVE_BYTES, FDS_MAX, socket.MSG_CMSG_CLOEXEC
+            # Not socket.recv_fds, which ignores its flags: children must not inherit what a caller sends.
+            data, ancillary, flags, _ = self._sock.recvmsg(
+                RECEIVE_BYTES, _FDS_SPACE_BYTES, socket.MSG_CMSG_CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
-        self._fds += fds
+        self._fds += _fds_in(ancillary)
         self._received += data
         if not data or flags & socket.MSG_CTRUNC or len(self._fds) > FDS_MAX:
             self.close()
@@ -247,3 +250,12 @@ class _Opening:
     def _close_fds(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
+
+
+def _fds_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that came beside some bytes, also where there were more than fit."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
 from kvlease.faults import error_to_proto
+from kvlease.framing import BYTES_OF_LENGTH, reply_frame
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.messages import parse
@@ -18,8 +19,6 @@ from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import Peer
 from kvleased.callers import Caller
 
-BYTES_OF_LENGTH: Final = 4
-"""Bytes of a frame before its message."""
 FRAME_SECONDS_MAX: Final = 10.0
 """Seconds from the first byte of a frame to its last."""
 UNSENT_BYTES_MAX: Final = 4 << 20
@@ -55,8 +54,7 @@ def frame_of(call_number: int, epoch: int, verb: str, answer: Message | KVLeaseE
     """Return the frame that answers a call."""
     if isinstance(answer, KVLeaseError):
         return error_frame(call_number, epoch, answer)
-    packed = pb.Reply(call_number=call_number, epoch=epoch, **{verb: answer}).SerializeToString()  # type: ignore[arg-type]  # the verb names the field, and its type with it
-    return len(packed).to_bytes(BYTES_OF_LENGTH, "little") + packed
+    return reply_frame(verb, answer.SerializeToString(), call_number, epoch)
 
 
 def error_frame(call_number: int, epoch: int, error: KVLeaseError) -> bytes:
@@ -124,7 +122,14 @@ class LocalConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Serve every frame that is whole, and answer them in one write."""
-        if self._partial:
+        if not self._partial:
+            body_bytes = int.from_bytes(data[:BYTES_OF_LENGTH], "little")
+            if BYTES_OF_LENGTH + body_bytes == len(data) and body_bytes <= self._message_bytes_max:
+                # What nearly always comes: one frame and nothing else. Its answer leaves before the call is counted.
+                if not self._serve(data[BYTES_OF_LENGTH:]) and self._transport is not None:
+                    self._transport.close()
+                return
+        else:
             self._partial += data
             if len(self._partial) < self._bytes_needed:
                 return

@@ -201,12 +201,13 @@ class LeaseVerbs:
             if request.token_ids:
                 message = "keys and token_ids are both set; send one of them"
                 raise InvalidError(message, resource="token_ids")
-        checks.packed("token_ids", request.token_ids, 4, self._settings.max_tokens_hashed)
+        if request.token_ids:
+            checks.packed("token_ids", request.token_ids, 4, self._settings.max_tokens_hashed)
         return c.Reserve(
             worker_id=worker.worker_id,
-            request_id=checks.request_id(request.request_id, f"{where}request_id"),
+            request_id=checks.request_id(request.request_id, where + "request_id"),
             keys=request.keys,
-            num_tokens=checks.count(f"{where}num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
+            num_tokens=checks.count(where + "num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
             wait_ms=self._wait_ms(request.wait_ms),
         )
 
@@ -246,13 +247,12 @@ def _lease(lease_id: int) -> LeaseId:
 
 
 def _reserved(reply: e.Reserved) -> pb.ReserveResponse:
-    return pb.ReserveResponse(
-        lease_id=reply.lease_id,
-        block_ids=reply.block_ids,
-        device_hit_tokens=reply.device_hit_tokens,
-        host_hit_tokens=reply.host_hit_tokens,
-        row=reply.row,
-    )
+    response = pb.ReserveResponse(lease_id=reply.lease_id, block_ids=reply.block_ids, row=reply.row)
+    if reply.device_hit_tokens:
+        response.device_hit_tokens = reply.device_hit_tokens
+    if reply.host_hit_tokens:
+        response.host_hit_tokens = reply.host_hit_tokens
+    return response
 
 
 def _mapped(reply: e.Mapped) -> pb.MapResponse:
@@ -299,6 +299,10 @@ def _pinned(reply: e.Pinned) -> pb.PinResponse:
 
 
 def _stepped(reply: e.Stepped) -> pb.StepResponse:
+    if not reply.reserves:
+        return pb.StepResponse(
+            codes=reply.codes, num_blocks=reply.num_blocks, block_ids=reply.block_ids
+        )
     return pb.StepResponse(
         codes=reply.codes,
         num_blocks=reply.num_blocks,

@@ -484,6 +484,23 @@ def test_detach_ends_every_lease(session: Session, clock: Clock) -> None:
     assert not grant.is_live
 
 
+# Blocks
+
+
+def test_blocks_are_in_token_order_however_they_came(session: Session, clock: Clock) -> None:
+    """A lease that grew by many extends, read in between or not, has every block once and in order."""
+    grant = leased(session, clock, 5, 0)
+
+    for block in range(1, 200):
+        answer = pb.ExtendResponse(block_ids=ids(block))
+        Played(session, clock, answer).run(_flows.extend(session, grant, 16, 0))
+        if block % 50 == 0:
+            assert grant.block_ids.tolist() == list(range(block + 1))
+
+    assert grant.block_ids.tolist() == list(range(200))
+    assert grant.num_blocks == 200
+
+
 # Step
 
 

@@ -76,11 +76,9 @@ def lease(state: CacheState, phase: Phase = Phase.ACTIVE) -> Lease:
     return next(one for one in state.leases.by_id.values() if one.phase is phase)
 
 
-def blocks(state: CacheState) -> Ids:
-    """Return the row of the first active lease: one committed block, then two private ones."""
-    row = lease(state).row
-    rows = state.leases.rows
-    return rows.block_ids[row, : rows.num_blocks[row]]
+def blocks(state: CacheState) -> list[int]:
+    """Return the entries of the first active lease: one committed block, then two private ones."""
+    return [int(block) for block in state.leases.blocks_of(lease(state))]
 
 
 def cached_block(state: CacheState) -> int:

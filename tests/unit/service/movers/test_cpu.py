@@ -122,4 +122,4 @@ def test_batch_out_of_bounds_writes_nothing(batch: Batch) -> None:
 
 def test_checksum_is_never_the_mark_for_none() -> None:
     """No block has checksum 0, which stands for "none was taken"."""
-    assert all(checksum(np.full(64, byte, np.uint8)) for byte in range(256))
+    assert all(checksum(np.full(64, byte, np.uint8).data) for byte in range(256))

@@ -53,7 +53,7 @@ class Mover:
 
     def packets(self) -> list[bytes]:
         """Return what has come."""
-        found = []
+        found: list[bytes] = []
         while True:
             try:
                 packet = self.ours.recv(protocol.PACKET_BYTES_MAX)

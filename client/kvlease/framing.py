@@ -1,0 +1,70 @@
+"""Own the frames of the local socket as bytes: a Call or Reply written by hand around a message that is packed already.
+
+To have protobuf build the outer message would copy the inner one and pack it twice; reading is left to protobuf.
+"""
+
+from functools import lru_cache
+from typing import Final
+
+from kvlease.v1 import kvlease_pb2 as pb
+
+BYTES_OF_LENGTH: Final = 4
+"""Bytes of a frame before its message: a little-endian uint32."""
+
+_WIRE_VARINT: Final = 0
+_WIRE_BYTES: Final = 2
+
+
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the lowest first, all but the last byte marked."""
+    if number < 1 << 7:
+        return _LAST[number]
+    if number < 1 << 14:
+        return _MORE[number & 127] + _LAST[number >> 7]
+    return _MORE[number & 127] + varint(number >> 7)
+
+
+def call_frame(verb: str, packed: bytes, call_number: int, key: str, who: bytes) -> bytes:
+    """Return the frame of a call: its packed request, its idempotency key, and what `caller_fields` returned."""
+    head = _CALL_NUMBER + varint(call_number) + who
+    if key:
+        key_bytes = key.encode()
+        head += _KEY + varint(len(key_bytes)) + key_bytes
+    tail = _REQUEST_TAGS[verb] + varint(len(packed))
+    num_bytes = len(head) + len(tail) + len(packed)
+    return b"".join((num_bytes.to_bytes(BYTES_OF_LENGTH, "little"), head, tail, packed))
+
+
+@lru_cache(maxsize=64)
+def caller_fields(token: str, epoch: int, cache: str) -> bytes:
+    """Return the fields of a Call that stay the same from call to call."""
+    return pb.Call(epoch=epoch, token=token, cache=cache).SerializeToString()
+
+
+def reply_frame(verb: str, packed: bytes, call_number: int, epoch: int) -> bytes:
+    """Return the frame that answers a call with the packed response of its verb."""
+    head = _CALL_NUMBER + varint(call_number) + _epoch_field(epoch)
+    tail = _RESPONSE_TAGS[verb] + varint(len(packed))
+    num_bytes = len(head) + len(tail) + len(packed)
+    return b"".join((num_bytes.to_bytes(BYTES_OF_LENGTH, "little"), head, tail, packed))
+
+
+@lru_cache(maxsize=8)
+def _epoch_field(epoch: int) -> bytes:
+    return pb.Reply(epoch=epoch).SerializeToString()
+
+
+_LAST: Final = tuple(bytes((low,)) for low in range(128))
+_MORE: Final = tuple(bytes((low | 128,)) for low in range(128))
+
+
+def _tags(message: type[pb.Call | pb.Reply], oneof: str) -> dict[str, bytes]:
+    fields = message.DESCRIPTOR.oneofs_by_name[oneof].fields
+    return {field.name: varint(field.number << 3 | _WIRE_BYTES) for field in fields}
+
+
+_CALL_NUMBER: Final = varint(pb.Call.CALL_NUMBER_FIELD_NUMBER << 3 | _WIRE_VARINT)
+_KEY: Final = varint(pb.Call.IDEMPOTENCY_KEY_FIELD_NUMBER << 3 | _WIRE_BYTES)
+_REQUEST_TAGS: Final = _tags(pb.Call, "request")
+_RESPONSE_TAGS: Final = _tags(pb.Reply, "response")
+assert pb.Reply.CALL_NUMBER_FIELD_NUMBER == pb.Call.CALL_NUMBER_FIELD_NUMBER, "one tag for both"

@@ -1,0 +1,100 @@
+"""A mover carries out packets at once, and readies its memory while there is none."""
+
+import os
+import socket
+from collections.abc import Iterator
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from kvleased.core.effects import Direction
+from kvleased.memory import cpu
+from kvleased.movers import protocol
+from kvleased.movers.engine import Engine
+from kvleased.movers.protocol import Batch, Completion, PoolMap
+
+NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 64, 32, 64 << 10
+POOLS = PoolMap(pool=1, bytes_per_block=BYTES_PER_BLOCK, num_blocks=NUM_BLOCKS, num_slots=NUM_SLOTS)
+
+
+@pytest.fixture
+def pool_fds() -> Iterator[list[int]]:
+    """A device pool and a host pool of which no page exists yet."""
+    fds = []
+    for name, num_blocks in (("device", NUM_BLOCKS), ("host", NUM_SLOTS)):
+        fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
+        os.ftruncate(fds[-1], num_blocks * BYTES_PER_BLOCK)
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.fixture
+def link() -> Iterator[socket.socket]:
+    """The daemon's end of the link to an engine that runs until the test ends."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    thread = Thread(target=Engine(theirs).run)
+    thread.start()
+    with ours, theirs:
+        ours.settimeout(10)
+        yield ours
+        ours.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def _answer(link: socket.socket) -> Completion:
+    ids = np.arange(NUM_SLOTS, dtype=np.int32).tobytes()
+    batch = Batch(
+        number=1,
+        pool=1,
+        direction=Direction.OFFLOAD,
+        with_checksums=False,
+        source_ids=ids,
+        target_ids=ids,
+    )
+    link.send(batch.encode())
+    return Completion.decode(link.recv(protocol.PACKET_BYTES_MAX))
+
+
+def test_copies_are_carried_out_until_the_pools_are_unmapped(
+    link: socket.socket, pool_fds: list[int]
+) -> None:
+    """A batch right after its pools is done, whatever is not ready yet; after the unmapping it is refused."""
+    device = cpu.map_blocks(pool_fds[0], NUM_BLOCKS, BYTES_PER_BLOCK)
+    device[:] = 7
+
+    socket.send_fds(link, [POOLS.encode()], pool_fds)
+    done = _answer(link)
+    link.send(protocol.encode_unmap(1))
+    refused = _answer(link)
+
+    assert (done.is_done, refused.is_done) == (True, False)
+    assert os.pread(pool_fds[1], 1, NUM_SLOTS * BYTES_PER_BLOCK - 1) == b"\7"
+
+
+def test_idle_mover_readies_all_of_its_memory(pool_fds: list[int]) -> None:
+    """While no packet comes, every page of the pools is entered, and then no time is spent on it any more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        engine = Engine(theirs)
+        engine._map(POOLS, [os.dup(fd) for fd in pool_fds])
+
+        engine._touch_while_idle()
+
+    assert cpu.is_populated(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
+    assert cpu.is_populated(pool_fds[1], NUM_SLOTS * BYTES_PER_BLOCK)
+    assert not engine._untouched
+
+
+def test_packet_ends_the_readying(pool_fds: list[int]) -> None:
+    """A packet that has come already is not kept waiting by any page."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        engine = Engine(theirs)
+        engine._map(POOLS, [os.dup(fd) for fd in pool_fds])
+        ours.send(protocol.encode_unmap(1))
+
+        engine._touch_while_idle()
+
+    assert not any(os.fstat(fd).st_blocks for fd in pool_fds)
