@@ -5,11 +5,12 @@ from collections.abc import Callable
 from kvlease.errors import NotYoursError, UnknownLeaseError
 from kvleased.core import commands
 from kvleased.core.stepping import StepVerb
+from tests.laws import faults
+from tests.laws.picks import is_waited_for, pick_chain, pick_lease, pick_worker
 from tests.laws.steps import Operation, take_step
 from tests.laws.views import audit, compare_lookup, compare_map, read_table
 from tests.laws.world import Held, Worker, World, key_of
 
-_DOCUMENTS = 3
 _KEEP_ALIVE_SECONDS = 8.0
 _EAGERNESS = 0.2
 
@@ -24,41 +25,8 @@ def live(world: World, steps: int) -> None:
     world.heal()
 
 
-def _worker(world: World) -> Worker | None:
-    awake = [worker for worker in world.workers.values() if not worker.is_stalled]
-    return world.rng.choice(awake) if awake else None
-
-
-def _lease(world: World, *, evicted: bool | None = False) -> tuple[Worker, Held] | None:
-    found = [
-        (worker, held)
-        for worker in world.workers.values()
-        if not worker.is_stalled
-        for held in worker.leases.values()
-        if not held.is_moving and (evicted is None or held.is_evicted is evicted)
-    ]
-    return world.rng.choice(found) if found else None
-
-
-def _is_waited_for(world: World, held: Held) -> bool:
-    """Tell whether a call about a lease is still to be answered, which may change it at any time."""
-    return any(other is held for _, _, other in world.calls.values())
-
-
-def _chain(world: World, tenant: int, num_blocks: int) -> list[bytes]:
-    document = world.rng.randrange(_DOCUMENTS)
-    fork = world.rng.randint(0, num_blocks)
-    branch = world.rng.randrange(3)
-    tokens = [
-        document * 1000 + at + (100 * branch if at >= fork else 0) for at in range(num_blocks)
-    ]
-    keys = [key_of(tenant, tuple(tokens[: at + 1])) for at in range(num_blocks)]
-    world._known_keys.update((tenant, key) for key in keys)
-    return keys
-
-
 def _reserve(world: World) -> None:
-    worker = _worker(world)
+    worker = pick_worker(world)
     if worker is None:
         return
     command = _new_request(world, worker, world.rng.choice((0, 500, 20_000)))
@@ -70,7 +38,7 @@ def _reserve(world: World) -> None:
 
 def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Reserve:
     num_blocks = world.rng.randint(1, world.shape.max_blocks_per_lease)
-    keys = _chain(world, worker.tenant, world.rng.randint(0, num_blocks))
+    keys = pick_chain(world, worker.tenant, world.rng.randint(0, num_blocks))
     world.seen["requests"] += 1
     return commands.Reserve(
         worker_id=worker.worker_id,
@@ -83,13 +51,13 @@ def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Res
 
 def _step(world: World) -> None:
     """A worker's scheduler takes one step over some of its leases, and asks for new ones in the same call."""
-    worker = _worker(world)
+    worker = pick_worker(world)
     if worker is None:
         return
     leases = [
         held
         for held in worker.leases.values()
-        if not held.is_moving and not held.is_evicted and not _is_waited_for(world, held)
+        if not held.is_moving and not held.is_evicted and not is_waited_for(world, held)
     ]
     operations: list[Operation] = []
     for held in world.rng.sample(leases, world.rng.randint(0, min(4, len(leases)))):
@@ -124,7 +92,7 @@ def _operations(world: World, worker: Worker, held: Held) -> list[Operation]:
 
 
 def _extend(world: World) -> None:
-    found = _lease(world)
+    found = pick_lease(world)
     if found is None:
         return
     worker, held = found
@@ -144,7 +112,7 @@ def _extend(world: World) -> None:
 
 
 def _commit(world: World) -> None:
-    found = _lease(world)
+    found = pick_lease(world)
     if found is None:
         return
     worker, held = found
@@ -210,23 +178,23 @@ def _audit(world: World) -> None:
 
 
 def _map(world: World) -> None:
-    found = _lease(world)
-    if found is not None and not _is_waited_for(world, found[1]):
+    found = pick_lease(world)
+    if found is not None and not is_waited_for(world, found[1]):
         compare_map(world, *found)
 
 
 def _lookup(world: World) -> None:
-    worker = _worker(world)
+    worker = pick_worker(world)
     if worker is None:
         return
-    keys = _chain(world, worker.tenant, 6)
+    keys = pick_chain(world, worker.tenant, 6)
     if worker.leases and world.rng.random() < 0.5:
         keys = world.rng.choice(list(worker.leases.values())).keys
     compare_lookup(world, worker, keys)
 
 
 def _release(world: World) -> None:
-    found = _lease(world, evicted=None)
+    found = pick_lease(world, evicted=None)
     if found is None:
         return
     worker, held = found
@@ -260,7 +228,7 @@ def _stale(world: World) -> None:
 
 def _foreign(world: World) -> None:
     """A worker speaks of another worker's lease: nothing may come of it."""
-    found = _lease(world)
+    found = pick_lease(world)
     others = [worker for worker in world.workers.values() if found and worker is not found[0]]
     if found is None or not others:
         return
@@ -278,7 +246,7 @@ def _foreign(world: World) -> None:
 
 
 def _evict(world: World) -> None:
-    found = _lease(world)
+    found = pick_lease(world)
     if found is None:
         return
     worker, held = found
@@ -286,7 +254,7 @@ def _evict(world: World) -> None:
 
 
 def _reload(world: World) -> None:
-    found = _lease(world, evicted=True)
+    found = pick_lease(world, evicted=True)
     if found is None:
         return
     worker, held = found
@@ -306,33 +274,21 @@ def _evict_cached(world: World) -> None:
 
 
 def _reload_cached(world: World) -> None:
-    worker = _worker(world)
+    worker = pick_worker(world)
     if worker is not None:
-        keys = b"".join(_chain(world, worker.tenant, world.rng.randint(1, 6)))
+        keys = b"".join(pick_chain(world, worker.tenant, world.rng.randint(1, 6)))
         world.send(commands.Reload(worker_id=worker.worker_id, keys=keys))
 
 
 def _pin(world: World) -> None:
-    worker = _worker(world)
+    worker = pick_worker(world)
     if world.pins and world.rng.random() < 0.6:
         world.send(commands.Unpin(pin_id=world.pins.pop()))
     elif worker is not None:
-        outcome = world.send(commands.Pin(keys=b"".join(_chain(world, worker.tenant, 3))))
+        outcome = world.send(commands.Pin(keys=b"".join(pick_chain(world, worker.tenant, 3))))
         pin_id = getattr(getattr(outcome, "reply", None), "pin_id", None)
         if pin_id is not None:
             world.pins.append(pin_id)
-
-
-def _heartbeat(world: World) -> None:
-    for worker in world.workers.values():
-        if not worker.is_stalled:
-            world.send(
-                commands.Heartbeat(
-                    worker_id=worker.worker_id,
-                    lease_ids=tuple(worker.leases),
-                    newest_lease_id=worker.newest_lease_id,
-                )
-            )
 
 
 def _time(world: World) -> None:
@@ -351,80 +307,6 @@ def _land(world: World) -> None:
         world.land(world.rng.choice(jobs))
 
 
-def _fail_copy(world: World) -> None:
-    jobs = [job for job in world.jobs.values() if not job.is_lost]
-    if jobs:
-        job = world.rng.choice(jobs)
-        world.faults["copy_failed"] += 1
-        del world.jobs[job.copy.copy_id]
-        world.send(commands.CopyFailed(copy_id=job.copy.copy_id))
-
-
-def _lose_copy(world: World) -> None:
-    jobs = [job for job in world.jobs.values() if not job.is_lost]
-    if jobs:
-        job = world.rng.choice(jobs)
-        world.faults["copy_lost"] += 1
-        job.is_lost = True
-        world.send(commands.CopyLost(copy_id=job.copy.copy_id))
-
-
-def _late_copy(world: World) -> None:
-    lost = [job for job in world.jobs.values() if job.is_lost]
-    if lost:
-        world.land(world.rng.choice(lost))
-
-
-def _kill_mover(world: World) -> None:
-    world.faults["mover"] += 1
-    for job in world.jobs.values():
-        world.move(job, world.rng.randint(0, 2))
-    world.jobs.clear()
-    world.send(commands.MoverDied())
-
-
-def _flip(world: World) -> None:
-    world.faults["flip"] += 1
-    slot = world.rng.randrange(world.shape.num_slots)
-    busy = {target for job in world.jobs.values() for target in job.copy.target_ids}
-    if slot not in busy and world.rng.random() < 0.2:
-        world.flipped.add(slot)
-        world.host[slot] = ("flipped", slot)
-
-
-def _stall(world: World) -> None:
-    worker = world.rng.choice(list(world.workers.values()))
-    if worker.is_stalled or world.rng.random() < 0.25:
-        world.faults["stall"] += not worker.is_stalled
-        worker.is_stalled = not worker.is_stalled
-
-
-def _oversleep(world: World) -> None:
-    """One worker stalls for longer than its leases last; the others go on."""
-    worker = _worker(world)
-    if worker is None:
-        return
-    world.faults["stall"] += 1
-    worker.is_stalled = True
-    for _ in range(4):
-        _heartbeat(world)
-        world.now += world.shape.lease_seconds / 3
-        world.send(commands.Tick())
-    worker.is_stalled = world.rng.random() < 0.5
-
-
-def _kill(world: World) -> None:
-    if len(world.workers) > 1:
-        worker = world.rng.choice(list(world.workers.values()))
-        world.kill(worker)
-        world.start_worker(worker.tenant)
-
-
-def _notice_death(world: World) -> None:
-    if world.dead_unknown:
-        world.send(commands.WorkerDied(worker_id=world.dead_unknown.pop()))
-
-
 def _cancel(world: World) -> None:
     calls = [ticket for ticket, (_, _, held) in world.calls.items() if held is None]
     if calls:
@@ -432,51 +314,6 @@ def _cancel(world: World) -> None:
         world.faults["cancel"] += 1
         del world.calls[ticket]
         world.send(commands.Cancel(ticket=ticket))
-
-
-def _restart(world: World) -> None:
-    if world.rng.random() < 0.3:
-        world.restart()
-
-
-def _crash(world: World) -> None:
-    """Kill the control process somewhere in the middle of a command."""
-    found = _lease(world)
-    if found is None or world.rng.random() < 0.6:
-        return
-    worker, held = found
-    worker_id, lease_id = worker.worker_id, held.lease_id
-    jobs = [job for job in world.jobs.values() if not job.is_lost]
-    if jobs and world.rng.random() < 0.6:
-        job = world.rng.choice(jobs)
-        world.move(job, 10**6)
-        checksums = b"\1\0\0\0\0\0\0\0" * (len(job.copy.target_ids) // 4)
-        if world.flipped:
-            return
-        is_offload = job.copy.direction.value == "device_to_host"
-        command: commands.Command = commands.CopyDone(
-            copy_id=job.copy.copy_id, checksums=checksums if is_offload else b""
-        )
-    else:
-        num_tokens = min(len(held.blocks) + 2, world.shape.max_blocks_per_lease) * 4
-        command = world.rng.choice(
-            (
-                commands.Reserve(worker_id=worker_id, request_id="crash", keys=b"", num_tokens=16),
-                commands.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=num_tokens),
-                commands.Tick(),
-                commands.Evict(num_blocks=3),
-            )
-        )
-    world.crash_within(command, world.rng.randrange(160))
-    # What a command in its middle had granted nobody has heard of; what it was doing to a lease may have happened.
-    for worker in world.workers.values():
-        for held in worker.leases.values():
-            rows = world.records.rows
-            at = [row for row in range(len(rows.lease_id)) if rows.lease_id[row] == held.lease_id]
-            if at and not held.is_evicted and not held.is_moving:
-                known = rows.block_ids[at[0], : rows.num_blocks[at[0]]].tolist()
-                held.marks += [None] * (len(known) - len(held.blocks))
-                held.blocks = known
 
 
 ACTS: dict[Callable[[World], None], int] = {
@@ -497,21 +334,21 @@ ACTS: dict[Callable[[World], None], int] = {
     _evict_cached: 3,
     _reload_cached: 3,
     _pin: 2,
-    _heartbeat: 10,
+    faults.heartbeat: 10,
     _time: 5,
     _move: 8,
     _land: 22,
-    _fail_copy: 2,
-    _lose_copy: 1,
-    _late_copy: 1,
-    _kill_mover: 1,
-    _flip: 2,
-    _stall: 2,
-    _oversleep: 2,
-    _kill: 2,
-    _notice_death: 3,
+    faults.fail_copy: 2,
+    faults.lose_copy: 1,
+    faults.end_lost_copy: 1,
+    faults.kill_mover: 1,
+    faults.flip: 2,
+    faults.stall: 2,
+    faults.oversleep: 2,
+    faults.kill: 2,
+    faults.notice_death: 3,
     _cancel: 2,
-    _restart: 2,
-    _crash: 3,
+    faults.restart: 2,
+    faults.crash: 3,
 }
 """Each act and how often it is drawn."""

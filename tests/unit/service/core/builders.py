@@ -307,3 +307,13 @@ def found(cache: Cache, packed: bytes, tenant: int | None = TENANT) -> tuple[int
 def reloaded(outcome: Outcome, ticket: int | None) -> Reloaded:
     """Return the answer to a reload that had to wait."""
     return woken(outcome, ticket, Reloaded)
+
+
+def wait_for(
+    cache: Cache, num_blocks: int, request_id: str, *, worker_id: WorkerId = WORKER
+) -> int:
+    """Have a reserve wait, and return its ticket."""
+    command = a_reserve(num_blocks, request_id, worker_id=worker_id, wait_ms=WAIT_MS)
+    ticket = cache.handle(command, 0.0).ticket
+    assert ticket is not None
+    return ticket

@@ -1,4 +1,4 @@
-"""Laws of granting: an attempt happens whole or changes nothing, and every refusal says why."""
+"""Laws of Reserve: it happens whole or changes nothing, and every refusal says why."""
 
 import pytest
 
@@ -7,42 +7,32 @@ from kvlease.errors import (
     IdReusedError,
     InvalidError,
     NeverFitsError,
-    NotYoursError,
     PoolFullError,
-    UnknownLeaseError,
     UnknownWorkerError,
     WrongStateError,
 )
-from kvlease.ids import LeaseId, WorkerId
+from kvlease.ids import WorkerId
 from kvleased.core import commands as c
 from kvleased.core.effects import Reserved
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
     STRANGER,
-    TOKENS_PER_BLOCK,
     WAIT_MS,
     WORKER,
     a_cache,
-    a_full_cache,
     a_reserve,
-    an_extend,
     answer,
     cached,
-    committed,
-    copies,
     evict,
     evicted,
     extend,
-    found,
     ids,
     keys,
     land,
     on_host,
-    records,
     reload,
     reloaded,
     reserve,
-    started,
     states,
     the_copy,
     woken,
@@ -284,163 +274,3 @@ def test_repeated_reserve_waits_in_the_place_of_the_first() -> None:
 
     woken(second, first.ticket, WrongStateError)
     woken(landed, second.ticket, Reserved)
-
-
-# Prefixes -------------------------------------------------------------------------------------------------------------
-
-
-def test_cached_prefix_is_shared() -> None:
-    """Two leases of one tenant have the same block of a common prefix, and private ones of their own."""
-    cache = a_cache()
-    first = committed(cache, keys(1, 2), more=1)
-
-    second = reserve(cache, 3, "second", keys(1, 2, 3))
-
-    assert second.device_hit_tokens == 2 * TOKENS_PER_BLOCK
-    assert ids(second.block_ids)[:2] == ids(first.block_ids)[:2]
-    assert ids(second.block_ids)[2] != ids(first.block_ids)[2]
-    assert cache.check() == []
-
-
-def test_prefix_ends_at_the_first_miss() -> None:
-    """What is cached behind a gap cannot be used."""
-    cache = a_cache()
-    cached(cache, keys(1))
-    cached(cache, keys(3))
-
-    assert reserve(cache, 3, "r", keys(1, 2, 3)).device_hit_tokens == TOKENS_PER_BLOCK
-
-
-def test_whole_request_can_be_cached() -> None:
-    """A request all of whose blocks are cached takes no free block."""
-    cache = a_full_cache(4)
-
-    lease = reserve(cache, 4, "r", keys(0, 1, 2, 3))
-
-    assert lease.device_hit_tokens == 4 * TOKENS_PER_BLOCK
-    assert cache.check() == []
-
-
-def test_own_prefix_is_not_evicted_to_make_room() -> None:
-    """A call does not count, nor evict, the blocks of its own prefix as room."""
-    cache = a_full_cache(4)
-
-    lease = reserve(cache, 4, "r", keys(0, 1))
-
-    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
-    assert found(cache, keys(0, 1, 2, 3)) == (2, 0)
-    assert cache.check() == []
-
-
-@pytest.mark.parametrize("wait_ms", [0, WAIT_MS], ids=["at once", "patient"])
-def test_another_tenants_block_is_a_miss(wait_ms: int) -> None:
-    """A key, even a stolen one, finds only one's own tenant's blocks, in either tier."""
-    cache = a_cache()
-    cached(cache, keys(1))
-    on_host(cache, keys(2))
-
-    for number in (1, 2):
-        command = a_reserve(1, f"r{number}", keys(number), worker_id=STRANGER, wait_ms=wait_ms)
-        outcome = cache.handle(command, 0.0)
-        assert outcome.reply is None or answer(outcome, Reserved).device_hit_tokens == 0
-        assert not any(copy.source_ids for copy in copies(outcome))
-
-
-def test_prefix_ends_at_another_tenants_block() -> None:
-    """The blocks before a foreign one still count."""
-    cache = a_cache()
-    cached(cache, keys(1))
-    cached(cache, keys(2), worker_id=STRANGER)
-
-    assert reserve(cache, 2, "r", keys(1, 2)).device_hit_tokens == TOKENS_PER_BLOCK
-
-
-# Extend ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("num_blocks", "num_added"), [(1, 0), (2, 0), (3, 1), (8, 6)])
-def test_extend_adds_what_is_missing(num_blocks: int, num_added: int) -> None:
-    """A lease is extended to what it shall cover in all; covering less changes nothing."""
-    cache = a_cache(8)
-    lease = reserve(cache, 2)
-
-    added = ids(extend(cache, lease.lease_id, num_blocks).block_ids)
-
-    row = records(cache).rows.block_ids[lease.row]
-    assert row[2 : 2 + num_added].tolist() == added
-    assert len(added) == num_added
-    assert cache.check() == []
-
-
-def test_extend_without_room_is_refused_with_what_is_missing() -> None:
-    """An extend's need is what it lacks, not what it covers; the want of rows is not its own."""
-    cache = a_cache(4, max_leases=2)
-    lease = reserve(cache, 2)
-    reserve(cache, 1, "other")
-
-    with pytest.raises(PoolFullError) as refusal:
-        extend(cache, lease.lease_id, 4)
-
-    assert refusal.value.resource == "device_blocks"
-    assert (refusal.value.need, refusal.value.available, refusal.value.limit) == (2, 1, 4)
-
-
-def test_extend_evicts_what_nobody_holds() -> None:
-    """Cached blocks make room for a running request."""
-    cache = a_full_cache(4)
-    lease = reserve(cache, 2)
-
-    assert len(ids(extend(cache, lease.lease_id, 4).block_ids)) == 2
-    assert found(cache, keys(0)) == (0, 0)
-
-
-def test_extend_of_another_workers_lease_is_refused() -> None:
-    """A lease obeys its owner alone."""
-    cache = a_cache()
-    lease = reserve(cache)
-
-    with pytest.raises(NotYoursError):
-        cache.handle(an_extend(lease.lease_id, 2, worker_id=STRANGER), 0.0)
-
-
-def test_extend_of_an_unknown_lease_is_refused() -> None:
-    """A lease that has ended, or never was, is not extended."""
-    with pytest.raises(UnknownLeaseError):
-        a_cache().handle(an_extend(LeaseId(99), 2), 0.0)
-
-
-def test_extend_of_an_evicted_lease_is_refused() -> None:
-    """A lease in the host pool must be reloaded first."""
-    cache = a_cache()
-    lease = evicted(cache, keys(1))
-
-    with pytest.raises(WrongStateError, match="evicted"):
-        extend(cache, lease.lease_id, 2)
-
-
-# Tenants --------------------------------------------------------------------------------------------------------------
-
-
-def test_block_is_scrubbed_before_it_changes_tenants() -> None:
-    """A tenant gets no block with another's bytes: a refused call starts the scrubbing, and the next one is served."""
-    cache = a_cache(2)
-    cached(cache, keys(1, 2))
-
-    with pytest.raises(PoolFullError):
-        reserve(cache, 2, worker_id=STRANGER)
-    land(cache, started(cache))
-
-    assert len(ids(reserve(cache, 2, worker_id=STRANGER).block_ids)) == 2
-    assert cache.check() == []
-
-
-def test_patient_call_waits_for_the_scrub() -> None:
-    """A call that may wait is served when the blocks are zeroed, with one scrub and not two."""
-    cache = a_cache(2, num_slots=0)
-    cached(cache, keys(1, 2))
-    outcome = cache.handle(a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS), 0.0)
-
-    landed = land(cache, the_copy(outcome))
-
-    woken(landed, outcome.ticket, Reserved)
-    assert copies(landed) == []

@@ -1,0 +1,38 @@
+"""Whom and what an act is about: awake workers, leases that nothing is happening to, chains of keys."""
+
+from tests.laws.world import Held, Worker, World, key_of
+
+_DOCUMENTS = 3
+
+
+def pick_worker(world: World) -> Worker | None:
+    awake = [worker for worker in world.workers.values() if not worker.is_stalled]
+    return world.rng.choice(awake) if awake else None
+
+
+def pick_lease(world: World, *, evicted: bool | None = False) -> tuple[Worker, Held] | None:
+    found = [
+        (worker, held)
+        for worker in world.workers.values()
+        if not worker.is_stalled
+        for held in worker.leases.values()
+        if not held.is_moving and (evicted is None or held.is_evicted is evicted)
+    ]
+    return world.rng.choice(found) if found else None
+
+
+def is_waited_for(world: World, held: Held) -> bool:
+    """Tell whether a call about a lease is still to be answered, which may change it at any time."""
+    return any(other is held for _, _, other in world.calls.values())
+
+
+def pick_chain(world: World, tenant: int, num_blocks: int) -> list[bytes]:
+    document = world.rng.randrange(_DOCUMENTS)
+    fork = world.rng.randint(0, num_blocks)
+    branch = world.rng.randrange(3)
+    tokens = [
+        document * 1000 + at + (100 * branch if at >= fork else 0) for at in range(num_blocks)
+    ]
+    keys = [key_of(tenant, tuple(tokens[: at + 1])) for at in range(num_blocks)]
+    world._known_keys.update((tenant, key) for key in keys)
+    return keys

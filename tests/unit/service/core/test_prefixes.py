@@ -1,0 +1,88 @@
+"""Laws of reuse: what a request shares with what is cached, and with whom."""
+
+import pytest
+
+from kvleased.core.effects import Reserved
+from tests.unit.service.core.builders import (
+    STRANGER,
+    TOKENS_PER_BLOCK,
+    WAIT_MS,
+    a_cache,
+    a_full_cache,
+    a_reserve,
+    answer,
+    cached,
+    committed,
+    copies,
+    found,
+    ids,
+    keys,
+    on_host,
+    reserve,
+)
+
+
+def test_cached_prefix_is_shared() -> None:
+    """Two leases of one tenant have the same block of a common prefix, and private ones of their own."""
+    cache = a_cache()
+    first = committed(cache, keys(1, 2), more=1)
+
+    second = reserve(cache, 3, "second", keys(1, 2, 3))
+
+    assert second.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert ids(second.block_ids)[:2] == ids(first.block_ids)[:2]
+    assert ids(second.block_ids)[2] != ids(first.block_ids)[2]
+    assert cache.check() == []
+
+
+def test_prefix_ends_at_the_first_miss() -> None:
+    """What is cached behind a gap cannot be used."""
+    cache = a_cache()
+    cached(cache, keys(1))
+    cached(cache, keys(3))
+
+    assert reserve(cache, 3, "r", keys(1, 2, 3)).device_hit_tokens == TOKENS_PER_BLOCK
+
+
+def test_whole_request_can_be_cached() -> None:
+    """A request all of whose blocks are cached takes no free block."""
+    cache = a_full_cache(4)
+
+    lease = reserve(cache, 4, "r", keys(0, 1, 2, 3))
+
+    assert lease.device_hit_tokens == 4 * TOKENS_PER_BLOCK
+    assert cache.check() == []
+
+
+def test_own_prefix_is_not_evicted_to_make_room() -> None:
+    """A call does not count, nor evict, the blocks of its own prefix as room."""
+    cache = a_full_cache(4)
+
+    lease = reserve(cache, 4, "r", keys(0, 1))
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert found(cache, keys(0, 1, 2, 3)) == (2, 0)
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("wait_ms", [0, WAIT_MS], ids=["at once", "patient"])
+def test_another_tenants_block_is_a_miss(wait_ms: int) -> None:
+    """A key, even a stolen one, finds only one's own tenant's blocks, in either tier."""
+    cache = a_cache()
+    cached(cache, keys(1))
+    on_host(cache, keys(2))
+
+    for number in (1, 2):
+        command = a_reserve(1, f"r{number}", keys(number), worker_id=STRANGER, wait_ms=wait_ms)
+        outcome = cache.handle(command, 0.0)
+        assert outcome.reply is None or answer(outcome, Reserved).device_hit_tokens == 0
+        assert not any(copy.source_ids for copy in copies(outcome))
+
+
+def test_prefix_ends_at_another_tenants_block() -> None:
+    """The blocks before a foreign one still count."""
+    cache = a_cache()
+    cached(cache, keys(1))
+    cached(cache, keys(2), worker_id=STRANGER)
+
+    assert reserve(cache, 2, "r", keys(1, 2)).device_hit_tokens == TOKENS_PER_BLOCK

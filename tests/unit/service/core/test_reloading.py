@@ -1,0 +1,265 @@
+"""Laws of reload, of leases and of cached blocks: what comes back is what went down."""
+
+import pytest
+
+from kvlease.errors import (
+    NeverFitsError,
+    PoolFullError,
+    WrongStateError,
+)
+from kvleased.core.effects import Reloaded
+from tests.unit.service.core.builders import (
+    LEASE_SECONDS,
+    TOKENS_PER_BLOCK,
+    a_cache,
+    a_reload,
+    answer,
+    cached,
+    copies,
+    evict,
+    evicted,
+    found,
+    ids,
+    keys,
+    land,
+    on_host,
+    release,
+    reload,
+    reload_keys,
+    reloaded,
+    reserve,
+    the_copy,
+    tick,
+    wakes,
+    woken,
+)
+
+# Reload a lease -------------------------------------------------------------------------------------------------------
+
+
+def test_reloaded_lease_has_its_bytes_in_token_order() -> None:
+    """A lease comes back to blocks that follow its slots in their order."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1, 2), more=1)
+    outcome = reload(cache, lease.lease_id)
+
+    reply = reloaded(land(cache, the_copy(outcome)), outcome.ticket)
+
+    assert ids(reply.block_ids) == ids(the_copy(outcome).target_ids)
+    assert (reply.num_reloaded, reply.num_tokens, reply.row) == (
+        3,
+        3 * TOKENS_PER_BLOCK,
+        lease.row,
+    )
+    assert found(cache, keys(1, 2)) == (2, 0)
+    assert cache.census().host["free"] == 6
+    assert cache.check() == []
+
+
+def test_reload_uses_what_is_on_the_device() -> None:
+    """Blocks that came back meanwhile are shared, not copied again."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1, 2))
+    land(cache, the_copy(reload_keys(cache, keys(1))))
+
+    outcome = reload(cache, lease.lease_id)
+    reply = reloaded(land(cache, the_copy(outcome)), outcome.ticket)
+
+    assert (reply.num_reloaded, len(ids(reply.block_ids))) == (1, 2)
+    assert cache.check() == []
+
+
+def test_reload_of_what_is_all_on_the_device_is_answered_at_once() -> None:
+    """Without anything to copy there is nothing to wait for."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1, 2))
+    land(cache, the_copy(reload_keys(cache, keys(1, 2))))
+
+    reply = answer(reload(cache, lease.lease_id), Reloaded)
+
+    assert (reply.num_reloaded, len(ids(reply.block_ids))) == (0, 2)
+    assert cache.check() == []
+
+
+def test_reload_joins_copies_in_flight() -> None:
+    """A lease comes back when its own copy and those that it joined are done."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1, 2))
+    prefetch = reload_keys(cache, keys(1))
+    outcome = reload(cache, lease.lease_id)
+
+    own = land(cache, the_copy(outcome))
+    joined = land(cache, the_copy(prefetch))
+
+    assert outcome.ticket not in wakes(own)
+    assert len(ids(reloaded(joined, outcome.ticket).block_ids)) == 2
+    assert cache.check() == []
+
+
+def test_reload_of_a_lease_on_the_device_names_its_blocks() -> None:
+    """A worker that does not know whether its lease was evicted may ask for it."""
+    cache = a_cache()
+    lease = reserve(cache, 2)
+
+    reply = answer(reload(cache, lease.lease_id), Reloaded)
+
+    assert (reply.block_ids, reply.num_reloaded) == (lease.block_ids, 0)
+
+
+def test_later_reload_waits_in_the_place_of_the_first() -> None:
+    """A repeated reload does not copy twice; the first caller is told."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1))
+    first = reload(cache, lease.lease_id)
+
+    second = reload(cache, lease.lease_id)
+    landed = land(cache, the_copy(first))
+
+    assert copies(second) == []
+    woken(second, first.ticket, WrongStateError)
+    reloaded(landed, second.ticket)
+
+
+def test_reload_while_evicting_is_refused() -> None:
+    """A lease goes one way at a time."""
+    cache = a_cache()
+    lease = reserve(cache, 1)
+    evict(cache, lease.lease_id)
+
+    with pytest.raises(WrongStateError, match="evicting"):
+        reload(cache, lease.lease_id)
+
+
+def test_reload_waits_for_room() -> None:
+    """A lease comes back when there are blocks for it, not sooner."""
+    cache = a_cache(4)
+    lease = evicted(cache, keys(1, 2))
+    other = reserve(cache, 3, "other")
+    outcome = reload(cache, lease.lease_id)
+
+    released = release(cache, other.lease_id)
+    landed = land(cache, the_copy(released))
+
+    assert copies(outcome) == []
+    reloaded(landed, outcome.ticket)
+
+
+def test_impatient_reload_without_room_is_refused() -> None:
+    """A reload that may not wait for room is told what it lacked."""
+    cache = a_cache(4)
+    lease = evicted(cache, keys(1, 2))
+    reserve(cache, 3, "other")
+
+    with pytest.raises(PoolFullError) as refusal:
+        cache.handle(a_reload(lease.lease_id, wait_ms=0), 0.0)
+
+    assert (refusal.value.need, refusal.value.available) == (2, 1)
+
+
+def test_reload_writes_back_what_it_pushes_out() -> None:
+    """A lease that comes back costs nobody cached bytes."""
+    cache = a_cache(2)
+    lease = evicted(cache, keys(1, 2))
+    cached(cache, keys(3, 4))
+    outcome = reload(cache, lease.lease_id)
+
+    written = land(cache, the_copy(outcome))
+    landed = land(cache, the_copy(written))
+
+    reloaded(landed, outcome.ticket)
+    assert found(cache, keys(3, 4)) == (0, 2)
+    assert cache.check() == []
+
+
+def test_reload_does_not_evict_its_own_blocks() -> None:
+    """Blocks that the lease will share are no room for its other blocks."""
+    cache = a_cache(2)
+    lease = evicted(cache, keys(1, 2))
+    land(cache, the_copy(reload_keys(cache, keys(1))))
+    reserve(cache, 1, "other")
+
+    with pytest.raises(PoolFullError):
+        cache.handle(a_reload(lease.lease_id, wait_ms=0), 0.0)
+
+    assert found(cache, keys(1)) == (1, 0)
+
+
+def test_reload_renews_its_lease() -> None:
+    """A lease that came back has its whole lease time before it."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1))
+    copy = the_copy(cache.handle(a_reload(lease.lease_id), 20.0))
+
+    land(cache, copy, now=25.0)
+    tick(cache, 25.0 + LEASE_SECONDS - 1)
+
+    assert "leases_expired" not in cache.census().counters
+
+
+# Reload cached blocks -------------------------------------------------------------------------------------------------
+
+
+def test_named_blocks_come_back_for_whoever_asks_next() -> None:
+    """Keys in the host pool are brought to the device and held by nobody there."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2))
+
+    outcome = reload_keys(cache, keys(1, 2, 1))
+    reply = reloaded(land(cache, the_copy(outcome)), outcome.ticket)
+
+    assert reply.num_reloaded == 2
+    assert found(cache, keys(1, 2)) == (2, 0)
+    assert cache.census().device["ready_held"] == 0
+
+
+@pytest.mark.parametrize("where", ["nowhere", "on the device", "on their way"])
+def test_blocks_that_need_no_copy_are_not_copied(where: str) -> None:
+    """Keys that are unknown, on the device or on their way are answered at once."""
+    cache = a_cache()
+    if where == "on the device":
+        cached(cache, keys(1))
+    if where == "on their way":
+        on_host(cache, keys(1))
+        reload_keys(cache, keys(1))
+
+    reply = answer(reload_keys(cache, keys(1)), Reloaded)
+
+    assert reply == Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0)
+
+
+def test_blocks_without_room_are_not_brought_back() -> None:
+    """Leases are not disturbed for cached bytes; the refusal has all numbers."""
+    cache = a_cache(4)
+    on_host(cache, keys(1, 2))
+    reserve(cache, 3)
+
+    with pytest.raises(PoolFullError) as refusal:
+        reload_keys(cache, keys(1, 2))
+
+    assert (refusal.value.resource, refusal.value.need) == ("device_blocks", 2)
+    assert (refusal.value.available, refusal.value.limit) == (1, 4)
+    assert refusal.value.retry_after_ms == 50
+
+
+def test_more_blocks_than_the_device_has_never_come_back() -> None:
+    """A call that no waiting can serve is refused for good."""
+    cache = a_cache(2)
+    on_host(cache, keys(1, 2))
+    on_host(cache, keys(3))
+
+    with pytest.raises(NeverFitsError) as refusal:
+        reload_keys(cache, keys(1, 2, 3))
+
+    assert (refusal.value.need, refusal.value.limit) == (3, 2)
+
+
+def test_cached_blocks_make_room_for_named_ones() -> None:
+    """Whoever names blocks wants them more than what nobody holds."""
+    cache = a_cache(2)
+    on_host(cache, keys(1, 2))
+    cached(cache, keys(3, 4))
+
+    outcome = reload_keys(cache, keys(1, 2))
+    reloaded(land(cache, the_copy(outcome)), outcome.ticket)
+
+    assert found(cache, keys(1, 2)) == (2, 0)

@@ -1,0 +1,144 @@
+"""Laws of making room: patient callers cost nobody cached bytes, and no tenant gets another's."""
+
+import pytest
+
+from kvlease.errors import (
+    PoolFullError,
+)
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.effects import Outcome, Reserved
+from tests.unit.service.core.builders import (
+    STRANGER,
+    WAIT_MS,
+    a_cache,
+    a_full_cache,
+    a_reserve,
+    answer,
+    cached,
+    copies,
+    evicted,
+    found,
+    ids,
+    keys,
+    land,
+    on_host,
+    reserve,
+    started,
+    the_copy,
+    wakes,
+    woken,
+)
+
+# Writing back ---------------------------------------------------------------------------------------------------------
+
+
+def land_until_woken(cache: Cache, outcome: Outcome, num_copies_max: int) -> tuple[Outcome, int]:
+    """Land copy after copy until the call is answered, and tell how many copies that took."""
+    ticket, num_copies = outcome.ticket, 0
+    while ticket not in wakes(outcome):
+        num_copies += 1
+        assert num_copies <= num_copies_max
+        outcome = land(cache, the_copy(outcome))
+    return outcome, num_copies
+
+
+def test_patient_call_loses_nothing() -> None:
+    """Cached blocks are copied to the host pool before they make room for a call that may wait."""
+    cache = a_full_cache(4)
+
+    outcome = cache.handle(a_reserve(2, wait_ms=WAIT_MS), 0.0)
+    land_until_woken(cache, outcome, 1)
+
+    assert found(cache, keys(0, 1, 2, 3)) == (2, 2)
+    assert cache.check() == []
+
+
+def test_impatient_call_drops_what_it_needs() -> None:
+    """A call that may not wait gets its blocks at once; what was cached there is gone."""
+    cache = a_full_cache(4)
+
+    reserve(cache, 2)
+
+    assert found(cache, keys(0, 1, 2, 3)) == (2, 0)
+    assert cache.census().counters["blocks_dropped"] == 2
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 3, 7, 8, 9])
+def test_patient_call_is_served_however_small_the_host_pool(num_slots: int) -> None:
+    """Blocks leave although the host pool cannot hold them all: each round of copies makes room."""
+    cache = a_full_cache(8, num_slots)
+    outcome = cache.handle(a_reserve(8, wait_ms=WAIT_MS), 0.0)
+    if not num_slots:
+        answer(outcome, Reserved)
+        return
+
+    served, _ = land_until_woken(cache, outcome, 8)
+
+    assert len(ids(woken(served, outcome.ticket, Reserved).block_ids)) == 8
+    assert cache.check() == []
+
+
+def test_full_host_pool_does_not_keep_anybody_waiting() -> None:
+    """When no slot can be had, cached blocks leave without a copy."""
+    cache = a_cache(4, num_slots=2)
+    evicted(cache, keys(8, 9))
+    cached(cache, keys(0, 1, 2, 3))
+
+    lease = answer(cache.handle(a_reserve(3, wait_ms=WAIT_MS), 0.0), Reserved)
+
+    assert len(ids(lease.block_ids)) == 3
+    assert cache.check() == []
+
+
+def test_second_caller_waits_for_the_room_that_is_coming() -> None:
+    """A copy that makes room is not started a second time for the next caller."""
+    cache = a_full_cache(4)
+    first = cache.handle(a_reserve(2, "a", wait_ms=WAIT_MS), 0.0)
+
+    again = cache.handle(c.Cancel(ticket=first.ticket or 0), 0.0)
+    second = cache.handle(a_reserve(2, "b", wait_ms=WAIT_MS), 0.0)
+    landed = land(cache, the_copy(first))
+
+    assert copies(again) == copies(second) == []
+    woken(landed, second.ticket, Reserved)
+
+
+def test_clean_blocks_leave_without_a_copy() -> None:
+    """A block whose bytes are in the host pool already makes room at once."""
+    cache = a_cache(2)
+    on_host(cache, keys(1, 2))
+    land(cache, the_copy(cache.handle(c.Reload(keys=keys(1, 2)), 0.0)))
+
+    outcome = cache.handle(a_reserve(2, wait_ms=WAIT_MS), 0.0)
+
+    assert len(ids(answer(outcome, Reserved).block_ids)) == 2
+    assert found(cache, keys(1, 2)) == (0, 2)
+
+
+# Tenants --------------------------------------------------------------------------------------------------------------
+
+
+def test_block_is_scrubbed_before_it_changes_tenants() -> None:
+    """A tenant gets no block with another's bytes: a refused call starts the scrubbing, and the next one is served."""
+    cache = a_cache(2)
+    cached(cache, keys(1, 2))
+
+    with pytest.raises(PoolFullError):
+        reserve(cache, 2, worker_id=STRANGER)
+    land(cache, started(cache))
+
+    assert len(ids(reserve(cache, 2, worker_id=STRANGER).block_ids)) == 2
+    assert cache.check() == []
+
+
+def test_patient_call_waits_for_the_scrub() -> None:
+    """A call that may wait is served when the blocks are zeroed, with one scrub and not two."""
+    cache = a_cache(2, num_slots=0)
+    cached(cache, keys(1, 2))
+    outcome = cache.handle(a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS), 0.0)
+
+    landed = land(cache, the_copy(outcome))
+
+    woken(landed, outcome.ticket, Reserved)
+    assert copies(landed) == []
