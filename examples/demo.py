@@ -1,7 +1,11 @@
 """Run the demo: a real model generates through the daemon while its processes are preempted and killed."""
 
 import runpy
+import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("demo")), run_name="__main__")
+    try:
+        runpy.run_path(str(Path(__file__).with_name("demo")), run_name="__main__")
+    except KeyboardInterrupt:
+        sys.exit("the demo was interrupted; its processes have ended")

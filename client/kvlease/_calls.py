@@ -219,9 +219,13 @@ def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
     )
 
 
-def detach() -> Ask[int]:
-    """End a worker; the answer is the number of leases that ended."""
-    return _ask("detach", pb.DetachRequest, lambda reply: int(reply.num_leases))
+def detach(worker_id: int = 0) -> Ask[int]:
+    """End the calling worker, or as an operator another one; the answer is the number of leases that ended."""
+    return _ask(
+        "detach",
+        lambda: pb.DetachRequest(worker_id=worker_id),
+        lambda reply: int(reply.num_leases),
+    )
 
 
 def step(  # noqa: PLR0913 - one parameter a column

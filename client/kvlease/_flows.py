@@ -96,7 +96,7 @@ def _retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any,
     while True:
         if isinstance(error, StaleEpochError | UnknownWorkerError):
             num_attaches += 1
-            if not link.token or num_attaches > ATTACHES_MAX:
+            if not link.token or link.is_detached or num_attaches > ATTACHES_MAX:
                 raise error
             yield Reattach(call.epoch, call.deadline_at)
         elif isinstance(error, UnavailableError | StartingError):
@@ -181,6 +181,7 @@ def detach(session: Session) -> Flow[int]:
             raise
         return 0
     finally:
+        link.is_detached = True
         session.forget_all()
     return ask.read(response)
 

@@ -43,6 +43,8 @@ class Link:
     epoch: int = 0
     is_reached: bool = False
     """Whether the daemon was there lately; where it was not, a call tries once and does not wait for it."""
+    is_detached: bool = False
+    """Whether the caller has said that it is done; then nothing attaches again."""
     process_id: int = field(default_factory=os.getpid)
     _key_prefix: str = field(default_factory=lambda: os.urandom(8).hex())
     _key_numbers: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -111,7 +113,7 @@ class Grant:
         if read_parts is not parts or num_read != len(parts):
             # Another thread may append or put another list in place meanwhile, and is noticed by the next reader.
             taken = parts[:]
-            block_ids = np.frombuffer(b"".join(taken), "<i4")
+            block_ids = np.frombuffer(bytearray(b"".join(taken)), "<i4")
             self._read = (parts, len(taken), block_ids)
         return block_ids
 

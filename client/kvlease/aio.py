@@ -323,6 +323,13 @@ class AsyncClient:
         """End a pin; returns whether it was there."""
         return await self._told(_calls.unpin(pin_id, cache))
 
+    async def detach(self, worker_id: int) -> int:
+        """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
+
+        It is the operator's word that the worker writes no more. One whose process is watched is refused.
+        """
+        return await self._told(_calls.detach(worker_id))
+
     async def watch(
         self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
     ) -> AsyncIterator[Event]:

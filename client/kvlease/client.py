@@ -108,6 +108,13 @@ class Client:
         """End a pin; returns whether it was there."""
         return self._told(_calls.unpin(pin_id, cache))
 
+    def detach(self, worker_id: int) -> int:
+        """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
+
+        It is the operator's word that the worker writes no more. One whose process is watched is refused.
+        """
+        return self._told(_calls.detach(worker_id))
+
     def watch(
         self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
     ) -> Iterator[Event]:

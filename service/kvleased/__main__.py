@@ -1,6 +1,7 @@
 """Own the command line of `kvleased`; what its processes do is their own modules' business."""
 
 import argparse
+import errno
 import fcntl
 import json
 import os
@@ -35,11 +36,20 @@ def run(argv: Sequence[str]) -> int:
 
 def _serve(argv: Sequence[str]) -> int:
     """Resolve the settings, then become the supervisor, which imports none of what that took."""
-    from kvleased.settings import load  # noqa: PLC0415
+    try:
+        from kvleased.settings import load  # noqa: PLC0415
 
-    settings = load(argv)
-    settings.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock_fd = _lock(settings.runtime_dir / "kvleased.lock")
+        settings = load(argv)
+    except ModuleNotFoundError as error:
+        return _refuse(f"{error.name} is not installed; the daemon needs kvlease[service]")
+    try:
+        lock_fd = _enter(settings.runtime_dir)
+    except OSError as error:
+        directory = settings.runtime_dir
+        return _refuse(
+            f"--runtime-dir {directory} cannot be used: {error.strerror}; "
+            "choose a directory that is this user's own"
+        )
     settings_fd = os.memfd_create("kvlease:settings", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(settings_fd, settings.model_dump_json().encode())
     fcntl.fcntl(
@@ -56,7 +66,23 @@ def _serve(argv: Sequence[str]) -> int:
         "--settings-fd",
         str(settings_fd),
     ]
-    os.execv(sys.executable, arguments)  # noqa: S606
+    return os.execv(sys.executable, arguments)  # noqa: S606
+
+
+def _refuse(reason: str) -> int:
+    sys.stderr.write(f"kvleased: {reason}\n")
+    return EX_CONFIG
+
+
+def _enter(directory: Path) -> int:
+    """Make the directory, only for this user, and return a lock on it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, f"it belongs to user {status.st_uid}")
+    if status.st_mode & 0o077:
+        directory.chmod(0o700)
+    return _lock(directory / "kvleased.lock")
 
 
 def _lock(path: Path) -> int:

@@ -50,7 +50,7 @@ def lease_ids(field: str, value: bytes, ids_max: int) -> tuple[int, ...]:
 def request_id(value: str, field: str = "request_id") -> str:
     """Return a request id that can be written into a log line."""
     if not 1 <= len(value) <= REQUEST_ID_CHARACTERS_MAX or not value.isprintable():
-        message = f"{field} has {len(value)} characters; it must have 1 to {REQUEST_ID_CHARACTERS_MAX}, all printable"
+        message = f"{field} has {_described(value)}; it must have 1 to {REQUEST_ID_CHARACTERS_MAX}, all printable"
         raise InvalidError(
             message, resource=field, need=len(value), limit=REQUEST_ID_CHARACTERS_MAX
         )
@@ -60,9 +60,14 @@ def request_id(value: str, field: str = "request_id") -> str:
 def label(field: str, value: str) -> str:
     """Return a name for people, which may be empty."""
     if len(value) > LABEL_CHARACTERS_MAX or not value.isprintable():
-        message = f"{field} has {len(value)} characters; it must have up to {LABEL_CHARACTERS_MAX}, all printable"
+        message = f"{field} has {_described(value)}; it must have up to {LABEL_CHARACTERS_MAX}, all printable"
         raise InvalidError(message, resource=field, need=len(value), limit=LABEL_CHARACTERS_MAX)
     return value
+
+
+def _described(value: str) -> str:
+    kind = "characters" if value.isprintable() else "characters, some of them not printable"
+    return f"{len(value)} {kind}"
 
 
 def cache_name(value: str) -> str:

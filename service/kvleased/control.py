@@ -77,6 +77,8 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         )
         servers.append(rest)
         await rest.start(daemon, settings)
+        if settings.serve_grpc and settings.listen_tcp and settings.grpc_port:
+            _check_free(settings.tcp_host, settings.grpc_port)
         daemon.serve()
         _announce(settings, epoch, rest.http_port, monotonic() - spawned)
         await rest.complete()
@@ -88,7 +90,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
             error=str(error),
             http_port=settings.http_port,
             grpc_port=settings.grpc_port,
-            advice="stop what listens there, or choose another --http-port or --grpc-port",
+            advice="stop what listens there, or choose another --http-port, --grpc-port or --runtime-dir",
         )
         return EX_CONFIG
     # Only now: a first start that cannot listen somewhere shall end the supervisor, too.
@@ -113,6 +115,12 @@ async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") ->
         addresses["tcp"] = f"grpc://{settings.tcp_host}:{server.grpc_port}"
     _LOG.info("grpc_ready", **addresses)
     return cast("Server", server)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise OSError where a port is taken, so that it is known before "ready" although gRPC starts after it."""
+    with socket.create_server((host, port)):
+        pass
 
 
 def _announce(settings: Settings, epoch: int, http_port: int, seconds: float) -> None:

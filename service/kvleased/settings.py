@@ -8,6 +8,7 @@ import argparse
 import ipaddress
 import os
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -214,6 +215,8 @@ def load(argv: Sequence[str]) -> Settings:
 
     try:
         loaded = Loaded()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        parser.error(f"--config {config}: this is not TOML: {error}")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"

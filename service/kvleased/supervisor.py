@@ -28,8 +28,6 @@ BACKOFF_SECONDS_MAX: Final = 5.0
 STEADY_SECONDS: Final = 5.0
 """Seconds after which a child counts as well, and its failures as forgotten."""
 FAILURES_ONCE_READY_MAX: Final = 1
-MOVER_SECONDS_MAX: Final = 2.0
-"""Seconds after which a control process gets its mover although it does not serve yet."""
 STOP_GRACE_SECONDS: Final = 5.0
 """Seconds beyond the draining that the control process gets to stop."""
 
@@ -112,8 +110,7 @@ class Supervisor:
         self._send({"op": "hello", "epoch": self._epoch, "num_kept": len(self._store)})
         for message, fds in self._store.handover():
             self._send(message, fds)
-        # Two processes that start at once share the cores; workers wait for this one, for copies hardly anybody does.
-        self._due["mover"] = time.monotonic() + MOVER_SECONDS_MAX
+        self._start_mover()
         logs.line("info", "control_started", epoch=self._epoch, kept=len(self._store))
 
     def _start_mover(self) -> None:
@@ -211,8 +208,6 @@ class Supervisor:
                 self._mover_ended(self._reap("mover", kill=True))
         elif operation == "ready":
             self._was_ready = True
-            if "mover" in self._due:
-                self._due["mover"] = time.monotonic()
             # It can start, so whatever ended the ones before it, the next one need not wait for long.
             self._failures["control"] = min(self._failures["control"], FAILURES_ONCE_READY_MAX)
         else:

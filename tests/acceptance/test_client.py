@@ -22,6 +22,7 @@ from kvlease import (
     ReserveSpec,
     UnknownCacheError,
     Worker,
+    WrongStateError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -331,3 +332,33 @@ def test_quickstart_runs(daemon: Serving) -> None:
 
     assert "first: 0 of 100 tokens are cached" in run.stdout
     assert "second: 96 of 100 tokens are cached" in run.stdout
+
+
+@pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
+def test_operator_ends_a_worker_whose_death_cannot_be_proven(daemon: Serving, scheme: str) -> None:
+    """A worker without a pidfd ends on an operator's word, and only such a one."""
+    with (
+        registered(daemon, "grpc+unix") as remote,
+        registered(daemon, scheme) as operator,
+        registered(daemon) as client,
+        remote.attach("demo") as unwatched,
+    ):
+        unwatched.reserve("left", num_tokens=64)
+        with client.attach("demo") as watched, pytest.raises(WrongStateError):
+            operator.detach(watched.worker_id)
+
+        num_ended = operator.detach(unwatched.worker_id)
+
+        assert (unwatched.death_proof, num_ended) == ("none", 1)
+        assert blocks_in_use(operator) == 0
+
+
+def test_detached_worker_stays_detached(daemon: Serving) -> None:
+    """Who has detached gets no lease any more, and does not become a worker again."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        worker.detach()
+
+        lease = worker.reserve("late", num_tokens=16)
+
+        assert not lease.is_live
+        assert client.stats("demo").caches[0].num_workers == 0

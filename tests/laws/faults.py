@@ -6,6 +6,7 @@ from tests.laws.world import World
 
 
 def heartbeat(world: World) -> None:
+    """Let every worker that is awake renew its leases."""
     for worker in world.workers.values():
         if not worker.is_stalled:
             world.send(
@@ -18,6 +19,7 @@ def heartbeat(world: World) -> None:
 
 
 def fail_copy(world: World) -> None:
+    """Let the mover give a copy up, and say so."""
     jobs = [job for job in world.jobs.values() if not job.is_lost]
     if jobs:
         job = world.rng.choice(jobs)
@@ -27,6 +29,7 @@ def fail_copy(world: World) -> None:
 
 
 def lose_copy(world: World) -> None:
+    """Let a copy not be answered in time; the mover may go on with it."""
     jobs = [job for job in world.jobs.values() if not job.is_lost]
     if jobs:
         job = world.rng.choice(jobs)
@@ -36,12 +39,14 @@ def lose_copy(world: World) -> None:
 
 
 def end_lost_copy(world: World) -> None:
+    """Let a copy end that was given up long ago."""
     lost = [job for job in world.jobs.values() if job.is_lost]
     if lost:
         world.land(world.rng.choice(lost))
 
 
 def kill_mover(world: World) -> None:
+    """Kill the mover in the middle of its copies."""
     world.faults["mover"] += 1
     for job in world.jobs.values():
         world.move(job, world.rng.randint(0, 2))
@@ -50,6 +55,7 @@ def kill_mover(world: World) -> None:
 
 
 def flip(world: World) -> None:
+    """Let a bit of a slot flip that no copy is touching."""
     world.faults["flip"] += 1
     slot = world.rng.randrange(world.shape.num_slots)
     busy = {target for job in world.jobs.values() for target in job.copy.target_ids}
@@ -59,6 +65,7 @@ def flip(world: World) -> None:
 
 
 def stall(world: World) -> None:
+    """Let a worker fall asleep, or wake up."""
     worker = world.rng.choice(list(world.workers.values()))
     if worker.is_stalled or world.rng.random() < 0.25:
         world.faults["stall"] += not worker.is_stalled
@@ -80,6 +87,7 @@ def oversleep(world: World) -> None:
 
 
 def kill(world: World) -> None:
+    """Kill a worker, and start another in its place; the core learns of it later."""
     if len(world.workers) > 1:
         worker = world.rng.choice(list(world.workers.values()))
         world.kill(worker)
@@ -87,11 +95,13 @@ def kill(world: World) -> None:
 
 
 def notice_death(world: World) -> None:
+    """Tell the core of a death."""
     if world.dead_unknown:
         world.send(commands.WorkerDied(worker_id=world.dead_unknown.pop()))
 
 
 def restart(world: World) -> None:
+    """Kill the control process between two commands."""
     if world.rng.random() < 0.3:
         world.restart()
 

@@ -6,11 +6,13 @@ _DOCUMENTS = 3
 
 
 def pick_worker(world: World) -> Worker | None:
+    """Return a worker that is awake."""
     awake = [worker for worker in world.workers.values() if not worker.is_stalled]
     return world.rng.choice(awake) if awake else None
 
 
 def pick_lease(world: World, *, evicted: bool | None = False) -> tuple[Worker, Held] | None:
+    """Return a lease that is not moving, and its worker: on the device, in the host pool, or either."""
     found = [
         (worker, held)
         for worker in world.workers.values()
@@ -27,6 +29,7 @@ def is_waited_for(world: World, held: Held) -> bool:
 
 
 def pick_chain(world: World, tenant: int, num_blocks: int) -> list[bytes]:
+    """Return the keys of the first blocks of one of a tenant's documents, in one of its versions."""
     document = world.rng.randrange(_DOCUMENTS)
     fork = world.rng.randint(0, num_blocks)
     branch = world.rng.randrange(3)

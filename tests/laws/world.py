@@ -122,6 +122,7 @@ class World:
         self.granted_under = [-1] * shape.num_blocks
         self.ended: list[tuple[WorkerId, Held]] = []
         self.unsure: list[tuple[Worker, Held]] = []
+        self.about_to_move: Held | None = None
         for tenant in (7, 7, 8):
             self.start_worker(tenant)
 
@@ -186,7 +187,10 @@ class World:
         """Let a worker call, and take its answer when it comes."""
         if held is not None:
             held.is_moving = isinstance(command, commands.Evict | commands.Reload)
+        # The command may wake callers before its own answer is here.
+        self.about_to_move = held if held is not None and held.is_moving else None
         outcome = self.send(command)
+        self.about_to_move = None
         if isinstance(outcome, Outcome) and outcome.ticket is not None:
             self.calls[outcome.ticket] = (worker, command, held)
             self._settle_move(held)
@@ -218,7 +222,8 @@ class World:
                 other is held and isinstance(command, commands.Evict | commands.Reload)
                 for _, command, other in self.calls.values()
             )
-            held.is_moving = is_asked or any(other is held for _, other in self.unsure)
+            is_unsure = any(other is held for _, other in self.unsure)
+            held.is_moving = is_asked or is_unsure or held is self.about_to_move
 
     def _refused(
         self, worker: Worker, command: object, held: Held | None, error: KVLeaseError

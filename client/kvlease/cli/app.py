@@ -90,6 +90,18 @@ def evict(
 
 
 @app.command()
+def detach(
+    worker_id: Annotated[int, typer.Argument(min=1, help="The worker, as `events` names it.")],
+    *,
+    address: Address = "",
+) -> None:
+    """End a worker that has gone and whose death cannot be proven: your word that it writes no more."""
+    with _client(address) as client:
+        num_leases = client.detach(worker_id)
+    typer.echo(f"worker {worker_id} ended, and {num_leases} leases with it")
+
+
+@app.command()
 def events(
     *,
     address: Address = "",

@@ -73,11 +73,9 @@ class Rest(NamedTuple):
 
 def request_of(call: Outgoing) -> Rest:
     """Return a call as a REST request; what the path says is left out of the body."""
-    method, path = ROUTES[call.verb]
     fields = to_json(call.request)
-    if call.verb in WITHOUT_LEASE and "lease_id" not in fields:
-        method, path = WITHOUT_LEASE[call.verb]
-    for name in ("cache", "lease_id", "pin_id"):
+    method, path = _route_of(call.verb, fields)
+    for name in ("cache", "lease_id", "pin_id", "worker_id"):
         if f"{{{name}}}" in path:
             path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, "")), safe=""))
     query = {"cache": call.cache} if call.cache else {}
@@ -97,6 +95,14 @@ def request_of(call: Outgoing) -> Rest:
     if call.epoch:
         headers["KVLease-Epoch"] = str(call.epoch)
     return Rest(method, path, body, headers)
+
+
+def _route_of(verb: str, fields: Json) -> tuple[str, str]:
+    if verb in WITHOUT_LEASE and "lease_id" not in fields:
+        return WITHOUT_LEASE[verb]
+    if verb == "detach" and "worker_id" in fields:
+        return "DELETE", "/v1/workers/{worker_id}"
+    return ROUTES[verb]
 
 
 def response_of(verb: str, status: int, body: bytes) -> Message:

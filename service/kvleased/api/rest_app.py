@@ -48,6 +48,7 @@ _PATH: Final = {
     "cache": Annotated[str, Path(description="The cache's name.")],
     "lease_id": Annotated[int, Path(description="The lease.")],
     "pin_id": Annotated[int, Path(description="The pin.")],
+    "worker_id": Annotated[int, Path(description="The worker.")],
 }
 _QUERY: Final = {
     "cache": (Annotated[str, Query(description="Only this cache; empty means all.")], ""),

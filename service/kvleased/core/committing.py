@@ -1,5 +1,7 @@
 """Own what workers say about their blocks and ask about cached ones: commit, map, lookup, pin and unpin."""
 
+from typing import Final
+
 import numpy as np
 
 from kvlease.errors import InvalidError, PoolFullError, WrongStateError
@@ -12,6 +14,9 @@ from kvleased.core.pool import Ids
 from kvleased.core.room import match
 from kvleased.core.state import CacheState, as_ids, split_keys
 from kvleased.core.states import Event, State
+
+_NO_PIN: Final = PinId(0)
+"""What a caller gets who pins nothing: unpinning it is an answered no-op."""
 
 
 def commit(state: CacheState, command: Commit, now: float) -> Outcome:
@@ -56,13 +61,17 @@ def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit, keys: li
         raise InvalidError(msg)
     blocks = state.leases.blocks_of(lease)
     num_full = command.num_tokens // state.shape.tokens_per_block
+    covered = len(blocks) * state.shape.tokens_per_block
+    if not 0 <= command.num_tokens <= covered:
+        msg = f"num_tokens is {command.num_tokens}, but the lease covers {covered}"
+        raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=covered)
     last = command.first_block + len(keys)
-    if command.first_block < 0 or not 0 <= last <= min(num_full, len(blocks)):
+    if command.first_block < 0 or not 0 <= last <= num_full:
         msg = (
-            f"keys names blocks {command.first_block} to {last - 1}, but num_tokens {command.num_tokens} fills "
-            f"{num_full} blocks and the lease has {len(blocks)}"
+            f"keys names blocks {command.first_block} to {last - 1}, but num_tokens "
+            f"{command.num_tokens} fills {num_full} blocks"
         )
-        raise InvalidError(msg, resource="blocks", need=last, limit=min(num_full, len(blocks)))
+        raise InvalidError(msg, resource="blocks", need=last, limit=num_full)
     return blocks[command.first_block : last]
 
 
@@ -106,6 +115,8 @@ def pin(state: CacheState, command: Pin, now: float) -> Outcome:
         )  # fmt: skip
     found = (state.device.index.get(key) for key in dict.fromkeys(split_keys(command.keys)))
     blocks = as_ids([block for block in found if block is not None])
+    if not len(blocks):
+        return Outcome(reply=Pinned(pin_id=_NO_PIN, num_blocks=0))
     pin_id = PinId(state.next_id())
     state.device.hold(blocks)
     state.pins[pin_id] = blocks

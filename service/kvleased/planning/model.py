@@ -70,6 +70,7 @@ def layers_of(config_text: str, kv_dtype: str = "") -> tuple[FullAttention, ...]
         if config.get("num_key_value_heads")
         else num_heads
     )
+    exact_div(num_heads, num_kv_heads, what="num_attention_heads over num_key_value_heads")
     if config.get("head_dim"):
         head_size = _dimension(config, "head_dim")
     else:

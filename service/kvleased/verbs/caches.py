@@ -33,6 +33,8 @@ from kvleased.verbs.runner import Verb
 
 INTEGRITIES: Final = ("xxh3", "none")
 _PREFIX: Final = "cache/"
+_WORKERS_NAMED_MAX: Final = 8
+"""Workers that a refusal names."""
 _LAST_CREATED: Final = "device"
 """The region that carries the registration; it is made last and dropped first, so it vouches for the others."""
 _DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
@@ -107,8 +109,11 @@ class CacheVerbs:
         """Free a cache that no worker is attached to."""
         entry = self._registry.cache(request.cache)
         if entry.num_workers:
+            named = [one for one in self._registry.by_id.values() if one.entry is entry]
+            ids = ", ".join(str(one.worker_id) for one in named[:_WORKERS_NAMED_MAX])
             message = (
-                f"{entry.num_workers} workers are attached to cache {entry.name}; detach them first"
+                f"{entry.num_workers} workers are attached to cache {entry.name} ({ids}); "
+                "end their processes, or detach those whose death cannot be proven"
             )
             raise CacheInUseError(message, resource="workers", need=0, available=entry.num_workers)
         self._drop(entry)

@@ -8,7 +8,13 @@ from typing import Any, Final
 
 import structlog
 
-from kvlease.errors import InvalidError, LayoutMismatchError, NotYoursError, UnknownWorkerError
+from kvlease.errors import (
+    InvalidError,
+    LayoutMismatchError,
+    NotYoursError,
+    UnknownWorkerError,
+    WrongStateError,
+)
 from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
@@ -85,14 +91,30 @@ class WorkerVerbs:
             worker = self._admit(entry, request, caller)
         return self._describe(worker, caller, is_resumed=bool(request.resume_token))
 
-    def detach(self, _: pb.DetachRequest, caller: Caller) -> Answer:
-        """End the calling worker."""
-        worker = self._registry.worker(caller.token)
+    def detach(self, request: pb.DetachRequest, caller: Caller) -> Answer:
+        """End the calling worker; or, on an operator's word, one whose death cannot be proven."""
+        worker = self._worker_to_end(request.worker_id, caller)
         reply = self._runner.apply(worker.entry, c.Detach(worker_id=worker.worker_id))
         assert isinstance(reply, e.Detached), "detach answers Detached"
         self._forget(worker)
         _LOG.info("worker_detached", worker=worker.worker_id, leases=reply.num_leases)
         return pb.DetachResponse(num_leases=reply.num_leases)
+
+    def _worker_to_end(self, worker_id: int, caller: Caller) -> WorkerEntry:
+        if caller.token or not worker_id:
+            own = self._registry.worker(caller.token)
+            if worker_id not in (0, own.worker_id):
+                raise NotYoursError(f"worker {worker_id} is another one than the caller")
+            return own
+        worker = self._registry.by_id.get(WorkerId(worker_id))
+        if worker is None:
+            raise UnknownWorkerError(f"there is no worker {worker_id}", resource="worker_id")
+        if worker.pidfd is not None:
+            raise WrongStateError(
+                f"the process of worker {worker_id} is watched; end the process, and the worker ends with it",
+                resource="worker_id",
+            )
+        return worker
 
     def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> Answer:
         """Renew the leases that the worker knows, and end those that it does not."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvleased.__main__ import EX_CONFIG, run
 from kvleased.settings import Settings, load
 
 
@@ -55,6 +56,32 @@ def test_file_with_an_unknown_key_is_refused(
         load(["--config", str(file)])
 
     assert "max_lease" in capsys.readouterr().err
+
+
+def test_file_that_is_no_toml_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broken file ends the start with a sentence, not a traceback."""
+    file = tmp_path / "kvleased.toml"
+    file.write_bytes(b"http_port = = 1")
+
+    with pytest.raises(SystemExit):
+        load(["--config", str(file)])
+
+    assert "not TOML" in capsys.readouterr().err
+
+
+def test_runtime_directory_that_cannot_be_used_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file where the directory should be ends the start with a sentence and the status of bad settings."""
+    file = tmp_path / "file"
+    file.touch()
+
+    status = run(["serve", "--runtime-dir", str(file)])
+
+    assert status == EX_CONFIG
+    assert "cannot be used" in capsys.readouterr().err
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from tests.unit.service.core.builders import (
     a_full_cache,
     a_reserve,
     answer,
+    cached,
     found,
     keys,
     reserve,
@@ -68,9 +69,20 @@ def test_block_can_be_pinned_twice() -> None:
         reserve(cache, 1)
 
 
+def test_pin_of_nothing_is_no_pin() -> None:
+    """Keys that are not on the device take no place among the pins."""
+    cache = a_cache(max_pins=1)
+
+    replies = [pin(cache, keys(1)), pin(cache, keys(2))]
+
+    assert {(reply.pin_id, reply.num_blocks) for reply in replies} == {(0, 0)}
+    assert unpin(cache, replies[0].pin_id) is False
+
+
 def test_pins_are_bounded() -> None:
     """There are no more pins than the limit, and the refusal says so."""
     cache = a_cache(max_pins=1)
+    cached(cache, keys(1))
     pin(cache, keys(1))
 
     with pytest.raises(PoolFullError, match="unpin one first") as refusal:
