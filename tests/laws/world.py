@@ -259,6 +259,8 @@ class World:
         elif isinstance(reply, Reloaded) and held is not None and reply.block_ids:
             held.is_evicted = False
             held.blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
+            # A crash may have swallowed the answer to an extend.
+            held.marks += [None] * (len(held.blocks) - len(held.marks))
             self.verify(held)
 
     def _granted(self, worker: Worker, command: commands.Reserve, reply: Reserved) -> None:

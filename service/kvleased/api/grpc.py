@@ -70,7 +70,7 @@ class GrpcServer:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE.full_name, verbs.handlers()),)
         )
-        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         reflection.enable_server_reflection(
             (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME), server
