@@ -124,6 +124,12 @@ class Served:
                 return pid
         return 0
 
+    def living(self, role: str) -> int:
+        """Return the process id of a child that is there: a signal to 0 would go to the tests themselves."""
+        pid = self.child(role)
+        assert pid, f"no {role} is running"
+        return pid
+
     def connect(self) -> Connection:
         """Return a new connection."""
         return Connection(self.path)
@@ -256,7 +262,7 @@ def test_killed_mover_is_replaced_and_bytes_survive(
     assert connection.call(token=attached.token, evict=evict).num_evicted == 4
     region[:] = bytes(len(region))
 
-    os.kill(mover := served.child("mover"), signal.SIGKILL)
+    os.kill(mover := served.living("mover"), signal.SIGKILL)
     until(lambda: served.child("mover") not in {0, mover}, "the next mover")
     reload = pb.ReloadRequest(lease_id=lease.lease_id)
     reloaded = connection.call(token=attached.token, reload=reload)
@@ -275,7 +281,7 @@ def test_stuck_mover_is_replaced(tmp_path: Path) -> None:
         pidfd = os.pidfd_open(os.getpid())
         attached = connection.call((pidfd,), attach=pb.AttachRequest(cache="main"))
         lease, _ = _commit_blocks(connection, attached)
-        os.kill(mover := served.child("mover"), signal.SIGSTOP)
+        os.kill(mover := served.living("mover"), signal.SIGSTOP)
 
         connection.reply(token=attached.token, evict=pb.EvictRequest(lease_id=lease.lease_id))
 
