@@ -12,6 +12,9 @@ from kvlease.units import show_bytes
 STATES: Final = ("free", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad")
 """The states of a block, in the order of a block's life."""
 
+_USUAL: Final = frozenset({"free", "reserved", "ready"})
+"""The states that are shown even when no block is in them, so that the table fits a terminal."""
+
 _NANOSECONDS: Final = 1e9
 
 
@@ -34,11 +37,15 @@ def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
 
 
 def pools(stats: Stats) -> Table:
-    """Return one row per pool: its blocks by state, which add up to all of them."""
-    table = _table("Pools", "cache", "tier", "blocks", *STATES, "held")
+    """Return one row per pool: its blocks by state, which add up to all of them; unusual states only if any."""
+    found = [pool for cache in stats.caches for pool in cache.pools]
+    shown = [
+        state for state in STATES if state in _USUAL or any(getattr(pool, state) for pool in found)
+    ]
+    table = _table("Pools", "cache", "tier", "blocks", *shown, "held")
     for cache in stats.caches:
         for pool in cache.pools:
-            states = [str(getattr(pool, state)) for state in STATES]
+            states = [str(getattr(pool, state)) for state in shown]
             table.add_row(
                 cache.cache, pool.tier, str(pool.num_blocks), *states, str(pool.ready_held)
             )
