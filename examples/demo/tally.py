@@ -127,6 +127,7 @@ class Stage:
 
     def check(self, holds: bool, text: str) -> None:
         """Show what held or did not, and remember what did not."""
-        self.console.print(f"[green]✓[/] {text}" if holds else f"[red]✗ {text}[/]")
+        line = f"[green]✓[/] {text}" if holds else f"[red]✗ {text}[/]"
+        self.console.print(line, soft_wrap=True)
         if not holds:
             self.tally.failed_checks.append(text)

@@ -1,7 +1,7 @@
-"""Own one inference worker of the demo: it generates what it is told over stdin, with its keys and values in the pool.
+"""Own one inference worker of the demo: it generates what it is told to, with its keys and values in the pool.
 
-Orders and events are JSON lines. A request may be held after some token; the driver then evicts it, reloads it, kills
-what it likes, and says go.
+Orders come over standard input and events go over standard output, as JSON lines. A request may be
+held after some token; the driver then evicts it, reloads it, kills what it likes, and says go.
 """
 
 import json
