@@ -237,9 +237,9 @@ class Session:
         """Add packed blocks to leases by their ids, and make sure that each covers so many tokens, else it is lost."""
         tokens_per_block, doubtful = self.plan.tokens_per_block, self.doubtful
         with self.lock:
-            is_same_life = self.link.epoch == epoch
+            grant_of, is_same_life = self.grants.get, self.link.epoch == epoch
             for lease_id, added, num_tokens in leases:
-                grant = self.grants.get(lease_id)
+                grant = grant_of(lease_id)
                 if grant is None:
                     continue
                 if is_same_life:

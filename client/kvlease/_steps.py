@@ -26,6 +26,8 @@ _INT32: Final = np.dtype("<i4")
 _INT64: Final = np.dtype("<i8")
 _EXTEND: Final[int] = pb.STEP_VERB_EXTEND
 _RELEASE: Final[int] = pb.STEP_VERB_RELEASE
+_RELEASE_BYTE: Final = bytes([_RELEASE])
+_BYTES_PER_BLOCK_ID: Final = _INT32.itemsize
 
 
 def step(
@@ -84,36 +86,37 @@ def apply_step(
     )
     lease_ids = np.frombuffer(sent.lease_ids, _INT64)
     # Nearly always every operation was done; bytes are compared faster than an array is searched.
-    codes = None if packed_codes == bytes(len(packed_codes)) else columns.codes.tolist()
-    at = _changed(session, lease_ids, columns.num_blocks)
-    num_tokens = np.frombuffer(sent.num_tokens, _INT32)[at].tolist()
-    num_bytes = (columns.num_blocks[at] * _INT32.itemsize).tolist()
-    extended, end = [], 0
-    for index, lease_id, tokens, added in zip(
-        at.tolist(), lease_ids[at].tolist(), num_tokens, num_bytes, strict=True
-    ):
-        begin, end = end, end + added
-        if verbs[index] == _EXTEND and (codes is None or not codes[index]):
+    all_done = packed_codes == bytes(len(packed_codes))
+    at = _changed(session, verbs, lease_ids, columns)
+    if len(at):
+        num_tokens = np.frombuffer(sent.num_tokens, _INT32)[at].tolist()
+        num_blocks = columns.num_blocks[at].tolist()
+        extended, end = [], 0
+        for lease_id, added, tokens in zip(
+            lease_ids[at].tolist(), num_blocks, num_tokens, strict=True
+        ):
+            begin, end = end, end + added * _BYTES_PER_BLOCK_ID
             extended.append((lease_id, packed_ids[begin:end], tokens))
-    session.extended(extended, epoch)
-    if codes is not None:
-        _end_refused(session, lease_ids.tolist(), codes)
-    if _RELEASE in verbs:
+        session.extended(extended, epoch)
+    if not all_done:
+        _end_refused(session, lease_ids.tolist(), columns.codes.tolist())
+    if _RELEASE_BYTE in verbs:
         is_release = np.frombuffer(verbs, np.uint8) == _RELEASE
         _end_released(session, lease_ids[is_release & (columns.codes == 0)])
     return columns
 
 
 def _changed(
-    session: Session, lease_ids: NDArray[np.int64], num_blocks: NDArray[np.int32]
+    session: Session, verbs: bytes, lease_ids: NDArray[np.int64], columns: StepColumns
 ) -> NDArray[np.intp]:
-    """Return where blocks were added, and where doubtful leases are, which are checked in any case."""
+    """Return where extends added blocks, and where they were done for doubtful leases, which are always checked."""
     changed: NDArray[np.intp]
     if session.doubtful:
+        is_extended = (np.frombuffer(verbs, np.uint8) == _EXTEND) & (columns.codes == 0)
         is_doubtful = np.isin(lease_ids, list(session.doubtful))
-        (changed,) = (is_doubtful | (num_blocks != 0)).nonzero()
+        (changed,) = (is_extended & is_doubtful | (columns.num_blocks != 0)).nonzero()
     else:
-        (changed,) = num_blocks.nonzero()
+        (changed,) = columns.num_blocks.nonzero()
     return changed
 
 

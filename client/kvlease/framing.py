@@ -30,7 +30,7 @@ def call_frame(verb: str, packed: bytes, call_number: int, key: str, who: bytes)
     if key:
         key_bytes = key.encode()
         head += _KEY + varint(len(key_bytes)) + key_bytes
-    tail = _REQUEST_TAGS[verb] + varint(len(packed))
+    tail = _request_head(verb, len(packed))
     num_bytes = len(head) + len(tail) + len(packed)
     return b"".join((num_bytes.to_bytes(BYTES_OF_LENGTH, "little"), head, tail, packed))
 
@@ -44,9 +44,19 @@ def caller_fields(token: str, epoch: int, cache: str) -> bytes:
 def reply_frame(verb: str, packed: bytes, call_number: int, epoch: int) -> bytes:
     """Return the frame that answers a call with the packed response of its verb."""
     head = _CALL_NUMBER + varint(call_number) + _epoch_field(epoch)
-    tail = _RESPONSE_TAGS[verb] + varint(len(packed))
+    tail = _response_head(verb, len(packed))
     num_bytes = len(head) + len(tail) + len(packed)
     return b"".join((num_bytes.to_bytes(BYTES_OF_LENGTH, "little"), head, tail, packed))
+
+
+@lru_cache(maxsize=1024)
+def _request_head(verb: str, num_bytes: int) -> bytes:
+    return _REQUEST_TAGS[verb] + varint(num_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _response_head(verb: str, num_bytes: int) -> bytes:
+    return _RESPONSE_TAGS[verb] + varint(num_bytes)
 
 
 @lru_cache(maxsize=8)

@@ -117,8 +117,9 @@ class Port:
         except StopIteration as stop:
             result: R = stop.value
             return result
-        finally:
+        except BaseException:
             flow.close()
+            raise
 
     def _perform(self, action: _flows.Action) -> Any:
         if isinstance(action, Outgoing):

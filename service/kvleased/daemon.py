@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import structlog
 from google.protobuf.message import Message
@@ -54,6 +54,17 @@ class _Waiting:
     deadline: asyncio.TimerHandle
 
 
+class _Unremembered(NamedTuple):
+    """A reply that is on its way, and what it answers."""
+
+    replies: Replies
+    verb: str
+    request: Message
+    caller: Caller
+    salt: int
+    answer: Message
+
+
 class Daemon:
     """Answer calls, from `start` to `stop`."""
 
@@ -93,6 +104,9 @@ class Daemon:
         self._verbs: dict[str, Verb] = {**self._caches.table, **self._workers.table, **leases.table}
         self._operator_replies = Replies(settings.max_remembered_replies)
         self._waiting: dict[tuple[int, int], _Waiting] = {}
+        self._unsettled: list[tuple[CacheEntry, Sequence[Effect]]] = []
+        self._unremembered: list[_Unremembered] = []
+        """Effects of the call that was answered last, and its reply where a retry could ask for it."""
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready = "starting"
 
@@ -152,12 +166,21 @@ class Daemon:
     # Calls
 
     def call(self, verb: str, request: Message, caller: Caller) -> Answer:
-        """Answer a call, at once where nothing must be waited for.
+        """Answer a call, at once where nothing must be waited for, and do all that it leads to.
 
         Raises:
             KVLeaseError: the call is refused; a call that waits has it set on its future.
         """
         try:
+            return self.answer(verb, request, caller)
+        finally:
+            self.settle()
+
+    def answer(self, verb: str, request: Message, caller: Caller) -> Answer:
+        """Do the same, but leave what the caller need not wait for to `settle`, which must follow."""
+        try:
+            if self._unsettled or self._unremembered:
+                self.settle()
             if caller.epoch and caller.epoch != self.epoch and verb != "attach":
                 self._refuse_stale(caller.epoch)
             carry_out = self._verbs.get(verb)
@@ -171,6 +194,19 @@ class Daemon:
         except Exception:  # noqa: BLE001 -- one call's fault must not end the daemon
             _LOG.exception("call_failed", verb=verb, transport=caller.transport)
             raise InternalError from None
+
+    def settle(self) -> None:
+        """Carry out what the last answer left to be done, and remember it for a retry."""
+        while self._unremembered:
+            replies, verb, request, caller, salt, answer = self._unremembered.pop()
+            replies.remember(verb, caller.idempotency_key, digest_of(request, salt), answer)
+        while self._unsettled:
+            entry, effects = self._unsettled.pop(0)
+            try:
+                self._carry_out(entry, effects)
+                entry.core.settle()
+            except Exception:  # noqa: BLE001 -- one call's fault must not end the daemon
+                _LOG.exception("settling_failed", cache=entry.name)
 
     def cancel(self, future: asyncio.Future[Message]) -> None:
         """Forget a waiting call whose caller has gone."""
@@ -199,7 +235,13 @@ class Daemon:
         else:
             # Two processes that pick the same key must not become one worker.
             replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
-        return replies.answer(verb, key, digest_of(request, salt), carry_out, request, caller)
+        if (verb, key) in replies:
+            return replies.answer(verb, key, digest_of(request, salt), carry_out, request, caller)
+        answer = carry_out(request, caller)
+        if isinstance(answer, Message):
+            self._unremembered.append(_Unremembered(replies, verb, request, caller, salt, answer))
+            return answer
+        return replies.promise(verb, key, digest_of(request, salt), answer)
 
     def _admitted(self, verb: str) -> Verb:
         carry_out = self._verbs.get(verb)
@@ -233,7 +275,7 @@ class Daemon:
             raise
         if outcome.ticket is None:
             if outcome.effects:
-                self._carry_out(entry, outcome.effects)
+                self._unsettled.append((entry, outcome.effects))
             return respond(outcome.reply)
         future = self._wait(entry, outcome.ticket, respond, wait_ms)
         self._carry_out(entry, outcome.effects)

@@ -62,6 +62,10 @@ class Replies:
         """Count the replies that are remembered."""
         return len(self._entries)
 
+    def __contains__(self, name: tuple[str, str]) -> bool:
+        """Tell whether the reply to a verb and key is remembered."""
+        return name in self._entries
+
     def answer(
         self,
         verb: str,
@@ -86,15 +90,22 @@ class Replies:
             return reply.follow() if isinstance(reply, Shared) else reply
         answer = work(*args, **kwargs)
         if isinstance(answer, Message):
-            self._remember(name, digest, answer)
+            self.remember(verb, key, digest, answer)
             return answer
-        shared = Shared(answer)
-        self._remember(name, digest, shared)
-        answer.add_done_callback(lambda done: self._settle(name, digest, done))
+        return self.promise(verb, key, digest, answer)
+
+    def promise(
+        self, verb: str, key: str, digest: int, work: asyncio.Future[Message]
+    ) -> asyncio.Future[Message]:
+        """Remember a reply that is not there yet, and return a future of it."""
+        shared = Shared(work)
+        self.remember(verb, key, digest, shared)
+        work.add_done_callback(lambda done: self._settle((verb, key), digest, done))
         return shared.follow()
 
-    def _remember(self, name: tuple[str, str], digest: int, reply: Message | Shared) -> None:
-        self._entries[name] = (digest, reply)
+    def remember(self, verb: str, key: str, digest: int, reply: Message | Shared) -> None:
+        """Keep a reply for retries of its call."""
+        self._entries[verb, key] = (digest, reply)
         if len(self._entries) > self._max_replies:
             self._entries.popitem(last=False)
 

@@ -50,9 +50,11 @@ class LocalTransport:
 
     def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
-        self._take_turn(call)
+        if not self._lock.acquire(blocking=False):
+            self._take_turn(call)
         try:
-            frame = self._encode(call)
+            self._call_number += 1
+            frame = encode(call, self._call_number)
             sock = self._socket or self._connect(call)
             self._limit(sock, call.seconds_left())
             self._send_all(sock, frame)
@@ -69,7 +71,8 @@ class LocalTransport:
 
     def attach(self, call: Outgoing) -> Attached:
         """Send an attach over a fresh connection, on which later calls go too."""
-        self._take_turn(call)
+        if not self._lock.acquire(blocking=False):
+            self._take_turn(call)
         fds: list[int] = []
         try:
             self._drop()
@@ -108,8 +111,6 @@ class LocalTransport:
         return sock
 
     def _take_turn(self, call: Outgoing) -> None:
-        if self._lock.acquire(blocking=False):
-            return
         if not self._lock.acquire(timeout=call.seconds_left()):
             raise past_deadline(call.verb)
 
@@ -143,13 +144,9 @@ class LocalTransport:
 
     def _receive(self, sock: socket.socket, call: Outgoing) -> pb.Reply:
         buffer = self._buffer
-        num_received = _more(sock.recv_into(buffer))
-        while num_received < BYTES_OF_LENGTH or num_received < frame_bytes(buffer):
-            if num_received == len(buffer):
-                buffer.extend(bytes(frame_bytes(buffer) - num_received))
-            self._limit(sock, call.seconds_left())
-            with memoryview(buffer) as whole, whole[num_received:] as rest:
-                num_received += _more(sock.recv_into(rest))
+        num_received = sock.recv_into(buffer)
+        if num_received != BYTES_OF_LENGTH + int.from_bytes(buffer[:BYTES_OF_LENGTH], "little"):
+            num_received = self._receive_rest(sock, call, num_received)
         reply = decode(buffer[BYTES_OF_LENGTH:num_received])
         call_number = reply.call_number
         if call_number == self._call_number:
@@ -159,6 +156,18 @@ class LocalTransport:
             raise UnavailableError(message)
         self._drop()  # the daemon refuses the connection, not the call
         return reply
+
+    def _receive_rest(self, sock: socket.socket, call: Outgoing, num_received: int) -> int:
+        """Receive what a frame lacks; returns the bytes that are there then."""
+        buffer = self._buffer
+        _more(num_received)
+        while num_received < BYTES_OF_LENGTH or num_received < frame_bytes(buffer):
+            if num_received == len(buffer):
+                buffer.extend(bytes(frame_bytes(buffer) - num_received))
+            self._limit(sock, call.seconds_left())
+            with memoryview(buffer) as whole, whole[num_received:] as rest:
+                num_received += _more(sock.recv_into(rest))
+        return num_received
 
     def _events(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
         pending = bytearray()

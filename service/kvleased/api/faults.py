@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -30,11 +30,14 @@ log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
 
 
 def ask(
-    daemon: Backend, verb: str, request: Message, caller: Caller
+    call: Callable[[str, Message, Caller], Message | asyncio.Future[Message]],
+    verb: str,
+    request: Message,
+    caller: Caller,
 ) -> Message | asyncio.Future[Message] | KVLeaseError:
     """Call the daemon; a refusal is returned, for it is an answer like any other."""
     try:
-        return daemon.call(verb, request, caller)
+        return call(verb, request, caller)
     except KVLeaseError as error:
         return error
     except Exception as cause:  # noqa: BLE001 - what nobody foresaw is answered and logged here

@@ -139,7 +139,7 @@ class Verbs:
             except KVLeaseError as error:
                 result: Message | KVLeaseError = error
             else:
-                asked = faults.ask(self._daemon, verb, request, caller)
+                asked = faults.ask(self._daemon.call, verb, request, caller)
                 result = (
                     await self._wait(verb, asked) if isinstance(asked, asyncio.Future) else asked
                 )

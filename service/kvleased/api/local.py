@@ -191,7 +191,7 @@ class _Opening:
             peer_pid=peer.pid,
             peer_uid=peer.uid,
         )
-        answer = faults.ask(self._server.daemon, "attach", call.attach, caller)
+        answer = faults.ask(self._server.daemon.call, "attach", call.attach, caller)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(
                 lambda done: self._attached(call, faults.outcome("attach", done), started)
@@ -222,7 +222,7 @@ class _Opening:
     def _hand_over(self, unsent: bytes, token: str) -> None:
         """Let an asyncio protocol go on with the connection, bound to the worker that attached."""
         peer = peer_of(self._sock)
-        connection = LocalConnection(self._server, peer, token)
+        connection = LocalConnection(self._server, self._sock, peer, token)
         self._server.forget(self)
         self._server.connections.add(connection)
         self._task = self._loop.create_task(self._switch(connection, unsent))

@@ -4,6 +4,7 @@ A frame is a little-endian uint32 length and one Call or Reply. How a connection
 """
 
 import asyncio
+import socket
 from time import perf_counter
 from typing import Final, Protocol, cast
 
@@ -68,12 +69,13 @@ def error_frame(call_number: int, epoch: int, error: KVLeaseError) -> bytes:
 class LocalConnection(asyncio.Protocol):
     """One connection; a worker's when it began with an attach."""
 
-    def __init__(self, server: Server, peer: Peer, token: str) -> None:
-        """Bind the connection to the worker with `token`; to nobody when that is empty."""
+    def __init__(self, server: Server, sock: socket.socket, peer: Peer, token: str) -> None:
+        """Bind the connection to the worker with `token`, if it is not empty; `sock` is its transport's."""
         self._server = server
+        self._sock = sock
         self._daemon = server.daemon
         self._observe = server.metrics.observe
-        self._peer = peer
+        self._pid, self._uid = peer
         self._token = token
         self._message_bytes_max = server.settings.max_message_bytes
         self._calls_max = server.settings.max_calls_in_flight
@@ -141,7 +143,7 @@ class LocalConnection(asyncio.Protocol):
         if self._transport is None:
             return
         if batch:
-            self._transport.write(batch[0] if len(batch) == 1 else b"".join(batch))
+            self._write(self._transport, b"".join(batch))
         if rest is None:
             self._transport.close()
         elif rest or self._deadline is not None:
@@ -199,16 +201,9 @@ class LocalConnection(asyncio.Protocol):
         if verb == "watch":
             self._watch(call)
             return True
-        caller = Caller(
-            transport="local",
-            token=call.token or self._token,
-            epoch=call.epoch,
-            idempotency_key=call.idempotency_key,
-            cache=call.cache,
-            peer_pid=self._peer.pid,
-            peer_uid=self._peer.uid,
-        )
-        answer = faults.ask(self._daemon, verb, getattr(call, verb), caller)
+        token, key = call.token or self._token, call.idempotency_key
+        caller = Caller("local", token, call.epoch, key, call.cache, None, self._pid, self._uid)
+        answer = faults.ask(self._daemon.answer, verb, getattr(call, verb), caller)
         if isinstance(answer, asyncio.Future):
             self._wait(call.call_number, verb, answer, started)
         else:
@@ -218,8 +213,14 @@ class LocalConnection(asyncio.Protocol):
     def _answer(
         self, call_number: int, verb: str, answer: Message | KVLeaseError, started: float
     ) -> None:
-        self._send(frame_of(call_number, self._daemon.epoch, verb, answer))
-        self._observe(verb, "local", faults.code_of(answer), perf_counter() - started)
+        epoch, code = self._daemon.epoch, "OK"
+        if isinstance(answer, KVLeaseError):
+            frame, code = error_frame(call_number, epoch, answer), answer.code
+        else:
+            frame = reply_frame(verb, answer.SerializeToString(), call_number, epoch)
+        self._send(frame)
+        self._daemon.settle()
+        self._observe(verb, "local", code, perf_counter() - started)
 
     def _wait(
         self, call_number: int, verb: str, future: asyncio.Future[Message], started: float
@@ -268,7 +269,19 @@ class LocalConnection(asyncio.Protocol):
         if self._batch is not None:
             self._batch.append(frame)
         elif self._transport is not None:
-            self._transport.write(frame)
+            self._write(self._transport, frame)
+
+    def _write(self, transport: asyncio.Transport, frame: bytes) -> None:
+        """Send at once what the kernel takes: uvloop would keep it until the end of its turn."""
+        if not transport.get_write_buffer_size():
+            try:
+                num_sent = self._sock.send(frame)
+            except OSError:
+                num_sent = 0  # the transport meets the same and knows what to do
+            if num_sent == len(frame):
+                return
+            frame = frame[num_sent:]
+        transport.write(frame)
 
 
 def _call_number(packed: bytes) -> int:

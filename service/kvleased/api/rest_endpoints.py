@@ -84,7 +84,7 @@ class Endpoint:
         except KVLeaseError as error:
             result: Message | KVLeaseError = error
         else:
-            asked = faults.ask(self._daemon, self._route.verb, message, caller)
+            asked = faults.ask(self._daemon.call, self._route.verb, message, caller)
             result = (
                 await self._wait(request, asked) if isinstance(asked, asyncio.Future) else asked
             )

@@ -30,6 +30,16 @@ class Backend(Protocol):
         """Answer at once where nothing must be waited for; raises KVLeaseError, or sets it on the future."""
         ...
 
+    def answer(
+        self, verb: str, request: Message, caller: Caller
+    ) -> Message | asyncio.Future[Message]:
+        """Do the same, but leave what the caller need not wait for to `settle`, which must follow."""
+        ...
+
+    def settle(self) -> None:
+        """Carry out what the last answer left to be done."""
+        ...
+
     def cancel(self, future: asyncio.Future[Message]) -> None:
         """Forget a waiting call whose caller has gone."""
         ...

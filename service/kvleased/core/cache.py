@@ -87,13 +87,16 @@ class Cache:
 
         """
         state = self._state
+        if state.leaving:
+            ending.settle(state)
         outcome = _VERBS[type(command)](state, command, now)
-        if len(state.waiting):
+        if state.waiting.num_waiting:
+            ending.settle(state)
             pump(state, now)
             outcome = self._answered(outcome)
-        if not state.effects:
-            return outcome
-        return Outcome(reply=outcome.reply, ticket=outcome.ticket, effects=self.take_effects())
+        if state.effects:
+            outcome.effects, state.effects = state.effects, []
+        return outcome
 
     def _answered(self, outcome: Outcome) -> Outcome:
         """Turn a ticket that is served in the very same breath into the reply."""
@@ -105,6 +108,10 @@ class Cache:
                 return Outcome(reply=effect.result)
         return outcome
 
+    def settle(self) -> None:
+        """Do what the last command left to be done until its answer was on its way; the next one would do it, too."""
+        ending.settle(self._state)
+
     def take_effects(self) -> list[Effect]:
         """Return the effects that a refused command started, for `handle` could not; call it after a refusal."""
         effects = self._state.effects
@@ -113,10 +120,12 @@ class Cache:
 
     def census(self) -> Census:
         """Count everything at this instant."""
+        self.settle()
         return census(self._state)
 
     def check(self) -> list[str]:
         """Return every invariant that does not hold, in words; an empty list is what there should be."""
+        self.settle()
         return violations(self._state)
 
     def lease_ids_of(self, worker_id: WorkerId) -> bytes:

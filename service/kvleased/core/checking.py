@@ -131,6 +131,14 @@ def _rows(state: CacheState) -> list[str]:
             found.append(f"row {row} is in another phase than its lease")
         if rows.num_published[row] and lease.phase in (*_ON_HOST, Phase.LOADING):
             found.append(f"row {row} is published while its lease is {lease.phase.name}")
+    active = {
+        lease.row: lease.worker_id
+        for lease in state.leases.by_id.values()
+        if lease.phase is Phase.ACTIVE
+    }
+    workers = state.leases.active_worker
+    if {int(row): int(workers[row]) for row in workers.nonzero()[0]} != active:
+        found.append("the rows that count as active are not those of active leases")
     used = {lease.row for lease in state.leases.by_id.values()}
     if len(used) + len(state.leases.free_rows) != len(rows.lease_id) or used & set(
         state.leases.free_rows

@@ -1,11 +1,10 @@
 """Own what goes into the core: one frozen record per command; the replies and effects are in `effects`."""
 
-from dataclasses import dataclass
-
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
+from kvleased.core.message import message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Attach:
     """Make a process known as a worker."""
 
@@ -14,21 +13,21 @@ class Attach:
     """64 bits that name the tenant; 0 is not a tenant."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Detach:
     """End a worker on its own word, which proves that it is quiescent."""
 
     worker_id: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class WorkerDied:
     """End a worker whose process is proven dead."""
 
     worker_id: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Heartbeat:
     """Renew the leases in a worker's inventory and end those that it has lost."""
 
@@ -37,7 +36,7 @@ class Heartbeat:
     newest_lease_id: LeaseId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Reserve:
     """Grant blocks for one request, all or nothing."""
 
@@ -49,7 +48,7 @@ class Reserve:
     wait_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Map:
     """Publish a lease's row of the block table."""
 
@@ -57,7 +56,7 @@ class Map:
     lease_id: LeaseId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Extend:
     """Make a lease cover `num_tokens` in all."""
 
@@ -67,7 +66,7 @@ class Extend:
     wait_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Commit:
     """Make the full blocks among the first `num_tokens` findable."""
 
@@ -78,7 +77,7 @@ class Commit:
     keys: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Evict:
     """Move blocks out of the device pool: a lease's, those of keys, or the coldest `num_blocks`."""
 
@@ -90,7 +89,7 @@ class Evict:
     wait_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Reload:
     """Bring back the blocks of an evicted lease, or of keys."""
 
@@ -100,7 +99,7 @@ class Reload:
     wait_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Release:
     """End a lease."""
 
@@ -108,7 +107,7 @@ class Release:
     lease_id: LeaseId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Lookup:
     """Tell how long a prefix is cached."""
 
@@ -117,21 +116,21 @@ class Lookup:
     """Whose blocks count; None, for an operator, counts everybody's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Pin:
     """Hold cached blocks on the device."""
 
     keys: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Unpin:
     """End a pin."""
 
     pin_id: PinId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Step:
     """Carry out the columns of one scheduler step; each operation succeeds or changes nothing."""
 
@@ -145,7 +144,7 @@ class Step:
     reserves: tuple[Reserve, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CopyDone:
     """A mover finished a batch: every target holds its source's bytes, except those at the failed positions."""
 
@@ -156,38 +155,38 @@ class CopyDone:
     """Positions in the batch whose checksum did not match."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CopyFailed:
     """A mover gave a batch up, and writes no more of it."""
 
     copy_id: CopyId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CopyLost:
     """A mover did not answer in time; it may still be writing."""
 
     copy_id: CopyId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MoverDied:
     """The mover's process is proven dead, so none of its copies writes any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Tick:
     """Let time pass: leases expire, waiting ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Cancel:
     """Forget a waiting call whose caller has gone."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Drain:
     """Grant nothing new from now on."""
 

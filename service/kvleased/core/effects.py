@@ -3,30 +3,32 @@
 Replies carry the same field names as the responses of `kvlease.v1`, so the adapters convert them by name.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
+from kvleased.core.message import message
 
 _NO_WORKER: Final = WorkerId(0)
 _NO_LEASE: Final = LeaseId(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Done:
     """The answer of commands that have nothing to say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Detached:
     """Answer Detach and WorkerDied."""
 
     num_leases: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Beat:
     """Answer Heartbeat."""
 
@@ -34,7 +36,7 @@ class Beat:
     num_orphans_ended: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Reserved:
     """Answer Reserve."""
 
@@ -45,7 +47,7 @@ class Reserved:
     row: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Mapped:
     """Answer Map."""
 
@@ -53,14 +55,14 @@ class Mapped:
     num_kernel_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Extended:
     """Answer Extend."""
 
     block_ids: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Committed:
     """Answer Commit."""
 
@@ -68,7 +70,7 @@ class Committed:
     num_duplicates: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Evicted:
     """Answer Evict."""
 
@@ -76,7 +78,7 @@ class Evicted:
     num_offloaded: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Reloaded:
     """Answer Reload."""
 
@@ -86,14 +88,14 @@ class Reloaded:
     row: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Released:
     """Answer Release and Unpin."""
 
     released: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Found:
     """Answer Lookup."""
 
@@ -101,7 +103,7 @@ class Found:
     num_host_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Pinned:
     """Answer Pin."""
 
@@ -109,7 +111,7 @@ class Pinned:
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Stepped:
     """Answer Step."""
 
@@ -133,7 +135,7 @@ class Direction(Enum):
     """Zeros to the device; there is no source."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Copy:
     """Have a mover copy `source_ids[i]` to `target_ids[i]`, then send CopyDone, CopyFailed or CopyLost."""
 
@@ -147,7 +149,7 @@ class Copy:
     """Packed uint64 that the bytes must have; only for RELOAD, 0 where unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Wake:
     """Answer the waiting caller that holds `ticket`."""
 
@@ -155,7 +157,7 @@ class Wake:
     result: Reply | KVLeaseError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Notice:
     """Tell watchers what happened; `kind` is one of the kinds of the Watch verb."""
 
@@ -168,10 +170,11 @@ class Notice:
 Effect = Copy | Wake | Notice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Outcome:
     """What one command led to: a reply now, or a ticket under which a later Wake will answer."""
 
     reply: Reply | None = None
     ticket: int | None = None
-    effects: list[Effect] = field(default_factory=list)
+    effects: Sequence[Effect] = ()
+    """Put in at the very end, when all of them are known."""

@@ -1,14 +1,18 @@
 """Own the ends of leases and workers: release, expiry, death, and the one function that every one of them comes to."""
 
+from typing import Final
+
 import numpy as np
 
 from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError, UnknownWorkerError
 from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
 from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
 from kvleased.core.leases import Lease, Phase
+from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
 
+_ACTIVE: Final = Phase.ACTIVE
 _ORPHAN_AGE_SHARE = 3
 """A lease is an orphan only if its caller was answered longer ago than its lease time divided by this."""
 
@@ -18,8 +22,18 @@ def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = Non
 
     What a copy in flight still holds stays held until that copy ends.
     """
-    entries = state.leases.blocks_of(lease)
+    entries, phase = state.leases.blocks_of(lease), lease.phase
     state.leases.close(lease)
+    if phase is _ACTIVE:
+        state.device.let_go(entries)
+    else:
+        _let_go_of_both(state, lease, entries)
+    if lease.ticket is not None or state.waiting.num_waiting:
+        _answer_waiting(state, lease, reason)
+
+
+def _let_go_of_both(state: CacheState, lease: Lease, entries: Ids) -> None:
+    """Let go of what a lease that is not simply active has in either tier."""
     if lease.phase in (Phase.EVICTED, Phase.RELOADING):
         state.host.let_go(entries)
     else:
@@ -28,6 +42,10 @@ def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = Non
         state.device.let_go(lease.moving_to)
     if lease.phase is Phase.EVICTING:
         state.host.let_go(lease.moving_to)
+
+
+def _answer_waiting(state: CacheState, lease: Lease, reason: KVLeaseError | None) -> None:
+    """Answer every call that waits for a lease which has ended."""
     gone = reason or UnknownLeaseError("the lease ended while the call waited")
     state.wake(lease.ticket, gone)
     lease.ticket = None
@@ -44,10 +62,22 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
         state.counters["releases_unknown"] += 1
         return Outcome(reply=Released(released=False))
     lease = state.lease_of(command)
-    end_lease(state, lease)
+    if lease.phase is _ACTIVE:
+        state.leaving.append(state.leases.blocks_of(lease))
+        state.leases.close(lease)
+        if state.waiting.num_waiting:
+            _answer_waiting(state, lease, None)
+    else:
+        end_lease(state, lease)
     state.counters["leases_released"] += 1
     state.tell("lease_released", lease)
     return Outcome(reply=Released(released=True))
+
+
+def settle(state: CacheState) -> None:
+    """Let go of what released leases had: the answer to a release need not wait for it."""
+    while state.leaving:
+        state.device.let_go(state.leaving.pop(0))
 
 
 # Time -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Own the granting of blocks: one attempt at a Reserve or an Extend, which either happens whole or changes nothing."""
 
+from typing import Final
+
 import numpy as np
 
 from kvlease.errors import InvalidError, NeverFitsError, WrongStateError
@@ -7,12 +9,14 @@ from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.flights import Purpose
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
-from kvleased.core.room import Match, match, num_available, room
+from kvleased.core.room import NOTHING, Match, match, num_available, room
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
+
+_ACTIVE: Final = Phase.ACTIVE
 
 
 def blocks_for(state: CacheState, num_tokens: int) -> int:
@@ -22,8 +26,8 @@ def blocks_for(state: CacheState, num_tokens: int) -> int:
         msg = f"num_tokens is {num_tokens}, it must be at least 1"
         raise InvalidError(msg)
     num_blocks = -(-num_tokens // shape.tokens_per_block)
-    limit = min(shape.max_blocks_per_lease, shape.num_blocks)
-    if num_blocks > limit:
+    if num_blocks > shape.max_blocks_per_lease or num_blocks > shape.num_blocks:
+        limit = min(shape.max_blocks_per_lease, shape.num_blocks)
         msg = (
             f"{num_tokens} tokens take {num_blocks} blocks, but a lease can never have more than {limit}; "
             f"ask for at most {limit * shape.tokens_per_block} tokens, or register a larger pool"
@@ -41,6 +45,8 @@ def blocks_for(state: CacheState, num_tokens: int) -> int:
 def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
     num_blocks = blocks_for(state, command.num_tokens)
+    if not command.keys:
+        return
     if len(command.keys) % BYTES_PER_KEY:
         msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
         raise InvalidError(msg)
@@ -58,24 +64,31 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
     """
     command = waiter.command
     assert isinstance(command, Reserve)
-    tenant = state.tenant_of(command.worker_id)
-    may_wait = command.wait_ms > 0
-    prefix = match(state, command.keys, tenant, use_host=may_wait and not waiter.skip_host)
-    num_blocks = blocks_for(state, command.num_tokens)
+    tenant = state.workers[command.worker_id]
+    may_wait, prefix = command.wait_ms > 0, NOTHING
+    if command.keys:
+        prefix = match(state, command.keys, tenant, use_host=may_wait and not waiter.skip_host)
     hits = prefix.blocks
-    count = num_blocks - len(hits)
-    if not state.leases.free_rows or count > num_available(state, hits):
+    count = -(-command.num_tokens // state.shape.tokens_per_block) - len(hits)
+    if not state.leases.free_rows:
         return None
-    fresh = room(state, count, tenant, hits.tolist(), may_wait=may_wait)
+    fresh = state.device.suitable(count, tenant)
     if fresh is None:
-        return None
-    lease = _open(state, waiter, prefix, fresh, now)
+        if count > num_available(state, hits):
+            return None
+        fresh = room(state, count, tenant, hits.tolist(), may_wait=may_wait)
+        if fresh is None:
+            return None
+    lease, blocks = _open(state, waiter, prefix, fresh, now)
     if lease.pending:
         return lease
-    return reserved(state, lease)
+    return _reserved(state, lease, blocks)
 
 
-def _open(state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: float) -> Lease:
+def _open(
+    state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: float
+) -> tuple[Lease, Ids]:
+    """Make a lease of a prefix and of fresh blocks; returns it and all of its blocks."""
     command = waiter.command
     assert isinstance(command, Reserve)
     device, tenant = state.device, state.workers[command.worker_id]
@@ -87,11 +100,12 @@ def _open(state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: flo
         tenant=tenant,
         request=command,
         row=state.leases.free_rows.pop(),
-        phase=Phase.ACTIVE,
+        phase=_ACTIVE,
         deadline=now + state.shape.lease_seconds,
         granted_at=now,
         device_hit_blocks=len(hits),
         host_hit_blocks=len(slots),
+        moving_to=NOWHERE,
     )
     if len(hits):
         device.hold(hits)
@@ -101,7 +115,8 @@ def _open(state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: flo
         lease.pending.add(flight.copy_id)
     if len(granted):
         device.take(granted, Event.GRANT, tenant)
-    lease.pending |= prefix.joined
+    if prefix.joined:
+        lease.pending |= prefix.joined
     if lease.pending:
         lease.phase = Phase.LOADING
         lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
@@ -109,30 +124,32 @@ def _open(state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: flo
     if len(slots):
         blocks[: len(prefix.entries)][prefix.entries < 0] = loaded
     state.leases.open(lease, command.request_id, blocks, command.num_tokens)
-    _count_grant(state, lease)
-    return lease
+    _count_grant(state, lease, command.num_tokens)
+    state.tell("lease_granted", lease, num_blocks=len(blocks))
+    return lease, blocks
 
 
-def _count_grant(state: CacheState, lease: Lease) -> None:
-    request = lease.request
-    assert request is not None
+def _count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
     tokens_per_block, counters = state.shape.tokens_per_block, state.counters
     device_tokens = lease.device_hit_blocks * tokens_per_block
     host_tokens = lease.host_hit_blocks * tokens_per_block
     counters["leases_granted"] += 1
     counters["prefix_tokens_device"] += device_tokens
     counters["prefix_tokens_host"] += host_tokens
-    counters["prefix_tokens_computed"] += max(0, request.num_tokens - device_tokens - host_tokens)
-    state.tell("lease_granted", lease, num_blocks=len(state.leases.blocks_of(lease)))
+    counters["prefix_tokens_computed"] += max(0, num_tokens - device_tokens - host_tokens)
 
 
 def reserved(state: CacheState, lease: Lease) -> Reserved:
     """Return the answer to the Reserve that led to a lease."""
-    tokens_per_block = state.shape.tokens_per_block
     on_device = lease.phase not in (Phase.EVICTED, Phase.RELOADING)
+    return _reserved(state, lease, state.leases.blocks_of(lease) if on_device else NOWHERE)
+
+
+def _reserved(state: CacheState, lease: Lease, blocks: Ids) -> Reserved:
+    tokens_per_block = state.shape.tokens_per_block
     return Reserved(
         lease_id=lease.lease_id,
-        block_ids=pack(state.leases.blocks_of(lease)) if on_device else b"",
+        block_ids=pack(blocks),
         device_hit_tokens=lease.device_hit_blocks * tokens_per_block,
         host_hit_tokens=lease.host_hit_blocks * tokens_per_block,
         row=lease.row,

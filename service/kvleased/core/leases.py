@@ -6,11 +6,10 @@ The row is the lease's own memory of its blocks: there is no second list. What t
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache
-from hashlib import blake2b
 from typing import Final
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from kvlease.ids import CopyId, LeaseId, WorkerId
@@ -37,7 +36,11 @@ class Phase(IntEnum):
     """Not renewed in time; its blocks are kept from everyone."""
 
 
-_NOWHERE: Final[Ids] = np.empty(0, np.intp)
+_ACTIVE: Final = Phase.ACTIVE
+
+NOWHERE: Final[Ids] = np.empty(0, np.intp)
+
+_PLACES_PER_ROW: Final = 4
 
 MOVING: Final = 7
 """The phase of a row that is being rewritten; a restart does not believe such a row."""
@@ -67,7 +70,7 @@ class Lease:
     ticket: int | None = None
     """The call that waits for the phase to change."""
     ticket_deadline: float = 0.0
-    moving_to: Ids = field(default_factory=lambda: _NOWHERE)
+    moving_to: Ids
     """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in token order."""
 
 
@@ -78,11 +81,14 @@ class LeaseBook:
         """Take over rows of which none is in use."""
         self.rows = rows
         self.by_id: dict[LeaseId, Lease] = {}
-        self.row_of: dict[int, int] = {}
-        """The row of each lease."""
         self.by_request: dict[tuple[WorkerId, int], LeaseId] = {}
         self.by_worker: dict[WorkerId, set[LeaseId]] = {}
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
+        self._last_row: NDArray[np.intp] = np.zeros(_places(len(rows.lease_id)), np.intp)
+        """The row of the last lease whose id has these lower bits."""
+        self.active_worker: NDArray[np.int64] = np.zeros(len(rows.lease_id), np.int64)
+        """Whose lease a row is, while that is active; 0 is no worker."""
+        self._mark: NDArray[np.intp] = np.zeros(len(rows.lease_id), np.intp)
 
     def __len__(self) -> int:
         """Count the leases."""
@@ -96,6 +102,25 @@ class LeaseBook:
         """Return the live lease of an engine's request."""
         lease_id = self.by_request.get((worker_id, request_digest(request_id)))
         return None if lease_id is None else self.by_id[lease_id]
+
+    def active_rows(
+        self, lease_ids: NDArray[np.int64], worker_id: WorkerId
+    ) -> tuple[Ids, NDArray[np.bool_]]:
+        """Return the rows of many leases at once, and which of them are a worker's active ones and were found.
+
+        Where a younger lease with the same lower bits took its place, a lease is not found; so what is not found must
+        be looked up in `by_id`.
+        """
+        rows = self._last_row[lease_ids & (len(self._last_row) - 1)]
+        is_found: NDArray[np.bool_] = self.rows.lease_id[rows] == lease_ids
+        is_found &= self.active_worker[rows] == worker_id
+        return rows, is_found
+
+    def are_distinct(self, rows: Ids) -> bool:
+        """Tell whether no row is named twice."""
+        order = np.arange(len(rows))
+        self._mark[rows] = order
+        return self._mark[rows].tobytes() == order.tobytes()
 
     def open(self, lease: Lease, request_id: str, blocks: Ids, num_tokens: int) -> None:
         """Write a new lease's row and make the lease known; the blocks are already in their states."""
@@ -114,7 +139,8 @@ class LeaseBook:
     def adopt(self, lease: Lease, digest: int) -> None:
         """Make a lease known whose row is written already."""
         self.by_id[lease.lease_id] = lease
-        self.row_of[lease.lease_id] = lease.row
+        self._last_row[lease.lease_id & (len(self._last_row) - 1)] = lease.row
+        self.active_worker[lease.row] = lease.worker_id if lease.phase is _ACTIVE else 0
         self.by_request[lease.worker_id, digest] = lease.lease_id
         self.by_worker.setdefault(lease.worker_id, set()).add(lease.lease_id)
 
@@ -140,17 +166,21 @@ class LeaseBook:
         columns = self.rows
         before = columns.num_blocks[rows]
         after = before + counts
-        ends = np.cumsum(counts)
-        within = np.arange(len(blocks)) - np.repeat(ends - counts, counts)
-        columns.block_ids[np.repeat(rows, counts), np.repeat(before, counts) + within] = blocks
+        if len(blocks) == len(rows):
+            columns.block_ids[rows, before] = blocks
+        else:
+            starts = before - counts.cumsum() + counts
+            within = starts.repeat(counts) + np.arange(len(blocks))
+            columns.block_ids[rows.repeat(counts), within] = blocks
         columns.num_tokens[rows] = num_tokens
         columns.num_blocks[rows] = after
-        columns.num_published[rows] = np.where(columns.num_published[rows] > 0, after, 0)
+        columns.num_published[rows] = after * (columns.num_published[rows] > 0)
 
     def enter(self, lease: Lease, phase: Phase) -> None:
         """Change a lease's phase."""
         lease.phase = phase
         self.rows.phase[lease.row] = phase
+        self.active_worker[lease.row] = lease.worker_id if phase is _ACTIVE else 0
 
     def rewrite(self, lease: Lease, entries: Ids, phase: Phase) -> None:
         """Replace the entries of a lease's row; a crash in between leaves a row that is not believed."""
@@ -163,13 +193,18 @@ class LeaseBook:
     def close(self, lease: Lease) -> None:
         """Forget a lease; its holds are the caller's to end."""
         self.rows.lease_id[lease.row] = 0
-        del self.by_id[lease.lease_id], self.row_of[lease.lease_id]
+        self.active_worker[lease.row] = 0
+        del self.by_id[lease.lease_id]
         del self.by_request[lease.worker_id, int(self.rows.request_digest[lease.row])]
         self.by_worker[lease.worker_id].discard(lease.lease_id)
         self.free_rows.append(lease.row)
 
 
-@lru_cache(maxsize=4096)
+def _places(num_rows: int) -> int:
+    """Return a power of two with so much room to spare that leases seldom fall on the same place."""
+    return 1 << (_PLACES_PER_ROW * num_rows).bit_length()
+
+
 def request_digest(request_id: str) -> int:
-    """Return 64 bits that stand for an engine's request id in a row."""
-    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")
+    """Return 64 bits that stand for an engine's request id in a row; who finds two of the same harms but itself."""
+    return xxhash.xxh3_64_intdigest(request_id.encode())

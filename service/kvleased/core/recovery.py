@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import LeaseId, WorkerId
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
@@ -114,6 +114,7 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
         phase=Phase.EVICTED if on_host else Phase.ACTIVE,
         deadline=now + state.shape.lease_seconds,
         granted_at=-inf,
+        moving_to=NOWHERE,
     )
     rows.phase[row] = lease.phase
     (state.host if on_host else state.device).holds[_entries(state, row)] += 1

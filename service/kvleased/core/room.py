@@ -27,7 +27,7 @@ class Match:
     """Copies in flight that fill some of the blocks already."""
 
 
-_NOTHING: Final = Match(as_ids([]), as_ids([]), as_ids([]), set())
+NOTHING: Final = Match(as_ids([]), as_ids([]), as_ids([]), set())
 
 
 def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool) -> Match:
@@ -47,7 +47,7 @@ def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool)
             break
         found.append(entry)
     if not found:
-        return _NOTHING
+        return NOTHING
     if len(set(found)) != len(found):
         msg = "keys names a block twice; the keys of a chain differ"
         raise InvalidError(msg)

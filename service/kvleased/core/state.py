@@ -56,6 +56,8 @@ class CacheState:
         self.loading: dict[bytes, tuple[int, CopyId]] = {}
         """Keys on their way to the device: the block and the copy, so that a second caller joins the first."""
         self.pins: dict[PinId, Ids] = {}
+        self.leaving: list[Ids] = []
+        """Device blocks of leases that have been released; let go of before the next command."""
         self.counters: Counter[str] = Counter()
         self.effects: list[Effect] = []
         self.is_draining = False

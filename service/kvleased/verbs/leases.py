@@ -28,8 +28,10 @@ class LeaseVerbs:
         """Take what the verbs work with."""
         self._registry = registry
         self._run = runner.run
+        self._settle = runner.settle
         self._settings = settings
         self._keys_max = settings.max_blocks_a_call
+        self._operations_max = settings.max_operations_a_step
         self._wait_ms_max = settings.wait_ms_max
 
     @property
@@ -154,10 +156,25 @@ class LeaseVerbs:
     def step(self, request: pb.StepRequest, caller: Caller) -> Answer:
         """Carry out the operations of one scheduler step."""
         worker = self._registry.worker(caller.token)
-        operations_max = self._settings.max_operations_a_step
-        num_operations = checks.packed("verbs", request.verbs, 1, operations_max)
-        self._check_columns(request, num_operations)
-        checks.count("reserves", len(request.reserves), 0, operations_max)
+        # Whether the columns fit each other is the core's to say; each is read but once, for reading one copies it.
+        command = c.Step(
+            worker_id=worker.worker_id,
+            verbs=request.verbs,
+            lease_ids=request.lease_ids,
+            num_tokens=request.num_tokens,
+            num_keys=request.num_keys,
+            first_blocks=request.first_blocks,
+            keys=request.keys,
+            reserves=self._step_reserves(worker, request),
+        )
+        checks.packed("verbs", command.verbs, 1, self._operations_max)
+        checks.keys("keys", command.keys, self._keys_max)
+        return self._run(worker.entry, command, _stepped)
+
+    def _step_reserves(self, worker: WorkerEntry, request: pb.StepRequest) -> tuple[c.Reserve, ...]:
+        if not request.reserves:
+            return ()
+        checks.count("reserves", len(request.reserves), 0, self._operations_max)
         reserves = []
         for index, reserve in enumerate(request.reserves):
             where = f"reserves[{index}]."
@@ -168,30 +185,7 @@ class LeaseVerbs:
                 )
                 raise InvalidError(message, resource=f"{where}{field}")
             reserves.append(self._reserve_command(worker, reserve, where))
-        command = c.Step(
-            worker_id=worker.worker_id,
-            verbs=request.verbs,
-            lease_ids=request.lease_ids,
-            num_tokens=request.num_tokens,
-            num_keys=request.num_keys,
-            first_blocks=request.first_blocks,
-            keys=request.keys,
-            reserves=tuple(reserves),
-        )
-        return self._run(worker.entry, command, _stepped)
-
-    def _check_columns(self, request: pb.StepRequest, num_operations: int) -> None:
-        checks.keys("keys", request.keys, self._keys_max)
-        for field, column, bytes_per_item, is_optional in (
-            ("lease_ids", request.lease_ids, 8, False),
-            ("num_tokens", request.num_tokens, 4, False),
-            ("num_keys", request.num_keys, 4, True),
-            ("first_blocks", request.first_blocks, 4, True),
-        ):
-            wanted = num_operations * bytes_per_item
-            if len(column) != wanted and not (is_optional and not column):
-                message = f"{field} has {len(column)} bytes; {num_operations} verbs take {wanted}"
-                raise InvalidError(message, resource=field, need=wanted, available=len(column))
+        return tuple(reserves)
 
     def _reserve_command(
         self, worker: WorkerEntry, request: pb.ReserveRequest, where: str = ""
@@ -208,7 +202,7 @@ class LeaseVerbs:
             request_id=checks.request_id(request.request_id, where + "request_id"),
             keys=request.keys,
             num_tokens=checks.count(where + "num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
-            wait_ms=self._wait_ms(request.wait_ms),
+            wait_ms=self._wait_ms(request.wait_ms) if request.wait_ms else 0,
         )
 
     async def _reserve_by_tokens(self, worker: WorkerEntry, request: pb.ReserveRequest) -> Message:
@@ -225,6 +219,7 @@ class LeaseVerbs:
             wait_ms=request.wait_ms,
         )
         answer = self._run(worker.entry, command, _reserved, command.wait_ms)
+        self._settle()
         return await answer if isinstance(answer, asyncio.Future) else answer
 
     def _wait_ms(self, wait_ms: int) -> int:

@@ -30,6 +30,10 @@ class Runner(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Carry out what the last response left to be done; `run` outside of a call must be followed by it."""
+        ...
+
     def apply(self, entry: CacheEntry, command: Command) -> object:
         """Return the core's reply to a command that never waits."""
         ...

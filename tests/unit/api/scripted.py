@@ -53,6 +53,15 @@ class ScriptedDaemon:
             raise answer
         return RESPONSES[verb]() if answer is None else answer
 
+    def answer(
+        self, verb: str, request: Message, caller: Caller
+    ) -> Message | asyncio.Future[Message]:
+        """Do the same."""
+        return self.call(verb, request, caller)
+
+    def settle(self) -> None:
+        """There is nothing left to do."""
+
     def cancel(self, future: asyncio.Future[Message]) -> None:
         """Forget a call."""
         self.cancelled.append(future)

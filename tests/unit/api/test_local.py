@@ -169,6 +169,22 @@ async def test_partial_frame_has_a_deadline(
     assert await line.reader.read() == b""
 
 
+async def test_answer_that_the_kernel_takes_in_parts_arrives_whole(served: Served) -> None:
+    """What the socket does not take at once follows in order, and the next answer after it."""
+    name = "c" * 500_000
+    served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache=name)])
+    line = await served.line()
+
+    for number in range(1, 5):
+        line.send(pb.Call(call_number=number, stats=pb.StatsRequest()))
+        await line.writer.drain()
+        await asyncio.sleep(0.01)
+    replies = [await line.receive() for _ in range(4)]
+
+    assert [reply.call_number for reply in replies] == [1, 2, 3, 4]
+    assert {reply.stats.caches[0].cache for reply in replies} == {name}
+
+
 async def test_peer_that_does_not_read_is_disconnected(served: Served) -> None:
     """Answers that nobody reads do not pile up in the daemon."""
     served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache="c" * 60_000)])

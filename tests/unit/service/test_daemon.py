@@ -26,6 +26,7 @@ from kvlease.errors import (
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
+from kvleased.events import Events
 from kvleased.memory.cpu import map_blocks
 
 from .conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
@@ -427,6 +428,38 @@ async def test_tenants_have_keys_of_their_own(node: Node) -> None:
         first, second, third = (daemon.registry.worker(token).tenant_key for token in tokens)
 
         assert first == third != second
+
+
+async def test_what_an_answer_leaves_is_settled_before_the_next(node: Node) -> None:
+    """An answer may leave before its effects are carried out, but no other comes between them."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+
+        daemon.answer("reserve", pb.ReserveRequest(request_id="a", num_tokens=4), worker)
+        seen = [repr(daemon.events)]
+        daemon.answer("stats", pb.StatsRequest(), worker)
+        seen.append(repr(daemon.events))
+
+        assert seen == ["<Events 2 seen, 0 watchers>", "<Events 3 seen, 0 watchers>"]
+
+
+async def test_fault_in_what_an_answer_leaves_harms_nobody(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has its answer already; the fault is logged, and the daemon goes on."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Events, "append", lambda *_, **__: 1 / 0)
+            granted = await node.ask(
+                "reserve", pb.ReserveRequest(request_id="a", num_tokens=4), worker
+            )
+        released = await node.ask("release", pb.ReleaseRequest(lease_id=granted.lease_id), worker)
+
+        assert released.released
 
 
 async def test_events_tell_what_happened(node: Node) -> None:

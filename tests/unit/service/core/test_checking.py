@@ -167,6 +167,7 @@ DAMAGES: dict[str, Damage] = {
     "is published while its lease is EVICTED": lambda it: put(
         it.records.rows.num_published, lease(it, Phase.EVICTED).row, 1
     ),
+    "the rows that count as active": lambda it: put(it.leases.active_worker, lease(it).row, 0),
     "rows in use and free rows": lambda it: it.leases.free_rows.append(lease(it).row),
     "free rows do not add up": lambda it: it.leases.free_rows.pop(),
     "the leases by worker are not": lambda it: it.leases.by_worker[MATE].clear(),

@@ -55,6 +55,20 @@ def test_release_frees_private_blocks_and_keeps_committed_ones() -> None:
     assert cache.check() == []
 
 
+def test_released_blocks_may_be_let_go_of_after_the_answer() -> None:
+    """A release is answered first; what it frees is there for the next command, settled or not."""
+    cache = a_cache(2)
+    lease = reserve(cache, 2, "a")
+
+    release(cache, lease.lease_id)
+    again = reserve(cache, 2, "b")
+    release(cache, again.lease_id)
+    cache.settle()
+
+    assert cache.census().device["free"] == 2
+    assert cache.check() == []
+
+
 def test_release_of_one_sharer_leaves_the_others_blocks_held() -> None:
     """A shared block is evictable only when the last lease lets go of it."""
     cache = a_cache(1)

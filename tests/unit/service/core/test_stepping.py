@@ -31,6 +31,7 @@ from tests.unit.service.core.builders import (
     keys,
     on_host,
     records,
+    release,
     reserve,
     states,
     tick,
@@ -126,6 +127,23 @@ def test_extends_of_one_step_get_blocks_of_their_own() -> None:
     assert ids(reply.num_blocks) == [2, 1]
     assert table[first.row, 1:3].tolist() == added[:2]
     assert table[second.row, 1:2].tolist() == added[2:]
+    assert cache.check() == []
+
+
+def test_leases_whose_ids_end_alike_are_told_apart() -> None:
+    """Leases are found by the lower bits of their ids; one whose place was taken is found all the same."""
+    cache = a_cache()
+    first = reserve(cache, 1, "first")
+    second = reserve(cache, 1, "second")
+    while (second.lease_id - first.lease_id) % 64:
+        release(cache, second.lease_id)
+        second = reserve(cache, 1, "second")
+
+    reply = step(cache, grow(first, 3), grow(second, 2))
+
+    added, table = ids(reply.block_ids), records(cache).rows.block_ids
+    assert ids(reply.num_blocks) == [2, 1]
+    assert [*table[first.row, 1:3], *table[second.row, 1:2]] == added
     assert cache.check() == []
 
 
