@@ -242,11 +242,11 @@ async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
     """A cache goes only when no worker is attached, and then all its memory goes with it."""
     async with node.life() as daemon:
         await node.register()
+        kept_before = len(node.store)
         worker = await node.attach()
         with pytest.raises(CacheInUseError):
             await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
         await node.ask("detach", pb.DetachRequest(), worker)
-        kept_before = len(node.store)
 
         await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
 
