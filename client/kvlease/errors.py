@@ -70,7 +70,7 @@ class KVLeaseError(Exception):
     retryable: ClassVar[bool] = False
     """Whether the very same call can succeed later."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part of the explanation
         self,
         message: str | None = None,
         *,
@@ -79,14 +79,22 @@ class KVLeaseError(Exception):
         available: int | None = None,
         limit: int | None = None,
         retry_after_ms: int | None = None,
+        rule: str | None = None,
+        remedies: tuple[str, ...] = (),
     ) -> None:
-        """Keep the explanation; the class docstring is the message where none is given."""
+        """Keep the explanation; the class docstring is the message where none is given.
+
+        `rule` is the stable name of the rule that was broken, where there are several under one code; `remedies` are
+        settings, each written name=value, with which the same call would work.
+        """
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
         self.resource = resource
         self.need = need
         self.available = available
         self.limit = limit
         self.retry_after_ms = retry_after_ms
+        self.rule = rule
+        self.remedies = remedies
 
     @property
     def message(self) -> str:

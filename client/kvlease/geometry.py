@@ -3,7 +3,6 @@
 from typing import Final
 
 from kvlease.errors import InvalidError
-from kvlease.spec import LayerSpec
 
 ALIGNMENT_BYTES: Final = 64
 """Blocks and columns start at multiples of this: a cache line."""
@@ -45,11 +44,6 @@ def blocks_covering(num_tokens: int, tokens_per_block: int) -> int:
 def full_blocks(num_tokens: int, tokens_per_block: int) -> int:
     """Return the blocks that `num_tokens` fill to the end."""
     return floor_div(num_tokens, tokens_per_block)
-
-
-def bytes_per_page(spec: LayerSpec, tokens_per_block: int) -> int:
-    """Return the bytes of one layer's part of one block: bytes_per_token * tokens_per_block."""
-    return spec.bytes_per_token * tokens_per_block
 
 
 def page_end_bytes(

@@ -11,6 +11,8 @@ BLOCKS_MAX: Final = 2**31 - 1
 """Blocks of the largest pool: block ids are int32."""
 TOKENS_MAX: Final = 2**31 - 1
 """Tokens of the longest request: the block table counts them in int32."""
+RANKS_MAX: Final = 128
+"""Ranks of one cache: the descriptors of all their regions travel in one message."""
 
 _BYTES_PER_UNIT: Final = {
     "": 1, "B": 1,

@@ -63,9 +63,11 @@ def test_covering_blocks_are_full_ones_and_at_most_one_more(
 
 def test_page_of_a_known_model() -> None:
     """Llama 3 8B keeps 64 KiB a layer and block: 8 heads * (128 + 128) * 2 bytes * 16 tokens."""
-    spec = FullAttention(name="0", num_kv_heads=8, head_size=128, dtype="bfloat16")
+    spec = FullAttention(
+        name="0", num_kv_heads=8, head_size=128, dtype="bfloat16", tokens_per_block=16
+    )
 
-    assert geometry.bytes_per_page(spec, 16) == 64 * 1024
+    assert spec.bytes_per_page == 64 * 1024
 
 
 def test_page_end_of_an_empty_pool_is_zero() -> None:

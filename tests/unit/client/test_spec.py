@@ -1,40 +1,187 @@
-"""Laws of what a layer keeps, and of numbers that come from outside."""
+"""Laws of what a layer keeps: every number follows from the fields, and contradictions are refused."""
+
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvlease.errors import InvalidError
-from kvlease.spec import BYTES_PER_ELEMENT, FullAttention
-from kvlease.units import BYTES_MAX, checked_count, parse_bytes, show_bytes
+from kvlease.spec import (
+    BYTES_PER_ELEMENT,
+    KINDS,
+    MLA,
+    QUANTISATIONS,
+    EncoderOnly,
+    FullAttention,
+    LayerSpec,
+    RetainedWindow,
+    RingState,
+    SinkAttention,
+    SlidingWindow,
+    SlidingWindowMLA,
+    StateSpace,
+    spec_from_fields,
+    spec_to_fields,
+)
+
+HEADS = {"name": "0", "num_kv_heads": 2, "head_size": 32, "dtype": "float16"}
+EXTRA: dict[str, dict[str, Any]] = {
+    "sliding_window": {"window_tokens": 128},
+    "chunked_local": {"chunk_tokens": 64},
+    "sliding_window_mla": {"window_tokens": 128},
+    "sink_attention": {"sink_tokens": 4},
+    "retained_window": {"retained_window_tokens": 8},
+}
 
 
-def layer(**changes: object) -> FullAttention:
-    """Return a valid layer with some fields changed."""
-    fields = {"name": "0", "num_kv_heads": 2, "head_size": 32, "dtype": "float16"} | changes
-    return FullAttention(**fields)  # type: ignore[arg-type]  # tests pass wrong values on purpose
+def layer(kind: str = "full_attention", **changes: Any) -> LayerSpec:
+    """Return a valid layer of a kind with some fields changed; its block covers 16 tokens."""
+    if kind == "state_space":
+        fields: dict[str, Any] = {"name": "0", "shapes": ((3, 4),), "dtypes": ("float32",)}
+    else:
+        fields = HEADS | EXTRA.get(kind, {})
+    return KINDS[kind](**({"tokens_per_block": 16} | fields | changes))
 
 
-def test_bytes_per_token_counts_k_and_v() -> None:
-    """A token takes heads * (head_size + head_size_v) elements; V is as K where nothing else is said."""
-    assert layer().bytes_per_token == 2 * (32 + 32) * 2
-    assert layer(head_size_v=16).bytes_per_token == 2 * (32 + 16) * 2
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_laid_out(kind: str) -> None:
+    """A plain layer of every kind passes its own check, and its page holds its content."""
+    spec = layer(kind)
+
+    spec.check()
+
+    assert spec.bytes_per_page >= spec.content_bytes_per_page > 0
+    assert spec.explicit(8) == spec.explicit(8).explicit(4)
 
 
-@pytest.mark.parametrize("head_size_v", [0, 16, 32])
-def test_explicit_layer_means_the_same(head_size_v: int) -> None:
-    """Writing a default out changes no number, and doing it twice changes nothing."""
-    spec = layer(head_size_v=head_size_v)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fields_say_all_of_a_spec(kind: str) -> None:
+    """A spec that went through its named fields is the same, its name included."""
+    spec = layer(kind, backend="B")
 
-    assert spec.explicit().bytes_per_token == spec.bytes_per_token
-    assert spec.explicit().explicit() == spec.explicit()
-    assert spec.explicit().head_size_v > 0
+    again = spec_from_fields(spec_to_fields(spec))
+
+    assert (again, again.name, again.backend) == (spec, spec.name, spec.backend)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_do_not_tell_layers_apart(kind: str) -> None:
+    """Two layers that keep the same are equal under different names, and differ where they keep different bytes."""
+    assert layer(kind) == layer(kind, name="other")
+    assert hash(layer(kind)) == hash(layer(kind, name="other"))
+    assert layer(kind) != layer(kind, tokens_per_block=32)
+
+
+def test_open_block_takes_the_plans() -> None:
+    """A layer without a block of its own takes the plan's; one that has one keeps it."""
+    assert layer(tokens_per_block=None).explicit(64).block_tokens == 64
+    assert layer().explicit(64).block_tokens == 16
+    assert layer("state_space", tokens_per_block=None).explicit(64).block_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "slots", "bytes_per_state"),
+    [
+        ("none", 2, 128),
+        ("fp8_per_tensor", 2, 128),
+        ("int8_per_token_head", 2, 136),
+        ("int4_per_token_head", 2, 40),
+        ("nvfp4", 4, 18),
+    ],
+)
+def test_quantisation_decides_the_bytes_of_a_state(
+    quantisation: str, slots: int, bytes_per_state: int
+) -> None:
+    """A page has head_slots * states * bytes per state, and both ends of that product follow the quantisation."""
+    spec = layer(quantisation=quantisation)
+
+    assert (spec.head_slots, spec.bytes_per_state) == (slots, bytes_per_state)
+    assert spec.bytes_per_page == slots * 16 * bytes_per_state
+
+
+def test_backend_packs_a_state_as_it_says() -> None:
+    """Bytes and head slots that a backend gives stand above what the dtype would give."""
+    spec = layer(bytes_per_state_packed=10, num_head_slots=3)
+
+    assert (spec.head_slots, spec.bytes_per_state) == (3, 10)
+
+
+@pytest.mark.parametrize(("head_size_v", "bytes_per_state"), [(None, 128), (16, 96), (0, 64)])
+def test_v_is_as_k_where_nothing_is_said(head_size_v: int | None, bytes_per_state: int) -> None:
+    """V has K's head where nothing is said, its own where it has one, and none where that is 0."""
+    assert layer(head_size_v=head_size_v).bytes_per_state == bytes_per_state
+
+
+def test_compressed_layer_counts_states() -> None:
+    """A block of 256 tokens at 128 tokens a state keeps two states; its page is padded to the kernels' multiple."""
+    spec = MLA(
+        name="0",
+        head_size=512,
+        dtype="uint8",
+        bytes_per_state_packed=584,
+        tokens_per_block=256,
+        tokens_per_state=128,
+        page_multiple_bytes=576,
+    )
+
+    assert (spec.states_per_block, spec.content_bytes_per_page) == (2, 1168)
+    assert spec.bytes_per_page == 1728
+
+
+def test_several_states_of_a_token_are_counted() -> None:
+    """A token that stands for four positions has four states."""
+    assert layer("sliding_window", states_per_token=4).states_per_block == 64
+
+
+def test_padding_of_an_aligned_page_stands_where_alignment_changes_nothing() -> None:
+    """A page whose content is aligned already keeps the padding that it was given."""
+    fields = {"name": "0", "head_size": 64, "dtype": "float16", "tokens_per_block": 4}
+
+    assert MLA(**fields, page_multiple_bytes=512).bytes_per_page == 512
+    assert MLA(**fields, page_multiple_bytes=512, bytes_per_page_padded=640).bytes_per_page == 640
+
+
+def test_state_space_adds_up_its_tensors() -> None:
+    """A state's bytes are the sum over its tensors; it is one state of one head whatever the block."""
+    spec = StateSpace(
+        name="0", shapes=((3, 4), (2,)), dtypes=("float32", "bfloat16"), tokens_per_block=99
+    )
+
+    assert (spec.bytes_per_page, spec.states_per_block, spec.bytes_per_element) == (52, 1, 1)
+    assert not spec.is_context_sharded
+
+
+@pytest.mark.parametrize(
+    ("changes", "multiple"),
+    [
+        ({}, 1),
+        ({"block_stride_multiple_bytes": 100}, 100),
+        ({"block_stride_multiple_tokens": 64}, 1),
+        ({"block_stride_multiple_tokens": 24}, 2048),
+    ],
+)
+def test_blocks_lie_a_multiple_apart(changes: dict[str, int], multiple: int) -> None:
+    """The stride's multiple is given in bytes, or as the page of the tokens that it shares with the block."""
+    spec = layer(**changes)
+
+    assert spec.block_stride_multiple == multiple
+    assert spec.padded_bytes_per_page % multiple == 0
+
+
+def test_rings_and_replayed_windows_are_not_cached() -> None:
+    """What is overwritten or computed anew after a hit is of no use to another request."""
+    window = {"name": "0", "head_size": 8, "dtype": "uint8", "window_tokens": 8}
+
+    assert not layer("ring_state").is_prefix_cacheable
+    assert not RingState.has_token_slots
+    assert SlidingWindowMLA(**window).is_prefix_cacheable
+    assert not SlidingWindowMLA(**window, is_replayed=True).is_prefix_cacheable
 
 
 @pytest.mark.parametrize("dtype", BYTES_PER_ELEMENT)
-def test_known_dtypes_pass(dtype: str) -> None:
-    """Every dtype of the table can be laid out."""
-    layer(dtype=dtype).check()
+@pytest.mark.parametrize("quantisation", QUANTISATIONS)
+def test_known_types_pass(dtype: str, quantisation: str) -> None:
+    """Every dtype and every quantisation of the tables can be laid out."""
+    layer(dtype=dtype, quantisation=quantisation).check()
 
 
 @pytest.mark.parametrize(
@@ -50,6 +197,11 @@ def test_known_dtypes_pass(dtype: str) -> None:
         pytest.param("head_size_v", -1, id="negative V head"),
         pytest.param("head_size", 1.5, id="half an element"),
         pytest.param("dtype", "int7", id="unknown dtype"),
+        pytest.param("quantisation", "half", id="unknown quantisation"),
+        pytest.param("tokens_per_state", 0, id="no tokens per state"),
+        pytest.param("block_stride_multiple_bytes", 0, id="no stride"),
+        pytest.param("block_stride_multiple_tokens", -1, id="negative stride"),
+        pytest.param("bytes_per_page_padded", 100, id="padding below the content"),
     ],
 )
 def test_malformed_layer_is_refused_by_name(field: str, value: object) -> None:
@@ -60,46 +212,89 @@ def test_malformed_layer_is_refused_by_name(field: str, value: object) -> None:
     assert refusal.value.resource == field
 
 
-def test_count_out_of_range_carries_both_numbers() -> None:
-    """A refused count says what it was and what there can be; what int64 cannot carry is left out."""
-    with pytest.raises(InvalidError) as refusal:
-        checked_count("blocks", 9, most=8)
-    with pytest.raises(InvalidError) as beyond:
-        checked_count("blocks", 2**70, most=8)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("full_attention", {"tokens_per_block": 0}),
+        ("full_attention", {"window_tokens": 0}),
+        ("full_attention", {"tensor_shards_max": 0}),
+        (
+            "full_attention",
+            {"block_stride_multiple_bytes": 8, "block_stride_multiple_tokens": 8},
+        ),
+        ("full_attention", {"tokens_per_state": 2, "states_per_token": 2}),
+        ("mla", {"tokens_per_state": 32}),
+        ("mla", {"page_multiple_bytes": 0}),
+        ("sliding_window", {"window_tokens": 0}),
+        ("sliding_window_mla", {"retained_tokens": -1}),
+        ("chunked_local", {"chunk_tokens": 0}),
+        ("sink_attention", {"sink_tokens": 0}),
+        ("retained_window", {"retained_window_tokens": 0}),
+        ("state_space", {"shapes": (), "dtypes": ()}),
+        ("state_space", {"dtypes": ()}),
+        ("state_space", {"shapes": ((),)}),
+        ("state_space", {"shapes": ((0,),)}),
+        ("state_space", {"dtypes": ("int7",)}),
+        ("state_space", {"num_checkpoint_blocks": -1}),
+        ("state_space", {"bytes_per_page_padded": 8}),
+    ],
+)
+def test_contradiction_is_refused(kind: str, changes: dict[str, Any]) -> None:
+    """Fields out of range, or that contradict each other, are refused for every kind."""
+    with pytest.raises(InvalidError):
+        layer(kind, **changes).check()
 
-    assert (refusal.value.need, refusal.value.limit) == (9, 8)
-    assert beyond.value.need is None
+
+def test_block_without_a_state_is_refused_with_the_remedy() -> None:
+    """A block shorter than one compressed state could keep nothing; the refusal names both numbers and the multiple."""
+    with pytest.raises(InvalidError) as refusal:
+        layer("mla", tokens_per_block=96, tokens_per_state=128).check()
+
+    assert (refusal.value.need, refusal.value.available) == (128, 96)
+    assert refusal.value.rule == "block_without_states"
+    assert "multiple of 128" in refusal.value.message
+
+
+def test_open_block_is_checked_once_it_is_known() -> None:
+    """What depends on the block is not refused before the block is known."""
+    open_block = layer("mla", tokens_per_block=None, tokens_per_state=128)
+
+    open_block.check()
+    with pytest.raises(InvalidError):
+        open_block.explicit(96).check()
 
 
 @pytest.mark.parametrize(
-    ("written", "num_bytes"),
+    ("fields", "rule"),
     [
-        ("4096", 4096),
-        ("1B", 1),
-        ("8GiB", 8 * 2**30),
-        ("1.5 GiB", 3 * 2**29),
-        ("500MB", 500 * 10**6),
-        (" 2kib ", 2048),
-        ("0.5TiB", 2**39),
+        ({"kind": "imaginary", "name": "0"}, "unknown_kind"),
+        ({"kind": "full_attention"} | HEADS | {"chunks": 2}, "unknown_field"),
+        ({"kind": "full_attention", "name": "0"}, "missing_field"),
     ],
 )
-def test_bytes_are_read_as_people_write_them(written: str, num_bytes: int) -> None:
-    """Binary and decimal units, fractions and spaces mean what they say."""
-    assert parse_bytes(written) == num_bytes
+def test_fields_that_describe_no_spec_are_refused(fields: dict[str, Any], rule: str) -> None:
+    """An unknown kind, a field that the kind does not have and one that it needs are each named."""
+    with pytest.raises(InvalidError) as refusal:
+        spec_from_fields(fields)
+
+    assert refusal.value.rule == rule
 
 
-@pytest.mark.parametrize("written", ["", "GiB", "-1", "1.1B", "8 gigs", "1e9", "9999999TiB", "٣"])
-def test_unclear_bytes_are_refused(written: str) -> None:
-    """What is not a whole, possible number of bytes is refused, never guessed."""
-    with pytest.raises(InvalidError):
-        parse_bytes(written)
+def test_families_keep_what_they_say() -> None:
+    """Kinds that keep every token say so; windows, states and encoders do not."""
+    keeping = {kind for kind, spec in KINDS.items() if spec.keeps_all}
+
+    assert keeping == {
+        spec.kind for spec in (FullAttention, MLA, SinkAttention, RetainedWindow)
+    } | {"hidden_state"}
+    assert not SlidingWindow.keeps_all
+    assert not EncoderOnly.keeps_all
 
 
-@given(st.integers(0, BYTES_MAX))
-def test_shown_bytes_never_promise_more(num_bytes: int) -> None:
-    """Bytes as shown are never more than there are, and short by less than a hundredth of the unit."""
-    number, unit = show_bytes(num_bytes).split()
-    hundredths = int(number.replace(".", "")) if "." in number else int(number) * 100
-    unit_bytes = parse_bytes(f"1{unit}")
+def test_none_that_is_no_default_can_be_said() -> None:
+    """Latent attention with a V of its own, or that every rank may split, survives its named fields, too."""
+    spec = layer("mla", head_size_v=None, tensor_shards_max=None)
 
-    assert 0 <= num_bytes * 100 - hundredths * unit_bytes < unit_bytes
+    again = spec_from_fields(spec_to_fields(spec))
+
+    assert again.explicit(16) == spec.explicit(16)

@@ -1,0 +1,257 @@
+"""Own the kinds of attention that keep K and V of single tokens."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Self
+
+from kvlease.errors import InvalidError
+from kvlease.geometry import floor_div
+from kvlease.spec.elements import QUANTISATIONS, bytes_of, head_slots_of, packed_bytes_per_state
+from kvlease.spec.layer import LayerSpec
+from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
+
+_HEADS_MAX: Final = 2**16
+_HEAD_SIZE_MAX: Final = 2**20
+_STATES_PER_TOKEN_MAX: Final = 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec(LayerSpec):
+    """What all layers of attention have: heads, and states of them."""
+
+    num_kv_heads: int
+    """Heads after any tensor parallel split."""
+    head_size: int
+    """Elements of one K head."""
+    head_size_v: int | None = None
+    """Elements of one V head; None means `head_size`, 0 that there is no V."""
+    dtype: str
+    """Element type of the pages."""
+    quantisation: str = "none"
+    """How K and V are packed into `dtype`."""
+    num_head_slots: int | None = None
+    """Heads that a page has room for; None: what the quantisation needs for `num_kv_heads`."""
+    bytes_per_state_packed: int | None = None
+    """Bytes of one head's entry where the backend packs it its own way; None: by head sizes, dtype, quantisation."""
+    tokens_per_state: int = 1
+    """Tokens that are compressed into one entry."""
+    states_per_token: int = 1
+    """Entries that one token has, where one token stands for several positions of an encoder."""
+    tensor_shards_max: int | None = None
+    """Tensor parallel ranks that can keep different heads; None: all. Further ranks keep copies."""
+    is_context_sharded: bool = True
+    """Whether context parallel ranks keep different tokens."""
+
+    @property
+    def head_slots(self) -> int:
+        """num_head_slots, else what the quantisation needs."""
+        return self.num_head_slots or head_slots_of(self.quantisation, self.num_kv_heads)
+
+    @property
+    def states_per_block(self) -> int:
+        """floor(tokens_per_block / tokens_per_state), or tokens_per_block * states_per_token."""
+        return floor_div(self.block_tokens, self.tokens_per_state) * self.states_per_token
+
+    @property
+    def bytes_per_state(self) -> int:
+        """bytes_per_state_packed, else what head sizes, dtype and quantisation give."""
+        if self.bytes_per_state_packed is not None:
+            return self.bytes_per_state_packed
+        return packed_bytes_per_state(
+            self.quantisation, self.head_size, self.value_head_size, self.bytes_per_element
+        )
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Bytes of one element of `dtype`."""
+        return bytes_of(self.dtype)
+
+    @property
+    def value_head_size(self) -> int:
+        """Elements of one V head."""
+        return self.head_size if self.head_size_v is None else self.head_size_v
+
+    def explicit(self, tokens_per_block: int) -> Self:
+        """Return the same layer with nothing left to a default."""
+        return replace(
+            self,
+            tokens_per_block=self.tokens_per_block or tokens_per_block,
+            head_size_v=self.value_head_size,
+        )
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(AttentionSpec, self).check()
+        checked_count("num_kv_heads", self.num_kv_heads, least=1, most=_HEADS_MAX)
+        checked_count("head_size", self.head_size, least=1, most=_HEAD_SIZE_MAX)
+        checked_count("head_size_v", self.value_head_size, most=_HEAD_SIZE_MAX)
+        checked_count("tokens_per_state", self.tokens_per_state, least=1, most=TOKENS_MAX)
+        checked_count(
+            "states_per_token", self.states_per_token, least=1, most=_STATES_PER_TOKEN_MAX
+        )
+        bytes_of(self.dtype)
+        if self.quantisation not in QUANTISATIONS:
+            message = (
+                f"quantisation {self.quantisation[:40]!r} is not one of {', '.join(QUANTISATIONS)}"
+            )
+            raise InvalidError(message, resource="quantisation", rule="unknown_quantisation")
+        self._check_optional("num_head_slots", _HEADS_MAX)
+        self._check_optional("bytes_per_state_packed", BYTES_MAX)
+        self._check_optional("tensor_shards_max", _HEADS_MAX)
+        self._check_states()
+
+    def _check_states(self) -> None:
+        """Refuse compression that leaves a block without a state, and padding below the content."""
+        if self.tokens_per_state > 1 and self.states_per_token > 1:
+            message = f"layer {self.name!r} gives tokens_per_state and states_per_token above 1; only one can be"
+            raise InvalidError(message, resource="tokens_per_state")
+        if self.tokens_per_block is None:
+            return
+        if self.tokens_per_block < self.tokens_per_state:
+            message = (
+                f"layer {self.name!r} keeps one state of {self.tokens_per_state} tokens, but a block covers "
+                f"{self.tokens_per_block}; let tokens_per_block be a multiple of {self.tokens_per_state}"
+            )
+            raise InvalidError(
+                message,
+                resource="tokens_per_block",
+                rule="block_without_states",
+                need=self.tokens_per_state,
+                available=self.tokens_per_block,
+            )
+        padded = self.bytes_per_page_padded
+        if padded is not None and padded < self.content_bytes_per_page:
+            message = (
+                f"bytes_per_page_padded of layer {self.name!r} is {padded}, its content takes "
+                f"{self.content_bytes_per_page} bytes; pad to at least that, or leave it out"
+            )
+            raise InvalidError(
+                message,
+                resource="bytes_per_page_padded",
+                rule="padding_below_content",
+                need=self.content_bytes_per_page,
+                available=padded,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullAttention(AttentionSpec):
+    """A layer that keeps K and V of every token of a request."""
+
+    kind: ClassVar[str] = "full_attention"
+    keeps_all: ClassVar[bool] = True
+
+    window_tokens: int | None = None
+    """The window that attention looks at, although all tokens are kept; None: all."""
+    chunk_tokens: int | None = None
+    """The chunk that attention looks at, although all tokens are kept; None: all."""
+    is_causal: bool = True
+    """Whether a token sees only what came before it."""
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(FullAttention, self).check()
+        self._check_optional("window_tokens", TOKENS_MAX)
+        self._check_optional("chunk_tokens", TOKENS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkAttention(FullAttention):
+    """Full attention with learnt first entries that every request attends to."""
+
+    kind: ClassVar[str] = "sink_attention"
+
+    sink_tokens: int
+    """Entries that every request attends to."""
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(SinkAttention, self).check()
+        checked_count("sink_tokens", self.sink_tokens, least=1, most=TOKENS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedWindow(FullAttention):
+    """Attention over a window whose older tokens are kept all the same."""
+
+    kind: ClassVar[str] = "retained_window"
+
+    retained_window_tokens: int
+    """The window that attention looks at."""
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(RetainedWindow, self).check()
+        checked_count(
+            "retained_window_tokens", self.retained_window_tokens, least=1, most=TOKENS_MAX
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindow(AttentionSpec):
+    """A layer that keeps the last tokens only; blocks before the window are given back while a request runs."""
+
+    kind: ClassVar[str] = "sliding_window"
+
+    window_tokens: int
+    """Tokens that attention looks at, the newest included."""
+    retained_tokens: int = 0
+    """Tokens before the window that must stay, for speculative tokens that are taken back."""
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(SlidingWindow, self).check()
+        checked_count("window_tokens", self.window_tokens, least=1, most=TOKENS_MAX)
+        checked_count("retained_tokens", self.retained_tokens, most=TOKENS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedLocal(AttentionSpec):
+    """A layer that keeps the tokens of the newest chunk only."""
+
+    kind: ClassVar[str] = "chunked_local"
+
+    chunk_tokens: int
+    """Tokens of a chunk."""
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(ChunkedLocal, self).check()
+        checked_count("chunk_tokens", self.chunk_tokens, least=1, most=TOKENS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttention(AttentionSpec):
+    """A decoder's layer that keeps K and V of the encoder's output, written once."""
+
+    kind: ClassVar[str] = "cross_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOnly(AttentionSpec):
+    """A layer that keeps nothing between steps; it has a geometry, but no place in a plan."""
+
+    kind: ClassVar[str] = "encoder_only"

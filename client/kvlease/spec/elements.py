@@ -1,0 +1,77 @@
+"""Own the element types of a cache and the ways to quantise it, with the bytes that they take."""
+
+from typing import Final
+
+from kvlease.errors import InvalidError
+from kvlease.geometry import floor_div
+
+BYTES_PER_ELEMENT: Final = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""Every element type of a cache, with its bytes."""
+
+QUANTISATIONS: Final = (
+    "none",
+    "fp8_per_tensor",
+    "int8_per_tensor",
+    "fp8_per_token_head",
+    "int8_per_token_head",
+    "int4_per_token_head",
+    "nvfp4",
+    "nvfp4_ds_mla",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+    "ultraquant_4bit",
+)
+"""Every way to quantise K and V.
+
+Per token and head means that each head of each token brings its own scales. The last five pack a state in a way of the
+backend's own, so that their layers say its bytes.
+"""
+
+_SCALE_BYTES: Final = 8
+"""Bytes of the scales of K and V that a head of a token brings along: two float32."""
+_NVFP4_ELEMENTS_PER_SCALE: Final = 16
+
+
+def bytes_of(dtype: str) -> int:
+    """Return the bytes of one element.
+
+    Raises:
+        InvalidError: the type is unknown.
+    """
+    if dtype not in BYTES_PER_ELEMENT:
+        message = f"dtype {dtype[:40]!r} is not one of {', '.join(BYTES_PER_ELEMENT)}"
+        raise InvalidError(message, resource="dtype", rule="unknown_dtype")
+    return BYTES_PER_ELEMENT[dtype]
+
+
+def packed_bytes_per_state(
+    quantisation: str, head_size: int, head_size_v: int, bytes_per_element: int
+) -> int:
+    """Return the bytes that one head keeps of one token's K and V.
+
+    per token and head: (head_size + head_size_v) * bytes_per_element + 8
+    int4:               head_size // 2 + head_size_v // 2 + 8
+    nvfp4:              head_size // 2 + head_size // 16, with K and V in head slots of their own
+    else:               (head_size + head_size_v) * bytes_per_element
+    """
+    if quantisation == "nvfp4":
+        return floor_div(head_size, 2) + floor_div(head_size, _NVFP4_ELEMENTS_PER_SCALE)
+    if quantisation == "int4_per_token_head":
+        return floor_div(head_size, 2) + floor_div(head_size_v, 2) + _SCALE_BYTES
+    plain = (head_size + head_size_v) * bytes_per_element
+    return plain + _SCALE_BYTES if quantisation.endswith("per_token_head") else plain
+
+
+def head_slots_of(quantisation: str, num_kv_heads: int) -> int:
+    """Return the head slots of a page: nvfp4 keeps K and V in slots of their own."""
+    return 2 * num_kv_heads if quantisation == "nvfp4" else num_kv_heads

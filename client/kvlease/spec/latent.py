@@ -1,0 +1,104 @@
+"""Own the kinds of layer that keep one latent vector of a token in place of K and V."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlease.geometry import round_up
+from kvlease.spec.attention import AttentionSpec, FullAttention
+from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLA(FullAttention):
+    """Multi-head latent attention that keeps every token, or, with tokens_per_state above 1, compressed states."""
+
+    kind: ClassVar[str] = "mla"
+    is_latent: ClassVar[bool] = True
+
+    num_kv_heads: int = 1
+    head_size_v: int | None = 0
+    tensor_shards_max: int | None = 1
+    packed_format: str = ""
+    """The backend's name for how a state is packed, such as fp8_ds_mla; empty: plainly."""
+    page_multiple_bytes: int | None = None
+    """A page is padded to a multiple of this."""
+    model_version: str = ""
+    """The family whose kernels read the pages, where kernels of another family could not."""
+    role: str = "sparse"
+    """What the states are for: "sparse" attention or its "indexer"."""
+    leads_index_group: bool = False
+    """Whether the layers that follow reuse this layer's selection of tokens."""
+    decodes_several_tokens: bool = False
+    """Whether speculative decoding reads several new tokens at once without a causal mask."""
+
+    @property
+    def bytes_per_page(self) -> int:
+        """The content rounded up to page_multiple_bytes; where that changes nothing, the padding given."""
+        return _aligned_page(self, self.page_multiple_bytes)
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(MLA, self).check()
+        self._check_optional("page_multiple_bytes", BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenState(MLA):
+    """A layer's hidden states of every token, kept for a reader outside of the model."""
+
+    kind: ClassVar[str] = "hidden_state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowMLA(AttentionSpec):
+    """Latent attention, or the state of its compressor, that keeps the last tokens only."""
+
+    kind: ClassVar[str] = "sliding_window_mla"
+    is_latent: ClassVar[bool] = True
+
+    num_kv_heads: int = 1
+    head_size_v: int | None = 0
+    tensor_shards_max: int | None = 1
+    window_tokens: int
+    """Tokens that attention looks at, the newest included."""
+    retained_tokens: int = 0
+    """Tokens before the window that must stay, for speculative tokens that are taken back."""
+    packed_format: str = ""
+    """The backend's name for how a state is packed; empty: plainly."""
+    page_multiple_bytes: int | None = None
+    """A page is padded to a multiple of this."""
+    model_version: str = ""
+    """The family whose kernels read the pages."""
+    is_replayed: bool = False
+    """Whether the window is computed anew after a prefix hit; then it is not cached."""
+
+    @property
+    def is_prefix_cacheable(self) -> bool:  # type: ignore[override]  # decided by the instance
+        """Not where the window is replayed."""
+        return not self.is_replayed
+
+    @property
+    def bytes_per_page(self) -> int:
+        """The content rounded up to page_multiple_bytes; where that changes nothing, the padding given."""
+        return _aligned_page(self, self.page_multiple_bytes)
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(SlidingWindowMLA, self).check()
+        checked_count("window_tokens", self.window_tokens, least=1, most=TOKENS_MAX)
+        checked_count("retained_tokens", self.retained_tokens, most=TOKENS_MAX)
+        self._check_optional("page_multiple_bytes", BYTES_MAX)
+
+
+def _aligned_page(spec: AttentionSpec, multiple_bytes: int | None) -> int:
+    content = spec.content_bytes_per_page
+    aligned = round_up(content, multiple_bytes or 1)
+    return aligned if aligned != content else spec.bytes_per_page_padded or content

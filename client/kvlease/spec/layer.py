@@ -1,0 +1,141 @@
+"""Own what every kind of layer has in common: a name, a block, a page and how pages are spaced."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import ClassVar, Final, Self
+
+from kvlease.errors import InvalidError
+from kvlease.geometry import round_up
+from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
+
+_NAME_CHARACTERS_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec(ABC):
+    """What one layer keeps; two specs are equal when they keep the same, whatever the layers' names."""
+
+    kind: ClassVar[str]
+    """The kind's name on the wire."""
+    keeps_all: ClassVar[bool] = False
+    """Whether the layer keeps every token of a request until the request ends."""
+    is_latent: ClassVar[bool] = False
+    """Whether one latent vector stands for K and V of all heads (multi-head latent attention)."""
+    is_prefix_cacheable: ClassVar[bool] = True
+    """Whether another request with the same prefix may use what was kept."""
+    has_token_slots: ClassVar[bool] = True
+    """Whether each token is written to a slot of its own."""
+
+    name: str = field(compare=False)
+    """Unique in its model."""
+    backend: str = field(default="", compare=False)
+    """The attention backend that reads the pages; it decides which kernel blocks there may be. Empty: any."""
+    tokens_per_block: int | None = None
+    """Tokens that one block covers; None takes the plan's."""
+    bytes_per_page_padded: int | None = None
+    """Bytes of a page where it must be larger than its content; None: as large as the content."""
+    block_stride_multiple_bytes: int | None = None
+    """Pages of neighbouring blocks start a multiple of this apart; None: anywhere."""
+    block_stride_multiple_tokens: int | None = None
+    """The same, as the page of so many tokens; at most one of both is given."""
+
+    @property
+    def is_context_sharded(self) -> bool:
+        """Whether context parallel ranks keep different tokens."""
+        return False
+
+    @property
+    @abstractmethod
+    def head_slots(self) -> int:
+        """Heads that a page has room for."""
+
+    @property
+    @abstractmethod
+    def states_per_block(self) -> int:
+        """Entries that a head keeps of one block; a token's K and V are one."""
+
+    @property
+    @abstractmethod
+    def bytes_per_state(self) -> int:
+        """Bytes of one entry of one head."""
+
+    @property
+    @abstractmethod
+    def bytes_per_element(self) -> int:
+        """Bytes of one element of a view."""
+
+    @property
+    def content_bytes_per_page(self) -> int:
+        """head_slots * states_per_block * bytes_per_state."""
+        return self.head_slots * self.states_per_block * self.bytes_per_state
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of the layer's part of one block, padding included."""
+        return self.bytes_per_page_padded or self.content_bytes_per_page
+
+    @property
+    def block_stride_multiple(self) -> int:
+        """Bytes that the distance of neighbouring blocks' pages is a multiple of."""
+        if self.block_stride_multiple_bytes is not None:
+            return self.block_stride_multiple_bytes
+        if self.block_stride_multiple_tokens is None:
+            return 1
+        tokens = gcd(self.block_stride_multiple_tokens, self.block_tokens)
+        if tokens == self.block_tokens:
+            return 1
+        return replace(self, tokens_per_block=tokens).bytes_per_page
+
+    @property
+    def padded_bytes_per_page(self) -> int:
+        """round_up(bytes_per_page, block_stride_multiple): the stride of blocks where layers are outermost."""
+        return round_up(self.bytes_per_page, self.block_stride_multiple)
+
+    @property
+    def block_tokens(self) -> int:
+        """tokens_per_block, which is known once the planner took the spec in."""
+        assert self.tokens_per_block is not None, "tokens_per_block is still open"
+        return self.tokens_per_block
+
+    def explicit(self, tokens_per_block: int) -> Self:
+        """Return the same layer with nothing left to a default; `tokens_per_block` where it has no block."""
+        return replace(self, tokens_per_block=self.tokens_per_block or tokens_per_block)
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        if not 0 < len(self.name) <= _NAME_CHARACTERS_MAX or not self.name.isprintable():
+            message = f"a layer's name must be 1 to {_NAME_CHARACTERS_MAX} printable characters"
+            raise InvalidError(
+                message, resource="name", need=len(self.name), limit=_NAME_CHARACTERS_MAX
+            )
+        self._check_optional("tokens_per_block", TOKENS_MAX)
+        self._check_optional("bytes_per_page_padded", BYTES_MAX)
+        self._check_stride()
+
+    def _check_stride(self) -> None:
+        in_bytes, in_tokens = self.block_stride_multiple_bytes, self.block_stride_multiple_tokens
+        if in_bytes is not None and in_tokens is not None:
+            message = f"layer {self.name!r} gives its block stride's multiple in bytes and in tokens; give one"
+            raise InvalidError(message, resource="block_stride_multiple_bytes")
+        for name, value in (
+            ("block_stride_multiple_bytes", in_bytes),
+            ("block_stride_multiple_tokens", in_tokens),
+        ):
+            if value is not None and value <= 0:
+                message = (
+                    f"{name} of layer {self.name!r} is {value}; it must be positive, or left out"
+                )
+                raise InvalidError(
+                    message, resource=name, rule="block_stride_multiple_not_positive", need=value
+                )
+
+    def _check_optional(self, name: str, most: int) -> None:
+        """Refuse a field that is given and not from 1 to `most`."""
+        value = getattr(self, name)
+        if value is not None:
+            checked_count(f"{name} of layer {self.name!r}", value, least=1, most=most)

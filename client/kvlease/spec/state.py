@@ -1,0 +1,102 @@
+"""Own the kinds of layer that keep a state of fixed bytes per request, however long the request is."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Final
+
+from kvlease.errors import InvalidError
+from kvlease.spec.attention import AttentionSpec
+from kvlease.spec.elements import bytes_of
+from kvlease.spec.layer import LayerSpec
+from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
+
+_STATES_MAX: Final = 16
+_DIMENSIONS_MAX: Final = 8
+_EXTRA_BLOCKS_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace(LayerSpec):
+    """A recurrent layer (Mamba, gated delta net, short convolution, linear attention): a page is a state."""
+
+    kind: ClassVar[str] = "state_space"
+
+    shapes: tuple[tuple[int, ...], ...]
+    """The tensors of a state, after any tensor parallel split."""
+    dtypes: tuple[str, ...]
+    """Their element types."""
+    num_speculative_blocks: int = 0
+    """States beside the current one, for speculative tokens that may be taken back."""
+    num_checkpoint_blocks: int = 0
+    """States beside the current one, for checkpoints while a prompt is computed."""
+    checkpoint_multiple_tokens: int | None = None
+    """Checkpoints lie at multiples of this; None: at block boundaries."""
+    is_replicated: bool = False
+    """Whether all tensor parallel ranks keep the same state."""
+
+    @property
+    def head_slots(self) -> int:
+        """One: a state has no heads."""
+        return 1
+
+    @property
+    def states_per_block(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def bytes_per_state(self) -> int:
+        """The sum over tensors of prod(shape) * bytes_per_element."""
+        return sum(
+            prod(shape) * bytes_of(dtype)
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    @property
+    def bytes_per_element(self) -> int:
+        """One: views of states are of bytes, because their tensors may be of different types."""
+        return 1
+
+    def check(self) -> None:
+        """Refuse a layer that cannot be laid out.
+
+        Raises:
+            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+        """
+        super(StateSpace, self).check()
+        checked_count("shapes", len(self.shapes), least=1, most=_STATES_MAX)
+        if len(self.dtypes) != len(self.shapes):
+            message = f"layer {self.name!r} has {len(self.shapes)} shapes and {len(self.dtypes)} dtypes; give as many"
+            raise InvalidError(
+                message, resource="dtypes", need=len(self.shapes), available=len(self.dtypes)
+            )
+        for shape in self.shapes:
+            checked_count("dimensions of a shape", len(shape), least=1, most=_DIMENSIONS_MAX)
+            for extent in shape:
+                checked_count("an extent of a shape", extent, least=1, most=TOKENS_MAX)
+        checked_count("bytes of a state", self.bytes_per_state, least=1, most=BYTES_MAX)
+        checked_count("num_speculative_blocks", self.num_speculative_blocks, most=_EXTRA_BLOCKS_MAX)
+        checked_count("num_checkpoint_blocks", self.num_checkpoint_blocks, most=_EXTRA_BLOCKS_MAX)
+        self._check_optional("checkpoint_multiple_tokens", TOKENS_MAX)
+        padded = self.bytes_per_page_padded
+        if padded is not None and padded < self.bytes_per_state:
+            message = (
+                f"bytes_per_page_padded of layer {self.name!r} is {padded}, its state takes "
+                f"{self.bytes_per_state} bytes; pad to at least that, or leave it out"
+            )
+            raise InvalidError(
+                message,
+                resource="bytes_per_page_padded",
+                rule="padding_below_content",
+                need=self.bytes_per_state,
+                available=padded,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingState(AttentionSpec):
+    """A ring of the newest states in one block that is overwritten in place, such as a compressor's input."""
+
+    kind: ClassVar[str] = "ring_state"
+    is_prefix_cacheable: ClassVar[bool] = False
+    has_token_slots: ClassVar[bool] = False
