@@ -6,13 +6,15 @@ a restart must know of the lease, and its block ids.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError, UnknownLeaseError
-from kvlease.geometry import ALIGNMENT_BYTES, round_up
+from kvlease.geometry import ALIGNMENT_BYTES, exact_div, round_up
+from kvlease.units import BLOCKS_MAX
 
 Column = tuple[str, type[np.generic], int]
 """Name, element type and elements per entry of a column."""
@@ -141,14 +143,53 @@ class RowTable:
         return ids
 
 
+def table_width(num_blocks: int, tokens_per_block: int, token_alignment: int | None) -> int:
+    """Return the entries of a row for so many blocks: of whole stretches of `token_alignment` tokens, or as they are.
+
+    width = round_up(num_blocks, token_alignment / gcd(token_alignment, tokens_per_block))
+
+    Raises:
+        InvalidError: rule bad_token_alignment.
+    """
+    if token_alignment is None:
+        return num_blocks
+    if token_alignment <= 0:
+        message = f"token_alignment is {token_alignment}; it must be positive, or left out"
+        raise InvalidError(
+            message, resource="token_alignment", rule="bad_token_alignment", need=token_alignment
+        )
+    shared = gcd(token_alignment, tokens_per_block)
+    return round_up(num_blocks, exact_div(token_alignment, shared))
+
+
 def kernel_block_ids(
-    block_ids: NDArray[np.int32], kernel_blocks_per_block: int
+    block_ids: NDArray[np.int32] | Sequence[int],
+    kernel_blocks_per_block: int,
+    kernel_block_stride: int | None = None,
 ) -> NDArray[np.int32]:
-    """Return the ids as a kernel counts them: block b is kernel blocks b*n … b*n + n-1."""
-    if kernel_blocks_per_block == 1:
-        return block_ids
-    inner = np.arange(kernel_blocks_per_block, dtype=np.int32)
-    return (block_ids[:, None] * np.int32(kernel_blocks_per_block) + inner).reshape(-1)
+    """Return the ids as a kernel counts them, in the last axis: block b is b*m … b*m + n-1.
+
+    n = kernel_blocks_per_block, m = kernel_block_stride, which is n where no other pages lie between blocks.
+
+    Raises:
+        InvalidError: rule kernel_block_id_too_large: an id would not fit in the table's int32.
+    """
+    ids = np.asarray(block_ids, dtype=np.int32)
+    stride = kernel_block_stride or kernel_blocks_per_block
+    if stride == kernel_blocks_per_block == 1:
+        return ids
+    inner = np.arange(kernel_blocks_per_block, dtype=np.int64)
+    expanded = ids[..., None] * np.int64(stride) + inner
+    if expanded.size and int(expanded.max()) > BLOCKS_MAX:
+        message = f"block {ids.max()} has kernel block {expanded.max()}, above {BLOCKS_MAX}; have larger kernel blocks"
+        raise InvalidError(
+            message,
+            resource="block_ids",
+            rule="kernel_block_id_too_large",
+            need=int(expanded.max()),
+            limit=BLOCKS_MAX,
+        )
+    return expanded.reshape(*ids.shape[:-1], -1).astype(np.int32)
 
 
 def token_slots(

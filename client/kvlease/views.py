@@ -1,5 +1,6 @@
 """Own the way from a region and a plan to tensors: strided views, no copy; the one module here that imports torch."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -7,81 +8,152 @@ import torch
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
-from kvlease.geometry import exact_div, page_end_bytes
-from kvlease.plan import CachePlan, LayerPlacement
+from kvlease.geometry import exact_div, floor_div
+from kvlease.plan import CachePlan, GroupPlan, LayerPlacement, RankPlan
+from kvlease.spec import AttentionSpec, StateSpace
+from kvlease.strides import LayerView, packed_view_of, state_views, view_of
 
 _DTYPES: Final = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
     "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
 }
 
 
-def layer_views(
-    plan: CachePlan, device_region: memoryview | NDArray[np.uint8]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return K and V of every layer, in the plan's order, as views of the region.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTensors:
+    """The pages of one layer, in all blocks of its pool; writing to a tensor writes to the region."""
 
-    K is [num_blocks, num_kv_heads, tokens_per_block, head_size], V the same with head_size_v; block b of a view is
-    block b of the pool. The views keep the region's buffer alive.
+    name: str
+    states: torch.Tensor
+    """[blocks, head slots, states, elements of a state]; the bytes of a recurrent layer's state are one state."""
+    keys: torch.Tensor | None
+    """K, [blocks, heads, states, head_size], or all of a latent state; None where states are packed otherwise."""
+    values: torch.Tensor | None
+    """V, [blocks, heads, states, head_size_v]; None of latent layers, and where keys are."""
+    tensors: tuple[torch.Tensor, ...]
+    """Each [blocks, *shape]: the tensors of a recurrent layer's state; of other layers none."""
+
+
+def layer_views(
+    plan: CachePlan,
+    device_region: memoryview | NDArray[np.uint8],
+    rank: int = 0,
+    *,
+    kernel: bool = False,
+) -> list[LayerTensors]:
+    """Return the pages of every layer that a rank keeps, in the plan's order, as views of its region.
+
+    Block b of a tensor is block b of the pool; with `kernel`, kernel block b as the ids of
+    `kvlease.tables.kernel_block_ids` count them. The views keep the region's buffer alive.
 
     Raises:
-        InvalidError: the region is read-only, ends before the plan does, or starts off an element's boundary.
+        InvalidError: the region is read-only, ends before the plan does or starts off an element's boundary, or the
+            plan breaks a rule of `kvlease.strides.view_of`.
+    """
+    if not 0 <= rank < len(plan.ranks):
+        message = f"there is no rank {rank}; the plan is for {len(plan.ranks)}"
+        raise InvalidError(
+            message, resource="rank", rule="unknown_rank", need=rank, limit=len(plan.ranks)
+        )
+    ranked = plan.ranks[rank]
+    region = _writable(device_region, ranked.device_bytes)
+    if not ranked.layers:
+        return []
+    views = [
+        _view(plan.num_blocks, ranked, layer, plan.groups[layer.group] if kernel else None)
+        for layer in ranked.layers
+    ]
+    parts = [
+        state_views(layer, num_blocks=plan.num_blocks, region_bytes=ranked.device_bytes)
+        if isinstance(layer.spec, StateSpace)
+        else ()
+        for layer in ranked.layers
+    ]
+    # Every view is proven by now; only then is the first tensor made.
+    pool = torch.frombuffer(region, dtype=torch.uint8, count=ranked.device_bytes)
+    return [
+        _tensors(layer, _tensor(view, pool), tuple(_tensor(part, pool) for part in inner))
+        for layer, view, inner in zip(ranked.layers, views, parts, strict=True)
+    ]
+
+
+def _writable(device_region: memoryview | NDArray[np.uint8], need_bytes: int) -> memoryview:
+    """Return the region as bytes that can be written.
+
+    Raises:
+        InvalidError: it is read-only or too short.
     """
     buffer = device_region.data if isinstance(device_region, np.ndarray) else device_region
     region = memoryview(buffer).cast("B")
     if region.readonly:
         message = "the region is read-only; views of it could not be written"
         raise InvalidError(message, resource="device_region")
-    if len(region) < plan.device_bytes:
+    if len(region) < need_bytes:
+        message = f"the region holds {len(region)} bytes and the plan's device pool {need_bytes}"
+        raise InvalidError(
+            message,
+            resource="device_bytes",
+            rule="storage_out_of_bounds",
+            need=need_bytes,
+            available=len(region),
+        )
+    return region
+
+
+def _view(
+    num_blocks: int, rank: RankPlan, layer: LayerPlacement, group: GroupPlan | None
+) -> LayerView:
+    """Return the view of a layer, in the kernel blocks of its group if one is given."""
+    region_bytes = rank.device_bytes
+    if group is None or isinstance(layer.spec, StateSpace):
+        return view_of(layer, num_blocks=num_blocks, region_bytes=region_bytes)
+    kernel_tokens = group.kernel_tokens_per_block
+    if layer.block_stride_bytes == layer.spec.content_bytes_per_page:
+        return view_of(
+            layer, num_blocks=num_blocks, region_bytes=region_bytes, kernel_tokens=kernel_tokens
+        )
+    packed = packed_view_of(
+        layer, num_blocks=num_blocks, region_bytes=region_bytes, kernel_tokens=kernel_tokens
+    )
+    if packed.kernel_block_stride != group.kernel_block_stride:
         message = (
-            f"the region holds {len(region)} bytes and the plan's device pool {plan.device_bytes}"
+            f"blocks of layer {layer.name!r} are {packed.kernel_block_stride} kernel blocks apart, its group's table "
+            f"counts {group.kernel_block_stride}; views in kernel blocks need layers of equal pages"
         )
         raise InvalidError(
-            message, resource="device_bytes", need=plan.device_bytes, available=len(region)
+            message,
+            resource="kernel_block_stride",
+            rule="kernel_block_stride_differs",
+            need=packed.kernel_block_stride,
+            available=group.kernel_block_stride,
         )
-    for layer in plan.layers:
-        _check_bounds(plan, layer)
-    pool = torch.frombuffer(region, dtype=torch.uint8, count=plan.device_bytes)
-    return [_views_of(plan, layer, pool) for layer in plan.layers]
+    return packed.view
 
 
-def _check_bounds(plan: CachePlan, layer: LayerPlacement) -> None:
-    """Refuse a layer whose pages overlap the next block or end outside the pool, before a view of it is made."""
+def _tensor(view: LayerView, pool: torch.Tensor) -> torch.Tensor:
+    exact_div(pool.data_ptr(), view.bytes_per_element, what="the region's address")
+    whole_bytes = floor_div(len(pool), view.bytes_per_element) * view.bytes_per_element
+    elements = pool[:whole_bytes].view(_DTYPES[view.dtype])
+    return elements.as_strided(view.shape, view.strides, view.storage_offset)
+
+
+def _tensors(
+    layer: LayerPlacement, states: torch.Tensor, inner: tuple[torch.Tensor, ...]
+) -> LayerTensors:
+    keys = values = None
     spec = layer.spec
-    page_bytes = spec.bytes_per_token * plan.tokens_per_block
-    need = page_end_bytes(
-        num_blocks=plan.num_blocks,
-        bytes_per_block=plan.bytes_per_block,
-        offset_bytes=layer.offset_bytes,
-        page_bytes=page_bytes,
-    )
-    fits_block = layer.offset_bytes + page_bytes <= plan.bytes_per_block
-    if layer.bytes_per_page != page_bytes or not fits_block or need > plan.device_bytes:
-        message = (
-            f"layer {layer.name!r} needs {page_bytes} bytes at {layer.offset_bytes} of every block and {need} bytes "
-            f"in all; the plan gives its page {layer.bytes_per_page}, a block {plan.bytes_per_block} "
-            f"and the pool {plan.device_bytes}"
-        )
-        raise InvalidError(message, resource="device_bytes", need=need, available=plan.device_bytes)
+    if isinstance(spec, AttentionSpec) and _is_plain(spec):
+        keys = states[..., : spec.head_size]
+        values = states[..., spec.head_size :] if spec.value_head_size else None
+    return LayerTensors(name=layer.name, states=states, keys=keys, values=values, tensors=inner)
 
 
-def _views_of(
-    plan: CachePlan, layer: LayerPlacement, pool: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    spec = layer.spec
-    exact_div(pool.data_ptr(), spec.bytes_per_element, what="the region's address")
-    elements = pool.view(_DTYPES[spec.dtype])
-    block_stride = exact_div(plan.bytes_per_block, spec.bytes_per_element, what="bytes_per_block")
-    offset_k = exact_div(layer.offset_bytes, spec.bytes_per_element, what="offset_bytes")
-    offset_v = offset_k + spec.num_kv_heads * plan.tokens_per_block * spec.head_size
-
-    def view(offset: int, head_size: int) -> torch.Tensor:
-        return elements.as_strided(
-            (plan.num_blocks, spec.num_kv_heads, plan.tokens_per_block, head_size),
-            (block_stride, plan.tokens_per_block * head_size, head_size, 1),
-            offset,
-        )
-
-    return view(offset_k, spec.head_size), view(offset_v, spec.head_size_v or spec.head_size)
+def _is_plain(spec: AttentionSpec) -> bool:
+    """Tell whether a state is the elements of K and then those of V, with nothing else in it."""
+    plain_bytes = (spec.head_size + spec.value_head_size) * spec.bytes_per_element
+    return spec.bytes_per_state == plain_bytes and spec.head_slots == spec.num_kv_heads

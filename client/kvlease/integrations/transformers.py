@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvlease import Lease, Worker
+    from kvlease.views import LayerTensors
 
 __all__ = ["Generation", "LeasedCache", "generate"]
 
@@ -59,8 +60,10 @@ class LeasedCache(Cache):
         present = lease.device_hit_tokens + lease.host_hit_tokens
         self._blocks.shared_tokens = present
         self._keys = bytearray()
-        views = layer_views(worker.plan, device)
-        self._pages = [LeasedLayer(self._blocks, keys, values, present) for keys, values in views]
+        self._pages = [
+            LeasedLayer(self._blocks, *_keys_and_values(layer), present)
+            for layer in layer_views(worker.plan, device)
+        ]
         super().__init__(layers=list(self._pages))
 
     @classmethod
@@ -82,9 +85,9 @@ class LeasedCache(Cache):
         # The last token's logits are wanted, so at least that token has to be computed.
         num_keys = worker.plan.full_blocks(len(token_ids) - 1)
         keys = worker.keys.chain(token_ids[: num_keys * tokens_per_block], tokens_per_block)
-        num_tokens = len(token_ids) + tokens_per_block
-        if num_tokens_max is not None:
-            num_tokens = max(len(token_ids), min(num_tokens, num_tokens_max))
+        longest = worker.plan.longest_request_tokens
+        room_for = min(len(token_ids) + tokens_per_block, num_tokens_max or longest, longest)
+        num_tokens = max(len(token_ids), room_for)
         lease = worker.reserve(request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms)
         if not lease.is_live:
             raise lease.refusal or UnknownLeaseError
@@ -156,6 +159,15 @@ class LeasedCache(Cache):
         """Release the lease; what the daemon does not hear now, the next heartbeat tells it."""
         with contextlib.suppress(KVLeaseError):
             self.release()
+
+
+def _keys_and_values(layer: LayerTensors) -> tuple[torch.Tensor, torch.Tensor]:
+    if layer.keys is None or layer.values is None:
+        message = (
+            f"Layer {layer.name!r} does not keep plain keys and values, which Transformers needs."
+        )
+        raise InvalidError(message, resource="layers", rule="no_keys_and_values")
+    return layer.keys, layer.values
 
 
 def _device_of(worker: Worker) -> NDArray[np.uint8]:

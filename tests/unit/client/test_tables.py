@@ -15,6 +15,7 @@ from kvlease.tables import (
     RowTable,
     TableLayout,
     kernel_block_ids,
+    table_width,
     token_slots,
 )
 from kvleased.core import records
@@ -135,6 +136,56 @@ def test_kernel_blocks_lie_in_their_blocks(ids: list[int], per_block: int) -> No
     expanded = kernel_block_ids(np.array(ids, np.int32), per_block)
 
     assert expanded.tolist() == [b * per_block + inner for b in ids for inner in range(per_block)]
+
+
+def test_kernel_blocks_of_a_packed_cache_skip_what_lies_between() -> None:
+    """With a stride of 17, blocks 0 and 9 of four kernel blocks start at 0 and 153; rows of a table expand alike."""
+    expanded = kernel_block_ids([[0, 9], [1, 0]], 4, 17)
+
+    assert expanded.dtype == np.int32
+    assert expanded.tolist() == [
+        [0, 1, 2, 3, 153, 154, 155, 156],
+        [17, 18, 19, 20, 0, 1, 2, 3],
+    ]
+
+
+def test_kernel_block_beyond_the_ids_is_refused() -> None:
+    """An id that int32 cannot hold is never made; the last one that it can is."""
+    assert kernel_block_ids([2**30 - 1], 2).tolist() == [2**31 - 2, 2**31 - 1]
+    with pytest.raises(InvalidError) as refusal:
+        kernel_block_ids([2**30], 2)
+
+    assert refusal.value.rule == "kernel_block_id_too_large"
+    assert (refusal.value.need, refusal.value.limit) == (2**31 + 1, 2**31 - 1)
+
+
+@given(st.integers(0, 2000), st.integers(1, 600), st.integers(1, 256))
+def test_table_is_as_wide_as_whole_stretches_of_tokens(
+    num_blocks: int, tokens_per_block: int, token_alignment: int
+) -> None:
+    """A row ends at a multiple of the alignment, and no narrower one that holds the blocks does."""
+    width = table_width(num_blocks, tokens_per_block, token_alignment)
+
+    assert width * tokens_per_block % token_alignment == 0
+    assert not [
+        narrower
+        for narrower in range(num_blocks, width)
+        if narrower * tokens_per_block % token_alignment == 0
+    ]
+
+
+def test_table_without_alignment_is_as_wide_as_its_blocks() -> None:
+    """Where nothing is asked for, nothing is added."""
+    assert table_width(7, 16, None) == 7
+
+
+@pytest.mark.parametrize("token_alignment", [0, -128])
+def test_alignment_that_is_not_positive_is_refused(token_alignment: int) -> None:
+    """The refusal names the number."""
+    with pytest.raises(InvalidError) as refusal:
+        table_width(7, 16, token_alignment)
+
+    assert (refusal.value.rule, refusal.value.need) == ("bad_token_alignment", token_alignment)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 16), st.data())
