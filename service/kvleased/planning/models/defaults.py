@@ -1,0 +1,113 @@
+"""Own what published configs leave to their class; a test compares it with the classes of Transformers."""
+
+from collections.abc import Mapping
+from typing import Final
+
+DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
+    "bamba": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_n_groups": 1},
+    "deepseek_v32": {"index_topk": 2048, "index_head_dim": 128},
+    "falcon_h1": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_n_groups": 1},
+    "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
+    "gemma": {"head_dim": 256},
+    "gemma2": {"head_dim": 256, "sliding_window": 4096},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+    },
+    "gemma3n_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "num_kv_shared_layers": 15,
+    },
+    "gemma4_text": {"head_dim": 256, "sliding_window": 512, "global_head_dim": 512},
+    "glm_moe_dsa": {"index_topk": 2048, "index_head_dim": 128},
+    "gpt_oss": {"sliding_window": 128},
+    "granitemoehybrid": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_n_groups": 1},
+    "jamba": {
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "mamba_expand": 2,
+        "mamba_d_conv": 4,
+        "mamba_d_state": 16,
+    },
+    "lfm2": {"conv_L_cache": 3},
+    "lfm2_moe": {"conv_L_cache": 3},
+    "llama4_text": {
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_chunk_size": 8192,
+        "no_rope_layer_interval": 4,
+    },
+    "mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
+    "mamba2": {"expand": 2, "conv_kernel": 4, "state_size": 128, "n_groups": 8, "head_dim": 64},
+    "nemotron_h": {"conv_kernel": 4, "expand": 2, "n_groups": 8},
+    "qwen3_5_moe_text": {"full_attention_interval": 4},
+    "qwen3_5_text": {"full_attention_interval": 4},
+    "qwen3_next": {"full_attention_interval": 4},
+    "t5": {"d_kv": 64},
+    "zamba2": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_ngroups": 1},
+}
+"""Fields by model_type, also where the config is not inside another one."""
+
+NESTED_DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
+    "llama": {
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_size": 4096,
+        "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_size": 4096,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": {
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "hidden_size": 4096,
+        "max_position_embeddings": 32768,
+    },
+    "gemma": {
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_size": 3072,
+        "max_position_embeddings": 8192,
+    },
+    "gemma2": {
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "hidden_size": 2304,
+        "max_position_embeddings": 8192,
+    },
+    "gemma3_text": {"num_hidden_layers": 26, "hidden_size": 2304},
+    "llama4_text": {
+        "num_hidden_layers": 48,
+        "hidden_size": 5120,
+        "max_position_embeddings": 131072,
+    },
+}
+"""Fields by model_type that only a model inside another one may leave out: outside, their lack is a mistake."""
+
+NESTED_TYPES: Final[Mapping[str, str]] = {
+    "deepseek_vl_v2": "deepseek_v2",
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""What the inner model is where it does not say."""

@@ -1,0 +1,51 @@
+"""Own models with an encoder: decoders that keep its output (Whisper, BART, T5), and encoders that keep nothing."""
+
+from kvlease.geometry import exact_div
+from kvlease.spec import LayerSpec
+from kvleased.planning.models.families.decoder import usual
+from kvleased.planning.models.model import Heads, Model
+from kvleased.planning.models.refusals import keeps_nothing
+
+
+def bart(model: Model) -> tuple[LayerSpec, ...]:
+    """Return the decoder's layers of Whisper, BART and their kin, which say decoder_layers.
+
+    Raises:
+        InvalidError: a field is missing, or ranks do not divide the heads.
+    """
+    config = model.config
+    num_heads = config.count("decoder_attention_heads")
+    width = config.count("d_model", "hidden_size")
+    head_size = exact_div(width, num_heads, what="d_model over decoder_attention_heads")
+    heads = Heads(num_kv_heads=num_heads, head_size=head_size)
+    return _with_cross_attention(model, heads, config.count("decoder_layers"))
+
+
+def t5(model: Model) -> tuple[LayerSpec, ...]:
+    """Return the decoder's layers of T5 and its kin, as many as the encoder's unless num_decoder_layers says.
+
+    Raises:
+        InvalidError: a field is missing, or ranks do not divide the heads.
+    """
+    config = model.config
+    heads = Heads(num_kv_heads=config.count("num_heads"), head_size=config.count("d_kv"))
+    return _with_cross_attention(model, heads, config.count("num_decoder_layers", "num_layers"))
+
+
+def encoder(model: Model) -> tuple[LayerSpec, ...]:
+    """Refuse a model that keeps nothing; one that is a decoder by its config is planned.
+
+    Raises:
+        InvalidError: rule keeps_nothing.
+    """
+    if model.config.flag("is_decoder"):
+        return usual(model)
+    raise keeps_nothing(model.config.model_type)
+
+
+def _with_cross_attention(model: Model, heads: Heads, num_layers: int) -> tuple[LayerSpec, ...]:
+    layers: list[LayerSpec] = []
+    for index in range(num_layers):
+        layers.append(model.full(f"model.decoder.layers.{index}.self_attn", heads))
+        layers.append(model.cross(f"model.decoder.layers.{index}.encoder_attn", heads))
+    return tuple(layers)

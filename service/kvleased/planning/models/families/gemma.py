@@ -1,0 +1,67 @@
+"""Own Gemma 3n and Gemma 4, whose last layers read the K and V of earlier ones; Gemma 4 has heads of two sizes."""
+
+from kvlease.spec import LayerSpec
+from kvleased.planning.models.families.decoder import attend, attention_of_kind
+from kvleased.planning.models.kinds import FULL, kinds_of
+from kvleased.planning.models.model import Heads, Model, heads_of
+from kvleased.planning.models.parsing import Config
+from kvleased.planning.models.refusals import bad_field
+
+
+def gemma3n(model: Model) -> tuple[LayerSpec, ...]:
+    """Return the layers of Gemma 3n that keep K and V of their own.
+
+    Raises:
+        InvalidError: a field is missing.
+    """
+    return _keeping(model, attend(model, heads_of(model.config)))
+
+
+def gemma4(model: Model) -> tuple[LayerSpec, ...]:
+    """Return the layers of Gemma 4 that keep K and V of their own; full attention has heads of another size.
+
+    Raises:
+        InvalidError: a field is missing.
+    """
+    config = model.config
+    local = heads_of(config)
+    layers = []
+    for index, kind in enumerate(kinds_of(config)):
+        heads = _own_heads(config, index, local) or (
+            _whole(config, local) if kind == FULL else local
+        )
+        layers.append(attention_of_kind(model, f"model.layers.{index}.self_attn", heads, kind))
+    return _keeping(model, tuple(layers))
+
+
+def _whole(config: Config, local: Heads) -> Heads:
+    """Return the heads of a layer that sees all tokens, as published configs say them."""
+    fewer = config.optional_count("num_global_key_value_heads")
+    is_fewer = fewer is not None and config.flag("attention_k_eq_v")
+    return Heads(
+        num_kv_heads=fewer if is_fewer and fewer else local.num_kv_heads,
+        head_size=config.count("global_head_dim"),
+    )
+
+
+def _own_heads(config: Config, index: int, usual: Heads) -> Heads | None:
+    """Return what `per_layer_config` says of a layer; None where the config has none, the usual heads where it has."""
+    if config.value("per_layer_config") is None:
+        return None
+    places = config.inner("per_layer_config")
+    own = next((name for name in places.fields if name.isdecimal() and int(name) == index), None)
+    if own is None:
+        return usual
+    layer = places.inner(own)
+    return Heads(
+        num_kv_heads=layer.optional_count("num_key_value_heads") or usual.num_kv_heads,
+        head_size=layer.optional_count("head_dim") or usual.head_size,
+    )
+
+
+def _keeping(model: Model, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Return the layers before those that read what others keep."""
+    shared = model.config.optional_count("num_kv_shared_layers") or 0
+    if shared >= len(layers):
+        raise bad_field("num_kv_shared_layers", shared, f"but there are {len(layers)} layers")
+    return layers[: len(layers) - shared]

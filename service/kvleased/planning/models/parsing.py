@@ -1,0 +1,207 @@
+"""Own the reading of a config.json: typed fields, a model inside a model, and what published configs leave out.
+
+The config classes of Transformers would load torch, which the daemon must not, so the JSON is read as it is; a test
+compares the defaults here with those classes'.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvlease.errors import InvalidError
+from kvlease.units import TOKENS_MAX, checked_count
+from kvleased.planning.models.defaults import DEFAULTS, NESTED_DEFAULTS, NESTED_TYPES
+from kvleased.planning.models.refusals import bad_field, missing_field
+
+LAYERS_MAX: Final = 4096
+"""Layers of the deepest model that is planned."""
+
+_CONFIG_CHARACTERS_MAX: Final = 2**20
+_DIMENSION_MAX: Final = 2**24
+_INNER_FIELDS: Final = ("thinker_config", "text_config", "language_config", "llm_config")
+_LAYER_FIELDS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_POSITION_FIELDS: Final = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "model_max_length",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The fields of one model; a null is as good as no field."""
+
+    fields: Mapping[str, object]
+
+    @property
+    def model_type(self) -> str:
+        """What Transformers calls the architecture; empty where the config does not say."""
+        return str(self.fields.get("model_type") or "")[:80]
+
+    @property
+    def num_layers(self) -> int:
+        """The layers of the decoder.
+
+        Raises:
+            InvalidError: the config does not say, or says too many.
+        """
+        return self.count(*_LAYER_FIELDS, most=LAYERS_MAX)
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest request that the model was made for; None where the config does not say."""
+        return self.optional_count(*_POSITION_FIELDS)
+
+    @property
+    def dtype(self) -> str | None:
+        """The element type of the weights; None where the config does not say."""
+        dtype = self.value("dtype", "torch_dtype")
+        return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
+
+    def value(self, *names: str) -> object | None:
+        """Return the first of these fields that is given; None if none is."""
+        return next((value for name in names if (value := self.fields.get(name)) is not None), None)
+
+    def count(self, *names: str, most: int = _DIMENSION_MAX) -> int:
+        """Return the first of these fields that is given, a number from 1.
+
+        Raises:
+            InvalidError: none is given, or it is no such number.
+        """
+        for name in names:
+            value = self.fields.get(name)
+            if value is not None:
+                return _counted(name, value, least=1, most=most)
+        raise missing_field(names[0])
+
+    def optional_count(self, *names: str) -> int | None:
+        """Return the first of these fields that is given and not 0; None if none is.
+
+        Raises:
+            InvalidError: it is no number.
+        """
+        for name in names:
+            value = self.fields.get(name)
+            if value is not None and value is not False:
+                return _counted(name, value, least=0, most=TOKENS_MAX) or None
+        return None
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return whether a field is set."""
+        value = self.fields.get(name)
+        return default if value is None else bool(value)
+
+    def words(self, *names: str) -> tuple[str, ...]:
+        """Return the words of the first of these lists that is given; none if none is.
+
+        Raises:
+            InvalidError: it is no list.
+        """
+        return tuple(str(item)[:40] for item in self._items(*names))
+
+    def counts(self, *names: str) -> tuple[int, ...]:
+        """Return the numbers of the first of these lists that is given; none if none is.
+
+        Raises:
+            InvalidError: it is no list of numbers.
+        """
+        return tuple(
+            _counted(f"{names[0]}[]", item, least=0, most=TOKENS_MAX)
+            for item in self._items(*names)
+        )
+
+    def inner(self, name: str) -> "Config":
+        """Return the fields of an object inside.
+
+        Raises:
+            InvalidError: there is none.
+        """
+        value = self.fields.get(name)
+        if value is None:
+            raise missing_field(name)
+        if not isinstance(value, dict):
+            raise bad_field(name, value, "which is no JSON object")
+        return Config(fields=value)
+
+    def _items(self, *names: str) -> list[object]:
+        for name in names:
+            value = self.fields.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, list):
+                raise bad_field(name, value, "which is no list")
+            return value
+        return []
+
+
+def parsed(config_text: str) -> Config:
+    """Return the config of the decoder that the text of a config.json describes.
+
+    A model inside a model (multimodal) stands for the whole. Fields that published configs leave to their class have
+    that class's defaults.
+
+    Raises:
+        InvalidError: the text is no JSON object, or too long.
+    """
+    fields = _read(config_text)
+    is_nested = False
+    for name in _INNER_FIELDS:
+        inner = fields.get(name)
+        if isinstance(inner, dict):
+            fields = _unwrapped(fields, inner)
+            is_nested = True
+    model_type = str(fields.get("model_type") or "")
+    defaults = DEFAULTS.get(model_type, {})
+    if is_nested:
+        defaults = NESTED_DEFAULTS.get(model_type, {}) | defaults
+    return Config(fields={**defaults, **_counted_layers(fields), **_given(fields)})
+
+
+def _read(config_text: str) -> dict[str, object]:
+    if len(config_text) > _CONFIG_CHARACTERS_MAX:
+        message = f"model_config has {len(config_text)} characters; at most {_CONFIG_CHARACTERS_MAX} are read"
+        raise InvalidError(
+            message, resource="model_config", need=len(config_text), limit=_CONFIG_CHARACTERS_MAX
+        )
+    try:
+        config = json.loads(config_text)
+    except (ValueError, RecursionError) as error:
+        message = f"model_config is not the text of a config.json: {error}"
+        raise InvalidError(message, resource="model_config") from error
+    if not isinstance(config, dict):
+        message = f"model_config must be a JSON object, not {type(config).__name__}"
+        raise InvalidError(message, resource="model_config")
+    return config
+
+
+def _unwrapped(outer: Mapping[str, object], inner: Mapping[str, object]) -> dict[str, object]:
+    """Return the inner model's fields, with what is said once for both."""
+    outer_type = str(outer.get("model_type") or "")
+    said_once = {
+        name: outer[name] for name in ("architectures", "dtype", "torch_dtype") if name in outer
+    }
+    return {"model_type": NESTED_TYPES.get(outer_type), **said_once, **_given(inner)}
+
+
+def _counted_layers(fields: Mapping[str, object]) -> dict[str, object]:
+    """Return how many layers a config has that only lists them."""
+    for name in ("hybrid_override_pattern", "layers_block_type"):
+        listed = fields.get(name)
+        if isinstance(listed, str | list):
+            return {"num_hidden_layers": len(listed)}
+    return {}
+
+
+def _given(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _counted(name: str, value: object, *, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        message = f"{name} must be an integer, not {type(value).__name__}"
+        raise InvalidError(message, resource=name, rule="contradictory_field")
+    return checked_count(name, value, least=least, most=most)

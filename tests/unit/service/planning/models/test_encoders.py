@@ -1,0 +1,79 @@
+"""Laws of encoders: a decoder keeps the encoder's output beside its own tokens, an encoder alone keeps nothing."""
+
+import pytest
+
+from kvlease.errors import InvalidError
+from kvlease.spec import AttentionSpec
+from kvleased.planning.models import model_facts
+from tests.unit.service.planning.models.configs import config_text, layers
+
+
+@pytest.mark.parametrize(
+    ("fixture", "ranks", "num_layers", "num_kv_heads"),
+    [
+        pytest.param("whisper-large-v3", 1, 32, 20, id="whisper"),
+        pytest.param("whisper-large-v3", 4, 32, 5, id="whisper tp4"),
+        pytest.param("bart-large", 1, 12, 16, id="bart"),
+        pytest.param("flan-t5-xl", 2, 24, 16, id="t5 tp2"),
+    ],
+)
+def test_decoders_keep_tokens_and_the_encoders_output(
+    fixture: str, ranks: int, num_layers: int, num_kv_heads: int
+) -> None:
+    """Each layer of the decoder keeps both, with the decoder's heads."""
+    found = layers(config_text(fixture), "bfloat16", ranks=ranks)
+
+    assert [layer.kind for layer in found] == ["full_attention", "cross_attention"] * num_layers
+    assert {_heads(layer) for layer in found} == {(num_kv_heads, 64)}
+
+
+def test_t5_decoder_is_as_deep_as_its_encoder_unless_said() -> None:
+    """num_layers stands for both."""
+    text = config_text("flan-t5-xl", num_decoder_layers=None, num_layers=3)
+
+    assert len(layers(text)) == 2 * 3
+
+
+def test_encoder_decoder_of_another_name_is_read_by_its_words() -> None:
+    """What says decoder_layers is read as BART is."""
+    text = config_text("bart-large", model_type="unheard_of")
+
+    assert layers(text, "bfloat16") == layers(config_text("bart-large"), "bfloat16")
+
+
+def test_encoder_keeps_nothing() -> None:
+    """BERT is refused with why, not with a way to plan it."""
+    with pytest.raises(InvalidError, match="bert is an encoder") as refusal:
+        layers(config_text("bert-base"), "float32")
+
+    assert refusal.value.rule == "keeps_nothing"
+
+
+def test_encoder_that_is_a_decoder_is_planned() -> None:
+    """BERT with is_decoder set generates, and keeps K and V."""
+    found = layers(config_text("bert-base", is_decoder=True), "float32")
+
+    assert [layer.kind for layer in found] == ["full_attention"] * 12
+
+
+def test_facts_are_what_the_config_says() -> None:
+    """A report names the class, the rule, the positions, the weights' type, the depth and the encoder's input."""
+    facts = model_facts(config_text("whisper-large-v3"))
+
+    assert facts.architecture == "WhisperForConditionalGeneration"
+    assert facts.family == "bart"
+    assert (facts.max_position_tokens, facts.encoder_tokens_max) == (448, 1500)
+    assert (facts.dtype, facts.num_hidden_layers) == ("float16", 32)
+
+
+def test_facts_that_a_config_does_not_say_are_empty() -> None:
+    """Without architectures the model_type stands for them; positions and the weights' type may be unknown."""
+    facts = model_facts('{"model_type": "mamba", "n_layer": 4}')
+
+    assert (facts.architecture, facts.family, facts.dtype) == ("mamba", "mamba_1", "")
+    assert (facts.max_position_tokens, facts.encoder_tokens_max) == (None, None)
+
+
+def _heads(layer: object) -> tuple[int, int]:
+    assert isinstance(layer, AttentionSpec)
+    return layer.num_kv_heads, layer.head_size

@@ -1,0 +1,224 @@
+"""Laws of reading a config.json: a model inside a model stands for the whole, and what is no config is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kvlease.errors import InvalidError
+from kvlease.spec import AttentionSpec
+from kvleased.planning.models import layers_of
+from kvleased.planning.models.parsing import Config, parsed
+from tests.unit.service.planning.models.configs import LLAMA, changed, config_text, layers
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param("{", "not the text", id="no JSON"),
+        pytest.param("[" * 100_000, "not the text", id="nested beyond reason"),
+        pytest.param("[]", "must be a JSON object", id="no object"),
+        pytest.param(" " * (2**20 + 1), "characters", id="too long"),
+        pytest.param(changed(LLAMA, torch_dtype=None), "kv_dtype", id="no dtype"),
+        pytest.param(changed(LLAMA, torch_dtype=5), "kv_dtype", id="dtype of a wrong type"),
+        pytest.param(changed(LLAMA, torch_dtype="complex64"), "complex64", id="unknown dtype"),
+        pytest.param(
+            changed(LLAMA, hidden_size=4097),
+            "hidden_size over num_attention_heads",
+            id="heads do not divide",
+        ),
+        pytest.param(
+            changed(LLAMA, num_attention_heads="32"), "num_attention_heads", id="text for a number"
+        ),
+        pytest.param(changed(LLAMA, num_hidden_layers=10**12), "num_hidden_layers", id="too deep"),
+        pytest.param(
+            changed(LLAMA, num_key_value_heads=-1), "num_key_value_heads", id="negative heads"
+        ),
+        pytest.param(changed(LLAMA, layer_types=7), "layer_types", id="layer types that are none"),
+        pytest.param(
+            changed(LLAMA, layer_types=["full_attention"]),
+            "1 layers, but num_hidden_layers is 32",
+            id="too few layer types",
+        ),
+        pytest.param(changed(LLAMA, sliding_window=[1, 2]), "sliding_window", id="two windows"),
+        pytest.param(
+            changed(LLAMA, text_config={"hidden_size": 1}),
+            "num_attention_heads",
+            id="a model inside that says nothing",
+        ),
+        pytest.param(
+            changed(LLAMA, model_type="mpt", attn_config=3), "attn_config", id="no object inside"
+        ),
+    ],
+)
+def test_malformed_config_is_refused(text: str, complaint: str) -> None:
+    """Text that is no usable config is refused with what is wrong, whatever it is."""
+    with pytest.raises(InvalidError, match=complaint):
+        layers(text)
+
+
+def test_missing_object_is_named() -> None:
+    """A config that lacks an object which others have inside says which one."""
+    with pytest.raises(InvalidError, match="linear_attn_config"):
+        Config(fields={}).inner("linear_attn_config")
+
+
+@pytest.mark.parametrize("name", ["text_config", "language_config", "llm_config", "thinker_config"])
+def test_model_inside_a_model_stands_for_the_whole(name: str) -> None:
+    """The decoder of a multimodal model is planned, with the dtype that only the whole says."""
+    inner = {field: value for field, value in LLAMA.items() if field != "torch_dtype"}
+    whole = {"model_type": "some_vlm", "torch_dtype": "float16", "hidden_size": 1, name: inner}
+
+    found = layers(json.dumps(whole))
+
+    assert found == layers(changed(LLAMA, torch_dtype="float16"))
+
+
+def test_model_inside_two_models_is_found() -> None:
+    """A thinker's text model is the one that keeps K and V."""
+    whole = {"model_type": "omni", "thinker_config": {"text_config": LLAMA}}
+
+    assert layers(json.dumps(whole)) == layers(json.dumps(LLAMA))
+
+
+def test_inner_model_has_the_name_that_the_whole_implies() -> None:
+    """A text_config without model_type is what the whole always has inside."""
+    inner = {"num_hidden_layers": 12, "hidden_size": 2560, "sliding_window": 1024}
+    named = inner | {"model_type": "gemma3_text"}
+    whole = {"model_type": "gemma3", "dtype": "bfloat16"}
+
+    found = layers(json.dumps(whole | {"text_config": inner}))
+
+    assert found == layers(json.dumps(whole | {"text_config": named}))
+
+
+def test_defaults_of_inner_models_are_not_those_of_whole_ones() -> None:
+    """A text_config may leave out what its class says; a whole config that does has lost it."""
+    inner = {"model_type": "llama", "torch_dtype": "float16"}
+
+    assert len(layers(json.dumps({"text_config": inner}))) == 32
+    with pytest.raises(InvalidError, match="num_attention_heads"):
+        layers(json.dumps(inner))
+
+
+def test_switches_count_as_no_number() -> None:
+    """A field that is false is as good as left out, a field that is true no number."""
+    assert Config(fields={"sliding_window": False}).optional_count("sliding_window") is None
+    with pytest.raises(InvalidError, match="must be an integer"):
+        Config(fields={"sliding_window": True}).optional_count("sliding_window")
+
+
+def test_layers_that_are_only_listed_are_counted() -> None:
+    """A config that lists its layers need not count them."""
+    assert parsed('{"layers_block_type": ["mamba", "mlp"]}').num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_dtype", "dtype"),
+    [
+        pytest.param({}, "", "bfloat16", id="the model's"),
+        pytest.param({"dtype": "float32"}, "", "float32", id="newer name of the field"),
+        pytest.param({"torch_dtype": "torch.float16"}, "", "float16", id="as torch prints it"),
+        pytest.param({}, "float8_e4m3fn", "float8_e4m3fn", id="the cache's own"),
+        pytest.param({"torch_dtype": None}, "bfloat16", "bfloat16", id="only the cache's"),
+        pytest.param({"torch_dtype": None}, "fp8", "float8_e4m3fn", id="only the cache's, fp8"),
+    ],
+)
+def test_dtype_is_the_models_unless_given(
+    changes: dict[str, object], kv_dtype: str, dtype: str
+) -> None:
+    """The cache has the model's element type unless it is given its own."""
+    layer = layers(changed(LLAMA, **changes), kv_dtype)[0]
+
+    assert isinstance(layer, AttentionSpec)
+    assert layer.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "quantisation", "bytes_per_token"),
+    [
+        pytest.param("float32", "none", 8 * 256 * 4, id="float32"),
+        pytest.param("fp8", "fp8_per_tensor", 8 * 256, id="fp8"),
+        pytest.param("fp8_e5m2", "fp8_per_tensor", 8 * 256, id="fp8 of the other kind"),
+        pytest.param("fp8_per_token_head", "fp8_per_token_head", 8 * 264, id="fp8 with scales"),
+        pytest.param("int8", "int8_per_token_head", 8 * 264, id="int8"),
+        pytest.param("int4", "int4_per_token_head", 8 * 136, id="int4"),
+        pytest.param("nvfp4", "nvfp4", 16 * 72, id="nvfp4"),
+    ],
+)
+def test_cache_types_take_the_bytes_that_they_are_known_for(
+    kv_dtype: str, quantisation: str, bytes_per_token: int
+) -> None:
+    """Each name of a cache type is a quantisation, and its bytes are those of the golden vectors' layers."""
+    layer = layers(json.dumps(LLAMA), kv_dtype)[0]
+
+    assert isinstance(layer, AttentionSpec)
+    assert layer.quantisation == quantisation
+    assert layer.bytes_per_page == 16 * bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "rule"),
+    [
+        pytest.param("fp3", "unknown_kv_dtype", id="no type"),
+        pytest.param("fp8_ds_mla", "kv_dtype_not_for_model", id="a type of latents"),
+    ],
+)
+def test_cache_types_that_heads_cannot_have_are_refused(kv_dtype: str, rule: str) -> None:
+    """A cache type is refused where it does not exist or is made for latents."""
+    with pytest.raises(InvalidError, match=kv_dtype) as refusal:
+        layers(json.dumps(LLAMA), kv_dtype)
+
+    assert (refusal.value.rule, refusal.value.resource) == (rule, "kv_dtype")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "num_kv_heads"),
+    [
+        pytest.param(1, 8, id="one rank"),
+        pytest.param(4, 2, id="heads are shared"),
+        pytest.param(8, 1, id="a head a rank"),
+        pytest.param(32, 1, id="heads are copied"),
+    ],
+)
+def test_heads_are_shared_by_ranks(ranks: int, num_kv_heads: int) -> None:
+    """Ranks share heads evenly; where they are more than heads, each keeps one, as all copies together know."""
+    layer = layers(json.dumps(LLAMA), ranks=ranks)[0]
+
+    assert isinstance(layer, AttentionSpec)
+    assert (layer.num_kv_heads, layer.tensor_shards_max) == (num_kv_heads, 8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nearest"),
+    [
+        pytest.param(3, "2 or 4", id="neither even"),
+        pytest.param(12, "4 or 8", id="nor copied evenly"),
+    ],
+)
+def test_ranks_that_do_not_divide_heads_are_refused(ranks: int, nearest: str) -> None:
+    """A split that leaves ranks with different parts is refused with the nearest ones that do not."""
+    with pytest.raises(InvalidError, match=f"tensor_ranks to .*{nearest}") as refusal:
+        layers(json.dumps(LLAMA), ranks=ranks)
+
+    assert refusal.value.rule == "ranks_do_not_divide"
+    assert (refusal.value.need, refusal.value.limit) == (ranks, 8)
+
+
+def test_reading_a_config_loads_neither_torch_nor_transformers() -> None:
+    """The daemon plans from configs, and must never load torch."""
+    code = (
+        "import sys; from kvleased.planning.models import layers_of; "
+        "layers_of(sys.argv[1]); "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code, config_text("qwen3-next-80b")], check=False)
+
+    assert ended.returncode == 0
+
+
+def test_defaults_are_one_rank_and_blocks_of_16() -> None:
+    """Without more, a model is planned for one rank, in blocks of 16 tokens."""
+    assert layers_of(json.dumps(LLAMA)) == layers(json.dumps(LLAMA), ranks=1, tokens=16)
