@@ -15,6 +15,7 @@ from typing import Final
 import calls
 import copies
 import core_alone
+import plans
 import starts
 from measure import Figure
 from rich.console import Console
@@ -28,6 +29,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "copies": copies.evict_and_reload,
     "start": starts.restarts,
     "core": core_alone.core_alone,
+    "plan": plans.plans,
 }
 
 

@@ -1,6 +1,20 @@
 """Own the arithmetic from what a model keeps and what memory there is to a plan; the same before and after launch."""
 
-from kvleased.planning.admission import check_request, largest_request_tokens
-from kvleased.planning.planner import plan
+from kvleased.planning.models import model_facts
+from kvleased.planning.planner import plan, specs_of
+from kvleased.planning.remedies import plan_or_explain, remedies
+from kvleased.planning.report import report
+from kvleased.planning.settings import changed
+from kvleased.planning.what_if import what_if, what_ifs
 
-__all__ = ["check_request", "largest_request_tokens", "plan"]
+__all__ = [
+    "changed",
+    "model_facts",
+    "plan",
+    "plan_or_explain",
+    "remedies",
+    "report",
+    "specs_of",
+    "what_if",
+    "what_ifs",
+]

@@ -1,172 +1,290 @@
-"""Own the plan of a uniform cache: full-attention layers in one group, blocks outermost.
+"""Own the way from what an engine brings to a plan: layers, groups, memory, admission, places, lower tiers.
 
-bytes_per_page  = num_kv_heads * (head_size + head_size_v) * bytes_per_element * tokens_per_block
-bytes_per_block = round_up(sum of the pages, 64)
-num_blocks      = floor(device_bytes / bytes_per_block), or device_blocks as given
-num_slots       = floor(host_bytes / bytes_per_block)
-capacity        = num_blocks * tokens_per_block
+bytes_per_block = the widest group's pages, on each rank
+num_blocks      = min over ranks of floor(device_bytes / bytes_per_block), or device_blocks as given
+num_slots       = floor(host_bytes / bytes_per_slot)
+capacity        = floor(usable_blocks * longest_request_tokens / blocks_per_longest_request)
 """
 
-import json
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd
 
-from blake3 import blake3
-
-from kvlease.errors import InvalidError, NeverFitsError
-from kvlease.geometry import ALIGNMENT_BYTES, bytes_per_page, floor_div, round_up
-from kvlease.plan import CachePlan, LayerPlacement, PlanInputs
-from kvlease.spec import LayerSpec
-from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count, show_bytes
-from kvleased.planning.admission import check_request, largest_request_tokens
-from kvleased.planning.model import LAYERS_MAX, layers_of
-
-_LAYOUT: Final = "block-outermost, K then V, [heads, tokens, head_size], version 1"
-_TOKENS_PER_BLOCK_MAX: Final = 2**16
-_DIGEST_CHARACTERS_MAX: Final = 256
+from kvlease.geometry import floor_div
+from kvlease.layout import parse_layout
+from kvlease.plan import CachePlan, GroupPlan, PlanInputs, RankPlan
+from kvlease.spec import AttentionSpec, LayerSpec, StateSpace
+from kvleased.planning.capacity import group_table_blocks
+from kvleased.planning.fingerprint import fingerprint
+from kvleased.planning.grouping import Group, group_layers
+from kvleased.planning.kernels import check_views, kernel_blocks
+from kvleased.planning.layers import layers_by_rank, union_of
+from kvleased.planning.limits import check_inputs
+from kvleased.planning.lower_tiers import (
+    SlotGeometry,
+    check_groups,
+    keep_same_bytes,
+    num_slots,
+    slot_geometry,
+)
+from kvleased.planning.match_units import MatchUnits, match_units
+from kvleased.planning.model_inputs import with_model_facts
+from kvleased.planning.pool import check_layout, place
+from kvleased.planning.sizing import PoolPart, Pools, demand_of, different_specs, sized
+from kvleased.planning.waste import (
+    HostAccount,
+    PoolAccount,
+    RankAccount,
+    device_waste,
+    host_waste,
+)
 
 
 def plan(inputs: PlanInputs) -> CachePlan:
     """Compute every number of a cache.
 
     Raises:
-        InvalidError: the inputs contradict themselves, are out of range, or describe a model not planned yet.
+        InvalidError: the inputs contradict themselves, are out of range, or their layers cannot share a pool so.
         NeverFitsError: the memory holds no block, or the longest request does not fit in it.
     """
-    tokens_per_block = checked_count(
-        "tokens_per_block", inputs.tokens_per_block, least=1, most=_TOKENS_PER_BLOCK_MAX
+    check_inputs(inputs)
+    inputs = with_model_facts(inputs)
+    layout = parse_layout(inputs.layout)
+    layers_of_ranks = layers_by_rank(inputs)
+    layers = union_of(layers_of_ranks)
+    groups = group_layers(layers, layout=layout, engine=inputs.engine)
+    units = _match_units(inputs, groups)
+    pools = sized(inputs, layout, groups, layers_of_ranks)
+    for part in pools.different_parts:
+        check_layout(part.groups, layout)
+    slots = slot_geometry(
+        [part.bytes_per_block for part in pools.parts],
+        blocks_per_slot=inputs.blocks_per_slot,
+        slot_multiple_bytes=inputs.slot_multiple_bytes,
+        is_replicated=keep_same_bytes([rank.layers for rank in layers_of_ranks], inputs.parallel),
     )
-    if len(inputs.model_digest) > _DIGEST_CHARACTERS_MAX:
-        message = f"model_digest must have at most {_DIGEST_CHARACTERS_MAX} characters, not {len(inputs.model_digest)}"
-        raise InvalidError(
-            message,
-            resource="model_digest",
-            need=len(inputs.model_digest),
-            limit=_DIGEST_CHARACTERS_MAX,
-        )
-    specs = _specs(inputs)
-    layers, bytes_per_block = _place(specs, tokens_per_block)
-    num_blocks = _device_blocks(inputs, bytes_per_block)
-    num_slots = _host_slots(inputs, bytes_per_block)
-    longest = checked_count(
-        "longest_request_tokens", inputs.longest_request_tokens, most=TOKENS_MAX
-    )
-    blocks_per_longest_request = check_request(
-        longest or largest_request_tokens(num_blocks, tokens_per_block),
-        num_blocks=num_blocks,
-        tokens_per_block=tokens_per_block,
-        bytes_per_block=bytes_per_block,
-    )
+    _check_lower_tiers(inputs, groups, units)
+    ranks = _rank_plans(pools, slots, inputs.block_multiple_bytes)
+    num_host_slots = num_slots("host_bytes", inputs.host_bytes, slots.bytes_per_slot)
     return CachePlan(
-        layout_fingerprint=_fingerprint(layers, tokens_per_block, bytes_per_block),
-        tokens_per_block=tokens_per_block,
-        bytes_per_token=sum(spec.bytes_per_token for spec in specs),
-        bytes_per_block=bytes_per_block,
-        num_blocks=num_blocks,
-        num_slots=num_slots,
-        device_bytes=num_blocks * bytes_per_block,
-        host_bytes=num_slots * bytes_per_block,
-        longest_request_tokens=blocks_per_longest_request * tokens_per_block,
-        blocks_per_longest_request=blocks_per_longest_request,
-        capacity_tokens=num_blocks * tokens_per_block,
-        layers=layers,
+        layout_fingerprint=_fingerprint(pools, slots, inputs),
+        layout=layout,
         model_digest=inputs.model_digest,
+        num_blocks=pools.num_blocks,
+        null_blocks=inputs.null_blocks,
+        longest_request_tokens=pools.longest_request_tokens,
+        blocks_per_longest_request=sum(pools.blocks_by_group),
+        capacity_tokens=floor_div(
+            (pools.num_blocks - inputs.null_blocks) * pools.longest_request_tokens,
+            max(1, sum(pools.blocks_by_group)),
+        ),
+        tokens_per_block=_finest(groups, inputs),
+        hash_block_tokens=units.hash_block_tokens,
+        scheduler_block_tokens=units.scheduler_block_tokens,
+        hit_alignment_tokens=units.hit_alignment_tokens,
+        groups=_group_plans(pools, ranks, inputs),
+        ranks=ranks,
+        tensor_replicas=_tensor_replicas(groups, inputs),
+        num_slots=num_host_slots,
+        blocks_per_slot=inputs.blocks_per_slot,
+        bytes_per_slot=slots.bytes_per_slot,
+        num_disk_slots=num_slots("disk_bytes", inputs.disk_bytes, slots.bytes_per_disk_slot),
+        num_remote_slots=num_slots("remote_bytes", inputs.remote_bytes, slots.bytes_per_slot),
+        waste=(
+            *device_waste(_pool_account(pools, layers, inputs)),
+            *host_waste(_host_account(slots, num_host_slots, inputs)),
+        ),
     )
 
 
-def _specs(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
-    """Return the layers that the inputs describe, checked, with nothing left to a default."""
-    if bool(inputs.layers) == bool(inputs.model_config):
-        message = "give either layers or model_config, and not both"
-        raise InvalidError(message, resource="layers")
-    if inputs.layers and inputs.kv_dtype:
-        message = "kv_dtype goes with model_config; layers carry their own dtype"
-        raise InvalidError(message, resource="kv_dtype")
-    specs = inputs.layers or layers_of(inputs.model_config, inputs.kv_dtype)
-    checked_count("layers", len(specs), most=LAYERS_MAX)
-    names: set[str] = set()
-    for spec in specs:
-        spec.check()
-        if spec.name in names:
-            message = f"two layers are named {spec.name!r}; a layer's name is unique in its model"
-            raise InvalidError(message, resource="name")
-        names.add(spec.name)
-    return tuple(spec.explicit() for spec in specs)
+def specs_of(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
+    """Return the layers of all ranks, checked, with nothing left to a default, each once, in model order.
+
+    Raises:
+        InvalidError: the inputs give no layers or give them twice, or a layer cannot be laid out.
+    """
+    return union_of(layers_by_rank(inputs))
 
 
-def _place(
-    specs: tuple[LayerSpec, ...], tokens_per_block: int
-) -> tuple[tuple[LayerPlacement, ...], int]:
-    """Return the layers' places in a block, and the block's bytes."""
-    placements = []
-    end_bytes = 0
-    for spec in specs:
-        # Only layers of different dtypes can leave a page off the boundary of its elements.
-        offset_bytes = round_up(end_bytes, spec.bytes_per_element)
-        page = bytes_per_page(spec, tokens_per_block)
-        placements.append(
-            LayerPlacement(
-                name=spec.name, group=0, offset_bytes=offset_bytes, bytes_per_page=page, spec=spec
+def _group_plans(
+    pools: Pools, ranks: Sequence[RankPlan], inputs: PlanInputs
+) -> tuple[GroupPlan, ...]:
+    demand = demand_of(inputs, pools.longest_request_tokens)
+    plans = []
+    for index, (group, num_blocks) in enumerate(
+        zip(pools.groups, pools.blocks_by_group, strict=True)
+    ):
+        kernels = kernel_blocks(
+            index,
+            group.layers,
+            ranks=ranks,
+            num_blocks=pools.num_blocks,
+            backends=inputs.backends,
+        )
+        plans.append(
+            GroupPlan(
+                spec=group.spec,
+                layer_names=group.layer_names,
+                tokens_per_block=group.tokens_per_block,
+                bytes_per_page=group.bytes_per_page,
+                has_equal_layers=group.has_equal_layers,
+                blocks_per_longest_request=num_blocks,
+                table_blocks=group_table_blocks(different_specs(group), demand),
+                kernel_tokens_per_block=kernels.tokens_per_block,
+                kernel_blocks_per_block=kernels.blocks_per_block,
+                kernel_block_stride=kernels.block_stride,
+                is_prefix_cacheable=group.is_prefix_cacheable,
+                is_context_sharded=group.is_context_sharded,
+                is_drafted=group.is_drafted,
             )
         )
-        end_bytes = offset_bytes + page
-    return tuple(placements), checked_count(
-        "bytes_per_block", round_up(end_bytes, ALIGNMENT_BYTES), most=BYTES_MAX
+    return tuple(plans)
+
+
+def _rank_plans(
+    pools: Pools, slots: SlotGeometry, block_multiple_bytes: int
+) -> tuple[RankPlan, ...]:
+    made: dict[int, RankPlan] = {}
+    plans = []
+    for rank, part in enumerate(pools.parts):
+        if id(part) not in made:
+            made[id(part)] = _rank_plan(pools, part, block_multiple_bytes)
+            check_views(made[id(part)], pools.num_blocks)
+        plans.append(
+            replace(
+                made[id(part)],
+                rank=rank,
+                slot_cell_offset_bytes=slots.cell_offsets_bytes[rank],
+                slot_cell_bytes=slots.cell_bytes[rank],
+            )
+        )
+    return tuple(plans)
+
+
+def _rank_plan(pools: Pools, part: PoolPart, block_multiple_bytes: int) -> RankPlan:
+    layers, tensors, extents = place(
+        part.groups,
+        layout=pools.layout,
+        num_blocks=pools.num_blocks,
+        block_multiple_bytes=block_multiple_bytes,
+    )
+    order = {layer.name: index for index, layer in enumerate(part.layers)}
+    return RankPlan(
+        rank=0,
+        bytes_per_block=part.bytes_per_block,
+        device_bytes=pools.num_blocks * part.bytes_per_block,
+        bytes_per_longest_request=sum(pools.blocks_by_group) * part.bytes_per_block,
+        layers=tuple(sorted(layers, key=lambda layer: order[layer.name])),
+        tensors=tensors,
+        extents=extents,
+        slot_cell_offset_bytes=0,
+        slot_cell_bytes=0,
+        # A group that keeps nothing here counts, too: one scheduler scrubs its blocks on all ranks.
+        needs_scrub=_needs_scrub(
+            [layer for group in part.groups for layer in group.layers or (group.spec,)]
+        ),
     )
 
 
-def _device_blocks(inputs: PlanInputs, bytes_per_block: int) -> int:
-    """Return the blocks of the device pool; there is at least one."""
-    checked_count("device_bytes", inputs.device_bytes, most=BYTES_MAX)
-    checked_count("device_blocks", inputs.device_blocks, most=BLOCKS_MAX)
-    if bool(inputs.device_bytes) == bool(inputs.device_blocks):
-        message = "give exactly one of device_bytes and device_blocks"
-        raise InvalidError(message, resource="device_bytes")
-    if inputs.device_blocks:
-        checked_count("device_bytes", inputs.device_blocks * bytes_per_block, most=BYTES_MAX)
-        return inputs.device_blocks
-    return _blocks_in("device_bytes", inputs.device_bytes, bytes_per_block)
-
-
-def _host_slots(inputs: PlanInputs, bytes_per_block: int) -> int:
-    """Return the slots of the host pool: none without host memory, else at least one."""
-    if not checked_count("host_bytes", inputs.host_bytes, most=BYTES_MAX):
-        return 0
-    return _blocks_in("host_bytes", inputs.host_bytes, bytes_per_block)
-
-
-def _blocks_in(name: str, budget_bytes: int, bytes_per_block: int) -> int:
-    num_blocks = floor_div(budget_bytes, bytes_per_block)
-    if not num_blocks:
-        message = (
-            f"{name} is {budget_bytes} ({show_bytes(budget_bytes)}) and one block takes {bytes_per_block} bytes "
-            f"({show_bytes(bytes_per_block)}); give more memory or fewer tokens_per_block"
-        )
-        raise NeverFitsError(
-            message, resource=name, need=bytes_per_block, available=budget_bytes, limit=budget_bytes
-        )
-    return checked_count("num_blocks", num_blocks, most=BLOCKS_MAX)
-
-
-def _fingerprint(
-    layers: tuple[LayerPlacement, ...], tokens_per_block: int, bytes_per_block: int
-) -> str:
-    """Return the digest of all that decides where a byte of a block lies and what it means."""
-    content = {
-        "layout": _LAYOUT,
-        "tokens_per_block": tokens_per_block,
-        "bytes_per_block": bytes_per_block,
-        "layers": [
-            {
-                "name": layer.name,
-                "kind": layer.spec.kind,
-                "group": layer.group,
-                "offset_bytes": layer.offset_bytes,
-                "num_kv_heads": layer.spec.num_kv_heads,
-                "head_size": layer.spec.head_size,
-                "head_size_v": layer.spec.head_size_v,
-                "dtype": layer.spec.dtype,
-            }
-            for layer in layers
-        ],
+def _needs_scrub(layers: Sequence[LayerSpec]) -> bool:
+    """Tell whether a page may hold bytes that mean nothing to the layer that reads it next."""
+    meanings = {
+        (layer.dtype, layer.quantisation) for layer in layers if isinstance(layer, AttentionSpec)
     }
-    return blake3(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return len(meanings) > 1 or any(isinstance(layer, StateSpace) for layer in layers)
+
+
+def _fingerprint(pools: Pools, slots: SlotGeometry, inputs: PlanInputs) -> str:
+    parts = pools.different_parts
+    places = [
+        place(
+            part.groups,
+            layout=pools.layout,
+            num_blocks=1,
+            block_multiple_bytes=inputs.block_multiple_bytes,
+        )[0]
+        for part in parts
+    ]
+    index = {id(part): number for number, part in enumerate(parts)}
+    return fingerprint(
+        layout=pools.layout,
+        places=places,
+        place_of_rank=[index[id(part)] for part in pools.parts],
+        slots={
+            "bytes_per_slot": slots.bytes_per_slot,
+            "blocks_per_slot": inputs.blocks_per_slot,
+            "cells": list(zip(slots.cell_offsets_bytes, slots.cell_bytes, strict=True)),
+        },
+    )
+
+
+def _pool_account(pools: Pools, layers: Sequence[LayerSpec], inputs: PlanInputs) -> PoolAccount:
+    ranks = tuple(
+        RankAccount(
+            groups=part.groups,
+            bytes_per_block=part.bytes_per_block,
+            own_blocks=own_blocks,
+            budget_bytes=rank.device_bytes,
+        )
+        for part, own_blocks, rank in zip(pools.parts, pools.own_blocks, pools.ranks, strict=True)
+    )
+    return PoolAccount(
+        ranks=ranks,
+        layout=pools.layout,
+        num_blocks=pools.num_blocks,
+        null_blocks=inputs.null_blocks,
+        blocks_by_group=pools.blocks_by_group,
+        padding_given={
+            layer.name: layer.bytes_per_page - layer.content_bytes_per_page for layer in layers
+        },
+    )
+
+
+def _host_account(slots: SlotGeometry, num_host_slots: int, inputs: PlanInputs) -> HostAccount:
+    return HostAccount(
+        budget_bytes=inputs.host_bytes,
+        num_slots=num_host_slots,
+        bytes_per_slot=slots.bytes_per_slot,
+        content_bytes=slots.content_bytes,
+    )
+
+
+def _tensor_replicas(groups: Sequence[Group], inputs: PlanInputs) -> int:
+    """Return the tensor ranks that keep the same bytes of every layer."""
+    tensor_ranks, context_ranks = inputs.parallel.tensor_ranks, inputs.parallel.context_ranks
+    replicas = tensor_ranks
+    for group in groups:
+        for spec in different_specs(group):
+            shards = spec.tensor_shards_max if isinstance(spec, AttentionSpec) else None
+            is_split = shards is None or (spec.is_context_sharded and context_ranks > 1)
+            replicas = gcd(
+                replicas, 1 if is_split else max(1, floor_div(tensor_ranks, shards or 1))
+            )
+    return replicas
+
+
+def _finest(groups: Sequence[Group], inputs: PlanInputs) -> int:
+    """Return the least tokens of a block over groups that cache prefixes, over all where none does."""
+    cacheable = [group for group in groups if group.is_prefix_cacheable] or groups
+    return min((group.tokens_per_block for group in cacheable), default=inputs.tokens_per_block)
+
+
+def _match_units(inputs: PlanInputs, groups: tuple[Group, ...]) -> MatchUnits:
+    if groups:
+        return match_units(groups, inputs.engine, inputs.parallel.context_ranks)
+    return MatchUnits(
+        scheduler_block_tokens=inputs.tokens_per_block,
+        hash_block_tokens=inputs.tokens_per_block,
+        hit_alignment_tokens=inputs.tokens_per_block,
+    )
+
+
+def _check_lower_tiers(inputs: PlanInputs, groups: Sequence[Group], units: MatchUnits) -> None:
+    """Refuse lower tiers whose blocks could not be named by keys, where keys are what they are found by."""
+    is_keyed = inputs.engine.prefix_caching or inputs.engine.has_connector
+    if groups and is_keyed and (inputs.host_bytes or inputs.disk_bytes or inputs.remote_bytes):
+        check_groups(
+            groups,
+            hash_block_tokens=units.hash_block_tokens,
+            context_ranks=inputs.parallel.context_ranks,
+        )

@@ -6,23 +6,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlease.errors import InvalidError, NeverFitsError
-from kvlease.plan import CachePlan, PlanInputs
-from kvlease.spec import BYTES_PER_ELEMENT, FullAttention
-from kvlease.units import TOKENS_MAX
-from kvleased.planning import check_request, largest_request_tokens, plan
-
-SPECS = st.builds(
-    FullAttention,
-    name=st.uuids().map(str),
-    num_kv_heads=st.integers(1, 64),
-    head_size=st.integers(1, 512),
-    head_size_v=st.integers(0, 512),
-    dtype=st.sampled_from(sorted(BYTES_PER_ELEMENT)),
+from kvlease.errors import InvalidError, KVLeaseError, NeverFitsError
+from kvlease.layout import Layout
+from kvlease.plan import (
+    BackendInputs,
+    CachePlan,
+    EngineInputs,
+    ParallelInputs,
+    PlanInputs,
+    RankInputs,
 )
-LAYERS = st.lists(SPECS, min_size=1, max_size=6, unique_by=lambda spec: spec.name).map(tuple)
-TOKENS_PER_BLOCK = st.integers(1, 600)
+from kvlease.spec import MLA, FullAttention, LayerSpec, SlidingWindow, StateSpace
+from kvlease.units import TOKENS_MAX
+from kvleased.planning import plan, specs_of
+
 LAYER = FullAttention(name="0", num_kv_heads=2, head_size=32, dtype="float16")
+STATE = StateSpace(name="s", shapes=((3, 16), (4, 8, 8)), dtypes=("float16", "float32"))
+LATENT = MLA(name="m", head_size=64, dtype="bfloat16")
+TWO_TENSOR_RANKS = ParallelInputs(tensor_ranks=2)
+FULL = st.builds(
+    FullAttention,
+    name=st.just(""),
+    num_kv_heads=st.integers(1, 8),
+    head_size=st.integers(1, 64),
+    head_size_v=st.one_of(st.none(), st.integers(0, 64)),
+    dtype=st.sampled_from(["float32", "bfloat16", "float8_e4m3fn"]),
+)
+WINDOWS = st.builds(
+    SlidingWindow,
+    name=st.just(""),
+    num_kv_heads=st.integers(1, 4),
+    head_size=st.sampled_from([16, 32]),
+    dtype=st.sampled_from(["bfloat16", "uint8"]),
+    window_tokens=st.sampled_from([64, 100]),
+)
+STATES = st.builds(
+    StateSpace,
+    name=st.just(""),
+    shapes=st.tuples(st.tuples(st.integers(1, 9)), st.tuples(st.integers(1, 99), st.just(4))),
+    dtypes=st.just(("float32", "bfloat16")),
+)
+LAYERS = st.lists(st.one_of(FULL, WINDOWS, STATES), min_size=1, max_size=8).map(
+    lambda specs: tuple(
+        dataclasses.replace(spec, name=str(index)) for index, spec in enumerate(specs)
+    )
+)
 
 
 def inputs(**changes: object) -> PlanInputs:
@@ -31,41 +59,59 @@ def inputs(**changes: object) -> PlanInputs:
     return PlanInputs(**fields)  # type: ignore[arg-type]  # tests pass wrong values on purpose
 
 
-def admits(layout: CachePlan, num_tokens: int) -> bool:
-    """Tell whether admission lets a request of `num_tokens` in, ever."""
-    try:
-        check_request(
-            num_tokens,
-            num_blocks=layout.num_blocks,
-            tokens_per_block=layout.tokens_per_block,
-            bytes_per_block=layout.bytes_per_block,
-        )
-    except NeverFitsError:
-        return False
-    return True
+def bytes_of_block(made: CachePlan, layer_index: int, block: int) -> set[int]:
+    """Return the bytes of the region that a layer's content of one block takes."""
+    layer = made.layers[layer_index]
+    start = layer.offset_bytes + block * layer.block_stride_bytes
+    return {
+        start + head * layer.head_stride_bytes + state * layer.state_stride_bytes + byte
+        for head in range(layer.spec.head_slots)
+        for state in range(layer.spec.states_per_block)
+        for byte in range(layer.spec.bytes_per_state)
+    }
 
 
-@given(LAYERS, TOKENS_PER_BLOCK)
-def test_pages_are_disjoint_aligned_and_inside_the_block(
-    layers: tuple[FullAttention, ...], tokens_per_block: int
+def bytes_of_extents(made: CachePlan, block: int) -> list[int]:
+    """Return the bytes of the region that the pieces of one block take."""
+    return [
+        extent.offset_bytes + block * extent.block_stride_bytes + byte
+        for extent in made.ranks[0].extents
+        for byte in range(extent.num_bytes)
+    ]
+
+
+@given(LAYERS, st.sampled_from(Layout), st.sampled_from([2, 4, 8]), st.integers(1, 3))
+def test_block_holds_its_pages_and_no_byte_twice(
+    layers: tuple[LayerSpec, ...], layout: Layout, tokens_per_block: int, num_blocks: int
 ) -> None:
-    """Pages follow each other on their elements' boundaries, and the last one ends inside its block."""
-    layout = plan(
-        inputs(layers=layers, tokens_per_block=tokens_per_block, device_bytes=0, device_blocks=1)
+    """The pieces of all blocks tile the region; a page lies in its block's, apart from others of its group."""
+    wanted = inputs(
+        layers=layers,
+        layout=layout.value,
+        tokens_per_block=tokens_per_block,
+        device_bytes=0,
+        device_blocks=num_blocks + 1000,
     )
-    end_bytes = 0
-    for layer in layout.layers:
-        assert layer.offset_bytes >= end_bytes
-        assert layer.offset_bytes % layer.spec.bytes_per_element == 0
-        end_bytes = layer.offset_bytes + layer.bytes_per_page
+    try:
+        made = plan(wanted)
+    except InvalidError as refusal:
+        assert refusal.rule is not None
+        return
 
-    assert end_bytes <= layout.bytes_per_block < end_bytes + 64
-    assert layout.bytes_per_block % 64 == 0
+    pieces = [set(bytes_of_extents(made, block)) for block in (0, 1)]
+    assert len(pieces[0]) == made.bytes_per_block == len(bytes_of_extents(made, 0))
+    assert not pieces[0] & pieces[1]
+    taken: dict[int, set[int]] = {}
+    for index, layer in enumerate(made.layers):
+        page = bytes_of_block(made, index, 1)
+        assert page <= pieces[1]
+        assert not page & taken.setdefault(layer.group, set())
+        taken[layer.group] |= page
 
 
-@given(LAYERS, TOKENS_PER_BLOCK, st.integers(1, 2**36), st.integers(0, 2**36))
+@given(LAYERS, st.sampled_from([4, 16]), st.integers(1, 2**24), st.integers(0, 2**24))
 def test_plan_fills_its_budget_and_no_more(
-    layers: tuple[FullAttention, ...], tokens_per_block: int, device_bytes: int, host_bytes: int
+    layers: tuple[LayerSpec, ...], tokens_per_block: int, device_bytes: int, host_bytes: int
 ) -> None:
     """Pools hold whole blocks, stay within their budgets, and one more block would not fit."""
     wanted = inputs(
@@ -73,119 +119,334 @@ def test_plan_fills_its_budget_and_no_more(
         tokens_per_block=tokens_per_block,
         device_bytes=device_bytes,
         host_bytes=host_bytes,
+        engine=EngineInputs(prefix_caching=False),
     )
     try:
-        layout = plan(wanted)
+        made = plan(wanted)
     except NeverFitsError as refusal:
         assert refusal.need is not None
-        assert refusal.limit is not None
-        assert refusal.need > refusal.limit
+        assert refusal.available is not None
+        assert refusal.need > refusal.available
         return
 
-    block = layout.bytes_per_block
-    assert (
-        layout.device_bytes
-        == layout.num_blocks * block
-        <= device_bytes
-        < layout.device_bytes + block
-    )
-    assert layout.host_bytes == layout.num_slots * block <= host_bytes < layout.host_bytes + block
-    assert layout.capacity_tokens == layout.num_blocks * tokens_per_block
+    block, slot = made.bytes_per_block, made.bytes_per_slot
+    assert made.device_bytes == made.num_blocks * block
+    assert made.device_bytes <= device_bytes < made.device_bytes + block
+    assert made.host_bytes == made.num_slots * slot <= host_bytes < made.host_bytes + slot
+    assert made.bytes_per_block % 64 == 0
 
 
-@given(LAYERS, TOKENS_PER_BLOCK, st.integers(1, 10**4), st.integers(0, 2**36))
-def test_more_memory_never_gives_less(
-    layers: tuple[FullAttention, ...], tokens_per_block: int, device_blocks: int, more_bytes: int
+@given(LAYERS, st.integers(1, 500), st.integers(0, 3), st.integers(1, 10**5))
+def test_asked_longest_request_is_planned_as_asked_or_refused_with_what_fits(
+    layers: tuple[LayerSpec, ...], num_blocks: int, null_blocks: int, longest: int
 ) -> None:
-    """Blocks and the longest request grow with the budget; the layout does not change."""
+    """What is refused would not fit; its `limit` does, and one token more does not."""
     wanted = inputs(
         layers=layers,
-        tokens_per_block=tokens_per_block,
-        device_bytes=0,
-        device_blocks=device_blocks,
-    )
-    less = plan(wanted)
-    more_bytes += less.device_bytes
-    more = plan(dataclasses.replace(wanted, device_blocks=0, device_bytes=more_bytes))
-
-    assert more.num_blocks >= less.num_blocks
-    assert more.longest_request_tokens >= less.longest_request_tokens
-    assert more.layout_fingerprint == less.layout_fingerprint
-    assert more.layers == less.layers
-
-
-@given(TOKENS_PER_BLOCK, st.integers(1, 10**5))
-def test_auto_admits_exactly_what_admission_admits(tokens_per_block: int, num_blocks: int) -> None:
-    """The longest request of an automatic plan is admitted, and one token more is not."""
-    layout = plan(
-        inputs(tokens_per_block=tokens_per_block, device_bytes=0, device_blocks=num_blocks)
-    )
-
-    assert admits(layout, layout.longest_request_tokens)
-    assert not admits(layout, layout.longest_request_tokens + 1)
-    assert layout.longest_request_tokens == layout.capacity_tokens
-
-
-@given(TOKENS_PER_BLOCK, st.integers(1, 10**5), st.integers(1, 10**6))
-def test_asked_longest_request_is_planned_or_refused_as_admission_does(
-    tokens_per_block: int, num_blocks: int, longest: int
-) -> None:
-    """A plan that is made holds the request that was asked for; one that is refused would not admit it."""
-    wanted = inputs(
-        tokens_per_block=tokens_per_block,
         device_bytes=0,
         device_blocks=num_blocks,
+        null_blocks=null_blocks,
         longest_request_tokens=longest,
     )
     try:
-        layout = plan(wanted)
+        made = plan(wanted)
     except NeverFitsError as refusal:
-        assert longest > num_blocks * tokens_per_block
-        assert (
-            f"largest request that fits has {num_blocks * tokens_per_block} tokens"
-            in refusal.message
-        )
-        assert (refusal.available, refusal.limit) == (num_blocks, num_blocks)
+        assert refusal.rule in ("not_enough_memory", "no_available_memory")
+        largest = refusal.limit if refusal.rule == "not_enough_memory" else 0
+        assert largest is not None
+        assert largest < longest
+        if largest:
+            fitting = plan(dataclasses.replace(wanted, longest_request_tokens=largest))
+            assert fitting.blocks_per_longest_request <= fitting.usable_blocks
+        with pytest.raises(NeverFitsError):
+            plan(dataclasses.replace(wanted, longest_request_tokens=largest + 1))
     else:
-        assert longest <= layout.longest_request_tokens < longest + tokens_per_block
-        assert layout.longest_request_tokens == layout.blocks_per_longest_request * tokens_per_block
-        assert layout.blocks_per_longest_request <= num_blocks
+        assert made.longest_request_tokens == longest
+        assert made.blocks_per_longest_request <= made.usable_blocks == num_blocks - null_blocks
+
+
+@given(LAYERS, st.integers(1, 500), st.integers(1, 10**5))
+def test_shortened_request_is_the_longest_that_is_admitted(
+    layers: tuple[LayerSpec, ...], num_blocks: int, longest: int
+) -> None:
+    """Fitting keeps what was asked if that fits, else what the refusal named; nothing at all is still refused."""
+    wanted = inputs(
+        layers=layers,
+        device_bytes=0,
+        device_blocks=num_blocks,
+        null_blocks=1,
+        longest_request_tokens=longest,
+        fit_longest_request=True,
+    )
+    try:
+        tokens = plan(wanted).longest_request_tokens
+    except NeverFitsError as refusal:
+        assert refusal.rule == "auto_fit_failed"
+        tokens = 0
+
+    assert tokens <= longest
+    if tokens < longest:
+        longer = dataclasses.replace(
+            wanted, longest_request_tokens=tokens + 1, fit_longest_request=False
+        )
+        with pytest.raises(NeverFitsError):
+            plan(longer)
+
+
+def test_without_a_longest_request_as_much_as_fits_is_planned() -> None:
+    """Zero tokens asked for means the whole pool, in whole blocks of a uniform cache, less the null block."""
+    made = plan(inputs(null_blocks=1))
+
+    assert made.num_blocks == 10
+    assert made.usable_blocks == 9
+    assert made.longest_request_tokens == made.capacity_tokens == 9 * 16
+    assert made.concurrency == 1.0
 
 
 def test_longest_request_stops_where_the_table_counts() -> None:
     """No pool is so large that a request's tokens would not fit in the block table's int32."""
-    assert largest_request_tokens(2**31 - 1, 16) == TOKENS_MAX - TOKENS_MAX % 16
+    made = plan(inputs(device_bytes=0, device_blocks=2**31 - 1))
+
+    assert made.longest_request_tokens == TOKENS_MAX
+
+
+@pytest.mark.parametrize("may_shorten", [False, True])
+def test_memory_for_not_even_one_token_is_refused(may_shorten: bool) -> None:
+    """A window takes two blocks for its first token; one block is refused, with both numbers."""
+    window = SlidingWindow(
+        name="w", num_kv_heads=2, head_size=32, dtype="float16", window_tokens=64
+    )
+
+    with pytest.raises(NeverFitsError) as refusal:
+        plan(inputs(layers=(window,), device_bytes=4096, fit_longest_request=may_shorten))
+
+    assert (refusal.value.rule, refusal.value.need, refusal.value.available) == (
+        "auto_fit_failed",
+        2,
+        1,
+    )
+
+
+@given(LAYERS, st.integers(1, 10**4), st.integers(0, 2**24))
+def test_more_memory_never_gives_less(
+    layers: tuple[LayerSpec, ...], device_blocks: int, more_bytes: int
+) -> None:
+    """Blocks and the longest request grow with the budget; what a block is does not change."""
+    wanted = inputs(layers=layers, device_bytes=0, device_blocks=device_blocks)
+    try:
+        less = plan(wanted)
+    except KVLeaseError:
+        return
+    more = plan(
+        dataclasses.replace(wanted, device_blocks=0, device_bytes=less.device_bytes + more_bytes)
+    )
+
+    assert more.num_blocks >= less.num_blocks
+    assert more.longest_request_tokens >= less.longest_request_tokens
+    assert more.layout_fingerprint == less.layout_fingerprint
+
+
+def test_given_blocks_rule_over_measured_memory() -> None:
+    """Blocks that are given are planned, whether more memory is there or none was measured."""
+    for device_bytes in (0, 40960):
+        made = plan(inputs(device_bytes=device_bytes, device_blocks=3))
+
+        assert made.num_blocks == 3
+        assert made.device_bytes == 3 * 4096
+
+
+def test_given_blocks_that_do_not_fit_are_refused_with_those_that_do() -> None:
+    """Blocks that take more than the memory measured are refused before anything is allocated."""
+    with pytest.raises(NeverFitsError) as refusal:
+        plan(inputs(device_blocks=11))
+
+    assert refusal.value.rule == "device_blocks_do_not_fit"
+    assert (refusal.value.need, refusal.value.available) == (11 * 4096, 40960)
+    assert refusal.value.limit == 10
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"tokens_per_block": 32}, id="tokens per block"),
-        pytest.param({"layers": (dataclasses.replace(LAYER, name="1"),)}, id="name"),
-        pytest.param({"layers": (dataclasses.replace(LAYER, num_kv_heads=4),)}, id="heads"),
-        pytest.param({"layers": (dataclasses.replace(LAYER, head_size=64),)}, id="head size"),
-        pytest.param({"layers": (dataclasses.replace(LAYER, head_size_v=64),)}, id="V head size"),
-        pytest.param({"layers": (dataclasses.replace(LAYER, dtype="bfloat16"),)}, id="dtype"),
-    ],
+    ("null_blocks", "device_bytes"),
+    [(0, 0), (0, 4095), (1, 4096), (2, 8192)],
 )
-def test_fingerprint_tells_layouts_apart(changes: dict[str, object]) -> None:
-    """Whatever changes where a byte lies or what it means changes the fingerprint."""
-    assert plan(inputs(**changes)).layout_fingerprint != plan(inputs()).layout_fingerprint
+def test_memory_without_a_usable_block_is_refused(null_blocks: int, device_bytes: int) -> None:
+    """Memory that holds no more than the blocks never granted is refused with what would do."""
+    with pytest.raises(NeverFitsError) as refusal:
+        plan(inputs(null_blocks=null_blocks, device_bytes=device_bytes))
+
+    assert refusal.value.rule == "no_available_memory"
+    assert (refusal.value.need, refusal.value.available) == (
+        (null_blocks + 1) * 4096,
+        device_bytes,
+    )
+
+
+def test_ranks_that_are_not_given_are_equal() -> None:
+    """Without ranks there are as many as share the heads, all alike."""
+    made = plan(inputs(parallel=TWO_TENSOR_RANKS))
+
+    assert [rank.rank for rank in made.ranks] == [0, 1]
+    assert made.ranks[0].layers == made.ranks[1].layers
+    assert made.device_bytes == 2 * 40960
+
+
+def test_rank_with_the_fewest_blocks_decides_for_all() -> None:
+    """All ranks have equally many blocks, and are placed with that number, whatever memory they have."""
+    ranks = (RankInputs(device_bytes=40960), RankInputs(device_bytes=20480))
+
+    made = plan(inputs(ranks=ranks, layout="LBHNC"))
+
+    assert made.num_blocks == 5
+    assert [rank.device_bytes for rank in made.ranks] == [20480, 20480]
+    assert [layer.block_stride_bytes for layer in made.layers] == [4096]
+
+
+def test_stages_keep_their_layers_and_all_groups() -> None:
+    """Groups are made over all ranks; a rank has its own layers of each, in model order, or none."""
+    other = dataclasses.replace(LAYER, name="1")
+    window = SlidingWindow(
+        name="w", num_kv_heads=2, head_size=32, dtype="float16", window_tokens=64
+    )
+    ranks = (
+        RankInputs(layers=(LAYER, window)),
+        RankInputs(layers=(other, dataclasses.replace(window, name="v"))),
+        RankInputs(keeps_nothing=True, device_bytes=0),
+    )
+
+    made = plan(inputs(layers=(), ranks=ranks, layout="LBNHC"))
+
+    assert [group.layer_names for group in made.groups] == [("0", "1"), ("w", "v")]
+    names = [[layer.name for layer in rank.layers] for rank in made.ranks]
+    assert names == [["0", "w"], ["1", "v"], []]
+    assert [rank.bytes_per_block for rank in made.ranks] == [4096, 4096, 0]
+    assert made.num_blocks == 10
+
+
+def test_engine_that_keeps_nothing_has_one_block_of_nothing() -> None:
+    """Without any layer there are no groups and no bytes, and nothing is refused for want of memory."""
+    made = plan(inputs(layers=(), device_bytes=0, ranks=(RankInputs(keeps_nothing=True),)))
+
+    assert (made.num_blocks, made.device_bytes, made.groups, made.layers) == (1, 0, (), ())
+    assert made.longest_request_tokens == TOKENS_MAX
+    assert made.num_slots == 0
+
+
+def test_layer_that_two_ranks_keep_differently_is_refused() -> None:
+    """One name means one thing on all ranks; the refusal has both pages."""
+    wider = dataclasses.replace(LAYER, num_kv_heads=4)
+
+    with pytest.raises(InvalidError) as refusal:
+        plan(inputs(ranks=(RankInputs(), RankInputs(layers=(wider,)))))
+
+    assert refusal.value.rule == "layer_spec_differs_across_workers"
+    assert (refusal.value.need, refusal.value.available) == (4096, 8192)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("layers", "needs_scrub"),
     [
-        pytest.param({"device_bytes": 81920}, id="more device memory"),
-        pytest.param({"host_bytes": 8192}, id="a host tier"),
-        pytest.param({"longest_request_tokens": 16}, id="longest request"),
-        pytest.param({"model_digest": "abc"}, id="other weights"),
-        pytest.param({"layers": (LAYER.explicit(),)}, id="a default written out"),
+        pytest.param((LAYER,), False, id="one type"),
+        pytest.param((LAYER, STATE), True, id="a state"),
+        pytest.param(
+            (LAYER, dataclasses.replace(LAYER, name="1", dtype="bfloat16")), True, id="two types"
+        ),
     ],
 )
-def test_fingerprint_does_not_tell_capacities_apart(changes: dict[str, object]) -> None:
-    """What leaves every byte of a block where it was leaves the fingerprint."""
-    assert plan(inputs(**changes)).layout_fingerprint == plan(inputs()).layout_fingerprint
+def test_blocks_are_scrubbed_where_bytes_change_their_meaning(
+    layers: tuple[LayerSpec, ...], needs_scrub: bool
+) -> None:
+    """Granted blocks are zeroed if what was there could be read as another type."""
+    assert plan(inputs(layers=layers)).ranks[0].needs_scrub is needs_scrub
+
+
+@pytest.mark.parametrize(
+    ("layers", "tensor_ranks", "context_ranks", "replicas"),
+    [
+        pytest.param((LATENT,), 4, 1, 4, id="latent"),
+        pytest.param((LATENT,), 4, 2, 1, id="latent, tokens shared"),
+        pytest.param((LAYER,), 4, 1, 1, id="heads split"),
+        pytest.param(
+            (dataclasses.replace(LAYER, tensor_shards_max=2),), 8, 1, 4, id="two shards of eight"
+        ),
+        pytest.param((dataclasses.replace(LAYER, tensor_shards_max=8),), 4, 1, 1, id="few ranks"),
+    ],
+)
+def test_replicas_are_the_ranks_beyond_the_shards(
+    layers: tuple[LayerSpec, ...], tensor_ranks: int, context_ranks: int, replicas: int
+) -> None:
+    """Ranks that cannot keep heads or tokens of their own keep copies."""
+    parallel = ParallelInputs(tensor_ranks=tensor_ranks, context_ranks=context_ranks)
+
+    assert plan(inputs(layers=layers, parallel=parallel)).tensor_replicas == replicas
+
+
+def test_group_tells_how_kernels_count_its_blocks() -> None:
+    """A kernel that reads 16 and 32 tokens reads a block of 64 as two, if blocks lie without gaps."""
+    layer = dataclasses.replace(LAYER, backend="mine")
+    backends = (BackendInputs(name="mine", exact_tokens=(16, 32)),)
+
+    made = plan(inputs(layers=(layer,), tokens_per_block=64, layout="LBHNC", backends=backends))
+
+    group = made.groups[0]
+    assert (group.kernel_tokens_per_block, group.kernel_blocks_per_block) == (32, 2)
+    assert group.kernel_block_stride == 2
+
+
+def test_finest_cacheable_group_gives_the_plans_block() -> None:
+    """The plan's tokens per block are the least of the groups whose blocks are found by their content."""
+    window = SlidingWindow(
+        name="w",
+        num_kv_heads=4,
+        head_size=32,
+        dtype="float16",
+        window_tokens=64,
+        tokens_per_block=8,
+    )
+
+    made = plan(inputs(layers=(LAYER, window)))
+
+    assert [group.tokens_per_block for group in made.groups] == [16, 8]
+    assert made.tokens_per_block == 8
+
+
+def test_specs_are_those_of_all_ranks_with_nothing_left_open() -> None:
+    """Layers come once each in order, with the plan's block where they gave none of their own."""
+    specs = specs_of(inputs(ranks=(RankInputs(), RankInputs(layers=(STATE,)))))
+
+    assert [(spec.name, spec.tokens_per_block) for spec in specs] == [("0", 16), ("s", 16)]
+
+
+def test_lower_tiers_count_slots_of_all_ranks() -> None:
+    """Host and remote slots hold every rank's block; disk slots have a sector more for their header."""
+    made = plan(
+        inputs(
+            parallel=TWO_TENSOR_RANKS,
+            host_bytes=10 * 8192,
+            remote_bytes=8192,
+            disk_bytes=2 * (8192 + 4096),
+        )
+    )
+
+    assert (made.bytes_per_slot, made.num_slots) == (8192, 10)
+    assert (made.num_remote_slots, made.num_disk_slots) == (1, 2)
+    assert [rank.slot_cell_offset_bytes for rank in made.ranks] == [0, 4096]
+
+
+def test_lower_tier_of_blocks_without_keys_is_refused() -> None:
+    """A state that is kept at no block's end cannot be found again by a key, so that no tier can hold it."""
+    long_state = dataclasses.replace(STATE, tokens_per_block=4096)
+    wanted = inputs(
+        layers=(dataclasses.replace(LAYER, bytes_per_page_padded=8192), long_state),
+        host_bytes=2**20,
+        device_bytes=2**20,
+    )
+
+    with pytest.raises(InvalidError) as refusal:
+        plan(wanted)
+
+    assert refusal.value.rule == "offload_block_not_hash_aligned"
+    unkeyed = dataclasses.replace(wanted, engine=EngineInputs(prefix_caching=False))
+    assert plan(unkeyed).num_slots > 0
 
 
 @pytest.mark.parametrize(
@@ -197,8 +458,6 @@ def test_fingerprint_does_not_tell_capacities_apart(changes: dict[str, object]) 
         pytest.param({"layers": (LAYER, LAYER)}, "name", id="one name twice"),
         pytest.param({"layers": (LAYER,) * 5000}, "layers", id="too many layers"),
         pytest.param({"tokens_per_block": 0}, "tokens_per_block", id="empty blocks"),
-        pytest.param({"device_bytes": 0}, "device_bytes", id="no budget"),
-        pytest.param({"device_blocks": 5}, "device_bytes", id="two budgets"),
         pytest.param({"device_bytes": -1}, "device_bytes", id="negative budget"),
         pytest.param(
             {"device_bytes": 0, "device_blocks": 2**31}, "device_blocks", id="ids beyond int32"
@@ -208,11 +467,30 @@ def test_fingerprint_does_not_tell_capacities_apart(changes: dict[str, object]) 
             "device_bytes",
             id="bytes",
         ),
+        pytest.param({"device_bytes": 2**53 - 1, "tokens_per_block": 1}, "num_blocks", id="blocks"),
         pytest.param({"host_bytes": -1}, "host_bytes", id="negative host budget"),
+        pytest.param({"null_blocks": -1}, "null_blocks", id="negative null blocks"),
+        pytest.param({"block_multiple_bytes": 0}, "block_multiple_bytes", id="no multiple"),
+        pytest.param({"layout": "LBHCN"}, "layout", id="no such layout"),
         pytest.param(
             {"longest_request_tokens": 2**40}, "longest_request_tokens", id="tokens beyond int32"
         ),
         pytest.param({"model_digest": "x" * 257}, "model_digest", id="long digest"),
+        pytest.param({"parallel": ParallelInputs(tensor_ranks=0)}, "tensor_ranks", id="no rank"),
+        pytest.param({"ranks": (RankInputs(),) * 2000}, "ranks", id="too many ranks"),
+        pytest.param(
+            {"ranks": (RankInputs(keeps_nothing=True, layers=(LAYER,)),)},
+            "keeps_nothing",
+            id="something of nothing",
+        ),
+        pytest.param({"engine": EngineInputs(tokens_per_step=0)}, "tokens_per_step", id="no step"),
+        pytest.param(
+            {"engine": EngineInputs(lookahead_tokens=-1)}, "lookahead_tokens", id="looks back"
+        ),
+        pytest.param({"engine": EngineInputs(state_mode="some")}, "state_mode", id="state mode"),
+        pytest.param(
+            {"layers": (dataclasses.replace(LAYER, backend="none such"),)}, "backend", id="backend"
+        ),
     ],
 )
 def test_malformed_inputs_are_refused_by_name(changes: dict[str, object], resource: str) -> None:
@@ -223,14 +501,13 @@ def test_malformed_inputs_are_refused_by_name(changes: dict[str, object], resour
     assert refusal.value.resource == resource
 
 
-@pytest.mark.parametrize("name", ["device_bytes", "host_bytes"])
-def test_memory_below_one_block_is_refused_with_the_block(name: str) -> None:
-    """Memory that holds no block is refused with what a block takes and what there was."""
-    with pytest.raises(NeverFitsError) as refusal:
-        plan(inputs(**{name: 4095}))
-
-    assert (refusal.value.resource, refusal.value.need, refusal.value.available) == (
-        name,
-        4096,
-        4095,
+def test_model_config_gives_the_layers() -> None:
+    """The text of a config.json stands for its layers."""
+    config = (
+        '{"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64, '
+        '"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16"}'
     )
+
+    made = plan(inputs(layers=(), model_config=config))
+
+    assert [layer.bytes_per_page for layer in made.layers] == [4096] * 3

@@ -1,0 +1,170 @@
+"""Own how many blocks a request takes and which requests can ever fit; whether one fits now is the core's business.
+
+need(tokens)  = sum over groups of the blocks that a request of so many tokens takes
+usable_blocks = min over ranks of floor(device_bytes / bytes_per_block) - null_blocks
+admitted      = need(tokens) <= usable_blocks
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kvlease.errors import NeverFitsError
+from kvlease.geometry import floor_div
+from kvlease.spec import LayerSpec
+from kvlease.units import TOKENS_MAX, show_bytes
+from kvleased.planning.demand import Demand, blocks_per_request, table_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The memory that one rank has for its blocks."""
+
+    rank: int
+    bytes_per_block: int
+    device_bytes: int
+
+    @property
+    def num_blocks(self) -> int:
+        """floor(device_bytes / bytes_per_block): the blocks that the rank could have by itself."""
+        return floor_div(self.device_bytes, self.bytes_per_block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What admission counts with: what the groups keep, and the blocks of the rank that has the fewest."""
+
+    specs_by_group: tuple[tuple[LayerSpec, ...], ...]
+    """The different specs of each group's layers."""
+    demand: Demand
+    """What a request takes, but for its tokens."""
+    memory: RankMemory
+    """The rank that has the fewest blocks."""
+    null_blocks: int
+
+    @property
+    def usable_blocks(self) -> int:
+        """num_blocks - null_blocks, and not below 0."""
+        return max(0, self.memory.num_blocks - self.null_blocks)
+
+    def request_blocks(self, num_tokens: int) -> int:
+        """Return the blocks of all groups that a request takes."""
+        return sum(self.request_blocks_by_group(num_tokens))
+
+    def request_blocks_by_group(self, num_tokens: int) -> tuple[int, ...]:
+        """Return the blocks of each group that a request takes."""
+        demand = replace(self.demand, num_tokens=num_tokens)
+        return tuple(group_blocks(specs, demand) for specs in self.specs_by_group)
+
+    def largest_request_tokens(self, most: int = TOKENS_MAX) -> int:
+        """Return the most tokens, up to `most`, of a request that can ever fit; 0 where not one token does.
+
+        A longer request never takes fewer blocks, so that halving finds the last one that fits.
+        """
+        fits, too_many = 0, most + 1
+        while too_many - fits > 1:
+            tokens = floor_div(fits + too_many, 2)
+            if self.request_blocks(tokens) <= self.usable_blocks:
+                fits = tokens
+            else:
+                too_many = tokens
+        return fits
+
+    def check_memory(self) -> None:
+        """Refuse memory that holds no more than the blocks that are never granted.
+
+        Raises:
+            NeverFitsError: it does not.
+        """
+        memory = self.memory
+        reserved = self.null_blocks * memory.bytes_per_block
+        if memory.device_bytes > reserved and memory.num_blocks:
+            return
+        need = (self.null_blocks + 1) * memory.bytes_per_block
+        message = (
+            f"rank {memory.rank} has {memory.device_bytes} bytes ({show_bytes(memory.device_bytes)}) for its pool; "
+            f"one block takes {memory.bytes_per_block} bytes and {self.null_blocks} are never granted, so that it "
+            f"needs at least {need} ({show_bytes(need)}); give more memory or fewer tokens_per_block"
+        )
+        raise NeverFitsError(
+            message,
+            resource="device_bytes",
+            rule="no_available_memory",
+            need=need,
+            available=memory.device_bytes,
+            limit=memory.device_bytes,
+        )
+
+    def check_request(self, num_tokens: int) -> int:
+        """Return the blocks that a request takes.
+
+        Raises:
+            NeverFitsError: more than there are; `limit` is the tokens of the largest request that fits.
+        """
+        by_group = self.request_blocks_by_group(num_tokens)
+        need = sum(by_group)
+        if need <= self.usable_blocks:
+            return need
+        largest = self.largest_request_tokens(num_tokens)
+        memory = self.memory
+        worst = max(range(len(by_group)), key=by_group.__getitem__)
+        spec = self.specs_by_group[worst][0]
+        need_bytes = need * memory.bytes_per_block
+        message = (
+            f"a request of {num_tokens} tokens takes {need} blocks ({show_bytes(need_bytes)}, {need_bytes} bytes), "
+            f"{by_group[worst]} of them of group {worst} ({spec.kind}, such as {spec.name!r}); rank {memory.rank} has "
+            f"{self.usable_blocks} that can be granted, of {memory.bytes_per_block} bytes each; the largest request "
+            f"that fits has {largest} tokens"
+        )
+        raise NeverFitsError(
+            message,
+            resource="device_blocks",
+            rule="not_enough_memory",
+            need=need,
+            available=self.usable_blocks,
+            limit=largest,
+        )
+
+    def fit_request(self, asked_tokens: int) -> int:
+        """Return the tokens of the longest request that fits, of at most `asked_tokens`.
+
+        Raises:
+            NeverFitsError: not one token does.
+        """
+        largest = self.largest_request_tokens(asked_tokens)
+        if largest:
+            return largest
+        need, usable = self.request_blocks(1), self.usable_blocks
+        message = (
+            f"no request fits: one token takes {need} blocks of {self.memory.bytes_per_block} bytes and rank "
+            f"{self.memory.rank} has {usable} that can be granted; give more memory or fewer tokens_per_block"
+        )
+        raise NeverFitsError(
+            message,
+            resource="device_blocks",
+            rule="auto_fit_failed",
+            need=need,
+            available=usable,
+            limit=0,
+        )
+
+
+def group_blocks(specs: Iterable[LayerSpec], demand: Demand) -> int:
+    """Return the blocks of a group with layers of such specs that one request takes: those of the most demanding."""
+    return max(blocks_per_request(spec, demand) for spec in specs)
+
+
+def group_table_blocks(specs: Iterable[LayerSpec], demand: Demand) -> int:
+    """Return the entries of a group's table row for one request; an encoder's input may be longer than the request."""
+    longest = replace(demand, num_tokens=max(demand.num_tokens, demand.encoder_tokens))
+    return max(table_blocks(spec, longest) for spec in specs)
+
+
+def fewest_blocks(memories: Sequence[RankMemory]) -> RankMemory:
+    """Return the rank that has the fewest blocks, and of several the one with no byte over: it decides for all."""
+    return min(
+        memories,
+        key=lambda memory: (
+            memory.num_blocks,
+            memory.device_bytes > memory.num_blocks * memory.bytes_per_block,
+        ),
+    )

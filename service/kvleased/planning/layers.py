@@ -1,0 +1,134 @@
+"""Own which layers each rank keeps, with nothing left to a default; how layers share tables is `grouping`'s."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlease.errors import InvalidError
+from kvlease.plan import PlanInputs, RankInputs
+from kvlease.spec import LayerSpec
+from kvlease.units import BYTES_MAX, checked_count
+from kvleased.planning.limits import PLANNED_RANKS_MAX
+from kvleased.planning.models import LAYERS_MAX, layers_of, model_facts, pipeline_stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLayers:
+    """What one rank keeps, and the memory that it has for it."""
+
+    device_bytes: int
+    """0: not measured."""
+    layers: tuple[LayerSpec, ...]
+
+
+def layers_by_rank(inputs: PlanInputs) -> tuple[RankLayers, ...]:
+    """Return the layers and the memory of every rank, checked and explicit; ranks that keep the same share one tuple.
+
+    Raises:
+        InvalidError: the inputs give no layers or give them twice, or a layer cannot be laid out.
+    """
+    common = _common_layers(inputs)
+    given_ranks = inputs.ranks or _stage_ranks(inputs, common)
+    checked_count("ranks", len(given_ranks), least=1, most=PLANNED_RANKS_MAX)
+    by_identity: dict[int, tuple[LayerSpec, ...]] = {}
+    by_content: dict[object, tuple[LayerSpec, ...]] = {}
+    ranks = []
+    for rank in given_ranks:
+        given = _given_layers(rank, common)
+        if id(given) not in by_identity:
+            layers = _explicit(given, inputs.tokens_per_block)
+            # Specs are equal whatever the layers' names, so that those count beside them.
+            content = (tuple((layer.name, layer.backend) for layer in layers), layers)
+            by_identity[id(given)] = by_content.setdefault(content, layers)
+        device_bytes = inputs.device_bytes if rank.device_bytes is None else rank.device_bytes
+        checked_count("device_bytes", device_bytes, most=BYTES_MAX)
+        ranks.append(RankLayers(device_bytes=device_bytes, layers=by_identity[id(given)]))
+    return tuple(ranks)
+
+
+def union_of(ranks: Sequence[RankLayers]) -> tuple[LayerSpec, ...]:
+    """Return the layers of all ranks, each once, in order of first appearance.
+
+    Raises:
+        InvalidError: two ranks keep different things under one name.
+    """
+    union: dict[str, LayerSpec] = {}
+    for layers in {id(rank.layers): rank.layers for rank in ranks}.values():
+        for layer in layers:
+            known = union.setdefault(layer.name, layer)
+            if known != layer:
+                message = (
+                    f"two ranks keep different things for layer {layer.name!r}, in pages of "
+                    f"{known.bytes_per_page} and {layer.bytes_per_page} bytes; give all ranks the same spec of it"
+                )
+                raise InvalidError(
+                    message,
+                    resource="ranks",
+                    rule="layer_spec_differs_across_workers",
+                    need=known.bytes_per_page,
+                    available=layer.bytes_per_page,
+                )
+    return tuple(union.values())
+
+
+def _common_layers(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
+    """Return the layers of the ranks that do not give their own."""
+    brings_all = bool(inputs.ranks) and all(
+        rank.layers or rank.keeps_nothing for rank in inputs.ranks
+    )
+    num_sources = bool(inputs.layers) + bool(inputs.model_config)
+    if num_sources != 1 and not (brings_all and num_sources == 0):
+        message = "give either layers or model_config, and not both"
+        raise InvalidError(message, resource="layers")
+    if inputs.kv_dtype and not inputs.model_config:
+        message = "kv_dtype goes with model_config; layers carry their own dtype"
+        raise InvalidError(message, resource="kv_dtype")
+    if inputs.model_config:
+        return layers_of(
+            inputs.model_config,
+            inputs.kv_dtype,
+            parallel=inputs.parallel,
+            engine=inputs.engine,
+            tokens_per_block=inputs.tokens_per_block,
+        )
+    return inputs.layers
+
+
+def _stage_ranks(inputs: PlanInputs, common: tuple[LayerSpec, ...]) -> tuple[RankInputs, ...]:
+    """Return the ranks of every pipeline stage, stage by stage, as tensor parallel ranks of equal layers."""
+    parallel = inputs.parallel
+    if parallel.pipeline_ranks == 1:
+        return (RankInputs(),) * parallel.tensor_ranks
+    num_layers = model_facts(inputs.model_config).num_hidden_layers if inputs.model_config else None
+    stages = pipeline_stages(common, parallel.pipeline_ranks, num_layers=num_layers)
+    return tuple(
+        rank
+        for stage in stages
+        for rank in (RankInputs(layers=stage, keeps_nothing=not stage),) * parallel.tensor_ranks
+    )
+
+
+def _given_layers(rank: RankInputs, common: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    if not rank.keeps_nothing:
+        return rank.layers or common
+    if rank.layers:
+        message = "a rank that keeps_nothing has layers; give one of both"
+        raise InvalidError(message, resource="keeps_nothing", need=0, available=len(rank.layers))
+    return ()
+
+
+def _explicit(given: tuple[LayerSpec, ...], tokens_per_block: int) -> tuple[LayerSpec, ...]:
+    """Return the layers with nothing left to a default, once each is known to be sound."""
+    checked_count("layers", len(given), most=LAYERS_MAX)
+    names: set[str] = set()
+    layers = []
+    for layer in given:
+        if layer.name in names:
+            message = f"two layers are named {layer.name!r}; a layer's name is unique in its model"
+            raise InvalidError(message, resource="name", rule="layer_name_not_unique")
+        names.add(layer.name)
+        layer.check()
+        explicit = layer.explicit(tokens_per_block)
+        if layer.tokens_per_block is None:
+            explicit.check()
+        layers.append(explicit)
+    return tuple(layers)

@@ -1,0 +1,50 @@
+"""Own the limits of a plan's inputs: what is refused before anything is made of it."""
+
+from typing import Final
+
+from kvlease.errors import InvalidError
+from kvlease.plan import PlanInputs
+from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count
+
+PLANNED_RANKS_MAX: Final = 1024
+"""Ranks of the widest engine that is planned."""
+
+_TOKENS_PER_BLOCK_MAX: Final = 2**24
+_DIGEST_CHARACTERS_MAX: Final = 256
+_STATE_MODES: Final = ("none", "align", "all")
+
+
+def check_inputs(inputs: PlanInputs) -> None:
+    """Refuse numbers that are out of range; layers, layout and lower tiers are checked where they are read.
+
+    Raises:
+        InvalidError: one is; the message names it and both bounds.
+    """
+    checked_count("tokens_per_block", inputs.tokens_per_block, least=1, most=_TOKENS_PER_BLOCK_MAX)
+    for name, most in (
+        ("device_bytes", BYTES_MAX),
+        ("device_blocks", BLOCKS_MAX),
+        ("null_blocks", BLOCKS_MAX),
+        ("longest_request_tokens", TOKENS_MAX),
+    ):
+        checked_count(name, getattr(inputs, name), most=most)
+    checked_count("block_multiple_bytes", inputs.block_multiple_bytes, least=1, most=BYTES_MAX)
+    for name in ("tensor_ranks", "pipeline_ranks", "context_ranks"):
+        checked_count(name, getattr(inputs.parallel, name), least=1, most=PLANNED_RANKS_MAX)
+    for name in ("tokens_per_step", "steps_in_flight"):
+        checked_count(name, getattr(inputs.engine, name), least=1, most=TOKENS_MAX)
+    for name in ("lookahead_tokens", "encoder_tokens_max"):
+        checked_count(name, getattr(inputs.engine, name), most=TOKENS_MAX)
+    if inputs.engine.state_mode not in _STATE_MODES:
+        message = (
+            f"state_mode {inputs.engine.state_mode[:40]!r} is not one of {', '.join(_STATE_MODES)}"
+        )
+        raise InvalidError(message, resource="state_mode", rule="unknown_state_mode")
+    if len(inputs.model_digest) > _DIGEST_CHARACTERS_MAX:
+        message = f"model_digest must have at most {_DIGEST_CHARACTERS_MAX} characters, not {len(inputs.model_digest)}"
+        raise InvalidError(
+            message,
+            resource="model_digest",
+            need=len(inputs.model_digest),
+            limit=_DIGEST_CHARACTERS_MAX,
+        )

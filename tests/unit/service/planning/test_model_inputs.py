@@ -1,0 +1,89 @@
+"""Laws of inputs that name a model: what they leave open is the model's, and stages share its layers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvlease.errors import InvalidError
+from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
+from kvlease.spec import FullAttention
+from kvleased.planning import plan
+from kvleased.planning.model_inputs import with_model_facts
+
+CONFIGS = Path(__file__).parents[3] / "fixtures" / "configs"
+LLAMA = (CONFIGS / "llama3-8b.json").read_text(encoding="utf-8")
+WHISPER = (CONFIGS / "whisper-large-v3.json").read_text(encoding="utf-8")
+LAYERS = tuple(
+    FullAttention(name=f"layers.{index}", num_kv_heads=2, head_size=32, dtype="float16")
+    for index in range(5)
+)
+
+
+def test_open_longest_request_is_the_models() -> None:
+    """However much memory there is, a request is no longer than the model takes."""
+    inputs = PlanInputs(model_config=LLAMA, tokens_per_block=16, device_bytes=1 << 42)
+
+    assert plan(inputs).longest_request_tokens == json.loads(LLAMA)["max_position_embeddings"]
+
+
+def test_open_longest_request_is_what_fits() -> None:
+    """Where the memory holds less than the model takes, the request is shortened and not refused."""
+    inputs = PlanInputs(model_config=LLAMA, tokens_per_block=16, device_blocks=10)
+
+    assert plan(inputs).longest_request_tokens == 160
+
+
+def test_what_is_said_stands() -> None:
+    """A request and an encoder's input that were given are not the model's to change."""
+    given = PlanInputs(
+        model_config=WHISPER,
+        tokens_per_block=16,
+        device_blocks=1000,
+        longest_request_tokens=100,
+        engine=EngineInputs(encoder_tokens_max=7),
+    )
+
+    assert with_model_facts(given) == given
+
+
+def test_open_encoder_input_is_the_models() -> None:
+    """Cross attention keeps the longest input that the encoder takes."""
+    inputs = PlanInputs(model_config=WHISPER, tokens_per_block=16, device_blocks=1000)
+
+    assert with_model_facts(inputs).engine.encoder_tokens_max == 1500
+
+
+@pytest.mark.parametrize("source", [{"model_config": LLAMA}, {"layers": LAYERS}])
+def test_pipeline_stages_share_the_layers(source: dict[str, object]) -> None:
+    """Every layer is kept by the tensor ranks of exactly one stage, and all ranks have as many blocks."""
+    inputs = PlanInputs(
+        **source,  # type: ignore[arg-type]  # of two types
+        tokens_per_block=16,
+        device_bytes=1 << 30,
+        parallel=ParallelInputs(tensor_ranks=2, pipeline_ranks=2),
+    )
+
+    made = plan(inputs)
+
+    names = [[layer.name for layer in rank.layers] for rank in made.ranks]
+    assert len(names) == 4
+    assert names[0] == names[1]
+    assert names[2] == names[3]
+    assert not set(names[0]) & set(names[2])
+    assert list(made.groups[0].layer_names) == names[0] + names[2]
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    """A stage without a layer would be of no use; the refusal names the limit."""
+    inputs = PlanInputs(
+        layers=LAYERS,
+        tokens_per_block=16,
+        device_bytes=1 << 20,
+        parallel=ParallelInputs(pipeline_ranks=6),
+    )
+
+    with pytest.raises(InvalidError) as refusal:
+        plan(inputs)
+
+    assert (refusal.value.need, refusal.value.limit) == (6, 5)
