@@ -1,11 +1,11 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check bench proto sim clean
+.PHONY: help setup demo serve test test-vllm check bench proto sim clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: .venv/.ready ## make .venv, once
 
@@ -23,6 +23,12 @@ test: setup ## run all tests: units side by side, then those that start processe
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not gpu"
 	@$(BIN)/python -m pytest -q -n 0 -m "acceptance and not gpu"
 
+test-vllm: setup .venv-vllm/.ready ## compare plans of random configurations with vLLM 0.32 itself
+	@$(BIN)/python tests/vllm/run.py
+
+.venv-vllm/.ready: tests/vllm/setup.sh
+	@bash tests/vllm/setup.sh
+
 check: setup ## run all checks that do not run tests, and the coverage gates
 	@bash .ci/check
 
@@ -37,4 +43,4 @@ proto: setup ## generate the protocol's Python code from its sources
 	    --grpc_python_out=client kvlease/v1/kvlease.proto
 
 clean: ## remove what can be made again
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

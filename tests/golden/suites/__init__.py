@@ -1,0 +1,1 @@
+"""One module per suite: operations of the reference, answered by our functions."""

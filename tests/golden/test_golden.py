@@ -1,0 +1,42 @@
+"""Every vector of every suite is answered as the reference does, or better, with the reason on record."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.golden.differences import DIFFERENCES
+from tests.golden.run import SUITES, verdicts
+
+_VECTORS = Path(__file__).parent / "vectors"
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "differences.md"
+
+
+@pytest.mark.parametrize("path", sorted(_VECTORS.glob("*.json")), ids=lambda path: path.stem)
+def test_answers_are_those_of_the_reference(path: Path) -> None:
+    """No vector of a suite differs without a reason that holds."""
+    differing = {verdict["id"]: verdict["why"] for verdict in verdicts(path) if not verdict["ok"]}
+
+    assert not differing, json.dumps(differing, indent=1)[:4000]
+
+
+def test_differences_page_says_what_the_table_does() -> None:
+    """Each difference is one row of the page, by its name, and each row is one of the table."""
+    rows = [
+        line.split("|")[1].strip()
+        for line in _DOCUMENT.read_text().splitlines()
+        if line.startswith("|") and not line.startswith(("| difference |", "|---"))
+    ]
+
+    assert rows == [difference.name for difference in DIFFERENCES]
+
+
+def test_every_operation_of_the_vectors_is_known() -> None:
+    """No file has an operation that nobody answers."""
+    operations = {
+        vector["op"]
+        for path in _VECTORS.glob("*.json")
+        for vector in json.loads(path.read_text())["vectors"]
+    }
+
+    assert operations <= SUITES.keys()

@@ -1,0 +1,77 @@
+"""The judge of golden vectors lets nothing through: neither faults of ours, nor differences without a reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.compare import mismatches
+from tests.golden.run import judge, main
+
+WIDTH = {
+    "id": "w",
+    "op": "block_table_width",
+    "tags": [],
+    "input": {"max_num_blocks": 5, "block_size": 16, "token_alignment": 128},
+    "expected": {"width": 8},
+}
+
+
+def file_of(directory: Path, *vectors: dict[str, Any]) -> str:
+    """Return the path of a file with some vectors."""
+    path = directory / "vectors.json"
+    path.write_text(json.dumps({"vectors": vectors}))
+    return str(path)
+
+
+def test_right_answer_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file whose every answer is right ends with 0, and each line has id, ok and got."""
+    code = main([file_of(tmp_path, WIDTH)])
+
+    assert code == 0
+    assert json.loads(capsys.readouterr().out) == {"id": "w", "ok": True, "got": {"width": 8}}
+
+
+def test_wrong_answer_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One answer that differs is enough, and the line says where."""
+    code = main([file_of(tmp_path, WIDTH, {**WIDTH, "expected": {"width": 9}})])
+
+    assert code == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[1])["why"] == [
+        ".width: expected 9, got 8"
+    ]
+
+
+@pytest.mark.parametrize("broken", [{"op": "unheard_of"}, {"input": {}}], ids=["op", "input"])
+def test_fault_is_an_answer_and_not_a_crash(broken: dict[str, Any]) -> None:
+    """What our code cannot take is reported as an error of its own kind, and is not ok."""
+    verdict = judge({**WIDTH, **broken})
+
+    assert not verdict["ok"]
+    assert verdict["got"]["error"]["class"] == "UNHANDLED_KEYERROR"
+
+
+def test_fault_is_no_clean_refusal() -> None:
+    """Where the reference crashed, a refusal of ours is right and a fault of ours is not."""
+    crashed = {"error": {"type": "TypeError", "class": "UNHANDLED_TYPEERROR"}}
+    refused = {**WIDTH["input"], "token_alignment": 0}  # type: ignore[dict-item]
+
+    assert judge({**WIDTH, "input": refused, "expected": crashed})["ok"]
+    assert not judge({**WIDTH, "input": {}, "expected": crashed})["ok"]
+
+
+def test_strides_of_single_entries_mean_nothing() -> None:
+    """Strides are compared but for dimensions that have one entry."""
+    expected = {"shape": [4, 1], "stride": [8, 3]}
+
+    assert not list(mismatches(expected, {"shape": [4, 1], "stride": [8, 7]}))
+    assert list(mismatches(expected, {"shape": [4, 1], "stride": [9, 3]}))
+
+
+def test_same_as_stands_for_an_earlier_entry() -> None:
+    """An entry that is the same as another one is compared with that."""
+    expected = [{"n": 1}, {"same_as": 0}]
+
+    assert not list(mismatches(expected, [{"n": 1}, {"n": 1}]))
+    assert list(mismatches(expected, [{"n": 1}, {"n": 2}]))

@@ -1,0 +1,1 @@
+"""The reference engine itself, asked about random configurations; `make test-vllm` only."""
