@@ -161,7 +161,10 @@ class Session:
         try:
             plan = CachePlan.from_proto(response.info.plan)
             if self.memory is None or self.memory.identity != identity_of(attached):
-                old, self.memory = self.memory, WorkerMemory.mapped(attached, plan)
+                old, self.memory = (
+                    self.memory,
+                    WorkerMemory.mapped(attached, plan, self.request.rank),
+                )
                 self.memory_generation += 1
                 if old is not None:
                     old.close()

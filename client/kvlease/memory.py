@@ -19,8 +19,6 @@ from kvlease.v1 import kvlease_pb2 as pb
 PHASE_ACTIVE: Final = 2
 """The phase of a row whose lease is on the device; the daemon's records have the same number, which a test holds."""
 
-_MAPPED_KINDS: Final = ("device", "tables")
-
 Identity = tuple[tuple[str, int, int], ...]
 """Kind, device and inode of every region: equal means the same memory."""
 
@@ -35,15 +33,21 @@ class Row(NamedTuple):
 class WorkerMemory:
     """The regions of one attachment; views of them that callers keep stay valid after `close`."""
 
-    def __init__(self, identity: Identity, regions: dict[str, mmap.mmap], plan: CachePlan) -> None:
-        """Lay arrays over the mapped regions."""
+    def __init__(
+        self, identity: Identity, regions: dict[str, mmap.mmap], plan: CachePlan, rank: int
+    ) -> None:
+        """Lay arrays over the mapped regions; the device region is that of `rank`."""
         self.identity = identity
         self._regions = regions
         self.device: NDArray[np.uint8] | None = None
         self.tables: RowTable | None = None
         self._columns: Mapping[str, NDArray[Any]] = {}
+        device_bytes = plan.ranks[rank].device_bytes
         if "device" in regions:
-            self.device = np.frombuffer(regions["device"], np.uint8, count=plan.device_bytes)
+            self.device = np.frombuffer(regions["device"], np.uint8, count=device_bytes)
+        elif any(kind == "device" for kind, _, _ in identity):
+            # A rank that keeps no layer has a region without a byte, which cannot be mapped.
+            self.device = np.zeros(0, np.uint8)
         if "tables" in regions:
             layout = table_layout(len(regions["tables"]), plan.blocks_per_longest_request)
             view = memoryview(regions["tables"])
@@ -56,18 +60,25 @@ class WorkerMemory:
         return f"<WorkerMemory {', '.join(parts) or 'nothing mapped'}>"
 
     @classmethod
-    def mapped(cls, attached: Attached, plan: CachePlan) -> Self:
-        """Map the regions that came with an attach; the descriptors stay the caller's to close.
+    def mapped(cls, attached: Attached, plan: CachePlan, rank: int) -> Self:
+        """Map the regions that came with the attach of a rank; the descriptors stay the caller's to close.
 
         Raises:
-            LayoutMismatchError: a region is smaller than the plan or the daemon says.
+            LayoutMismatchError: a region is smaller than the plan or the daemon says, or the plan lacks the rank.
         """
+        if rank >= len(plan.ranks):
+            message = f"this process is rank {rank} of a cache that has {len(plan.ranks)}"
+            raise LayoutMismatchError(
+                message, resource="rank", need=rank, limit=len(plan.ranks) - 1
+            )
+        needs = {"device": plan.ranks[rank].device_bytes, "tables": 1}
         regions: dict[str, mmap.mmap] = {}
         try:
             for region, fd in zip(attached.response.regions, attached.fds, strict=True):
-                if region.kind in _MAPPED_KINDS:
-                    regions[region.kind] = _map(region, fd, plan)
-            return cls(identity_of(attached), regions, plan)
+                need_bytes = max(region.region_bytes, needs.get(region.kind, 0))
+                if region.kind in needs and need_bytes:
+                    regions[region.kind] = _map(region, fd, need_bytes)
+            return cls(identity_of(attached), regions, plan, rank)
         except BaseException:
             for mapped_region in regions.values():
                 with suppress(BufferError):
@@ -127,8 +138,7 @@ def table_layout(region_bytes: int, blocks_per_row: int) -> TableLayout:
     return layout
 
 
-def _map(region: pb.Region, fd: int, plan: CachePlan) -> mmap.mmap:
-    need_bytes = max(region.region_bytes, plan.device_bytes if region.kind == "device" else 1)
+def _map(region: pb.Region, fd: int, need_bytes: int) -> mmap.mmap:
     there_bytes = os.fstat(fd).st_size
     if there_bytes < need_bytes:
         message = f"the {region.kind} region has {there_bytes} bytes, the plan needs {need_bytes}"

@@ -26,6 +26,7 @@ from kvleased.events import Events
 from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
+from kvleased.memory.regions import device_kind
 from kvleased.movers.link import MoverLink, ObserveCopies
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
@@ -214,8 +215,8 @@ class Daemon:
 
     def fds(self, worker_id: int) -> list[int]:
         """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay the daemon's."""
-        entry = self.registry.by_id[WorkerId(worker_id)].entry
-        return [entry.fds["device"], entry.tables_read_only_fd]
+        worker = self.registry.by_id[WorkerId(worker_id)]
+        return [worker.entry.fds[device_kind(worker.rank)], worker.entry.tables_read_only_fd]
 
     def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
         """Return events from a sequence number on, without end.

@@ -39,7 +39,7 @@ class CacheEntry:
     integrity: str
     core: Cache
     fds: dict[str, int]
-    """Descriptors by kind of region: device, host (where there is one), records, tables."""
+    """Descriptors by kind of region: one device region for each rank, host (if any), records, tables, plan."""
     tables_read_only_fd: int
     status: str = POPULATING
     bytes_populated: int = 0

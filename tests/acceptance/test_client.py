@@ -7,17 +7,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvlease import (
     AsyncClient,
     Client,
     Event,
     FullAttention,
+    InvalidError,
     NeverFitsError,
+    ParallelInputs,
     PlanInputs,
     ReserveSpec,
     UnknownCacheError,
@@ -150,7 +154,7 @@ def life_of_a_request(daemon: Serving, scheme: str) -> list[object]:
     """Return everything that one request's life was told."""
     said: list[object] = []
     with registered(daemon, scheme) as client:
-        said += [client.plan(INPUTS), client.get_cache("demo").cache]
+        said += [client.plan(INPUTS), client.explain(INPUTS, "all"), client.get_cache("demo").cache]
         with client.attach("demo", tenant=scheme[:4]) as worker:
             keys = worker.keys.chain(TOKENS, 16)
             with worker.reserve("r", num_tokens=64, keys=keys) as lease:
@@ -362,3 +366,48 @@ def test_detached_worker_stays_detached(daemon: Serving) -> None:
 
         assert not lease.is_live
         assert client.stats("demo").caches[0].num_workers == 0
+
+
+def test_two_ranks_evict_together_and_survive_a_kill(daemon: Serving) -> None:
+    """Processes of two ranks write their own regions; one lease moves the bytes of both, over a restart."""
+    inputs = replace(INPUTS, layout="LBHNC", parallel=ParallelInputs(tensor_ranks=2))
+    with Client(daemon.address("unix"), on_doubt="raise") as client:
+        client.register("ranks", inputs)
+        with client.attach("ranks", rank=0) as first, client.attach("ranks", rank=1) as second:
+            while client.get_cache("ranks").status != "ready":
+                time.sleep(0.01)
+            lease = first.reserve("r", num_tokens=40)
+            before = [_filled(worker, lease.block_ids) for worker in (first, second)]
+
+            lease.evict()
+            for worker in (first, second):
+                assert worker.device is not None
+                worker.device[:] = 0xEE
+            daemon.kill_control()
+            lease.reload()
+
+            assert lease.is_live
+            after = [_read(worker, lease.block_ids) for worker in (first, second)]
+            assert after == before
+            assert before[0] != before[1]
+        with pytest.raises(InvalidError, match="ranks 0 to 1"):
+            client.attach("ranks", rank=2)
+
+
+def _filled(worker: Worker, block_ids: NDArray[np.int32]) -> list[bytes]:
+    """Fill a worker's region at random, and return what is then in some blocks."""
+    assert worker.device is not None
+    random = np.random.default_rng(worker.worker_id)
+    worker.device[:] = random.integers(0, 256, len(worker.device), np.uint8)
+    return _read(worker, block_ids)
+
+
+def _read(worker: Worker, block_ids: NDArray[np.int32]) -> list[bytes]:
+    """Return all pieces of some blocks."""
+    assert worker.device is not None
+    return [
+        bytes(worker.device[start : start + extent.num_bytes])
+        for block in block_ids.tolist()
+        for extent in worker.plan.ranks[0].extents
+        for start in [extent.offset_bytes + block * extent.block_stride_bytes]
+    ]

@@ -31,6 +31,30 @@ SOCKETS = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.
 LAYER = pb.LayerSpec(name="0", kind="full_attention", num_kv_heads=1, head_size=16, dtype="float32")
 INPUTS = pb.PlanInputs(layers=[LAYER], tokens_per_block=4, device_blocks=16, host_bytes=8 * 512)
 OTHER_INPUTS = pb.PlanInputs(layers=[LAYER], tokens_per_block=8, device_blocks=16)
+HYBRID_INPUTS = pb.PlanInputs(
+    layers=[
+        pb.LayerSpec(
+            name="0", kind="full_attention", num_kv_heads=2, head_size=64, dtype="float16"
+        ),
+        pb.LayerSpec(
+            name="1", kind="sliding_window", num_kv_heads=2, head_size=64, dtype="float16",
+            window_tokens=64,
+        ),
+        pb.LayerSpec(
+            name="2", kind="state_space", shapes=[pb.Shape(extents=[4, 16])], dtypes=["float32"]
+        ),
+    ],
+    tokens_per_block=16,
+    device_blocks=64,
+    host_bytes=1 << 22,
+    null_blocks=1,
+    layout="LBHNC",
+    engine=pb.EngineInputs(prefix_caching=False, lookahead_tokens=4),
+    parallel=pb.ParallelInputs(tensor_ranks=2),
+    ranks=[pb.RankInputs(device_bytes=1 << 26), pb.RankInputs()],
+    backends=[pb.BackendInputs(name="mine", exact_tokens=[16], multiples_tokens=[32])],
+)  # fmt: skip
+_EXPLAINED = ("resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies")
 ISSUED = re.compile(r"\b\d{13,}\b")
 
 
@@ -58,8 +82,7 @@ class Run:
         try:
             response = self.attach(call) if verb == "attach" else self.transport.send(call)
         except KVLeaseError as error:
-            numbers = ("resource", "need", "available", "limit", "retry_after_ms")
-            told = {name: getattr(error, name) for name in numbers}
+            told = {name: getattr(error, name) for name in _EXPLAINED}
             self.said.append((verb, {"code": error.code, "message": error.message, **told}))
             return {"register_cache": pb.RegisterCacheResponse}.get(verb, pb.StatsResponse)()
         options = {
@@ -89,7 +112,18 @@ class Run:
 def register(run: Run) -> None:
     """Plan and register a cache, with every way to do it wrong."""
     run.call("plan", pb.PlanRequest(inputs=INPUTS))
+    run.call("plan", pb.PlanRequest(inputs=HYBRID_INPUTS))
     run.call("plan", pb.PlanRequest())
+    unknown_field = pb.LayerSpec(
+        name="0", kind="mla", head_size=64, dtype="float16", chunk_tokens=4
+    )
+    for layer in (pb.LayerSpec(name="0", kind="imaginary"), unknown_field):
+        inputs = pb.PlanInputs(layers=[layer], tokens_per_block=16, device_blocks=4)
+        run.call("plan", pb.PlanRequest(inputs=inputs))
+    run.call(
+        "plan",
+        pb.PlanRequest(inputs=pb.PlanInputs(layers=[LAYER], tokens_per_block=4, device_bytes=64)),
+    )
     run.call("plan", pb.PlanRequest(inputs=pb.PlanInputs(model_config="{", tokens_per_block=4)))
     run.call("register_cache", pb.RegisterCacheRequest(cache="Not A Name", inputs=INPUTS))
     run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=INPUTS))
@@ -109,6 +143,7 @@ def attach(run: Run) -> tuple[str, str]:
     run.call("attach", pb.AttachRequest(cache="unknown"))
     run.call("attach", pb.AttachRequest(cache=CACHE, layout_fingerprint="00"))
     run.call("attach", pb.AttachRequest(cache=CACHE, lease_ids=packed(1)))
+    run.call("attach", pb.AttachRequest(cache=CACHE, rank=1))
     run.call("attach", pb.AttachRequest(cache=CACHE, resume_token="nobody's"))
     request = pb.AttachRequest(cache=CACHE, worker_name="w", tenant="t")
     first, second = run.call("attach", request), run.call("attach", request)

@@ -18,7 +18,8 @@ from kvleased.core.effects import Copy, Direction, Effect, Outcome, Reserved, St
 from kvleased.core.records import CacheRecords
 
 SHAPE: Final = CacheShape(
-    num_blocks=6,
+    num_blocks=7,
+    null_blocks=1,
     num_slots=4,
     tokens_per_block=2,
     max_blocks_per_lease=4,
@@ -292,7 +293,7 @@ class CacheMachine(RuleBasedStateMachine):
             self._send(commands.Detach(worker_id=worker_id))
         self._send(commands.MoverDied())
         census = self.cache.census()
-        assert census.device["free"] + census.device["ready"] == SHAPE.num_blocks
+        assert census.device["free"] + census.device["ready"] == SHAPE.usable_blocks
         assert census.device["ready_held"] == census.num_leases == census.num_waiting == 0
         assert self.cache.check() == []
         assert not self.waiting

@@ -33,7 +33,8 @@ from kvleased.core.records import CacheRecords
 from kvleased.core.states import State
 
 SHAPE = CacheShape(
-    num_blocks=24,
+    num_blocks=25,
+    null_blocks=1,
     num_slots=14,
     tokens_per_block=4,
     max_blocks_per_lease=12,
@@ -473,8 +474,8 @@ class World:
 
     def _have_it_all(self, worker: Worker) -> None:
         limit = self.shape.max_blocks_per_lease
-        for at in range(0, self.shape.num_blocks, limit):
-            num_blocks = min(limit, self.shape.num_blocks - at)
+        for at in range(0, self.shape.usable_blocks, limit):
+            num_blocks = min(limit, self.shape.usable_blocks - at)
             command = commands.Reserve(
                 worker_id=worker.worker_id,
                 request_id=f"all-{at}",
@@ -485,8 +486,8 @@ class World:
             self.call(worker, command)
             self._settle()
         got = sum(len(held.blocks) for held in worker.leases.values())
-        if got != self.shape.num_blocks:
-            self.fail(f"after healing a worker got {got} of {self.shape.num_blocks} blocks")
+        if got != self.shape.usable_blocks:
+            self.fail(f"after healing a worker got {got} of {self.shape.usable_blocks} blocks")
         for lease_id in list(worker.leases):
             self.send(commands.Release(worker_id=worker.worker_id, lease_id=lease_id))
         worker.leases.clear()

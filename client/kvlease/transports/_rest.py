@@ -54,6 +54,9 @@ EVENT_BYTES_MAX: Final = 2**20
 PROBLEM_BYTES_SHOWN: Final = 200
 """Bytes of an answer that is not ours which an error repeats."""
 
+_PROBLEM_FIELDS: Final = (
+    "code", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies",
+)  # fmt: skip
 _RESPONSES: Final[Mapping[str, type[Message]]] = {
     field.name: getattr(pb, field.message_type.name)
     for field in pb.Reply.DESCRIPTOR.oneofs_by_name["response"].fields
@@ -137,8 +140,10 @@ def fill(message: Message, fields: Json) -> None:
         field = by_name.get(name)
         if field is None or value is None:
             continue
-        if field.message_type is None:
-            # Repeated scalars do not occur: ids travel packed in bytes.
+        if field.message_type is None and field.is_repeated:
+            # Never bytes: ids travel packed in one field.
+            getattr(message, name).extend(value)
+        elif field.message_type is None:
             setattr(
                 message,
                 name,
@@ -168,10 +173,7 @@ def _problem(status: int, body: bytes) -> KVLeaseError:
         message = pb.Error(message=fields.get("detail") or fields.get("title") or "")
         fill(
             message,
-            {
-                name: fields.get(name)
-                for name in ("code", "resource", "need", "available", "limit", "retry_after_ms")
-            },
+            {name: fields.get(name) for name in _PROBLEM_FIELDS},
         )
     except (ValueError, TypeError, AttributeError):
         return _not_ours(status, body)

@@ -1,6 +1,7 @@
 """Own the gRPC channel, blocking and for an event loop; nothing imports this module before a channel is wanted."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
@@ -220,6 +221,8 @@ def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:
         if detail.Unpack(info) and info.domain == "kvlease":
             message.code = info.reason
             message.resource = info.metadata.get("resource", "")
+            message.rule = info.metadata.get("rule", "")
+            message.remedies.extend(json.loads(info.metadata.get("remedies", "[]")))
             for name in _NUMBERS:
                 if number := info.metadata.get(name):
                     setattr(message, name, int(number))

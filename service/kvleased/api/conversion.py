@@ -88,6 +88,8 @@ def _writer(field: FieldDescriptor) -> _Writer:
         return dict
     if field.message_type is not None:
         return _fields_of_each if field.is_repeated else to_fields
+    if field.is_repeated:
+        return list
     if field.type == FieldDescriptor.TYPE_BYTES:
         return _base64
     return _same
@@ -117,9 +119,10 @@ def _field_schema(field: FieldDescriptor) -> Json:
             "additionalProperties": _scalar_schema(field.message_type.fields_by_name["value"]),
         }
     if field.message_type is None:
-        return _scalar_schema(field)
-    reference = {"$ref": f"#/components/schemas/{field.message_type.name}"}
-    return {"type": "array", "items": reference} if field.is_repeated else reference
+        item = _scalar_schema(field)
+    else:
+        item = {"$ref": f"#/components/schemas/{field.message_type.name}"}
+    return {"type": "array", "items": item} if field.is_repeated else item
 
 
 def _scalar_schema(field: FieldDescriptor) -> Json:

@@ -89,6 +89,10 @@ def problem(error: KVLeaseError, status: int | None = None) -> bytes:
     }
     if error.resource:
         fields["resource"] = error.resource
+    if error.rule:
+        fields["rule"] = error.rule
+    if error.remedies:
+        fields["remedies"] = error.remedies
     fields |= {name: number for name in _NUMBERS if (number := getattr(error, name)) is not None}
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -126,6 +130,11 @@ def grpc_status(error: KVLeaseError) -> "Status":
     metadata["retryable"] = "true" if error.retryable else "false"
     if error.resource:
         metadata["resource"] = error.resource
+    if error.rule:
+        metadata["rule"] = error.rule
+    if error.remedies:
+        # Metadata are strings; a remedy may have any character in it.
+        metadata["remedies"] = json.dumps(error.remedies)
     details = [Any(), Any()]
     details[0].Pack(ErrorInfo(reason=error.code, domain=DOMAIN, metadata=metadata))
     if error.retry_after_ms is None:

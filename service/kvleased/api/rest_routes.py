@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire_fields import Body
 
 _REQUESTS: Final = {
     field.name: getattr(pb, field.message_type.name)
@@ -22,7 +23,7 @@ class Route:
     path: str
     tag: str
     summary: str
-    body: type[wire.Body] | None = None
+    body: type[Body] | None = None
     query: tuple[str, ...] = ()
     """Query parameters that are fields of the request."""
     takes_cache: bool = False

@@ -36,10 +36,13 @@ def _pool(pool: Pool) -> list[str]:
     found: list[str] = []
     states = pool.records.state
     free = pool.free_ids
-    if sum(pool.counts().values()) != len(pool):
+    null_blocks = len(pool) - pool.num_usable
+    if sum(pool.counts().values()) != pool.num_usable:
         found.append("the states do not add up to the blocks")
-    if sorted(free.tolist()) != np.flatnonzero(states == State.FREE).tolist():
+    if sorted(free.tolist()) != np.flatnonzero(states == State.FREE)[null_blocks:].tolist():
         found.append("the free list is not the set of free blocks")
+    if (states[:null_blocks] != State.FREE).any() or pool.holds[:null_blocks].any():
+        found.append("a null block is in use")
     ready = np.flatnonzero(states == State.READY)
     if sorted(pool.index.values()) != ready.tolist():
         found.append("the index does not name just the ready blocks")

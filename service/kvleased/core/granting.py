@@ -26,20 +26,47 @@ def blocks_for(state: CacheState, num_tokens: int) -> int:
         msg = f"num_tokens is {num_tokens}, it must be at least 1"
         raise InvalidError(msg)
     num_blocks = -(-num_tokens // shape.tokens_per_block)
-    if num_blocks > shape.max_blocks_per_lease or num_blocks > shape.num_blocks:
-        limit = min(shape.max_blocks_per_lease, shape.num_blocks)
-        msg = (
-            f"{num_tokens} tokens take {num_blocks} blocks, but a lease can never have more than {limit}; "
-            f"ask for at most {limit * shape.tokens_per_block} tokens, or register a larger pool"
-        )
-        raise NeverFitsError(
-            msg,
-            resource="device_blocks",
-            need=num_blocks,
-            available=state.device.num_available,
-            limit=limit,
-        )
+    if (
+        num_tokens > shape.longest_request_tokens
+        or num_blocks > shape.max_blocks_per_lease
+        or num_blocks > shape.num_blocks - shape.null_blocks
+    ):
+        raise _never_fits(state, num_tokens, num_blocks)
     return num_blocks
+
+
+def _never_fits(
+    state: CacheState, num_tokens: int, num_blocks: int
+) -> NeverFitsError | WrongStateError:
+    """Explain why no lease will ever cover so many tokens."""
+    shape = state.shape
+    limit = min(shape.max_blocks_per_lease, shape.usable_blocks)
+    if shape.why_no_leases:
+        return WrongStateError(shape.why_no_leases, resource="groups", rule="cannot_be_leased")
+    longest = min(limit * shape.tokens_per_block, shape.longest_request_tokens)
+    if num_blocks <= limit:
+        msg = (
+            f"{num_tokens} tokens are more than the longest request of {longest}; ask for at most those, "
+            "or register the cache with more longest_request_tokens"
+        )
+        return NeverFitsError(
+            msg,
+            resource="longest_request_tokens",
+            need=num_tokens,
+            available=longest,
+            limit=longest,
+        )
+    msg = (
+        f"{num_tokens} tokens take {num_blocks} blocks, but a lease can never have more than {limit}; "
+        f"ask for at most {longest} tokens, or register a larger pool"
+    )
+    return NeverFitsError(
+        msg,
+        resource="device_blocks",
+        need=num_blocks,
+        available=state.device.num_available,
+        limit=limit,
+    )
 
 
 def check_reserve(state: CacheState, command: Reserve) -> None:

@@ -231,14 +231,14 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     ]
     if not keys:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
-    if len(keys) > len(state.device):
-        msg = f"{len(keys)} blocks are asked for and the device pool has {len(state.device)}"
+    if len(keys) > state.device.num_usable:
+        msg = f"{len(keys)} blocks are asked for and the device pool has {state.device.num_usable}"
         raise NeverFitsError(
             msg,
             resource="device_blocks",
             need=len(keys),
             available=state.device.num_available,
-            limit=len(state.device),
+            limit=state.device.num_usable,
         )
     slots = as_ids([state.host.index[key] for key in keys])
     fresh = None
@@ -251,7 +251,7 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
             resource="device_blocks",
             need=len(keys),
             available=state.device.num_available,
-            limit=len(state.device),
+            limit=state.device.num_usable,
             retry_after_ms=state.shape.retry_after_ms,
         )
     flight = state.fly(Purpose.PREFETCH, slots, fresh, keyed=slots >= 0)

@@ -39,15 +39,17 @@ class Pool:
         transitions: CompiledTransitions,
         order: EvictionOrder,
         layout_digest: int,
+        null_blocks: int = 0,
     ) -> None:
-        """Take over columns of which every entry is FREE."""
+        """Take over columns of which every entry is FREE; the first `null_blocks` are never granted."""
         self.records = records
         self.order = order
         self.index: dict[bytes, int] = {}
         self.holds: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
         self._transitions = transitions
         self._layout_digest = layout_digest
-        self._free: Ids = np.arange(len(records.state), dtype=np.intp)[::-1].copy()
+        self._null_blocks = null_blocks
+        self._free: Ids = np.arange(null_blocks, len(records.state), dtype=np.intp)[::-1].copy()
         self._num_free = len(self._free)
         self._tenants: set[int] = set()
         self._offered: Ids | None = None
@@ -60,6 +62,11 @@ class Pool:
         """Show the pool's life."""
         counts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
         return f"<Pool {counts or 'empty'}>"
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can be granted: all but the null blocks."""
+        return len(self) - self._null_blocks
 
     @property
     def num_free(self) -> int:
@@ -77,8 +84,8 @@ class Pool:
         return self._free[: self._num_free]
 
     def counts(self) -> dict[str, int]:
-        """Count the blocks by state; the states add up to all blocks."""
-        numbers = np.bincount(self.records.state, minlength=len(State))
+        """Count the blocks by state; the states add up to all blocks that can be granted."""
+        numbers = np.bincount(self.records.state[self._null_blocks :], minlength=len(State))
         return {state.name.lower(): int(numbers[state]) for state in State}
 
     def key_of(self, block: int) -> bytes:
@@ -240,7 +247,7 @@ class Pool:
         """Derive free list, order and index from the columns and holds, after a restart."""
         state = self.records.state
         self._tenants = set(np.unique(self.records.tenant).tolist()) - {0}
-        free = np.flatnonzero(state == State.FREE)
+        free = np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks
         self._num_free = len(free)
         self._free[: self._num_free] = free[::-1]
         ready = np.flatnonzero(state == State.READY)

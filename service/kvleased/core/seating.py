@@ -91,12 +91,12 @@ def refusal(state: CacheState, command: Waitable, num_ahead: int) -> PoolFullErr
         )
     reason = f"{num_ahead} calls wait before this one" if num_ahead else "the rest is held"
     return PoolFullError(
-        f"{need} blocks are needed and {available} of {len(state.device)} can be had now: {reason}; "
+        f"{need} blocks are needed and {available} of {state.device.num_usable} can be had now: {reason}; "
         "try again after retry_after_ms, or allow a longer wait_ms",
         resource="device_blocks",
         need=need,
         available=available,
-        limit=len(state.device),
+        limit=state.device.num_usable,
         retry_after_ms=_patience(state, num_ahead),
     )
 

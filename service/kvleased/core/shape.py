@@ -14,6 +14,12 @@ class CacheShape:
     tokens_per_block: int
     max_blocks_per_lease: int
     """Blocks of the longest admissible request."""
+    longest_request_tokens: int = 2**31 - 1
+    """Tokens of the longest admissible request; its blocks alone would admit a few more."""
+    null_blocks: int = 0
+    """Blocks at the start of the device pool that are never granted."""
+    why_no_leases: str = ""
+    """Why blocks of this cache cannot be leased; empty where they can. Then longest_request_tokens is 0."""
     max_leases: int = 1024
     """Rows of the block table, which bounds the live leases."""
     max_waiting: int = 256
@@ -25,3 +31,8 @@ class CacheShape:
     """What a refusal tells the first caller in an empty queue to wait."""
     layout_digest: int = 0
     """64 bits of the layout fingerprint, stored in every header."""
+
+    @property
+    def usable_blocks(self) -> int:
+        """num_blocks - null_blocks: what can be granted."""
+        return self.num_blocks - self.null_blocks

@@ -44,6 +44,7 @@ class CacheState:
             compile_transitions(BLOCK_TRANSITIONS),
             LeafFirstLRU(),
             shape.layout_digest,
+            shape.null_blocks,
         )
         self.host = Pool(
             records.host, compile_transitions(SLOT_TRANSITIONS), LeafFirstLRU(), shape.layout_digest

@@ -81,6 +81,7 @@ def _extend_together(
     needed = -(-columns.num_tokens // state.shape.tokens_per_block)
     is_done &= needed > 0
     is_done &= needed <= state.shape.max_blocks_per_lease
+    is_done &= columns.num_tokens <= state.shape.longest_request_tokens
     counts = np.zeros(len(rows), np.int32)
     # An extend of a lease of which the step says more than that is done, or refused, in its turn.
     if not leases.are_distinct(rows):

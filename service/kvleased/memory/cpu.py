@@ -36,12 +36,6 @@ def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[
     return np.frombuffer(mapping, np.uint8)
 
 
-def map_blocks(fd: int, num_blocks: int, bytes_per_block: int) -> NDArray[np.uint8]:
-    """Map a pool as [num_blocks, bytes_per_block]."""
-    region = map_region(fd, num_blocks * bytes_per_block)
-    return region.reshape(num_blocks, bytes_per_block)
-
-
 def reopen_read_only(fd: int) -> int:
     """Return another descriptor of the same region that allows no writing."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvleased import logs
 from kvleased.descriptors import receive_packet
-from kvleased.memory.cpu import map_blocks
+from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
 from kvleased.movers.cpu import CpuPools, OutOfBoundsError
 from kvleased.movers.protocol import Batch, Completion, PoolMap
@@ -23,9 +23,7 @@ _MADV_POPULATE_WRITE: Final = 23
 _TOUCH_BYTES: Final = 1 << 20
 _MS_BETWEEN_TOUCHES: Final = 2
 """With the bytes above, about a tenth of a core: nothing else of a start shall have to wait for it."""
-_FDS_A_PACKET: Final = 2
-_NOTHING: Final = np.zeros((0, 1), np.uint8)
-_NO_POOLS: Final = CpuPools(device=_NOTHING, host=_NOTHING)
+_NO_POOLS: Final = CpuPools.laid((), np.zeros(0, np.uint8), num_blocks=0, bytes_per_slot=1)
 """What a batch for pools that are not mapped meets: every id is out of bounds."""
 
 
@@ -42,7 +40,9 @@ class Engine:
         """Carry out packets in the order in which they come."""
         while True:
             self._touch_while_idle()
-            packet, fds = receive_packet(self._link, protocol.PACKET_BYTES_MAX, _FDS_A_PACKET)
+            packet, fds = receive_packet(
+                self._link, protocol.PACKET_BYTES_MAX, protocol.FDS_A_PACKET
+            )
             if not packet:
                 return
             kind = packet[:1]
@@ -50,6 +50,9 @@ class Engine:
                 self._link.sendall(self._carry_out(Batch.decode(packet)).encode())
             elif kind == protocol.MAP:
                 self._map(PoolMap.decode(packet), fds)
+            elif kind == protocol.PIECES:
+                pool, pieces = protocol.decode_pieces(packet)
+                self._pools[pool] = self._pools[pool].with_pieces(pieces)
             elif kind == protocol.UNMAP:
                 pool = protocol.decode_unmap(packet)
                 self._pools.pop(pool, None)
@@ -69,18 +72,23 @@ class Engine:
             del self._untouched[pool]
 
     def _map(self, message: PoolMap, fds: list[int]) -> None:
-        pools = CpuPools(
-            device=map_blocks(fds[0], message.num_blocks, message.bytes_per_block),
-            host=(
-                map_blocks(fds[1], message.num_slots, message.bytes_per_block)
-                if message.num_slots
-                else np.zeros((0, message.bytes_per_block), np.uint8)
-            ),
-        )
+        host_bytes = message.num_slots * message.bytes_per_slot
+        sizes = (*message.device_bytes, host_bytes) if host_bytes else message.device_bytes
+        regions = [
+            map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)
+        ]
         for fd in fds:
             os.close(fd)
-        self._pools[message.pool] = pools
-        self._untouched[message.pool] = _chunks(pools.host) + _chunks(pools.device)
+        host = regions.pop() if host_bytes else np.zeros(0, np.uint8)
+        self._pools[message.pool] = CpuPools.laid(
+            tuple(regions),
+            host,
+            num_blocks=message.num_blocks,
+            bytes_per_slot=message.bytes_per_slot,
+            pieces=message.pieces,
+        )
+        chunks = [chunk for region in (host, *regions) for chunk in _chunks(region)]
+        self._untouched[message.pool] = chunks
 
     def _carry_out(self, batch: Batch) -> Completion:
         started = time.perf_counter_ns()
@@ -95,7 +103,7 @@ class Engine:
             is_done=True,
             checksums=copied.checksums,
             failed=tuple(copied.failed),
-            num_bytes=batch.num_copies * pools.device.shape[1],
+            num_bytes=batch.num_copies * pools.bytes_per_block,
             nanoseconds=time.perf_counter_ns() - started,
         )
 
@@ -110,8 +118,7 @@ def main(link_fd: int) -> None:
         Engine(link).run()
 
 
-def _chunks(array: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    region = array.reshape(-1)
+def _chunks(region: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
     return [region[start : start + _TOUCH_BYTES] for start in range(0, len(region), _TOUCH_BYTES)]
 
 

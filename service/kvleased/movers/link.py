@@ -52,6 +52,10 @@ class _Flight:
     parts: dict[int, Completion] = field(default_factory=dict)
 
 
+_Packet = tuple[bytes, tuple[int, ...], _Flight | None]
+"""A packet, the descriptors beside it, and what it is a part of."""
+
+
 class MoverLink:
     """Carry the copies of all caches to the mover that lives now, and its answers back."""
 
@@ -71,7 +75,7 @@ class MoverLink:
         self._sock: socket.socket | None = None
         self._generation = 0
         self._pools: dict[int, tuple[PoolMap, tuple[int, ...]]] = {}
-        self._outbox: deque[tuple[bytes, tuple[int, ...], _Flight | None]] = deque()
+        self._outbox: deque[_Packet] = deque()
         self._parts: dict[int, tuple[_Flight, int]] = {}
         self._number = 0
         self._is_blocked = False
@@ -99,7 +103,7 @@ class MoverLink:
         self._sock, self._generation = sock, generation
         self._progress_at = monotonic()
         asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
-        maps = [(pool.encode(), fds, None) for pool, fds in self._pools.values()]
+        maps = [packet for pool, fds in self._pools.values() for packet in _packets(pool, fds)]
         self._outbox.extendleft(reversed(maps))
         self._flush()
 
@@ -119,7 +123,7 @@ class MoverLink:
         """Have this mover, and each one after it, map a cache's pools; the descriptors stay the caller's."""
         self._pools[pool.pool] = (pool, tuple(fds))
         if self.is_attached:
-            self._outbox.append((pool.encode(), tuple(fds), None))
+            self._outbox.extend(_packets(pool, tuple(fds)))
             self._flush()
 
     def unmap(self, pool: int) -> None:
@@ -251,3 +255,8 @@ class MoverLink:
         self._sock.close()
         self._sock = None
         self._is_blocked = False
+
+
+def _packets(pool: PoolMap, fds: tuple[int, ...]) -> list[_Packet]:
+    first, *rest = pool.packets()
+    return [(first, fds, None), *((packet, (), None) for packet in rest)]

@@ -1,17 +1,21 @@
 """Own the packets between the daemon and a mover; what they cause is `engine`'s and `link`'s business.
 
 A packet of a SOCK_SEQPACKET socket pair starts with its kind. To the mover: MAP and UNMAP carry a JSON object (MAP also
-the descriptors of the pools), BATCH a fixed header and packed arrays. From the mover: DONE answers each batch.
+the descriptors of the pools), PIECES and BATCH a fixed header and packed arrays. From the mover: DONE answers each
+batch. A cache's MAP is followed by its PIECES.
 """
 
 import json
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
+from kvlease.units import RANKS_MAX
 from kvleased.core.effects import Direction
 
 MAP: Final = b"M"
+PIECES: Final = b"P"
 UNMAP: Final = b"U"
 BATCH: Final = b"B"
 DONE: Final = b"D"
@@ -20,9 +24,15 @@ COPIES_A_BATCH_MAX: Final = 4096
 """Descriptors in one batch; larger ones are split, so that no batch blocks the others for long."""
 PACKET_BYTES_MAX: Final = 160 * 1024
 """Bytes of one packet, above what the largest batch takes."""
+PIECES_A_PACKET_MAX: Final = 3072
+"""Pieces in one packet, so that it is below the bytes above."""
+FDS_A_PACKET: Final = RANKS_MAX + 1
+"""Descriptors beside one packet: a device region of each rank, and the host region; the kernel allows 253."""
 
 _DIRECTIONS: Final = (Direction.OFFLOAD, Direction.RELOAD, Direction.SCRUB)
 _BATCH_HEADER: Final = struct.Struct("<cBBxIQIII")
+_PIECES_HEADER: Final = struct.Struct("<cxxxI")
+_PIECE: Final = struct.Struct("<5q")
 _DONE_HEADER: Final = struct.Struct("<cB2xIQIIQQ")
 _ITEM_BYTES: Final = 4
 _CHECKSUM_BYTES: Final = 8
@@ -129,24 +139,52 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One piece of every block: num_bytes of block b at offset_bytes + b * block_stride_bytes of a rank's region."""
+
+    rank: int
+    offset_bytes: int
+    block_stride_bytes: int
+    num_bytes: int
+    slot_offset_bytes: int
+    """Where the piece lies in a slot; pieces of several ranks lie at one place where the ranks keep equal bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMap:
-    """The pools of one cache, whose descriptors (device, then host where there is one) come beside the packet."""
+    """The pools of one cache; the descriptors of each rank's device region, then the host's, come beside the packet."""
 
     pool: int
-    bytes_per_block: int
     num_blocks: int
     num_slots: int
+    bytes_per_slot: int
+    device_bytes: tuple[int, ...]
+    """Bytes of each rank's device region."""
+    pieces: tuple[Piece, ...] = ()
 
-    def encode(self) -> bytes:
-        """Return the message as one packet."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return MAP + json.dumps(fields).encode()
+    def packets(self) -> list[bytes]:
+        """Return the packets that say it, of which the first goes with the descriptors."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "pieces"}
+        packets = [MAP + json.dumps(fields).encode()]
+        for start in range(0, len(self.pieces), PIECES_A_PACKET_MAX):
+            packed = (
+                _PIECE.pack(*astuple(piece))
+                for piece in self.pieces[start : start + PIECES_A_PACKET_MAX]
+            )
+            packets.append(_PIECES_HEADER.pack(PIECES, self.pool) + b"".join(packed))
+        return packets
 
     @classmethod
     def decode(cls, packet: bytes) -> "PoolMap":
-        """Return the message of a packet."""
+        """Return what a MAP packet says; its pieces are in the packets after it."""
         fields: dict[str, Any] = json.loads(packet[1:])
-        return cls(**fields)
+        return cls(**fields | {"device_bytes": tuple(fields["device_bytes"])})
+
+
+def decode_pieces(packet: bytes) -> tuple[int, tuple[Piece, ...]]:
+    """Return the cache number and the pieces of a PIECES packet."""
+    _, pool = _PIECES_HEADER.unpack_from(packet)
+    return pool, tuple(_pieces(packet[_PIECES_HEADER.size :]))
 
 
 def encode_unmap(pool: int) -> bytes:
@@ -157,3 +195,14 @@ def encode_unmap(pool: int) -> bytes:
 def decode_unmap(packet: bytes) -> int:
     """Return the cache number of an unmap packet."""
     return int(json.loads(packet[1:])["pool"])
+
+
+def _pieces(packed: bytes) -> Iterator[Piece]:
+    for rank, offset, stride, num_bytes, slot_offset in _PIECE.iter_unpack(packed):
+        yield Piece(
+            rank=rank,
+            offset_bytes=offset,
+            block_stride_bytes=stride,
+            num_bytes=num_bytes,
+            slot_offset_bytes=slot_offset,
+        )

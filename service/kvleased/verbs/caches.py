@@ -1,17 +1,16 @@
 """Own the verbs on caches: plan, register, get, list, delete, stats; and bringing caches back after a restart."""
 
 import asyncio
-import base64
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from kvlease.errors import CacheInUseError, InvalidError, LayoutMismatchError, NeverFitsError
 from kvlease.ids import Epoch, WorkerId
-from kvlease.plan import CachePlan, PlanInputs
+from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
@@ -21,24 +20,21 @@ from kvleased.events import Events
 from kvleased.idempotency import Answer
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
-from kvleased.memory import cpu
+from kvleased.memory import cpu, regions
 from kvleased.memory.limits import memory_limit_bytes
 from kvleased.memory.records import lay_records, records_layout, table_layout
 from kvleased.movers.link import MoverLink
-from kvleased.movers.protocol import PoolMap
-from kvleased.planning import plan
+from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
-from kvleased.settings import MIB, Settings
+from kvleased.settings import Settings
+from kvleased.verbs import plans
+from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.runner import Verb
 
 INTEGRITIES: Final = ("xxh3", "none")
 _PREFIX: Final = "cache/"
 _WORKERS_NAMED_MAX: Final = 8
 """Workers that a refusal names."""
-_LAST_CREATED: Final = "device"
-"""The region that carries the registration; it is made last and dropped first, so it vouches for the others."""
-_DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
-"""Block tables up to here are populated, too; larger ones are sparse, as a lease touches only its own row."""
 _LOG = structlog.get_logger()
 
 
@@ -82,7 +78,10 @@ class CacheVerbs:
 
     def plan(self, request: pb.PlanRequest, _: Caller) -> Answer:
         """Compute a plan."""
-        return pb.PlanResponse(plan=self._plan(request.inputs).to_proto())
+        # Explaining a large plan takes longer than the other callers should wait.
+        return asyncio.ensure_future(
+            asyncio.to_thread(plans.answer, request, self._device_bytes_default)
+        )
 
     def register_cache(self, request: pb.RegisterCacheRequest, _: Caller) -> Answer:
         """Create a cache, or find an equal one."""
@@ -91,11 +90,7 @@ class CacheVerbs:
         if integrity not in INTEGRITIES:
             message = f"integrity is {integrity[:40]!r}; it must be one of {', '.join(INTEGRITIES)}"
             raise InvalidError(message, resource="integrity")
-        planned = self._plan(request.inputs)
-        entry = self._registry.caches.get(name)
-        if entry is not None:
-            return _equal_registration(entry, planned, integrity)
-        return asyncio.ensure_future(self._register(name, planned, integrity))
+        return asyncio.ensure_future(self._register(name, request.inputs, integrity))
 
     def get_cache(self, request: pb.GetCacheRequest, _: Caller) -> Answer:
         """Describe one cache."""
@@ -138,20 +133,22 @@ class CacheVerbs:
             if item.name.startswith(_PREFIX):
                 _, name, kind = item.name.split("/")
                 found.setdefault(name, {})[kind] = item
-        for name, regions in found.items():
-            registration = regions.get(_LAST_CREATED)
-            if registration is None:
+        for name, items in found.items():
+            registration = items.get(regions.PLAN)
+            planned = None
+            if registration is not None:
+                planned = regions.read_plan(registration.fd, registration.metadata["digest"])
+            if registration is None or planned is None:
                 # Its registration was never answered, or its deletion was under way.
-                for item in regions.values():
+                for item in items.values():
                     self._keeper.drop(item.name)
                     os.close(item.fd)
                 continue
-            message = pb.CachePlan.FromString(base64.b64decode(registration.metadata["plan"]))
             entry = self._make_entry(
                 name,
-                CachePlan.from_proto(message),
+                planned,
                 registration.metadata["integrity"],
-                {kind: item.fd for kind, item in regions.items()},
+                {kind: item.fd for kind, item in items.items()},
                 recovered=(workers.get(name, {}), now),
             )
             self._populate(entry)
@@ -165,11 +162,15 @@ class CacheVerbs:
     def shape_of(self, planned: CachePlan) -> CacheShape:
         """Return the numbers that the core of a cache works with."""
         settings = self._settings
+        why_no_leases = plans.why_no_leases(planned)
         return CacheShape(
             num_blocks=planned.num_blocks,
             num_slots=planned.num_slots,
             tokens_per_block=planned.tokens_per_block,
             max_blocks_per_lease=planned.blocks_per_longest_request,
+            longest_request_tokens=0 if why_no_leases else planned.longest_request_tokens,
+            null_blocks=planned.null_blocks,
+            why_no_leases=why_no_leases,
             max_leases=settings.max_leases,
             max_waiting=settings.max_waiting,
             max_pins=settings.max_pins,
@@ -178,17 +179,11 @@ class CacheVerbs:
             layout_digest=int(planned.layout_fingerprint[:16], 16),
         )
 
-    def _plan(self, inputs: pb.PlanInputs) -> CachePlan:
-        if not inputs.device_bytes and not inputs.device_blocks:
-            sized = pb.PlanInputs()
-            sized.CopyFrom(inputs)
-            sized.device_bytes = self._device_bytes_default
-            inputs = sized
-        return plan(PlanInputs.from_proto(inputs))
-
     async def _register(
-        self, name: str, planned: CachePlan, integrity: str
+        self, name: str, inputs: pb.PlanInputs, integrity: str
     ) -> pb.RegisterCacheResponse:
+        _, planned = await asyncio.to_thread(plans.planned, inputs, self._device_bytes_default)
+        plans.require_servable(planned)
         async with self._registering:
             entry = self._registry.caches.get(name)
             if entry is not None:
@@ -227,24 +222,16 @@ class CacheVerbs:
     async def _create_regions(
         self, name: str, planned: CachePlan, integrity: str
     ) -> dict[str, int]:
-        shape = self.shape_of(planned)
-        kinds = {
-            "records": records_layout(shape).region_bytes,
-            "tables": table_layout(shape).region_bytes,
-            "host": planned.host_bytes,
-            _LAST_CREATED: planned.device_bytes,
-        }
-        encoded = base64.b64encode(planned.to_proto().SerializeToString()).decode()
+        packed, digest = regions.packed_plan(planned)
+        registration = {"integrity": integrity, "digest": digest}
         fds: dict[str, int] = {}
         try:
-            for kind, region_bytes in kinds.items():
-                if region_bytes:
-                    metadata = (
-                        {"plan": encoded, "integrity": integrity} if kind == _LAST_CREATED else {}
-                    )
-                    fds[kind] = await self._keeper.create(
-                        f"{_PREFIX}{name}/{kind}", region_bytes, metadata
-                    )
+            for kind, region_bytes in regions.region_sizes(planned, self.shape_of(planned)).items():
+                fds[kind] = await self._keeper.create(f"{_PREFIX}{name}/{kind}", region_bytes, {})
+            fds[regions.PLAN] = await self._keeper.create(
+                f"{_PREFIX}{name}/{regions.PLAN}", len(packed), registration
+            )
+            regions.write_plan(fds[regions.PLAN], packed)
         except BaseException:
             for kind, fd in fds.items():
                 self._keeper.drop(f"{_PREFIX}{name}/{kind}")
@@ -285,37 +272,25 @@ class CacheVerbs:
 
     def _populate(self, entry: CacheEntry) -> None:
         """Make the cache's memory exist, in the background unless it does already."""
-        regions = self._regions_to_populate(entry)
-        if all(cpu.is_populated(fd, region_bytes) for fd, region_bytes in regions):
+        sizes = regions.sizes_to_populate(entry.plan, self.shape_of(entry.plan))
+        if all(cpu.is_populated(entry.fds[kind], num_bytes) for kind, num_bytes in sizes.items()):
             self._make_ready(entry)
             return
-        task = asyncio.ensure_future(self._populate_slowly(entry, regions))
+        task = asyncio.ensure_future(self._populate_slowly(entry, sizes))
         self._populating[entry.name] = task
         task.add_done_callback(lambda _: self._populating.pop(entry.name, None))
 
-    def _regions_to_populate(self, entry: CacheEntry) -> list[tuple[int, int]]:
-        shape = self.shape_of(entry.plan)
-        tables_bytes = table_layout(shape).region_bytes
-        sizes = {
-            "records": records_layout(shape).region_bytes,
-            "tables": tables_bytes if tables_bytes <= _DENSE_TABLES_BYTES_MAX else 0,
-            "device": entry.plan.device_bytes,
-            "host": entry.plan.host_bytes,
-        }
-        return [
-            (entry.fds[kind], region_bytes) for kind, region_bytes in sizes.items() if region_bytes
-        ]
-
-    async def _populate_slowly(self, entry: CacheEntry, regions: list[tuple[int, int]]) -> None:
-        pool_fds = {entry.fds["device"], entry.fds.get("host")}
-        tenth = 1
+    async def _populate_slowly(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
+        pool_kinds = regions.pool_kinds(entry.plan)
+        chunk_bytes = self._settings.populate_chunk_bytes
+        pool_bytes, tenth = max(1, entry.pool_bytes), 1
         try:
-            for fd, region_bytes in regions:
-                chunks = cpu.populate_chunks(fd, region_bytes, self._settings.populate_chunk_bytes)
+            for kind, region_bytes in sizes.items():
+                chunks = cpu.populate_chunks(entry.fds[kind], region_bytes, chunk_bytes)
                 while (done_bytes := await asyncio.to_thread(next, chunks, None)) is not None:
-                    entry.bytes_populated += done_bytes if fd in pool_fds else 0
-                    if entry.bytes_populated * 10 >= entry.pool_bytes * tenth:
-                        tenth = entry.bytes_populated * 10 // entry.pool_bytes + 1
+                    entry.bytes_populated += done_bytes if kind in pool_kinds else 0
+                    if entry.bytes_populated * 10 >= pool_bytes * tenth:
+                        tenth = entry.bytes_populated * 10 // pool_bytes + 1
                         _LOG.info(
                             "populating",
                             cache=entry.name,
@@ -329,13 +304,8 @@ class CacheVerbs:
         self._make_ready(entry)
 
     def _make_ready(self, entry: CacheEntry) -> None:
-        pool = PoolMap(
-            pool=entry.pool,
-            bytes_per_block=entry.plan.bytes_per_block,
-            num_blocks=entry.plan.num_blocks,
-            num_slots=entry.plan.num_slots,
-        )
-        self._mover.map(pool, [entry.fds[kind] for kind in ("device", "host") if kind in entry.fds])
+        fds = [entry.fds[kind] for kind in regions.pool_kinds(entry.plan)]
+        self._mover.map(pool_map(entry.pool, entry.plan), fds)
         entry.bytes_populated = entry.pool_bytes
         entry.status = READY
         _LOG.info("cache_ready", cache=entry.name, bytes=entry.pool_bytes)
@@ -345,7 +315,7 @@ class CacheVerbs:
             self._populating.pop(entry.name).cancel()
         self._registry.drop_cache(entry)
         self._mover.unmap(entry.pool)
-        for kind in sorted(entry.fds, key=lambda kind: kind != _LAST_CREATED):
+        for kind in sorted(entry.fds, key=lambda kind: kind != regions.PLAN):
             self._keeper.drop(f"{_PREFIX}{entry.name}/{kind}")
         entry.close()
 
@@ -358,12 +328,7 @@ def _equal_registration(
     Raises:
         LayoutMismatchError: it is not; the message names what differs.
     """
-    old, new = entry.plan.to_proto(), planned.to_proto()
-    differing = [
-        f"{field.name} ({_brief(getattr(old, field.name))}, not {_brief(getattr(new, field.name))})"
-        for field in pb.CachePlan.DESCRIPTOR.fields
-        if getattr(old, field.name) != getattr(new, field.name)
-    ]
+    differing = plan_differences(entry.plan, planned)
     if entry.integrity != integrity:
         differing.append(f"integrity ({entry.integrity}, not {integrity})")
     if differing:
@@ -372,13 +337,9 @@ def _equal_registration(
     return pb.RegisterCacheResponse(info=entry.info(), created=False)
 
 
-def _brief(value: Any) -> str:
-    return str(value) if isinstance(value, int | str) else f"{len(value)} entries"
-
-
 def _stats(entry: CacheEntry) -> pb.CacheStats:
     census = entry.core.census()
-    pools = [("device", entry.plan.num_blocks, census.device)]
+    pools = [("device", entry.plan.usable_blocks, census.device)]
     if entry.plan.num_slots:
         pools.append(("host", entry.plan.num_slots, census.host))
     return pb.CacheStats(

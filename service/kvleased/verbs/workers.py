@@ -85,6 +85,18 @@ class WorkerVerbs:
                 "register this layout under another name"
             )
             raise LayoutMismatchError(message, resource="layout_fingerprint")
+        num_ranks = len(entry.plan.ranks)
+        if request.rank >= num_ranks:
+            message = (
+                f"rank is {request.rank}; cache {entry.name} has the ranks 0 to {num_ranks - 1}"
+            )
+            raise InvalidError(
+                message,
+                resource="rank",
+                rule="unknown_rank",
+                need=request.rank,
+                limit=num_ranks - 1,
+            )
         if request.resume_token:
             worker = self._resume(entry, request, caller, inventory)
         else:
@@ -238,8 +250,9 @@ class WorkerVerbs:
     ) -> pb.AttachResponse:
         entry = worker.entry
         is_local = caller.transport == "local"
+        device_bytes = entry.plan.ranks[worker.rank].device_bytes
         regions = [
-            pb.Region(kind="device", region_bytes=entry.plan.device_bytes, read_only=False),
+            pb.Region(kind="device", region_bytes=device_bytes, read_only=False),
             pb.Region(
                 kind="tables", region_bytes=os.fstat(entry.fds["tables"]).st_size, read_only=True
             ),

@@ -12,10 +12,24 @@ from kvlease.transports import _rest
 from kvleased.api.faults import grpc_status, problem
 
 ERRORS = [
-    pytest.param(kind("why", resource="r", need=0, available=1, limit=2, retry_after_ms=3), id=code)
+    pytest.param(
+        kind(
+            "why",
+            resource="r",
+            need=0,
+            available=1,
+            limit=2,
+            retry_after_ms=3,
+            rule="not_enough_memory",
+            remedies=("device_bytes=64", 'layout="BLHNC", or none'),
+        ),
+        id=code,
+    )
     for code, kind in BY_CODE.items()
 ]
-NUMBERS = ("need", "available", "limit", "retry_after_ms", "resource", "message")
+NUMBERS = (
+    "need", "available", "limit", "retry_after_ms", "resource", "message", "rule", "remedies",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -48,3 +62,5 @@ def test_error_is_a_grpc_status(error: KVLeaseError) -> None:
     assert status.details[0].Unpack(info)
     assert status.code == StatusCode[error.grpc_status].value[0] != 0
     assert (info.reason, info.metadata["need"], info.metadata["resource"]) == (error.code, "0", "r")
+    assert info.metadata["rule"] == "not_enough_memory"
+    assert json.loads(info.metadata["remedies"]) == list(error.remedies)

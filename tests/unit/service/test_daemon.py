@@ -27,7 +27,7 @@ from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.events import Events
-from kvleased.memory.cpu import map_blocks
+from kvleased.memory.cpu import map_region
 
 from .conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
 
@@ -97,7 +97,8 @@ async def test_evicted_bytes_come_back(node: Node) -> None:
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
-        device = map_blocks(daemon.registry.cache("main").fds["device"], 16, 512)
+        fd = daemon.registry.cache("main").fds["device.0"]
+        device = map_region(fd, 16 * 512).reshape(16, 512)
         lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
         for place, block in enumerate(np.frombuffer(lease.block_ids, np.int32)):
             device[block] = place + 1

@@ -87,13 +87,13 @@ async def test_half_made_cache_is_forgotten(node: Node) -> None:
     """Regions without a registration, as a kill in the middle of one leaves them, are dropped."""
     async with node.life():
         await node.register()
-        node.daemon._keeper.drop("cache/main/device")
+        node.daemon._keeper.drop("cache/main/plan")
 
     async with node.life() as daemon:
         await node.register("other")
 
         assert list(daemon.registry.caches) == ["other"]
-        assert len(node.store) == 1 + 4
+        assert len(node.store) == 1 + 5
 
 
 async def test_token_of_another_process_does_not_resume(node: Node) -> None:

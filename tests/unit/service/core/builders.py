@@ -1,7 +1,7 @@
 """Build caches, keys, leases and copies for the laws of the core, so that a law shows only what it is about."""
 
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -51,7 +51,7 @@ SHAPE: Final = CacheShape(
 _Kind = TypeVar("_Kind", bound=Reply | KVLeaseError)
 
 
-def a_cache(num_blocks: int = 8, num_slots: int = 8, **numbers: int) -> Cache:
+def a_cache(num_blocks: int = 8, num_slots: int = 8, **numbers: Any) -> Cache:
     """Return a cache with two workers of one tenant and one of another."""
     shape = replace(
         SHAPE,

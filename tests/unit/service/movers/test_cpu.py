@@ -1,5 +1,9 @@
 """Copies move exactly the bytes they name, and notice when they are not what they were."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,17 +12,99 @@ from numpy.typing import NDArray
 
 from kvleased.core.effects import Direction
 from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError, checksum
-from kvleased.movers.protocol import Batch
+from kvleased.movers.protocol import Batch, Piece
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 12, 9, 64
+_PAGE_BYTES: Final = 16
+_LAYER_BYTES: Final = NUM_BLOCKS * _PAGE_BYTES
 
 
-def _pools() -> CpuPools:
+@dataclass(frozen=True)
+class Memory:
+    """Regions of random bytes, and the pools that lie in them."""
+
+    devices: tuple[NDArray[np.uint8], ...]
+    host: NDArray[np.uint8]
+    pools: CpuPools
+
+    def block(self, block: int) -> bytes:
+        """Return all bytes of a block, over all ranks and pieces."""
+        return b"".join(
+            self.devices[piece.rank][start : start + piece.num_bytes].tobytes()
+            for piece in self.pools.pieces
+            for start in [piece.offset_bytes + block * piece.block_stride_bytes]
+        )
+
+
+def _memory(
+    pieces: list[Piece], device_bytes: list[int], bytes_per_slot: int = BYTES_PER_BLOCK
+) -> Memory:
     random = np.random.default_rng(1)
-    return CpuPools(
-        device=random.integers(0, 256, (NUM_BLOCKS, BYTES_PER_BLOCK), np.uint8),
-        host=random.integers(0, 256, (NUM_SLOTS, BYTES_PER_BLOCK), np.uint8),
+    devices = tuple(random.integers(0, 256, size, np.uint8) for size in device_bytes)
+    host = random.integers(0, 256, NUM_SLOTS * bytes_per_slot, np.uint8)
+    pools = CpuPools.laid(
+        devices, host, num_blocks=NUM_BLOCKS, bytes_per_slot=bytes_per_slot, pieces=pieces
     )
+    return Memory(devices, host, pools)
+
+
+def _whole() -> Memory:
+    """One rank with blocks outermost: a block is one piece, and so is a run of blocks."""
+    return _memory(
+        [Piece(rank=0, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)],
+        [NUM_BLOCKS * BYTES_PER_BLOCK],
+    )
+
+
+def _padded() -> Memory:
+    """The same in slots that are larger than a block."""
+    return _memory(
+        [Piece(rank=0, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)],
+        [NUM_BLOCKS * BYTES_PER_BLOCK],
+        bytes_per_slot=96,
+    )
+
+
+def _layers_outermost() -> Memory:
+    """One rank with layers outermost: a block is one piece of each layer."""
+    pieces = [
+        Piece(
+            rank=0,
+            offset_bytes=layer * _LAYER_BYTES,
+            block_stride_bytes=_PAGE_BYTES,
+            num_bytes=_PAGE_BYTES,
+            slot_offset_bytes=layer * _PAGE_BYTES,
+        )
+        for layer in range(4)
+    ]
+    return _memory(pieces, [4 * _LAYER_BYTES])
+
+
+def _two_ranks() -> Memory:
+    """Two ranks, the second with layers outermost, side by side in a slot."""
+    pieces = [
+        Piece(rank=0, offset_bytes=0, block_stride_bytes=32, num_bytes=32, slot_offset_bytes=0)
+    ]
+    pieces += [
+        Piece(
+            rank=1,
+            offset_bytes=layer * _LAYER_BYTES,
+            block_stride_bytes=_PAGE_BYTES,
+            num_bytes=_PAGE_BYTES,
+            slot_offset_bytes=32 + layer * _PAGE_BYTES,
+        )
+        for layer in range(2)
+    ]
+    return _memory(pieces, [NUM_BLOCKS * 32, 2 * _LAYER_BYTES])
+
+
+MEMORIES = [
+    pytest.param(_whole, id="whole"),
+    pytest.param(_padded, id="padded slots"),
+    pytest.param(_layers_outermost, id="layers outermost"),
+    pytest.param(_two_ranks, id="two ranks"),
+]
+every_memory = pytest.mark.parametrize("make", MEMORIES)
 
 
 def _batch(
@@ -40,63 +126,103 @@ def _batch(
     )
 
 
+@every_memory
 @given(
-    st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True, max_size=NUM_SLOTS),
-    st.permutations(range(NUM_SLOTS)),
-    st.booleans(),
+    blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True, max_size=NUM_SLOTS),
+    slots=st.permutations(range(NUM_SLOTS)),
+    summed=st.booleans(),
 )
 def test_offload_and_reload_bring_back_the_bytes(
-    blocks: list[int], slots: list[int], summed: bool
+    make: Callable[[], Memory], blocks: list[int], slots: list[int], *, summed: bool
 ) -> None:
-    """Whatever the ids, adjacent or not, blocks come back as they went, and nothing else changes."""
-    pools = _pools()
-    device, host = pools.device.copy(), pools.host.copy()
+    """However blocks lie, adjacent or not, they come back as they went, and nothing else changes."""
+    memory = make()
+    before = [device.copy() for device in memory.devices]
+    host = memory.pools.slots.copy()
     slots = slots[: len(blocks)]
 
-    down = pools.carry_out(_batch(Direction.OFFLOAD, blocks, slots, summed=summed))
-    pools.device[blocks] = 0
-    up = pools.carry_out(_batch(Direction.RELOAD, slots, blocks, down.checksums, summed=summed))
+    down = memory.pools.carry_out(_batch(Direction.OFFLOAD, blocks, slots, summed=summed))
+    memory.pools.carry_out(_batch(Direction.SCRUB, [], blocks))
+    is_zero = [not any(memory.block(block)) for block in blocks]
+    up = memory.pools.carry_out(
+        _batch(Direction.RELOAD, slots, blocks, down.checksums, summed=summed)
+    )
 
+    assert all(is_zero)
     assert up.failed == []
     assert len(down.checksums) == (8 * len(blocks) if summed else 0)
-    assert np.array_equal(pools.device, device)
+    assert all(map(np.array_equal, memory.devices, before))
     others = np.setdiff1d(np.arange(NUM_SLOTS), slots)
-    assert np.array_equal(pools.host[others], host[others])
+    assert np.array_equal(memory.pools.slots[others], host[others])
 
 
-def test_changed_bytes_are_noticed_by_position() -> None:
+@every_memory
+def test_blocks_come_back_in_other_places(make: Callable[[], Memory]) -> None:
+    """A block that is reloaded to another place has all its bytes there."""
+    memory = make()
+    before = [memory.block(block) for block in (3, 4, 9)]
+
+    down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [3, 4, 9], [1, 2, 0]))
+    memory.pools.carry_out(_batch(Direction.RELOAD, [1, 2, 0], [7, 8, 0], down.checksums))
+
+    assert [memory.block(block) for block in (7, 8, 0)] == before
+
+
+@every_memory
+def test_changed_bytes_are_noticed_by_position(make: Callable[[], Memory]) -> None:
     """A single flipped bit fails the block it is in, and no other."""
-    pools = _pools()
-    down = pools.carry_out(_batch(Direction.OFFLOAD, [3, 4, 5, 9], [0, 1, 2, 7]))
-    pools.host[2, 17] ^= 1
+    memory = make()
+    down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [3, 4, 5, 9], [0, 1, 2, 7]))
+    memory.pools.slots[2, 47] ^= 1
 
-    up = pools.carry_out(_batch(Direction.RELOAD, [0, 1, 2, 7], [3, 4, 5, 9], down.checksums))
+    up = memory.pools.carry_out(
+        _batch(Direction.RELOAD, [0, 1, 2, 7], [3, 4, 5, 9], down.checksums)
+    )
 
     assert up.failed == [2]
 
 
-def test_unknown_checksum_proves_nothing() -> None:
+@every_memory
+def test_unknown_checksum_proves_nothing(make: Callable[[], Memory]) -> None:
     """A block of which no checksum was taken is copied without a verdict."""
-    pools = _pools()
+    memory = make()
 
-    up = pools.carry_out(_batch(Direction.RELOAD, [0], [0], bytes(8)))
+    up = memory.pools.carry_out(_batch(Direction.RELOAD, [0], [0], bytes(8)))
 
     assert up == Copied()
-    assert np.array_equal(pools.device[0], pools.host[0])
+    assert memory.block(0) == memory.pools.slots[0, : memory.pools.bytes_per_block].tobytes()
 
 
 def test_scrub_leaves_zeros_in_its_blocks_only() -> None:
-    """Scrubbed blocks are zero, their neighbours are as before."""
-    pools = _pools()
-    before = pools.device.copy()
+    """Scrubbed blocks are zero over all ranks and layers, their neighbours are as before."""
+    memory = _two_ranks()
+    before = [memory.block(block) for block in range(NUM_BLOCKS)]
 
-    pools.carry_out(_batch(Direction.SCRUB, [], [2, 3, 7]))
+    memory.pools.carry_out(_batch(Direction.SCRUB, [], [2, 3, 7]))
 
-    assert not pools.device[[2, 3, 7]].any()
-    others = [block for block in range(NUM_BLOCKS) if block not in {2, 3, 7}]
-    assert np.array_equal(pools.device[others], before[others])
+    for block in range(NUM_BLOCKS):
+        expected = bytes(BYTES_PER_BLOCK) if block in {2, 3, 7} else before[block]
+        assert memory.block(block) == expected
 
 
+def test_ranks_that_keep_the_same_share_a_cell() -> None:
+    """Of ranks with one cell the first is offloaded, and all of them are reloaded."""
+    pieces = [
+        Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
+        for rank in range(2)
+    ]
+    memory = _memory(pieces, [NUM_BLOCKS * 64] * 2)
+    first = memory.devices[0][:64].copy()
+
+    down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [0], [5]))
+    up = memory.pools.carry_out(_batch(Direction.RELOAD, [5], [3], down.checksums))
+
+    assert memory.pools.bytes_per_block == 64
+    assert up.failed == []
+    assert all(np.array_equal(device[192:256], first) for device in memory.devices)
+
+
+@every_memory
 @pytest.mark.parametrize(
     "batch",
     [
@@ -108,16 +234,56 @@ def test_scrub_leaves_zeros_in_its_blocks_only() -> None:
         pytest.param(_batch(Direction.RELOAD, [0, 1], [0, 1], bytes(8)), id="checksums missing"),
     ],
 )
-def test_batch_out_of_bounds_writes_nothing(batch: Batch) -> None:
+def test_batch_out_of_bounds_writes_nothing(make: Callable[[], Memory], batch: Batch) -> None:
     """A batch with any id outside its pool is refused before its first byte is written."""
-    pools = _pools()
-    before: tuple[NDArray[np.uint8], ...] = (pools.device.copy(), pools.host.copy())
+    memory = make()
+    before = [region.copy() for region in (*memory.devices, memory.host)]
 
     with pytest.raises(OutOfBoundsError):
-        pools.carry_out(batch)
+        memory.pools.carry_out(batch)
 
-    assert np.array_equal(pools.device, before[0])
-    assert np.array_equal(pools.host, before[1])
+    assert all(map(np.array_equal, (*memory.devices, memory.host), before))
+
+
+@pytest.mark.parametrize(
+    ("piece", "num_blocks", "num_slots"),
+    [
+        pytest.param((0, 64, 64, 0), NUM_BLOCKS, NUM_SLOTS, id="all inside"),
+        pytest.param((1, 64, 64, 0), NUM_BLOCKS - 1, NUM_SLOTS, id="last block ends outside"),
+        pytest.param((0, 128, 64, 0), NUM_BLOCKS // 2, NUM_SLOTS, id="stride too large"),
+        pytest.param((NUM_BLOCKS * 64, 64, 64, 0), 0, NUM_SLOTS, id="starts outside"),
+        pytest.param((0, 64, 32, 33), NUM_BLOCKS, 0, id="ends outside the slot"),
+    ],
+)
+def test_what_lies_outside_is_no_block(
+    piece: tuple[int, int, int, int], num_blocks: int, num_slots: int
+) -> None:
+    """A block of which a piece does not lie in its region, or in its slot, is out of bounds."""
+    offset, stride, num_bytes, slot_offset = piece
+    described = Piece(
+        rank=0,
+        offset_bytes=offset,
+        block_stride_bytes=stride,
+        num_bytes=num_bytes,
+        slot_offset_bytes=slot_offset,
+    )
+
+    pools = _memory([described], [NUM_BLOCKS * BYTES_PER_BLOCK]).pools
+
+    assert (pools.num_blocks, len(pools.slots)) == (num_blocks, num_slots)
+
+
+def test_empty_piece_takes_no_place() -> None:
+    """A piece without bytes, of a rank that keeps nothing, leaves its place in the slot to the others."""
+    pieces = [
+        Piece(rank=0, offset_bytes=0, block_stride_bytes=0, num_bytes=0, slot_offset_bytes=0),
+        Piece(rank=1, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0),
+    ]
+
+    memory = _memory(pieces, [0, NUM_BLOCKS * 64])
+
+    assert memory.pools.num_blocks == NUM_BLOCKS
+    assert memory.pools.bytes_per_block == 64
 
 
 def test_checksum_is_never_the_mark_for_none() -> None:

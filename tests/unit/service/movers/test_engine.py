@@ -12,10 +12,25 @@ from kvleased.core.effects import Direction
 from kvleased.memory import cpu
 from kvleased.movers import protocol
 from kvleased.movers.engine import Engine
-from kvleased.movers.protocol import Batch, Completion, PoolMap
+from kvleased.movers.protocol import Batch, Completion, Piece, PoolMap
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 64, 32, 64 << 10
-POOLS = PoolMap(pool=1, bytes_per_block=BYTES_PER_BLOCK, num_blocks=NUM_BLOCKS, num_slots=NUM_SLOTS)
+POOLS = PoolMap(
+    pool=1,
+    num_blocks=NUM_BLOCKS,
+    num_slots=NUM_SLOTS,
+    bytes_per_slot=BYTES_PER_BLOCK,
+    device_bytes=(NUM_BLOCKS * BYTES_PER_BLOCK,),
+    pieces=(
+        Piece(
+            rank=0,
+            offset_bytes=0,
+            block_stride_bytes=BYTES_PER_BLOCK,
+            num_bytes=BYTES_PER_BLOCK,
+            slot_offset_bytes=0,
+        ),
+    ),
+)
 
 
 @pytest.fixture
@@ -61,10 +76,12 @@ def test_copies_are_carried_out_until_the_pools_are_unmapped(
     link: socket.socket, pool_fds: list[int]
 ) -> None:
     """A batch right after its pools is done, whatever is not ready yet; after the unmapping it is refused."""
-    device = cpu.map_blocks(pool_fds[0], NUM_BLOCKS, BYTES_PER_BLOCK)
+    device = cpu.map_region(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
     device[:] = 7
 
-    socket.send_fds(link, [POOLS.encode()], pool_fds)
+    first, pieces = POOLS.packets()
+    socket.send_fds(link, [first], pool_fds)
+    link.send(pieces)
     done = _answer(link)
     link.send(protocol.encode_unmap(1))
     refused = _answer(link)

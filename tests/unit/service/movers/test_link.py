@@ -15,7 +15,7 @@ from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy, Direction
 from kvleased.movers import protocol
 from kvleased.movers.link import MoverLink
-from kvleased.movers.protocol import Batch, Completion, PoolMap
+from kvleased.movers.protocol import Batch, Completion, Piece, PoolMap
 
 
 @dataclass
@@ -188,15 +188,20 @@ async def test_dead_mover_ends_everything_on_its_way(
 async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: Mover) -> None:
     """A new mover is told of every pool before the copies that waited for it."""
     fd = os.memfd_create("test")
-    link.map(PoolMap(pool=7, bytes_per_block=64, num_blocks=1, num_slots=0), [fd])
-    assert [packet[:1] for packet in mover.packets()] == [protocol.MAP]
+    piece = Piece(rank=0, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
+    pool = PoolMap(
+        pool=7, num_blocks=1, num_slots=0, bytes_per_slot=64, device_bytes=(64,), pieces=(piece,)
+    )
+    link.map(pool, [fd])
+    kinds = [protocol.MAP, protocol.PIECES]
+    assert [packet[:1] for packet in mover.packets()] == kinds
     link.died(1)
     link.send(7, _copy(1), with_checksums=False)
 
     with closing(Mover()) as following:
         link.attach(following.theirs, 2)
 
-        assert [packet[:1] for packet in following.packets()] == [protocol.MAP, protocol.BATCH]
+        assert [packet[:1] for packet in following.packets()] == [*kinds, protocol.BATCH]
     os.close(fd)
 
 

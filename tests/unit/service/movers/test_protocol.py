@@ -7,9 +7,12 @@ from kvleased.core.effects import Direction
 from kvleased.movers.protocol import (
     COPIES_A_BATCH_MAX,
     PACKET_BYTES_MAX,
+    PIECES_A_PACKET_MAX,
     Batch,
     Completion,
+    Piece,
     PoolMap,
+    decode_pieces,
     decode_unmap,
     encode_unmap,
 )
@@ -53,10 +56,35 @@ def test_completions_arrive_as_they_were_sent(completion: Completion) -> None:
 
 def test_pool_maps_arrive_as_they_were_sent() -> None:
     """Encoding and decoding what maps and unmaps pools changes nothing."""
-    pool = PoolMap(pool=3, bytes_per_block=64, num_blocks=7, num_slots=0)
+    pool = PoolMap(pool=3, num_blocks=7, num_slots=0, bytes_per_slot=64, device_bytes=(448, 0))
 
-    assert PoolMap.decode(pool.encode()) == pool
+    assert [PoolMap.decode(packet) for packet in pool.packets()] == [pool]
     assert decode_unmap(encode_unmap(3)) == 3
+
+
+def test_pieces_arrive_in_as_many_packets_as_it_takes() -> None:
+    """More pieces than one packet holds follow in further ones, in their order, each within the limit."""
+    pieces = tuple(
+        Piece(
+            rank=number % 2,
+            offset_bytes=number << 40,
+            block_stride_bytes=64,
+            num_bytes=32,
+            slot_offset_bytes=number * 32,
+        )
+        for number in range(PIECES_A_PACKET_MAX + 1)
+    )
+    pool = PoolMap(
+        pool=3, num_blocks=7, num_slots=0, bytes_per_slot=64, device_bytes=(448,), pieces=pieces
+    )
+
+    first, *rest = pool.packets()
+    arrived = [decode_pieces(packet) for packet in rest]
+
+    assert PoolMap.decode(first).pieces == ()
+    assert [number for number, _ in arrived] == [3, 3]
+    assert arrived[0][1] + arrived[1][1] == pieces
+    assert max(map(len, rest)) <= PACKET_BYTES_MAX
 
 
 def test_largest_packets_fit() -> None:

@@ -1,0 +1,73 @@
+"""Own which regions of memory a cache has and how large each is; who makes, keeps and maps them is others' business."""
+
+import os
+from typing import Final
+
+from blake3 import blake3
+
+from kvlease.plan import CachePlan
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core.shape import CacheShape
+from kvleased.memory.records import records_layout, table_layout
+from kvleased.settings import MIB
+
+PLAN: Final = "plan"
+"""The region that holds the plan; it is made last and dropped first, so it vouches for the others."""
+HOST: Final = "host"
+
+_DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
+"""Block tables up to here are populated, too; larger ones are sparse, as a lease touches only its own row."""
+
+
+def device_kind(rank: int) -> str:
+    """Return the name of a rank's device region among the regions of its cache."""
+    return f"device.{rank}"
+
+
+def region_sizes(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
+    """Return the bytes of every region of a cache but the plan's own, in the order in which they are made."""
+    sizes = {
+        "records": records_layout(shape).region_bytes,
+        "tables": table_layout(shape).region_bytes,
+    }
+    if plan.host_bytes:
+        sizes[HOST] = plan.host_bytes
+    return sizes | {device_kind(rank.rank): rank.device_bytes for rank in plan.ranks}
+
+
+def sizes_to_populate(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
+    """Return the bytes of every region that must exist before the cache is ready, in the order of populating."""
+    sizes = region_sizes(plan, shape)
+    if sizes["tables"] > _DENSE_TABLES_BYTES_MAX:
+        del sizes["tables"]
+    sizes |= {HOST: sizes.pop(HOST)} if HOST in sizes else {}
+    return {kind: num_bytes for kind, num_bytes in sizes.items() if num_bytes}
+
+
+def pool_kinds(plan: CachePlan) -> list[str]:
+    """Return the regions that blocks lie in, as a mover expects them: each rank's device region, then the host's."""
+    kinds = [device_kind(rank.rank) for rank in plan.ranks]
+    return [*kinds, HOST] if plan.host_bytes else kinds
+
+
+def packed_plan(plan: CachePlan) -> tuple[bytes, str]:
+    """Return a plan as bytes, and the digest by which they are known to be whole."""
+    packed = plan.to_proto().SerializeToString()
+    return packed, blake3(packed).hexdigest()
+
+
+def write_plan(fd: int, packed: bytes) -> None:
+    """Write a plan into its region."""
+    written = 0
+    while written < len(packed):
+        written += os.pwrite(fd, packed[written:], written)
+
+
+def read_plan(fd: int, digest: str) -> CachePlan | None:
+    """Return the plan in a region; None where its writer was killed before the end."""
+    packed = b""
+    while chunk := os.pread(fd, MIB, len(packed)):
+        packed += chunk
+    if blake3(packed).hexdigest() != digest:
+        return None
+    return CachePlan.from_proto(pb.CachePlan.FromString(packed))

@@ -1,0 +1,27 @@
+"""Own what a mover must know of a plan; a mover itself knows no plans, so that it starts quickly."""
+
+from kvlease.plan import CachePlan
+from kvleased.movers.protocol import Piece, PoolMap
+
+
+def pool_map(pool: int, plan: CachePlan) -> PoolMap:
+    """Return where the pieces of every block lie, as a mover needs to know it."""
+    pieces = (
+        Piece(
+            rank=rank.rank,
+            offset_bytes=extent.offset_bytes,
+            block_stride_bytes=extent.block_stride_bytes,
+            num_bytes=extent.num_bytes,
+            slot_offset_bytes=rank.slot_cell_offset_bytes + extent.slot_offset_bytes,
+        )
+        for rank in plan.ranks
+        for extent in rank.extents
+    )
+    return PoolMap(
+        pool=pool,
+        num_blocks=plan.num_blocks,
+        num_slots=plan.num_slots if plan.host_bytes else 0,
+        bytes_per_slot=max(1, plan.bytes_per_slot),
+        device_bytes=tuple(rank.device_bytes for rank in plan.ranks),
+        pieces=tuple(pieces),
+    )

@@ -1,0 +1,86 @@
+"""Own what the verbs do with plans before memory is made: plan, explain, and say what cannot be carried out yet.
+
+The planner itself is imported with the first plan: a control process that is started again needs none to go on.
+"""
+
+from collections.abc import Sequence
+
+from kvlease.errors import InvalidError
+from kvlease.plan import CachePlan, PlanInputs
+from kvlease.units import RANKS_MAX
+from kvlease.v1 import kvlease_pb2 as pb
+
+
+def answer(request: pb.PlanRequest, device_bytes_default: int) -> pb.PlanResponse:
+    """Compute a plan, and explain it where that was asked for.
+
+    Raises:
+        InvalidError: the inputs contradict themselves, or name a change that is none.
+        NeverFitsError: the memory is too small.
+    """
+    from kvleased.planning import report, what_ifs  # noqa: PLC0415 - see above
+
+    inputs, found = planned(request.inputs, device_bytes_default)
+    response = pb.PlanResponse(plan=found.to_proto())
+    if request.report:
+        response.report.CopyFrom(report(inputs, found).to_proto())
+    response.what_ifs.extend(one.to_proto() for one in what_ifs(inputs, tuple(request.what_if)))
+    return response
+
+
+def planned(message: pb.PlanInputs, device_bytes_default: int) -> tuple[PlanInputs, CachePlan]:
+    """Return the inputs of a plan, with the default budget where they name none, and the plan.
+
+    Raises:
+        InvalidError: the inputs contradict themselves.
+        NeverFitsError: the memory is too small; the error names the nearest settings that would work.
+    """
+    from kvleased.planning import plan_or_explain  # noqa: PLC0415 - see above
+
+    if not message.device_bytes and not message.device_blocks and not _is_given(message.ranks):
+        sized = pb.PlanInputs()
+        sized.CopyFrom(message)
+        sized.device_bytes = device_bytes_default
+        message = sized
+    inputs = PlanInputs.from_proto(message)
+    return inputs, plan_or_explain(inputs)
+
+
+def _is_given(ranks: Sequence[pb.RankInputs]) -> bool:
+    """Tell whether every rank brings its own budget."""
+    return bool(ranks) and all(rank.HasField("device_bytes") for rank in ranks)
+
+
+def require_servable(planned: CachePlan) -> None:
+    """Refuse a plan that is right but that no mover can carry out yet."""
+    if planned.blocks_per_slot != 1:
+        message = (
+            f"blocks_per_slot is {planned.blocks_per_slot}; slots of several blocks can be planned but not yet "
+            "filled, so register the cache with blocks_per_slot 1"
+        )
+        raise InvalidError(
+            message,
+            resource="blocks_per_slot",
+            rule="blocks_per_slot_not_supported",
+            need=planned.blocks_per_slot,
+            limit=1,
+        )
+    if len(planned.ranks) > RANKS_MAX:
+        message = f"the cache has {len(planned.ranks)} ranks; register at most {RANKS_MAX} as one"
+        raise InvalidError(message, resource="ranks", need=len(planned.ranks), limit=RANKS_MAX)
+
+
+def why_no_leases(planned: CachePlan) -> str:
+    """Return why blocks of a cache cannot be leased; empty where they can."""
+    then = "the cache can be planned and registered, but its blocks cannot be leased yet"
+    if len(planned.groups) != 1:
+        return f"the layers share {len(planned.groups)} tables, not one; {then}"
+    (group,) = planned.groups
+    if not group.spec.keeps_all:
+        return f"layers of kind {group.spec.kind} do not keep every token; {then}"
+    if planned.scheduler_block_tokens != planned.tokens_per_block:
+        return (
+            f"a block covers {planned.scheduler_block_tokens} tokens over all context ranks and "
+            f"{planned.tokens_per_block} on one; {then}"
+        )
+    return ""

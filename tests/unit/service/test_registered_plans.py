@@ -1,0 +1,91 @@
+"""What is registered is what was planned, for every layout that the golden vectors know."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kvlease.errors import InvalidError, KVLeaseError
+from kvlease.plan import CachePlan, PlanInputs
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.planning import plan_or_explain
+from kvleased.settings import MIB, Settings
+from kvleased.verbs.differences import plan_differences
+from tests.golden.words import plan_inputs_of
+
+from .conftest import Node
+
+_VECTORS: Final = Path(__file__).parents[2] / "golden" / "vectors" / "planning.json"
+_CASES: Final = json.loads(_VECTORS.read_text())["vectors"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a daemon that may promise more memory than there is: these caches end before it is filled."""
+    return Settings(
+        runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 60, populate_chunk_bytes=MIB
+    )
+
+
+async def test_every_golden_plan_is_registered_as_planned(node: Node) -> None:
+    """The verbs plan and register_cache answer with the planner's own plan, field by field, or its own refusal."""
+    differing: dict[str, object] = {}
+    num_registered = 0
+
+    async with node.life():
+        for case in _CASES:
+            inputs = plan_inputs_of(case["input"])
+            expected = _outcome(inputs)
+            planned = await _answer(node, "plan", inputs)
+            registered = await _answer(node, "register_cache", inputs)
+            found = [*_differences(expected, planned), *_differences(expected, registered)]
+            if found:
+                differing[case["id"]] = found
+            num_registered += isinstance(registered, CachePlan)
+
+    assert not differing
+    assert num_registered > len(_CASES) // 2
+
+
+def _outcome(inputs: PlanInputs) -> CachePlan | KVLeaseError:
+    try:
+        return plan_or_explain(inputs)
+    except KVLeaseError as refusal:
+        return refusal
+
+
+async def _answer(node: Node, verb: str, inputs: PlanInputs) -> CachePlan | KVLeaseError:
+    """Return the plan, or the refusal, that a verb answers with; what it made is deleted again."""
+    request: Any = pb.PlanRequest(inputs=inputs.to_proto())
+    if verb == "register_cache":
+        request = pb.RegisterCacheRequest(cache="golden", inputs=inputs.to_proto())
+    try:
+        reply = await node.ask(verb, request)
+    except KVLeaseError as refusal:
+        return refusal
+    if verb == "plan":
+        return CachePlan.from_proto(reply.plan)
+    entry = node.daemon.registry.cache("golden")
+    violations = entry.core.check()
+    await node.ask("delete_cache", pb.DeleteCacheRequest(cache="golden"))
+    assert violations == []
+    assert CachePlan.from_proto(reply.info.plan) == entry.plan
+    return entry.plan
+
+
+def _differences(expected: CachePlan | KVLeaseError, got: CachePlan | KVLeaseError) -> list[str]:
+    if isinstance(expected, CachePlan) and isinstance(got, CachePlan):
+        return plan_differences(expected, got)
+    if isinstance(expected, KVLeaseError) and isinstance(got, KVLeaseError):
+        return [] if _words(expected) == _words(got) else [f"{_words(got)}, not {_words(expected)}"]
+    if isinstance(got, InvalidError) and got.rule == "blocks_per_slot_not_supported":
+        return []
+    return [f"{got!r}, not {expected!r}"]
+
+
+def _words(refusal: KVLeaseError) -> tuple[object, ...]:
+    return (
+        type(refusal), refusal.message, refusal.rule, refusal.resource,
+        refusal.need, refusal.available, refusal.limit, refusal.remedies,
+    )  # fmt: skip
