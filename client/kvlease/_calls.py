@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvlease.errors import InvalidError
 from kvlease.plan import CachePlan, PlanInputs
+from kvlease.plan_report import ExplainedPlan, PlanReport, WhatIf
 from kvlease.replies import (
     CacheInfo,
     CacheStats,
@@ -67,6 +68,19 @@ def plan(inputs: PlanInputs) -> Ask[CachePlan]:
         "plan",
         lambda: pb.PlanRequest(inputs=inputs.to_proto()),
         lambda reply: CachePlan.from_proto(reply.plan),
+    )
+
+
+def explain(inputs: PlanInputs, changes: Sequence[str]) -> Ask[ExplainedPlan]:
+    """Ask for a plan with its equations, and for what changes would change."""
+    return _ask(
+        "plan",
+        lambda: pb.PlanRequest(inputs=inputs.to_proto(), report=True, what_if=changes),
+        lambda reply: ExplainedPlan(
+            plan=CachePlan.from_proto(reply.plan),
+            report=PlanReport.from_proto(reply.report),
+            what_ifs=tuple(map(WhatIf.from_proto, reply.what_ifs)),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from kvlease.client import DEADLINE_SECONDS, OnDoubt, attach_request, check_opti
 from kvlease.errors import KVLeaseError
 from kvlease.lease import AsyncLease, GrantView
 from kvlease.plan import CachePlan, PlanInputs
+from kvlease.plan_report import ExplainedPlan
 from kvlease.replies import (
     CacheInfo,
     Committed,
@@ -278,6 +279,10 @@ class AsyncClient:
     async def plan(self, inputs: PlanInputs) -> CachePlan:
         """Compute a cache's layout and capacity without changing anything."""
         return await self._told(_calls.plan(inputs))
+
+    async def explain(self, inputs: PlanInputs, *changes: str) -> ExplainedPlan:
+        """Compute a plan with its equations, and what changes, such as tokens_per_block=8, would change."""
+        return await self._told(_calls.explain(inputs, changes))
 
     async def register(self, cache: str, inputs: PlanInputs, integrity: str = "") -> CacheInfo:
         """Create a cache, or find an equal one that exists; `integrity` is "xxh3" (where empty) or "none"."""

@@ -8,6 +8,7 @@ from kvlease._calls import Ask
 from kvlease._session import Link, Session
 from kvlease.errors import InvalidError
 from kvlease.plan import CachePlan, PlanInputs
+from kvlease.plan_report import ExplainedPlan
 from kvlease.replies import CacheInfo, Event, Evicted, Found, Pinned, Reloaded, Stats
 from kvlease.transports import open_transport
 from kvlease.transports.base import Outgoing, default_address, parse_address
@@ -63,6 +64,10 @@ class Client:
     def plan(self, inputs: PlanInputs) -> CachePlan:
         """Compute a cache's layout and capacity without changing anything."""
         return self._told(_calls.plan(inputs))
+
+    def explain(self, inputs: PlanInputs, *changes: str) -> ExplainedPlan:
+        """Compute a plan with its equations, and what changes, such as tokens_per_block=8, would change."""
+        return self._told(_calls.explain(inputs, changes))
 
     def register(self, cache: str, inputs: PlanInputs, integrity: str = "") -> CacheInfo:
         """Create a cache, or find an equal one that exists; `integrity` is "xxh3" (where empty) or "none"."""

@@ -15,6 +15,8 @@ def error_to_proto(error: KVLeaseError) -> pb.Error:
         available=error.available,
         limit=error.limit,
         retry_after_ms=error.retry_after_ms,
+        rule=error.rule or "",
+        remedies=error.remedies,
     )
 
 
@@ -27,4 +29,6 @@ def error_from_proto(message: pb.Error) -> KVLeaseError:
         available=message.available if message.HasField("available") else None,
         limit=message.limit if message.HasField("limit") else None,
         retry_after_ms=message.retry_after_ms if message.HasField("retry_after_ms") else None,
+        rule=message.rule or None,
+        remedies=tuple(message.remedies),
     )

@@ -1,16 +1,74 @@
 """Own a plan: all numbers and placements of a cache, as both ends use them; making one is the planner's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
-from kvlease.errors import InvalidError
+from kvlease._records import from_proto, to_proto
 from kvlease.geometry import blocks_covering, full_blocks
-from kvlease.spec import FullAttention, LayerSpec
+from kvlease.layout import Layout
+from kvlease.spec import LayerSpec
 from kvlease.v1 import kvlease_pb2 as pb
 
-KINDS: Final[Mapping[str, type[LayerSpec]]] = {FullAttention.kind: FullAttention}
-"""Every kind of layer that can be described, by its name on the wire."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInputs:
+    """What one rank of an engine brings: its memory and, where ranks differ, its layers."""
+
+    device_bytes: int | None = None
+    """Bytes of the rank's device memory to fill; None takes the inputs' own."""
+    layers: tuple[LayerSpec, ...] = ()
+    """The layers that the rank keeps, in model order; empty: those of the inputs."""
+    keeps_nothing: bool = False
+    """Whether the rank keeps no layer at all, such as a pipeline stage without attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelInputs:
+    """How a model is split over ranks."""
+
+    tensor_ranks: int = 1
+    """Ranks that share the heads of every layer."""
+    pipeline_ranks: int = 1
+    """Ranks that share the layers."""
+    context_ranks: int = 1
+    """Ranks that share the tokens of a request while decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInputs:
+    """What the plan must know of how the engine runs."""
+
+    tokens_per_step: int = 2048
+    """Tokens that one scheduler step computes at most."""
+    steps_in_flight: int = 1
+    """Steps whose writes may be under way at once; windows keep their tokens, too."""
+    lookahead_tokens: int = 0
+    """Tokens that speculative decoding prefills ahead."""
+    encoder_tokens_max: int = 0
+    """Tokens of the longest encoder input, for cross attention."""
+    state_mode: str = "none"
+    """Which states of recurrent layers are kept: "none" but the current one, at "align"ed block ends, or "all"."""
+    prefix_caching: bool = True
+    """Whether prefixes are shared between requests."""
+    has_connector: bool = False
+    """Whether blocks are found by others, such as lower tiers, even without prefix caching."""
+    match_tokens: int | None = None
+    """Tokens between the ends of prefixes that can be found; None: the finest that all groups allow."""
+    one_group: bool = False
+    """Whether all layers must share one table; windows then keep every token."""
+    drafts_with_last_layer: bool = False
+    """Whether the last layer is a draft model's, whose group is marked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendInputs:
+    """The kernel blocks that one attention backend can read."""
+
+    name: str
+    exact_tokens: tuple[int, ...] = ()
+    """Sizes that it reads."""
+    multiples_tokens: tuple[int, ...] = ()
+    """Numbers of which it reads every multiple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,146 +76,247 @@ class PlanInputs:
     """All that a plan depends on."""
 
     layers: tuple[LayerSpec, ...] = ()
-    """Layers in model order; empty when `model_config` is given."""
+    """Layers in model order, as one rank keeps them; empty when `model_config` is given."""
     model_config: str = ""
     """The text of a Hugging Face config.json; empty when `layers` are given."""
     kv_dtype: str = ""
     """Element type of the cache; empty takes the model's own. Only with `model_config`."""
     tokens_per_block: int
+    """Tokens per block of the layers that do not say."""
+    layout: str = ""
+    """Order of the axes in memory, such as LBHNC; empty: blocks outermost."""
     device_bytes: int = 0
-    """Bytes of device memory to fill; 0 when `device_blocks` is given."""
+    """Bytes of device memory that each rank fills; 0 when `device_blocks` is given."""
     device_blocks: int = 0
-    """Blocks of the device pool; 0 when `device_bytes` is given."""
+    """Blocks of the device pool, which then rule everything after; with `device_bytes`, those must suffice."""
+    null_blocks: int = 0
+    """Blocks at the start of the pool that are never granted: 1 where tables are padded with block 0."""
+    block_multiple_bytes: int = 64
+    """Blocks, where they are outermost, take a multiple of this: a cache line."""
     host_bytes: int = 0
-    """Bytes of host memory to fill; 0 means no host tier."""
+    """Bytes of host memory to fill, for all ranks together; 0 means no host tier."""
+    disk_bytes: int = 0
+    """Bytes of a disk store; 0 means none."""
+    remote_bytes: int = 0
+    """Bytes of a remote store; 0 means none."""
+    blocks_per_slot: int = 1
+    """Blocks that one slot of a lower tier holds."""
+    slot_multiple_bytes: int = 64
+    """Slots of the host tier take a multiple of this."""
     longest_request_tokens: int = 0
-    """Tokens of the longest request to admit; 0 means as many as the pool covers."""
+    """Tokens of the longest request to admit; 0 means as many as fit."""
+    fit_longest_request: bool = False
+    """Whether a longest request that does not fit is shortened instead of refused."""
+    engine: EngineInputs = EngineInputs()
+    parallel: ParallelInputs = ParallelInputs()
+    ranks: tuple[RankInputs, ...] = ()
+    """One for each rank that differs from the others; empty: tensor_ranks equal ones."""
+    backends: tuple[BackendInputs, ...] = ()
+    """The backends that layers name, beyond those that the planner knows."""
     model_digest: str = ""
     """Digest or revision of the weights; part of every block key."""
 
     def to_proto(self) -> pb.PlanInputs:
         """Return the message that says the same."""
-        return pb.PlanInputs(
-            layers=[_spec_to_proto(layer) for layer in self.layers],
-            model_config=self.model_config,
-            kv_dtype=self.kv_dtype,
-            tokens_per_block=self.tokens_per_block,
-            device_bytes=self.device_bytes,
-            device_blocks=self.device_blocks,
-            host_bytes=self.host_bytes,
-            longest_request_tokens=self.longest_request_tokens,
-            model_digest=self.model_digest,
-        )
+        return to_proto(self, pb.PlanInputs)
 
     @classmethod
     def from_proto(cls, message: pb.PlanInputs) -> Self:
         """Return what the message says.
 
         Raises:
-            InvalidError: it names an unknown kind of layer.
+            InvalidError: it names an unknown kind of layer, or a field that the kind does not have.
         """
-        return cls(
-            layers=tuple(_spec_from_proto(layer) for layer in message.layers),
-            model_config=message.model_config,
-            kv_dtype=message.kv_dtype,
-            tokens_per_block=message.tokens_per_block,
-            device_bytes=message.device_bytes,
-            device_blocks=message.device_blocks,
-            host_bytes=message.host_bytes,
-            longest_request_tokens=message.longest_request_tokens,
-            model_digest=message.model_digest,
-        )
+        return from_proto(message, cls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlacement:
-    """Where one layer's pages lie: K [heads, tokens, head_size], then V, `offset_bytes` into every block."""
+    """Where one layer's pages lie in its rank's region: page b starts at offset_bytes + b * block_stride_bytes."""
 
     name: str
     group: int
     """The group whose table the layer reads."""
     offset_bytes: int
+    block_stride_bytes: int
     bytes_per_page: int
+    """Bytes of the page, padding included."""
+    head_stride_bytes: int
+    """Bytes from one head slot of a page to the next."""
+    state_stride_bytes: int
+    """Bytes from one state of a head to the next."""
     spec: LayerSpec
     """What the layer keeps, with nothing left to a default."""
 
-    def to_proto(self) -> pb.LayerPlacement:
-        """Return the message that says the same."""
-        return pb.LayerPlacement(
-            name=self.name,
-            group=self.group,
-            offset_bytes=self.offset_bytes,
-            bytes_per_page=self.bytes_per_page,
-            spec=_spec_to_proto(self.spec),
-        )
 
-    @classmethod
-    def from_proto(cls, message: pb.LayerPlacement) -> Self:
-        """Return what the message says.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlan:
+    """A run of equal layers of one group at one distance, as an engine can view them in one tensor."""
 
-        Raises:
-            InvalidError: it names an unknown kind of layer.
-        """
-        return cls(
-            name=message.name,
-            group=message.group,
-            offset_bytes=message.offset_bytes,
-            bytes_per_page=message.bytes_per_page,
-            spec=_spec_from_proto(message.spec),
-        )
+    group: int
+    layer_names: tuple[str, ...]
+    offset_bytes: int
+    """Where the first layer's page of block 0 starts."""
+    layer_stride_bytes: int
+    block_stride_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """One piece of every block: block b has num_bytes at offset_bytes + b * block_stride_bytes of its region."""
+
+    offset_bytes: int
+    block_stride_bytes: int
+    num_bytes: int
+    slot_offset_bytes: int
+    """Where the piece lies in the rank's cell of a slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """The device pool of one rank; all groups lie over each other from byte 0, as a block is of one group at a time."""
+
+    rank: int
+    bytes_per_block: int
+    """Bytes that one block takes of the region, over all its pieces."""
+    device_bytes: int
+    """num_blocks * bytes_per_block."""
+    bytes_per_longest_request: int
+    """bytes_per_block * blocks_per_longest_request."""
+    layers: tuple[LayerPlacement, ...]
+    tensors: tuple[TensorPlan, ...]
+    extents: tuple[Extent, ...]
+    """The pieces that make up a block, without gaps or overlaps in the slot."""
+    slot_cell_offset_bytes: int
+    """Where the rank's cell starts in a slot of a lower tier; ranks that keep equal bytes share one."""
+    slot_cell_bytes: int
+    """Bytes of the cell: bytes_per_block * blocks_per_slot."""
+    needs_scrub: bool
+    """Whether a granted block must be zeroed, because groups read the same bytes as different types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """Layers that share one table."""
+
+    spec: LayerSpec
+    """What the layers keep; of the first one where they differ in page."""
+    layer_names: tuple[str, ...]
+    """All layers of the group over all ranks, in model order."""
+    tokens_per_block: int
+    """Tokens that one block covers on one rank."""
+    bytes_per_page: int
+    """Bytes of one layer's page; of all layers' pages together where they differ."""
+    has_equal_layers: bool
+    """Whether all layers have the same spec; otherwise each view needs its own layer's."""
+    blocks_per_longest_request: int
+    table_blocks: int
+    """Entries of a table row of the longest request."""
+    kernel_tokens_per_block: int
+    """Tokens of a block as the group's kernels count them."""
+    kernel_blocks_per_block: int
+    """How many of those one block is."""
+    kernel_block_stride: int
+    """Kernel blocks from one block to the next: kernel_blocks_per_block, and more where other pages lie between."""
+    is_prefix_cacheable: bool
+    is_context_sharded: bool
+    is_drafted: bool
+    """Whether a draft model reads the group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waste:
+    """Bytes that hold nothing, and why."""
+
+    cause: str
+    """page_padding, uneven_groups, block_padding, null_blocks, rank_minimum, unfilled_budget or slot_padding."""
+    tier: str
+    """device or host."""
+    num_bytes: int
+    """Over all ranks."""
+    why: str
+    """One sentence with the numbers in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
-    """Every number of a cache; block b lies at b * bytes_per_block of its region."""
+    """Every number of a cache."""
 
     layout_fingerprint: str
     """Hex of the 32-byte digest of all that decides where a byte lies and what it means."""
-    tokens_per_block: int
-    bytes_per_token: int
-    """Bytes that one token takes over all layers."""
-    bytes_per_block: int
-    """Bytes from one block to the next: all pages, rounded up to a cache line."""
-    num_blocks: int
-    num_slots: int
-    """Slots of the host pool, one block each."""
-    device_bytes: int
-    """num_blocks * bytes_per_block."""
-    host_bytes: int
-    """num_slots * bytes_per_block."""
-    longest_request_tokens: int
-    """blocks_per_longest_request * tokens_per_block: admission counts whole blocks."""
-    blocks_per_longest_request: int
-    capacity_tokens: int
-    """num_blocks * tokens_per_block."""
-    layers: tuple[LayerPlacement, ...]
+    layout: Layout
     model_digest: str
+    num_blocks: int
+    """Blocks of every rank's pool: the least over ranks."""
+    null_blocks: int
+    """Blocks at the start that are never granted."""
+    longest_request_tokens: int
+    blocks_per_longest_request: int
+    """The sum over groups."""
+    capacity_tokens: int
+    """Tokens of longest requests that fit at once: floor(usable_blocks / blocks_per_longest_request * tokens)."""
+    tokens_per_block: int
+    """The least over groups that cache prefixes."""
+    hash_block_tokens: int
+    """Tokens that one key stands for."""
+    scheduler_block_tokens: int
+    """Tokens at whose multiples every group ends a block."""
+    hit_alignment_tokens: int
+    """A prefix that is found ends at a multiple of this."""
+    groups: tuple[GroupPlan, ...]
+    ranks: tuple[RankPlan, ...]
+    tensor_replicas: int
+    """Tensor parallel ranks that keep the same bytes."""
+    num_slots: int
+    """Slots of the host pool."""
+    blocks_per_slot: int
+    bytes_per_slot: int
+    """Bytes from one slot to the next: all ranks' cells, padded."""
+    num_disk_slots: int
+    num_remote_slots: int
+    waste: tuple[Waste, ...]
+
+    @property
+    def usable_blocks(self) -> int:
+        """num_blocks - null_blocks: what can be granted."""
+        return self.num_blocks - self.null_blocks
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block of the first rank."""
+        return self.ranks[0].bytes_per_block
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of all ranks' device pools."""
+        return sum(rank.device_bytes for rank in self.ranks)
+
+    @property
+    def host_bytes(self) -> int:
+        """num_slots * bytes_per_slot."""
+        return self.num_slots * self.bytes_per_slot
+
+    @property
+    def concurrency(self) -> float:
+        """Longest requests that fit at once: usable_blocks / blocks_per_longest_request."""
+        return self.usable_blocks / max(1, self.blocks_per_longest_request)
+
+    @property
+    def layers(self) -> tuple[LayerPlacement, ...]:
+        """The layers of the first rank."""
+        return self.ranks[0].layers
 
     def blocks_covering(self, num_tokens: int) -> int:
-        """Return the blocks that hold `num_tokens`, the last one perhaps in part."""
+        """Return the blocks of the finest group that hold `num_tokens`, the last one perhaps in part."""
         return blocks_covering(num_tokens, self.tokens_per_block)
 
     def full_blocks(self, num_tokens: int) -> int:
-        """Return the blocks that `num_tokens` fill to the end."""
+        """Return the blocks of the finest group that `num_tokens` fill to the end."""
         return full_blocks(num_tokens, self.tokens_per_block)
 
     def to_proto(self) -> pb.CachePlan:
         """Return the message that says the same."""
-        return pb.CachePlan(
-            layout_fingerprint=self.layout_fingerprint,
-            tokens_per_block=self.tokens_per_block,
-            bytes_per_token=self.bytes_per_token,
-            bytes_per_block=self.bytes_per_block,
-            num_blocks=self.num_blocks,
-            num_slots=self.num_slots,
-            device_bytes=self.device_bytes,
-            host_bytes=self.host_bytes,
-            longest_request_tokens=self.longest_request_tokens,
-            blocks_per_longest_request=self.blocks_per_longest_request,
-            capacity_tokens=self.capacity_tokens,
-            layers=[layer.to_proto() for layer in self.layers],
-            model_digest=self.model_digest,
-        )
+        return to_proto(self, pb.CachePlan)
 
     @classmethod
     def from_proto(cls, message: pb.CachePlan) -> Self:
@@ -166,42 +325,4 @@ class CachePlan:
         Raises:
             InvalidError: it names an unknown kind of layer.
         """
-        return cls(
-            layout_fingerprint=message.layout_fingerprint,
-            tokens_per_block=message.tokens_per_block,
-            bytes_per_token=message.bytes_per_token,
-            bytes_per_block=message.bytes_per_block,
-            num_blocks=message.num_blocks,
-            num_slots=message.num_slots,
-            device_bytes=message.device_bytes,
-            host_bytes=message.host_bytes,
-            longest_request_tokens=message.longest_request_tokens,
-            blocks_per_longest_request=message.blocks_per_longest_request,
-            capacity_tokens=message.capacity_tokens,
-            layers=tuple(LayerPlacement.from_proto(layer) for layer in message.layers),
-            model_digest=message.model_digest,
-        )
-
-
-def _spec_to_proto(spec: LayerSpec) -> pb.LayerSpec:
-    return pb.LayerSpec(
-        name=spec.name,
-        kind=spec.kind,
-        num_kv_heads=spec.num_kv_heads,
-        head_size=spec.head_size,
-        head_size_v=spec.head_size_v,
-        dtype=spec.dtype,
-    )
-
-
-def _spec_from_proto(message: pb.LayerSpec) -> LayerSpec:
-    if message.kind not in KINDS:
-        text = f"layer {message.name[:40]!r} is of kind {message.kind[:40]!r}; this version knows {', '.join(KINDS)}"
-        raise InvalidError(text, resource="kind")
-    return KINDS[message.kind](
-        name=message.name,
-        num_kv_heads=message.num_kv_heads,
-        head_size=message.head_size,
-        head_size_v=message.head_size_v,
-        dtype=message.dtype,
-    )
+        return from_proto(message, cls)

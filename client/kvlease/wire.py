@@ -8,107 +8,55 @@ Replies follow the protocol's messages and have no models of their own.
 from array import array
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
-UINT32_MAX: Final = 2**32 - 1
+from kvlease.wire_fields import Body, Count, Id, Millis, Name
+from kvlease.wire_plans import PlanInputs
+
 INT32_MAX: Final = 2**31 - 1
-JSON_INTEGER_MAX: Final = 2**53 - 1
-"""The largest integer that every JSON reader carries exactly."""
-TEXT_CHARS_MAX: Final = 2**20
-"""Characters of a config.json."""
-LAYERS_MAX: Final = 1024
+CHANGES_MAX: Final = 32
+"""Changes that one plan is compared with."""
 
-Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
-Millis = Count
-Bytes = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
-Id = Annotated[int, Field(ge=-JSON_INTEGER_MAX, le=JSON_INTEGER_MAX)]
-Name = Annotated[str, StringConstraints(max_length=256)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_length=2**20)]
 Keys = Annotated[bytes, Field(description="32-byte block keys, one after the other, as base64.")]
 LeaseIds = Annotated[bytes, Field(description="Packed little-endian int64 lease ids, as base64.")]
 WaitMs = Annotated[Millis, Field(description="Milliseconds to wait for blocks; 0 does not wait.")]
 
 
-class Body(BaseModel):
-    """A JSON body: frozen, strict, and without fields of its own invention."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        val_json_bytes="base64",
-        ser_json_bytes="base64",
-        protected_namespaces=(),
-    )
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields by the names of the protocol, as its messages take them."""
-        return self.__dict__
-
-
 class Empty(Body):
     """A body that says nothing."""
-
-
-class LayerSpec(Body):
-    """What one layer keeps of each token."""
-
-    name: Name = Field(default="", description="The layer's name, unique in its model.")
-    kind: Name = Field(default="", description='The kind of layer, such as "full_attention".')
-    num_kv_heads: Count = Field(
-        default=0, description="Heads of K and V after any tensor parallel split."
-    )
-    head_size: Count = Field(default=0, description="Elements of one K head.")
-    head_size_v: Count = Field(default=0, description="Elements of one V head; 0: head_size.")
-    dtype: Name = Field(default="", description="float32, float16, bfloat16 or float8_e4m3fn.")
-
-
-class PlanInputs(Body):
-    """All that a plan depends on."""
-
-    layers: list[LayerSpec] = Field(
-        default=[],
-        max_length=LAYERS_MAX,
-        description="Layers in model order; empty when model_config is given.",
-    )
-    # The protocol's name is one that pydantic keeps for itself.
-    config_text: Annotated[str, StringConstraints(max_length=TEXT_CHARS_MAX)] = Field(
-        default="",
-        alias="model_config",
-        description="A Hugging Face config.json, as text; empty when layers are given.",
-    )
-    kv_dtype: Name = Field(default="", description="Element type; empty takes the model's own.")
-    tokens_per_block: Count = Field(default=0, description="Tokens that one block covers.")
-    device_bytes: Bytes = Field(
-        default=0, description="Bytes of device memory to fill; 0 when device_blocks is given."
-    )
-    device_blocks: Bytes = Field(
-        default=0, description="Number of device blocks; 0 when device_bytes is given."
-    )
-    host_bytes: Bytes = Field(default=0, description="Bytes of the host pool; 0: no host tier.")
-    longest_request_tokens: Bytes = Field(
-        default=0, description="Tokens of the longest request to admit; 0: as many as fit."
-    )
-    model_digest: Name = Field(default="", description="Digest or revision of the weights.")
 
 
 class PlanBody(Body):
     """Ask for a plan."""
 
     inputs: PlanInputs = Field(default=PlanInputs(), description="What to plan for.")
+    report: bool = Field(
+        default=False, description="Whether to explain every number by its equation."
+    )
+    what_if: list[Name] = Field(
+        default=[],
+        max_length=CHANGES_MAX,
+        description='Changes to compare with, such as tokens_per_block=8; "all": the usual ones.',
+    )
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields, nested ones as dictionaries."""
-        return self.model_dump(by_alias=True)
+        """Return the fields that are given, nested ones as dictionaries."""
+        return self.model_dump(by_alias=True, exclude_none=True)
 
 
-class RegisterCacheBody(PlanBody):
+class RegisterCacheBody(Body):
     """Say what a cache shall hold."""
 
+    inputs: PlanInputs = Field(default=PlanInputs(), description="What to plan for.")
     integrity: Name = Field(
         default="",
         description='How blocks that leave the device are checked: "xxh3" (where empty) or "none".',
     )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are given, nested ones as dictionaries."""
+        return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class AttachBody(Body):
@@ -226,3 +174,10 @@ class Problem(BaseModel):
     available: int | None = Field(default=None, description="How much there was.")
     limit: int | None = Field(default=None, description="How much there can ever be.")
     retry_after_ms: int | None = Field(default=None, description="When to try again.")
+    rule: str | None = Field(
+        default=None, description="The stable name of the rule that was broken."
+    )
+    remedies: list[str] | None = Field(
+        default=None,
+        description="Settings, each written name=value, with which the same call would work.",
+    )

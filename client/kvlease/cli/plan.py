@@ -1,134 +1,206 @@
 """Own `kvlease plan`: print what a model's cache will be, before anything runs; the arithmetic is the daemon's own."""
 
-import dataclasses
+import importlib
 import json
-from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from kvlease.cli import plan_inputs, plan_tables
+from kvlease.cli.planner import Planner, find_planner
+from kvlease.cli.records import plain
 from kvlease.errors import InvalidError, KVLeaseError
-from kvlease.plan import CachePlan, PlanInputs
-from kvlease.units import parse_bytes, show_bytes
+from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
+from kvlease.plan_report import WhatIf
+from kvlease.units import parse_bytes
 
-MEMORY_HELP = "Bytes, for example 8GiB, 500MB or 4096."
+_BYTES: Final = "Bytes, for example 8GiB, 500MB or 4096."
+_INPUTS: Final = "What to plan for"
+_MEMORY: Final = "Memory"
+_ENGINE: Final = "How the engine runs"
+_OUTPUT: Final = "What to print"
 
 
 def plan_command(
-    model: Annotated[Path, typer.Option(help="A config.json, or the directory that has one.")],
     *,
-    device_memory: Annotated[str, typer.Option(help=f"Device memory to fill. {MEMORY_HELP}")] = "",
-    device_blocks: Annotated[int, typer.Option(help="Device blocks, instead of memory.")] = 0,
-    host_memory: Annotated[str, typer.Option(help=f"Host memory to fill. {MEMORY_HELP}")] = "",
-    tokens_per_block: Annotated[int, typer.Option(help="Tokens that one block covers.")] = 16,
-    longest_request: Annotated[int, typer.Option(help="Tokens; 0 is as many as fit.")] = 0,
-    kv_dtype: Annotated[str, typer.Option(help="Element type; empty is the model's own.")] = "",
-    model_digest: Annotated[str, typer.Option(help="Digest or revision of the weights.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A config.json, the directory that has one, or a model in the local Hugging Face cache.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = "",
+    specs: Annotated[
+        str, typer.Option(help="A JSON list of layers, instead.", rich_help_panel=_INPUTS)
+    ] = "",
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            help="How K and V are kept, such as fp8; empty: the model's own.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = "",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="Order of the axes in memory, such as LBHNC; empty: BLHNC.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = "",
+    tokens_per_block: Annotated[
+        int, typer.Option(help="Tokens that one block covers.", rich_help_panel=_INPUTS)
+    ] = 16,
+    model_digest: Annotated[
+        str, typer.Option(help="Digest or revision of the weights.", rich_help_panel=_INPUTS)
+    ] = "",
+    device_memory: Annotated[
+        str,
+        typer.Option(help=f"Device memory of each rank. {_BYTES}", rich_help_panel=_MEMORY),
+    ] = "",
+    device_blocks: Annotated[
+        int, typer.Option(help="Device blocks, instead of memory.", rich_help_panel=_MEMORY)
+    ] = 0,
+    null_blocks: Annotated[
+        int, typer.Option(help="Blocks that are never granted.", rich_help_panel=_MEMORY)
+    ] = 0,
+    host_memory: Annotated[
+        str, typer.Option(help="Host memory of all ranks together.", rich_help_panel=_MEMORY)
+    ] = "",
+    disk: Annotated[str, typer.Option(help="Bytes of disk.", rich_help_panel=_MEMORY)] = "",
+    remote: Annotated[
+        str, typer.Option(help="Bytes of a remote store.", rich_help_panel=_MEMORY)
+    ] = "",
+    longest_request: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of the longest request; auto: as many as the model takes and the memory holds.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = plan_inputs.AUTO,
+    tokens_per_step: Annotated[
+        int,
+        typer.Option(
+            help="Tokens that one scheduler step computes at most.", rich_help_panel=_ENGINE
+        ),
+    ] = 2048,
+    state_mode: Annotated[
+        str,
+        typer.Option(
+            help="Which recurrent states are kept: none but the current one, align, or all.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "none",
+    tensor_ranks: Annotated[
+        int, typer.Option(help="Ranks that share heads.", rich_help_panel=_ENGINE)
+    ] = 1,
+    pipeline_ranks: Annotated[
+        int, typer.Option(help="Ranks that share layers.", rich_help_panel=_ENGINE)
+    ] = 1,
+    context_ranks: Annotated[
+        int, typer.Option(help="Ranks that share tokens.", rich_help_panel=_ENGINE)
+    ] = 1,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A change to compare with, such as tokens_per_block=8; may be repeated; all: the usual ones.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .png or .svg to draw concurrency against request length into.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_OUTPUT)
+    ] = False,
 ) -> None:
-    """Print the blocks, bytes and longest request of a model's cache, with the equations that give them."""
+    """Show the blocks, bytes and requests of a model's cache, with the equations that give them."""
     try:
+        planner = find_planner()
+        source = plan_inputs.read_source(model, specs)
         inputs = PlanInputs(
-            model_config=_config_text(model),
+            layers=source.layers,
+            model_config=source.model_config,
             kv_dtype=kv_dtype,
+            layout=layout,
             tokens_per_block=tokens_per_block,
-            device_bytes=parse_bytes(device_memory) if device_memory else 0,
-            device_blocks=device_blocks,
-            host_bytes=parse_bytes(host_memory) if host_memory else 0,
-            longest_request_tokens=longest_request,
             model_digest=model_digest,
+            device_bytes=_bytes(device_memory),
+            device_blocks=device_blocks,
+            null_blocks=null_blocks,
+            host_bytes=_bytes(host_memory),
+            disk_bytes=_bytes(disk),
+            remote_bytes=_bytes(remote),
+            longest_request_tokens=plan_inputs.longest_request(longest_request),
+            engine=EngineInputs(tokens_per_step=tokens_per_step, state_mode=state_mode),
+            parallel=ParallelInputs(
+                tensor_ranks=tensor_ranks,
+                pipeline_ranks=pipeline_ranks,
+                context_ranks=context_ranks,
+            ),
         )
-        plan = _planner()(inputs)
+        _require_memory(inputs)
+        _answer(planner, inputs, tuple(what_if or ()), plot=plot, as_json=as_json)
     except KVLeaseError as error:
-        Console(stderr=True).print(f"{error.code}: {error.message}", style="red", markup=False)
+        _refuse(error, as_json=as_json)
         raise typer.Exit(2) from error
+
+
+def _answer(
+    planner: Planner,
+    inputs: PlanInputs,
+    changes: tuple[str, ...],
+    *,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the plan, and draw it where that is asked for."""
+    plan = planner.plan_or_explain(inputs)
+    report = planner.report(inputs, plan)
+    what_ifs = planner.what_ifs(inputs, changes)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(plan), indent=2))
+        answer = {"plan": plain(plan), "report": plain(report), "what_ifs": plain(what_ifs)}
+        typer.echo(json.dumps(answer, indent=2))
     else:
-        _print(Console(), inputs, plan)
+        console = Console()
+        for part in plan_tables.answer(plan, report, what_ifs, width=console.width):
+            console.print(part)
+    if plot is not None:
+        _draw(planner, inputs, what_ifs, plot)
 
 
-def equations(inputs: PlanInputs, plan: CachePlan) -> list[tuple[str, str, str]]:
-    """Return each number of a plan as its name, the equation with the numbers in it, and how people read it."""
-    per_block, tokens = plan.bytes_per_block, plan.tokens_per_block
-    pages = sum(layer.bytes_per_page for layer in plan.layers)
-    blocks_from = (
-        f"floor({inputs.device_bytes} / {per_block})" if inputs.device_bytes else "as given"
-    )
-    if inputs.longest_request_tokens:
-        longest_from = f"ceil({inputs.longest_request_tokens} / {tokens}) * {tokens}"
-    else:
-        longest_from = f"{plan.blocks_per_longest_request} blocks * {tokens}"
-    rows = [
-        ("bytes_per_token", _bytes_per_token_equation(plan), show_bytes(plan.bytes_per_token)),
-        (
-            "bytes_per_block",
-            f"round_up({pages} of {len(plan.layers)} pages, 64) = {per_block}",
-            show_bytes(per_block),
-        ),
-        ("num_blocks", f"{blocks_from} = {plan.num_blocks}", f"{plan.num_blocks:,} blocks"),
-        (
-            "device_bytes",
-            f"{plan.num_blocks} * {per_block} = {plan.device_bytes}",
-            show_bytes(plan.device_bytes),
-        ),
-        (
-            "capacity_tokens",
-            f"{plan.num_blocks} * {tokens} = {plan.capacity_tokens}",
-            f"{plan.capacity_tokens:,} tokens",
-        ),
-        (
-            "longest_request_tokens",
-            f"{longest_from} = {plan.longest_request_tokens}",
-            f"{plan.longest_request_tokens:,} tokens",
-        ),
-    ]
-    if plan.num_slots:
-        slots = f"floor({inputs.host_bytes} / {per_block}) = {plan.num_slots}"
-        rows.append(("num_slots", slots, f"{plan.num_slots:,} slots"))
-        host = f"{plan.num_slots} * {per_block} = {plan.host_bytes}"
-        rows.append(("host_bytes", host, show_bytes(plan.host_bytes)))
-    return rows
-
-
-def _bytes_per_token_equation(plan: CachePlan) -> str:
-    """Write the sum over layers, one product for each run of equal layers."""
-    counts: dict[tuple[int, int, int, int], int] = {}
-    for layer in plan.layers:
-        spec = layer.spec
-        shape = (spec.num_kv_heads, spec.head_size, spec.head_size_v, spec.bytes_per_element)
-        counts[shape] = counts.get(shape, 0) + 1
-    products = [
-        f"{count} layers * {heads} heads * ({k} + {v}) * {element} B"
-        for (heads, k, v, element), count in counts.items()
-    ]
-    return f"{' + '.join(products)} = {plan.bytes_per_token}"
-
-
-def _print(console: Console, inputs: PlanInputs, plan: CachePlan) -> None:
-    table = Table(title="Plan", title_justify="left", caption_justify="left")
-    table.caption = f"layout {plan.layout_fingerprint}"
-    table.add_column("number", no_wrap=True)
-    table.add_column("equation", overflow="fold")
-    table.add_column("is", justify="right", no_wrap=True)
-    for row in equations(inputs, plan):
-        table.add_row(*row)
-    console.print(table)
-
-
-def _config_text(model: Path) -> str:
-    path = model / "config.json" if model.is_dir() else model
+def _draw(planner: Planner, inputs: PlanInputs, what_ifs: tuple[WhatIf, ...], path: Path) -> None:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidError(f"cannot read {path}: {error}", resource="model") from error
+        drawing: Any = importlib.import_module("kvlease.cli.plan_plot")
+    except ImportError as error:
+        message = "--plot needs matplotlib; install it with: pip install 'kvlease[plot]'"
+        raise InvalidError(message, resource="plot") from error
+    possible = [change.change for change in what_ifs if not change.after.refusal]
+    drawing.draw(planner, inputs, possible, path)
 
 
-def _planner() -> Callable[[PlanInputs], CachePlan]:
-    """Return the daemon's own planner: found by name, because the client imports nothing of the service."""
-    (planner,) = entry_points(group="kvlease.planner", name="plan")
-    return cast("Callable[[PlanInputs], CachePlan]", planner.load())
+def _require_memory(inputs: PlanInputs) -> None:
+    if not inputs.device_bytes and not inputs.device_blocks:
+        message = "give --device-memory, such as 80GiB, or --device-blocks"
+        raise InvalidError(message, resource="device_bytes")
+
+
+def _bytes(written: str) -> int:
+    return parse_bytes(written) if written else 0
+
+
+def _refuse(error: KVLeaseError, *, as_json: bool) -> None:
+    console = Console(stderr=True)
+    if as_json:
+        problem = {"code": error.code, "message": error.message}
+        for name in ("rule", "resource", "need", "available", "limit", "remedies"):
+            problem[name] = getattr(error, name)
+        typer.echo(json.dumps(problem, indent=2), err=True)
+        return
+    for part in plan_tables.refusal(error):
+        console.print(part)

@@ -71,12 +71,14 @@ def counters(stats: Stats) -> Table:
 
 
 def plans(found: Sequence[CacheInfo]) -> Table:
-    """Return one row per cache: the numbers of its plan."""
+    """Return one row per cache: the numbers of its plan; bytes per block are those of its first rank."""
     table = _table(
         "Caches",
         "cache",
         "status",
         "layers",
+        "tables",
+        "ranks",
         "tokens per block",
         "bytes per block",
         "device blocks",
@@ -89,13 +91,15 @@ def plans(found: Sequence[CacheInfo]) -> Table:
         table.add_row(
             cache.cache,
             cache.status,
-            str(len(plan.layers)),
+            str(sum(len(group.layer_names) for group in plan.groups)),
+            str(len(plan.groups)),
+            str(len(plan.ranks)),
             str(plan.tokens_per_block),
             show_bytes(plan.bytes_per_block),
-            f"{plan.num_blocks:,}",
+            f"{plan.usable_blocks:,}",
             f"{plan.num_slots:,}",
             f"{plan.longest_request_tokens:,} tokens",
-            plan.layout_fingerprint[:12],
+            f"{plan.layout} {plan.layout_fingerprint[:12]}",
         )
     return table
 

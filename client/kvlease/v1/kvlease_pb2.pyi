@@ -63,24 +63,146 @@ ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_UNAVAILABLE: ErrorCode
 ERROR_CODE_COPY_FAILED: ErrorCode
 
+class Shape(_message.Message):
+    __slots__ = ("extents",)
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    extents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, extents: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LayerSpec(_message.Message):
-    __slots__ = ("name", "kind", "num_kv_heads", "head_size", "head_size_v", "dtype")
+    __slots__ = ("name", "kind", "num_kv_heads", "head_size", "head_size_v", "dtype", "backend", "tokens_per_block", "bytes_per_page_padded", "block_stride_multiple_bytes", "block_stride_multiple_tokens", "quantisation", "num_head_slots", "bytes_per_state_packed", "tokens_per_state", "states_per_token", "tensor_shards_max", "is_context_sharded", "window_tokens", "chunk_tokens", "is_causal", "sink_tokens", "retained_window_tokens", "retained_tokens", "packed_format", "page_multiple_bytes", "model_version", "role", "leads_index_group", "decodes_several_tokens", "is_replayed", "shapes", "dtypes", "num_speculative_blocks", "num_checkpoint_blocks", "checkpoint_multiple_tokens", "is_replicated")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_SIZE_FIELD_NUMBER: _ClassVar[int]
     HEAD_SIZE_V_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_PAGE_PADDED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STRIDE_MULTIPLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STRIDE_MULTIPLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUANTISATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEAD_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_STATE_PACKED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STATE_FIELD_NUMBER: _ClassVar[int]
+    STATES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_SHARDS_MAX_FIELD_NUMBER: _ClassVar[int]
+    IS_CONTEXT_SHARDED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_CAUSAL_FIELD_NUMBER: _ClassVar[int]
+    SINK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_MULTIPLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LEADS_INDEX_GROUP_FIELD_NUMBER: _ClassVar[int]
+    DECODES_SEVERAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    SHAPES_FIELD_NUMBER: _ClassVar[int]
+    DTYPES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHECKPOINT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_MULTIPLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLICATED_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     num_kv_heads: int
     head_size: int
     head_size_v: int
     dtype: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., num_kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., head_size_v: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    backend: str
+    tokens_per_block: int
+    bytes_per_page_padded: int
+    block_stride_multiple_bytes: int
+    block_stride_multiple_tokens: int
+    quantisation: str
+    num_head_slots: int
+    bytes_per_state_packed: int
+    tokens_per_state: int
+    states_per_token: int
+    tensor_shards_max: int
+    is_context_sharded: bool
+    window_tokens: int
+    chunk_tokens: int
+    is_causal: bool
+    sink_tokens: int
+    retained_window_tokens: int
+    retained_tokens: int
+    packed_format: str
+    page_multiple_bytes: int
+    model_version: str
+    role: str
+    leads_index_group: bool
+    decodes_several_tokens: bool
+    is_replayed: bool
+    shapes: _containers.RepeatedCompositeFieldContainer[Shape]
+    dtypes: _containers.RepeatedScalarFieldContainer[str]
+    num_speculative_blocks: int
+    num_checkpoint_blocks: int
+    checkpoint_multiple_tokens: int
+    is_replicated: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., num_kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., head_size_v: _Optional[int] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., tokens_per_block: _Optional[int] = ..., bytes_per_page_padded: _Optional[int] = ..., block_stride_multiple_bytes: _Optional[int] = ..., block_stride_multiple_tokens: _Optional[int] = ..., quantisation: _Optional[str] = ..., num_head_slots: _Optional[int] = ..., bytes_per_state_packed: _Optional[int] = ..., tokens_per_state: _Optional[int] = ..., states_per_token: _Optional[int] = ..., tensor_shards_max: _Optional[int] = ..., is_context_sharded: _Optional[bool] = ..., window_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., is_causal: _Optional[bool] = ..., sink_tokens: _Optional[int] = ..., retained_window_tokens: _Optional[int] = ..., retained_tokens: _Optional[int] = ..., packed_format: _Optional[str] = ..., page_multiple_bytes: _Optional[int] = ..., model_version: _Optional[str] = ..., role: _Optional[str] = ..., leads_index_group: _Optional[bool] = ..., decodes_several_tokens: _Optional[bool] = ..., is_replayed: _Optional[bool] = ..., shapes: _Optional[_Iterable[_Union[Shape, _Mapping]]] = ..., dtypes: _Optional[_Iterable[str]] = ..., num_speculative_blocks: _Optional[int] = ..., num_checkpoint_blocks: _Optional[int] = ..., checkpoint_multiple_tokens: _Optional[int] = ..., is_replicated: _Optional[bool] = ...) -> None: ...
+
+class RankInputs(_message.Message):
+    __slots__ = ("device_bytes", "layers", "keeps_nothing")
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_NOTHING_FIELD_NUMBER: _ClassVar[int]
+    device_bytes: int
+    layers: _containers.RepeatedCompositeFieldContainer[LayerSpec]
+    keeps_nothing: bool
+    def __init__(self, device_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ..., keeps_nothing: _Optional[bool] = ...) -> None: ...
+
+class ParallelInputs(_message.Message):
+    __slots__ = ("tensor_ranks", "pipeline_ranks", "context_ranks")
+    TENSOR_RANKS_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_RANKS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_RANKS_FIELD_NUMBER: _ClassVar[int]
+    tensor_ranks: int
+    pipeline_ranks: int
+    context_ranks: int
+    def __init__(self, tensor_ranks: _Optional[int] = ..., pipeline_ranks: _Optional[int] = ..., context_ranks: _Optional[int] = ...) -> None: ...
+
+class EngineInputs(_message.Message):
+    __slots__ = ("tokens_per_step", "steps_in_flight", "lookahead_tokens", "encoder_tokens_max", "state_mode", "prefix_caching", "has_connector", "match_tokens", "one_group", "drafts_with_last_layer")
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    STATE_MODE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
+    HAS_CONNECTOR_FIELD_NUMBER: _ClassVar[int]
+    MATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ONE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_WITH_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    tokens_per_step: int
+    steps_in_flight: int
+    lookahead_tokens: int
+    encoder_tokens_max: int
+    state_mode: str
+    prefix_caching: bool
+    has_connector: bool
+    match_tokens: int
+    one_group: bool
+    drafts_with_last_layer: bool
+    def __init__(self, tokens_per_step: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., encoder_tokens_max: _Optional[int] = ..., state_mode: _Optional[str] = ..., prefix_caching: _Optional[bool] = ..., has_connector: _Optional[bool] = ..., match_tokens: _Optional[int] = ..., one_group: _Optional[bool] = ..., drafts_with_last_layer: _Optional[bool] = ...) -> None: ...
+
+class BackendInputs(_message.Message):
+    __slots__ = ("name", "exact_tokens", "multiples_tokens")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXACT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLES_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    exact_tokens: _containers.RepeatedScalarFieldContainer[int]
+    multiples_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., exact_tokens: _Optional[_Iterable[int]] = ..., multiples_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanInputs(_message.Message):
-    __slots__ = ("layers", "model_config", "kv_dtype", "tokens_per_block", "device_bytes", "device_blocks", "host_bytes", "longest_request_tokens", "model_digest")
+    __slots__ = ("layers", "model_config", "kv_dtype", "tokens_per_block", "device_bytes", "device_blocks", "host_bytes", "longest_request_tokens", "model_digest", "layout", "null_blocks", "block_multiple_bytes", "disk_bytes", "remote_bytes", "blocks_per_slot", "slot_multiple_bytes", "fit_longest_request", "engine", "parallel", "ranks", "backends")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MODEL_CONFIG_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +212,18 @@ class PlanInputs(_message.Message):
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     LONGEST_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NULL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_MULTIPLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PER_SLOT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_MULTIPLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIT_LONGEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerSpec]
     model_config: str
     kv_dtype: str
@@ -99,63 +233,257 @@ class PlanInputs(_message.Message):
     host_bytes: int
     longest_request_tokens: int
     model_digest: str
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ..., model_config: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tokens_per_block: _Optional[int] = ..., device_bytes: _Optional[int] = ..., device_blocks: _Optional[int] = ..., host_bytes: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    layout: str
+    null_blocks: int
+    block_multiple_bytes: int
+    disk_bytes: int
+    remote_bytes: int
+    blocks_per_slot: int
+    slot_multiple_bytes: int
+    fit_longest_request: bool
+    engine: EngineInputs
+    parallel: ParallelInputs
+    ranks: _containers.RepeatedCompositeFieldContainer[RankInputs]
+    backends: _containers.RepeatedCompositeFieldContainer[BackendInputs]
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ..., model_config: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tokens_per_block: _Optional[int] = ..., device_bytes: _Optional[int] = ..., device_blocks: _Optional[int] = ..., host_bytes: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., model_digest: _Optional[str] = ..., layout: _Optional[str] = ..., null_blocks: _Optional[int] = ..., block_multiple_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., remote_bytes: _Optional[int] = ..., blocks_per_slot: _Optional[int] = ..., slot_multiple_bytes: _Optional[int] = ..., fit_longest_request: _Optional[bool] = ..., engine: _Optional[_Union[EngineInputs, _Mapping]] = ..., parallel: _Optional[_Union[ParallelInputs, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInputs, _Mapping]]] = ..., backends: _Optional[_Iterable[_Union[BackendInputs, _Mapping]]] = ...) -> None: ...
 
 class LayerPlacement(_message.Message):
-    __slots__ = ("name", "group", "offset_bytes", "bytes_per_page", "spec")
+    __slots__ = ("name", "group", "offset_bytes", "bytes_per_page", "spec", "block_stride_bytes", "head_stride_bytes", "state_stride_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_PAGE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     group: int
     offset_bytes: int
     bytes_per_page: int
     spec: LayerSpec
-    def __init__(self, name: _Optional[str] = ..., group: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., bytes_per_page: _Optional[int] = ..., spec: _Optional[_Union[LayerSpec, _Mapping]] = ...) -> None: ...
+    block_stride_bytes: int
+    head_stride_bytes: int
+    state_stride_bytes: int
+    def __init__(self, name: _Optional[str] = ..., group: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., bytes_per_page: _Optional[int] = ..., spec: _Optional[_Union[LayerSpec, _Mapping]] = ..., block_stride_bytes: _Optional[int] = ..., head_stride_bytes: _Optional[int] = ..., state_stride_bytes: _Optional[int] = ...) -> None: ...
+
+class TensorPlan(_message.Message):
+    __slots__ = ("group", "layer_names", "offset_bytes", "layer_stride_bytes", "block_stride_bytes")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LAYER_NAMES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYER_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    layer_names: _containers.RepeatedScalarFieldContainer[str]
+    offset_bytes: int
+    layer_stride_bytes: int
+    block_stride_bytes: int
+    def __init__(self, group: _Optional[int] = ..., layer_names: _Optional[_Iterable[str]] = ..., offset_bytes: _Optional[int] = ..., layer_stride_bytes: _Optional[int] = ..., block_stride_bytes: _Optional[int] = ...) -> None: ...
+
+class Extent(_message.Message):
+    __slots__ = ("offset_bytes", "block_stride_bytes", "num_bytes", "slot_offset_bytes")
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    offset_bytes: int
+    block_stride_bytes: int
+    num_bytes: int
+    slot_offset_bytes: int
+    def __init__(self, offset_bytes: _Optional[int] = ..., block_stride_bytes: _Optional[int] = ..., num_bytes: _Optional[int] = ..., slot_offset_bytes: _Optional[int] = ...) -> None: ...
+
+class RankPlan(_message.Message):
+    __slots__ = ("rank", "bytes_per_block", "device_bytes", "bytes_per_longest_request", "layers", "tensors", "extents", "slot_cell_offset_bytes", "slot_cell_bytes", "needs_scrub")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_LONGEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_CELL_OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_CELL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_SCRUB_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    bytes_per_block: int
+    device_bytes: int
+    bytes_per_longest_request: int
+    layers: _containers.RepeatedCompositeFieldContainer[LayerPlacement]
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorPlan]
+    extents: _containers.RepeatedCompositeFieldContainer[Extent]
+    slot_cell_offset_bytes: int
+    slot_cell_bytes: int
+    needs_scrub: bool
+    def __init__(self, rank: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., device_bytes: _Optional[int] = ..., bytes_per_longest_request: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerPlacement, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[TensorPlan, _Mapping]]] = ..., extents: _Optional[_Iterable[_Union[Extent, _Mapping]]] = ..., slot_cell_offset_bytes: _Optional[int] = ..., slot_cell_bytes: _Optional[int] = ..., needs_scrub: _Optional[bool] = ...) -> None: ...
+
+class GroupPlan(_message.Message):
+    __slots__ = ("spec", "layer_names", "tokens_per_block", "bytes_per_page", "has_equal_layers", "blocks_per_longest_request", "table_blocks", "kernel_tokens_per_block", "kernel_blocks_per_block", "kernel_block_stride", "is_prefix_cacheable", "is_context_sharded", "is_drafted")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    LAYER_NAMES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_PAGE_FIELD_NUMBER: _ClassVar[int]
+    HAS_EQUAL_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PER_LONGEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_BLOCKS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_BLOCK_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    IS_PREFIX_CACHEABLE_FIELD_NUMBER: _ClassVar[int]
+    IS_CONTEXT_SHARDED_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    spec: LayerSpec
+    layer_names: _containers.RepeatedScalarFieldContainer[str]
+    tokens_per_block: int
+    bytes_per_page: int
+    has_equal_layers: bool
+    blocks_per_longest_request: int
+    table_blocks: int
+    kernel_tokens_per_block: int
+    kernel_blocks_per_block: int
+    kernel_block_stride: int
+    is_prefix_cacheable: bool
+    is_context_sharded: bool
+    is_drafted: bool
+    def __init__(self, spec: _Optional[_Union[LayerSpec, _Mapping]] = ..., layer_names: _Optional[_Iterable[str]] = ..., tokens_per_block: _Optional[int] = ..., bytes_per_page: _Optional[int] = ..., has_equal_layers: _Optional[bool] = ..., blocks_per_longest_request: _Optional[int] = ..., table_blocks: _Optional[int] = ..., kernel_tokens_per_block: _Optional[int] = ..., kernel_blocks_per_block: _Optional[int] = ..., kernel_block_stride: _Optional[int] = ..., is_prefix_cacheable: _Optional[bool] = ..., is_context_sharded: _Optional[bool] = ..., is_drafted: _Optional[bool] = ...) -> None: ...
+
+class Waste(_message.Message):
+    __slots__ = ("cause", "tier", "num_bytes", "why")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    tier: str
+    num_bytes: int
+    why: str
+    def __init__(self, cause: _Optional[str] = ..., tier: _Optional[str] = ..., num_bytes: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class CachePlan(_message.Message):
-    __slots__ = ("layout_fingerprint", "tokens_per_block", "bytes_per_token", "bytes_per_block", "num_blocks", "num_slots", "device_bytes", "host_bytes", "longest_request_tokens", "blocks_per_longest_request", "capacity_tokens", "layers", "model_digest")
+    __slots__ = ("layout_fingerprint", "tokens_per_block", "num_blocks", "num_slots", "longest_request_tokens", "blocks_per_longest_request", "capacity_tokens", "model_digest", "layout", "null_blocks", "hash_block_tokens", "scheduler_block_tokens", "hit_alignment_tokens", "groups", "ranks", "tensor_replicas", "blocks_per_slot", "bytes_per_slot", "num_disk_slots", "num_remote_slots", "waste")
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
-    BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     LONGEST_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PER_LONGEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NULL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HASH_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_ALIGNMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PER_SLOT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REMOTE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WASTE_FIELD_NUMBER: _ClassVar[int]
     layout_fingerprint: str
     tokens_per_block: int
-    bytes_per_token: int
-    bytes_per_block: int
     num_blocks: int
     num_slots: int
-    device_bytes: int
-    host_bytes: int
     longest_request_tokens: int
     blocks_per_longest_request: int
     capacity_tokens: int
-    layers: _containers.RepeatedCompositeFieldContainer[LayerPlacement]
     model_digest: str
-    def __init__(self, layout_fingerprint: _Optional[str] = ..., tokens_per_block: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., blocks_per_longest_request: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerPlacement, _Mapping]]] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    layout: str
+    null_blocks: int
+    hash_block_tokens: int
+    scheduler_block_tokens: int
+    hit_alignment_tokens: int
+    groups: _containers.RepeatedCompositeFieldContainer[GroupPlan]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPlan]
+    tensor_replicas: int
+    blocks_per_slot: int
+    bytes_per_slot: int
+    num_disk_slots: int
+    num_remote_slots: int
+    waste: _containers.RepeatedCompositeFieldContainer[Waste]
+    def __init__(self, layout_fingerprint: _Optional[str] = ..., tokens_per_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., blocks_per_longest_request: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., model_digest: _Optional[str] = ..., layout: _Optional[str] = ..., null_blocks: _Optional[int] = ..., hash_block_tokens: _Optional[int] = ..., scheduler_block_tokens: _Optional[int] = ..., hit_alignment_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupPlan, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankPlan, _Mapping]]] = ..., tensor_replicas: _Optional[int] = ..., blocks_per_slot: _Optional[int] = ..., bytes_per_slot: _Optional[int] = ..., num_disk_slots: _Optional[int] = ..., num_remote_slots: _Optional[int] = ..., waste: _Optional[_Iterable[_Union[Waste, _Mapping]]] = ...) -> None: ...
+
+class Equation(_message.Message):
+    __slots__ = ("name", "groups", "ranks", "layer", "formula", "arithmetic", "value", "value_divisor", "unit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    FORMULA_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_DIVISOR_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    layer: str
+    formula: str
+    arithmetic: str
+    value: int
+    value_divisor: int
+    unit: str
+    def __init__(self, name: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., layer: _Optional[str] = ..., formula: _Optional[str] = ..., arithmetic: _Optional[str] = ..., value: _Optional[int] = ..., value_divisor: _Optional[int] = ..., unit: _Optional[str] = ...) -> None: ...
+
+class PlanReport(_message.Message):
+    __slots__ = ("equations",)
+    EQUATIONS_FIELD_NUMBER: _ClassVar[int]
+    equations: _containers.RepeatedCompositeFieldContainer[Equation]
+    def __init__(self, equations: _Optional[_Iterable[_Union[Equation, _Mapping]]] = ...) -> None: ...
+
+class PlanOutcome(_message.Message):
+    __slots__ = ("bytes_per_block", "num_blocks", "usable_blocks", "blocks_per_longest_request", "longest_request_tokens", "largest_request_tokens", "capacity_tokens", "num_slots", "refusal")
+    BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PER_LONGEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_block: int
+    num_blocks: int
+    usable_blocks: int
+    blocks_per_longest_request: int
+    longest_request_tokens: int
+    largest_request_tokens: int
+    capacity_tokens: int
+    num_slots: int
+    refusal: str
+    def __init__(self, bytes_per_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., blocks_per_longest_request: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., largest_request_tokens: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., num_slots: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class WhatIf(_message.Message):
+    __slots__ = ("change", "before", "after")
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    change: str
+    before: PlanOutcome
+    after: PlanOutcome
+    def __init__(self, change: _Optional[str] = ..., before: _Optional[_Union[PlanOutcome, _Mapping]] = ..., after: _Optional[_Union[PlanOutcome, _Mapping]] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
-    __slots__ = ("inputs",)
+    __slots__ = ("inputs", "report", "what_if")
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    WHAT_IF_FIELD_NUMBER: _ClassVar[int]
     inputs: PlanInputs
-    def __init__(self, inputs: _Optional[_Union[PlanInputs, _Mapping]] = ...) -> None: ...
+    report: bool
+    what_if: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, inputs: _Optional[_Union[PlanInputs, _Mapping]] = ..., report: _Optional[bool] = ..., what_if: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
-    __slots__ = ("plan",)
+    __slots__ = ("plan", "report", "what_ifs")
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    WHAT_IFS_FIELD_NUMBER: _ClassVar[int]
     plan: CachePlan
-    def __init__(self, plan: _Optional[_Union[CachePlan, _Mapping]] = ...) -> None: ...
+    report: PlanReport
+    what_ifs: _containers.RepeatedCompositeFieldContainer[WhatIf]
+    def __init__(self, plan: _Optional[_Union[CachePlan, _Mapping]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., what_ifs: _Optional[_Iterable[_Union[WhatIf, _Mapping]]] = ...) -> None: ...
 
 class CacheInfo(_message.Message):
     __slots__ = ("cache", "status", "bytes_populated", "num_workers", "plan")
@@ -599,7 +927,7 @@ class StatsResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheStats, _Mapping]]] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "retryable", "resource", "need", "available", "limit", "retry_after_ms")
+    __slots__ = ("code", "message", "retryable", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
@@ -608,6 +936,8 @@ class Error(_message.Message):
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    REMEDIES_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     retryable: bool
@@ -616,7 +946,9 @@ class Error(_message.Message):
     available: int
     limit: int
     retry_after_ms: int
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., resource: _Optional[str] = ..., need: _Optional[int] = ..., available: _Optional[int] = ..., limit: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    rule: str
+    remedies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., resource: _Optional[str] = ..., need: _Optional[int] = ..., available: _Optional[int] = ..., limit: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., rule: _Optional[str] = ..., remedies: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch")

@@ -13,10 +13,11 @@ from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError
 from kvlease.faults import error_to_proto
-from kvlease.plan import CachePlan
+from kvlease.plan import CachePlan, PlanInputs
 from kvlease.spec import FullAttention
 from kvlease.tables import TableLayout
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.planning import plan
 
 
 class Hang(Exception):  # noqa: N818 - an act, not an error
@@ -124,37 +125,16 @@ class FrameServer:
 
 
 def small_plan() -> CachePlan:
-    """Return the plan of a cache of eight blocks."""
-    spec = FullAttention(name="layer", num_kv_heads=1, head_size=4, dtype="float32").explicit()
-    bytes_per_token = spec.bytes_per_token
-    placement = pb.LayerPlacement(
-        name="layer",
-        bytes_per_page=16 * bytes_per_token,
-        spec=pb.LayerSpec(
-            name="layer",
-            kind="full_attention",
-            num_kv_heads=1,
-            head_size=4,
-            head_size_v=4,
-            dtype="float32",
-        ),
+    """Return the plan of a cache of eight blocks and as many slots."""
+    layer = FullAttention(name="layer", num_kv_heads=1, head_size=4, dtype="float32")
+    inputs = PlanInputs(
+        layers=(layer,),
+        tokens_per_block=16,
+        device_blocks=8,
+        host_bytes=8 * 512,
+        longest_request_tokens=64,
     )
-    return CachePlan.from_proto(
-        pb.CachePlan(
-            layout_fingerprint="aa",
-            tokens_per_block=16,
-            bytes_per_token=bytes_per_token,
-            bytes_per_block=16 * bytes_per_token,
-            num_blocks=8,
-            num_slots=8,
-            device_bytes=8 * 16 * bytes_per_token,
-            host_bytes=8 * 16 * bytes_per_token,
-            longest_request_tokens=64,
-            blocks_per_longest_request=4,
-            capacity_tokens=128,
-            layers=[placement],
-        )
-    )
+    return plan(inputs)
 
 
 class Regions:

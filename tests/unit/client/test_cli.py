@@ -10,19 +10,18 @@ from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
 from kvlease.errors import PoolFullError
-from kvlease.plan import CachePlan, LayerPlacement
+from kvlease.plan import PlanInputs
 from kvlease.replies import CacheInfo, CacheStats, Event, Evicted, PoolStats, Stats
 from kvlease.spec import FullAttention
+from kvleased.planning import plan
 
-LAYER = LayerPlacement(
-    name="l", group=0, offset_bytes=0, bytes_per_page=4096,
-    spec=FullAttention(name="l", num_kv_heads=2, head_size=16, dtype="float32"),
-)  # fmt: skip
-PLAN = CachePlan(
-    layout_fingerprint="ab" * 32, tokens_per_block=16, bytes_per_token=256, bytes_per_block=4096, num_blocks=64,
-    num_slots=0, device_bytes=262144, host_bytes=0, longest_request_tokens=1024, blocks_per_longest_request=64,
-    capacity_tokens=1024, layers=(LAYER,), model_digest="",
-)  # fmt: skip
+PLAN = plan(
+    PlanInputs(
+        layers=(FullAttention(name="l", num_kv_heads=2, head_size=16, dtype="float32"),),
+        tokens_per_block=16,
+        device_blocks=64,
+    )
+)
 POOL = PoolStats(
     tier="device", num_blocks=64, free=50, reserved=4, filling=0, ready=7, ready_held=3, quarantined=2, scrubbing=1,
     bad=0,

@@ -1,24 +1,36 @@
-"""Laws of `kvlease plan`: it prints what the planner says, with equations that hold."""
+"""Laws of `kvlease plan`: what it prints is the daemon's own arithmetic, at any width, and refusals say what to do."""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvlease.cli.plan import equations, plan_command
-from kvlease.plan import PlanInputs
-from kvlease.spec import FullAttention
-from kvleased.planning import plan
+from kvlease.cli import plan_words
+from kvlease.cli import planner as planners
+from kvlease.cli.plan import plan_command
+from kvlease.errors import InvalidError
+from kvlease.plan import EngineInputs, PlanInputs
+from kvlease.plan_report import Equation
+from kvlease.spec import MLA, LayerSpec, RingState, SlidingWindow, StateSpace, spec_to_fields
+from kvleased.planning import plan, report
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
     "hidden_size": 4096,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "dtype": "bfloat16",
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 131072,
 }
+WINDOW = SlidingWindow(name="a", num_kv_heads=1, head_size=128, dtype="float16", window_tokens=1000)
+STATE = StateSpace(name="b", shapes=((3000,),), dtypes=("float16",))
 
 
 @pytest.fixture
@@ -28,36 +40,75 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
+@pytest.fixture
+def specs(tmp_path: Path) -> Path:
+    """Return a file with two groups of layers."""
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps([spec_to_fields(layer) for layer in (WINDOW, STATE)]))
+    return path
+
+
+def run(*arguments: object, columns: int = 120) -> tuple[int, str, str]:
     """Return the exit status, output and errors of `kvlease plan`."""
     app = typer.Typer()
     app.command()(plan_command)
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    runner = CliRunner(env={"COLUMNS": str(columns)})
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout, result.stderr
 
 
 def test_json_is_the_plan(model: Path) -> None:
-    """What is printed for machines is the very plan that the daemon makes of the same inputs."""
-    status, output, _ = run("--model", str(model), "--device-memory", "8GiB", "--json")
-    expected = plan(
-        PlanInputs(model_config=json.dumps(CONFIG), tokens_per_block=16, device_bytes=8 * 2**30)
-    )
-
-    assert status == 0
-    assert json.loads(output)["num_blocks"] == expected.num_blocks
-    assert json.loads(output)["layout_fingerprint"] == expected.layout_fingerprint
-
-
-def test_table_shows_equations_and_numbers(model: Path) -> None:
-    """People see where every number comes from, from a file as from its directory."""
+    """What is printed for machines is the very plan, report and comparison that the daemon makes of the same inputs."""
     status, output, _ = run(
-        "--model", str(model / "config.json"), "--device-memory", "8GiB", "--host-memory", "1GiB"
+        "--model", model, "--device-memory", "8GiB", "--longest-request", "1000", "--json",
+        "--what-if", "tokens_per_block=8",
+    )  # fmt: skip
+    inputs = PlanInputs(
+        model_config=json.dumps(CONFIG),
+        tokens_per_block=16,
+        device_bytes=8 * 2**30,
+        longest_request_tokens=1000,
+    )
+    expected = plan(inputs)
+    answer = json.loads(output)
+
+    assert status == 0
+    assert answer["plan"]["layout_fingerprint"] == expected.layout_fingerprint
+    assert answer["plan"]["groups"][0]["spec"]["kind"] == "full_attention"
+    assert len(answer["report"]["equations"]) == len(report(inputs, expected).equations)
+    assert answer["what_ifs"][0]["after"]["num_blocks"] == 2 * expected.num_blocks
+
+
+def test_answer_says_what_fits_first(model: Path) -> None:
+    """People see what fits, then where every number comes from."""
+    status, output, _ = run(
+        "--model", model / "config.json", "--device-memory", "8GiB", "--host-memory", "1GiB"
     )
 
     assert status == 0
-    assert "floor(8589934592 / 2097152) = 4096" in output
-    assert "32 layers * 8 heads * (128 + 128) * 2 B = 131072" in output
-    assert "512 slots" in output
+    assert "4,096 blocks of 2.00 MiB" in output
+    assert "65,536 tokens take 4,096 blocks (8.00 GiB)" in output
+    assert "512 slots of 1 block, 2.00 MiB each" in output
+    assert "= floor(device_bytes / bytes_per_block) = floor(8589934592 / 2097152)" in output
+    assert output.index("What fits") < output.index("Groups") < output.index("Where the numbers")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_answer_fits_the_terminal(specs: Path, columns: int) -> None:
+    """No line is wider than the terminal, and nothing is cut off."""
+    status, output, errors = run(
+        "--specs", specs, "--device-memory", "64MiB", "--null-blocks", 1, "--host-memory", "8MiB",
+        "--state-mode", "align", "--what-if", "all", "--what-if", "device_bytes=1KiB", columns=columns,
+    )  # fmt: skip
+
+    assert (status, errors) == (0, "")
+    assert max(map(len, output.splitlines())) <= columns
+    assert "…" not in output
+    assert "sliding window" in output
+    assert "state space" in output
+    assert "uneven_groups" in output
+    assert "device_bytes=1KiB: NEVER_FITS" in output
 
 
 @pytest.mark.parametrize(
@@ -65,40 +116,194 @@ def test_table_shows_equations_and_numbers(model: Path) -> None:
     [
         pytest.param(["--device-memory", "1MiB"], "NEVER_FITS", id="no block fits"),
         pytest.param(["--device-memory", "lots"], "INVALID", id="memory unclear"),
-        pytest.param([], "exactly one of device_bytes", id="no budget"),
+        pytest.param([], "give --device-memory, such as 80GiB, or --device-blocks", id="no budget"),
+        pytest.param(["--longest-request", "long"], "number of tokens, or auto", id="no length"),
+        pytest.param(["--device-blocks", "9", "--what-if", "x=1"], "no setting", id="no change"),
+        pytest.param(["--device-blocks", "9", "--specs", "x"], "and not both", id="two sources"),
+        pytest.param(
+            ["--device-blocks", "9", "--plot", "x.gif"], "must end in .png or .svg", id="no drawing"
+        ),
+        pytest.param(
+            ["--device-blocks", "9", "--plot", "/no/where.svg"], "cannot write", id="no place"
+        ),
     ],
 )
 def test_refusal_is_printed_and_fails(model: Path, arguments: list[str], complaint: str) -> None:
     """A plan that cannot be made ends with status 2, its code and the reason on standard error."""
-    status, output, errors = run("--model", str(model), *arguments)
+    status, _, errors = run("--model", model, *arguments)
 
     assert status == 2
-    assert not output
     assert complaint in errors
 
 
-def test_missing_config_is_refused(tmp_path: Path) -> None:
-    """A path without a config is named in the refusal."""
-    status, _, errors = run("--model", str(tmp_path), "--device-blocks", "1")
+def test_refusal_lists_what_would_work(model: Path) -> None:
+    """Each remedy is written as the option that it is."""
+    _, output, errors = run(
+        "--model", model, "--device-memory", "8GiB", "--longest-request", "65537"
+    )
+
+    assert not output
+    assert "there is a plan with" not in errors
+    assert errors.splitlines()[-4:] == [
+        "What would work:",
+        "  - --longest-request 65536",
+        "  - --device-memory 8592031744  (8.00 GiB)",
+        "  - --kv-dtype fp8",
+    ]
+
+
+def test_remedy_without_an_option_is_a_setting(specs: Path) -> None:
+    """What the command line cannot say is named as the planner does."""
+    _, _, errors = run("--specs", specs, "--device-blocks", 2, "--layout", "LHBNC")
+
+    assert "  - " in errors
+
+
+def test_refusal_as_json_is_a_problem(model: Path) -> None:
+    """Machines read why, by its rule, and the settings that would work."""
+    status, output, errors = run("--model", model, "--device-memory", "1MiB", "--json")
+    problem = json.loads(errors)
+
+    assert (status, output) == (2, "")
+    assert (problem["code"], problem["rule"]) == ("NEVER_FITS", "auto_fit_failed")
+    assert problem["remedies"]
+
+
+def test_auto_is_what_the_model_was_made_for(model: Path) -> None:
+    """The longest request is the model's own, as far as it fits."""
+    large = json.loads(run("--model", model, "--device-memory", "80GiB", "--json")[1])
+    small = json.loads(run("--model", model, "--device-memory", "8GiB", "--json")[1])
+
+    assert large["plan"]["longest_request_tokens"] == 131072
+    assert small["plan"]["longest_request_tokens"] == 65536
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_plot_is_drawn(model: Path, suffix: str) -> None:
+    """Concurrency is drawn against request length, with a line for each change that can be planned."""
+    path = model / f"drawn.{suffix}"
+    status, _, errors = run(
+        "--model", model, "--device-memory", "8GiB", "--plot", path,
+        "--what-if", "kv_dtype=fp8", "--what-if", "device_bytes=1KiB",
+    )  # fmt: skip
+
+    assert (status, errors) == (0, "")
+    assert path.stat().st_size > 1000
+
+
+def test_plot_without_matplotlib_says_what_to_install(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that draws is an extra; its lack is named with the command that helps."""
+    monkeypatch.setitem(sys.modules, "kvlease.cli.plan_plot", None)
+    status, _, errors = run("--model", model, "--device-blocks", 9, "--plot", "x.svg")
 
     assert status == 2
-    assert "cannot read" in errors
+    assert "pip install 'kvlease[plot]'" in errors
 
 
-@pytest.mark.parametrize("longest", [0, 100])
-def test_equations_hold(longest: int) -> None:
-    """Equations carry the plan's numbers: equal layers are counted together, whole blocks are promised."""
-    layers = [
-        FullAttention(name=str(index), num_kv_heads=heads, head_size=7, dtype="float32")
-        for index, heads in enumerate((3, 3, 1))
-    ]
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param("{", "is not JSON", id="no JSON"),
+        pytest.param('{"kind": "mla"}', "must be a JSON list", id="no list"),
+        pytest.param('[{"kind": "tea"}]', "the kinds are", id="no kind"),
+    ],
+)
+def test_specs_that_are_none_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    """Layers by hand are read strictly."""
+    path = tmp_path / "specs.json"
+    path.write_text(text)
+
+    assert complaint in run("--specs", path, "--device-blocks", 9)[2]
+
+
+@pytest.mark.parametrize("name", ["no/model", "not a name", "/no/where"])
+def test_missing_model_is_refused(name: str) -> None:
+    """A name that is neither a path nor in the local cache is named in the refusal; nothing is downloaded."""
+    status, _, errors = run("--model", name, "--device-blocks", 1)
+
+    assert status == 2
+    assert "nothing is downloaded" in " ".join(errors.split())
+
+
+def test_missing_config_is_refused(tmp_path: Path) -> None:
+    """A directory without a config is named in the refusal."""
+    assert "cannot read" in run("--model", tmp_path, "--device-blocks", 1)[2]
+
+
+def test_model_is_found_in_the_local_cache(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of the Hugging Face hub is looked up in the local cache only."""
+    snapshot = model / "models--org--name" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("main")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(model))
+
+    assert run("--model", "org/name", "--device-blocks", 1)[0] == 0
+
+
+def test_without_the_hub_only_paths_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's library is not needed."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    assert "nothing is downloaded" in " ".join(
+        run("--model", "org/name", "--device-blocks", 1)[2].split()
+    )
+
+
+def test_missing_planner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner comes with the service; its lack is named with the command that helps."""
+    monkeypatch.setattr(planners, "entry_points", lambda group: ())  # noqa: ARG005
+
+    with pytest.raises(InvalidError, match=r"pip install 'kvlease\[service\]'"):
+        planners.find_planner()
+
+
+def kept(*layers: LayerSpec, **engine: Any) -> list[str]:
+    """Return what every group of some layers is said to keep."""
     inputs = PlanInputs(
-        layers=tuple(layers), tokens_per_block=8, device_blocks=20, longest_request_tokens=longest
+        layers=layers, tokens_per_block=64, device_bytes=2**24, engine=EngineInputs(**engine)
     )
-    rows = {name: equation for name, equation, _ in equations(inputs, plan(inputs))}
+    return [plan_words.keeps(group) for group in plan(inputs).groups]
 
-    assert rows["bytes_per_token"] == (
-        "2 layers * 3 heads * (7 + 7) * 4 B + 1 layers * 1 heads * (7 + 7) * 4 B = 392"
-    )
-    assert rows["num_blocks"] == "as given = 20"
-    assert rows["longest_request_tokens"].endswith("= 104" if longest else "= 160")
+
+def test_groups_are_said_in_words() -> None:
+    """A group says what it keeps, and what is unusual about it."""
+    latent = MLA(name="a", head_size=64, dtype="uint8", tokens_per_state=4)
+    ring = RingState(name="c", num_kv_heads=1, head_size=64, dtype="float16")
+    drafted = kept(replace(WINDOW, name="d"), STATE, drafts_with_last_layer=True)
+
+    assert kept(latent, replace(latent, name="b", head_size=32)) == [
+        "MLA, 4 tokens a state and others"
+    ]
+    assert kept(ring) == ["ring state, not cached"]
+    assert drafted == ["sliding window of 1,000", "state space, drafted"]
+
+
+def equation(**changes: Any) -> Equation:
+    """Return an equation about a rank's layer."""
+    fields = {"name": "n", "formula": "a / b", "arithmetic": "1 / 1", "value": 1, "unit": "blocks"}
+    return Equation(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param(plan_words.numbers([0, 1, 2, 5]), "0-2, 5", id="runs"),
+        pytest.param(plan_words.value(equation()), "1 block", id="one"),
+        pytest.param(plan_words.value(equation(unit="entries")), "1 entry", id="one entry"),
+        pytest.param(plan_words.value(equation(value_divisor=8)), "0.12 blocks", id="a part"),
+        pytest.param(
+            plan_words.whose(equation(groups=(0,), ranks=(1, 2), layer="x")),
+            "  group 0  ranks 1-2  x",
+            id="whose",
+        ),
+        pytest.param(plan_words.times(3.0, 2.0), "3.00 (x1.50)", id="more"),
+        pytest.param(plan_words.times(3.0, 0.0), "3.00", id="from nothing"),
+    ],
+)
+def test_numbers_are_said_in_words(said: str, expected: str) -> None:
+    """Numbers read as people write them."""
+    assert said == expected

@@ -1,0 +1,112 @@
+"""Own the way between frozen records and messages of the protocol whose fields have the same names."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
+
+from kvlease.spec import LayerSpec, spec_from_fields, spec_to_fields
+
+MessageT = TypeVar("MessageT", bound=Message)
+RecordT = TypeVar("RecordT")
+
+
+def to_proto(record: object, message_type: type[MessageT]) -> MessageT:
+    """Return the message whose fields are those of a record; nested records become nested messages."""
+    message = message_type()
+    for name in _hints(type(record)):
+        _put(message, name, getattr(record, name))
+    return message
+
+
+def from_proto(message: Message, record_type: type[RecordT]) -> RecordT:
+    """Return the record whose fields are those of a message; a nested message that is not there is the default.
+
+    Raises:
+        InvalidError: a layer in it cannot be described so.
+    """
+    values: dict[str, Any] = {}
+    for name, hint in _hints(record_type).items():
+        if _is_absent(message, name, hint):
+            continue
+        values[name] = _take(getattr(message, name), hint)
+    return record_type(**values)
+
+
+def _put(message: Message, name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, LayerSpec):
+        _put_spec(getattr(message, name), value)
+    elif dataclasses.is_dataclass(value):
+        target = getattr(message, name)
+        target.SetInParent()
+        for inner in _hints(type(value)):
+            _put(target, inner, getattr(value, inner))
+    elif isinstance(value, tuple):
+        for item in value:
+            _add(getattr(message, name), item)
+    else:
+        setattr(message, name, value)
+
+
+def _add(repeated: Any, item: Any) -> None:
+    if isinstance(item, LayerSpec):
+        _put_spec(repeated.add(), item)
+    elif dataclasses.is_dataclass(item):
+        target = repeated.add()
+        for inner in _hints(type(item)):
+            _put(target, inner, getattr(item, inner))
+    else:
+        repeated.append(item)
+
+
+def _put_spec(message: Any, spec: LayerSpec) -> None:
+    message.SetInParent()
+    for name, value in spec_to_fields(spec).items():
+        if name == "shapes":
+            for shape in value:
+                message.shapes.add().extents.extend(shape)
+        elif name == "dtypes":
+            message.dtypes.extend(value)
+        else:
+            setattr(message, name, value)
+
+
+def _take(value: Any, hint: Any) -> Any:
+    """Return what a field of a message says, as the record's type hint wants it."""
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        return tuple(_take(item, inner) for item in value)
+    if hint is LayerSpec:
+        return spec_from_fields(_fields_of(value))
+    if dataclasses.is_dataclass(hint):
+        return from_proto(value, hint)  # type: ignore[arg-type]  # a record's type, not a record
+    return hint(value) if isinstance(hint, type) else value
+
+
+def _fields_of(message: Any) -> Mapping[str, Any]:
+    """Return the fields that are given in a layer's message."""
+    given = {field.name: value for field, value in message.ListFields()}
+    if "shapes" in given:
+        given["shapes"] = tuple(tuple(shape.extents) for shape in given["shapes"])
+    if "dtypes" in given:
+        given["dtypes"] = tuple(given["dtypes"])
+    return given
+
+
+def _is_absent(message: Message, name: str, hint: Any) -> bool:
+    """Tell whether an optional field or a nested record is left to its default."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return field.has_presence and not message.HasField(name) and hint is not LayerSpec
+
+
+def _read_hints(record_type: Any) -> dict[str, Any]:
+    hints = get_type_hints(record_type)
+    return {field.name: hints[field.name] for field in dataclasses.fields(record_type)}
+
+
+_hints: Final[Callable[[Any], dict[str, Any]]] = cache(_read_hints)
+"""The fields of a record type with their types."""

@@ -1,0 +1,104 @@
+"""Own where `kvlease plan` reads a model from: a config.json, a list of layers, the local Hugging Face cache."""
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvlease.errors import InvalidError
+from kvlease.spec import LayerSpec, spec_from_fields
+from kvlease.units import TOKENS_MAX, checked_count
+
+AUTO: Final = "auto"
+"""The longest request that stands for as many tokens as the model takes and the memory holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is planned for: a model, or layers given by hand."""
+
+    model_config: str = ""
+    layers: tuple[LayerSpec, ...] = ()
+
+
+def read_source(model: str, specs: str) -> Source:
+    """Return what is planned for.
+
+    Raises:
+        InvalidError: neither or both are given, or what is given cannot be read.
+    """
+    if bool(model) == bool(specs):
+        message = "give either --model, such as a config.json, or --specs, and not both"
+        raise InvalidError(message, resource="model")
+    if model:
+        return Source(model_config=_read(_config_path(model)))
+    return Source(layers=_layers(_read(Path(specs)), specs))
+
+
+def longest_request(written: str) -> int:
+    """Return the tokens of the longest request as written; "auto" leaves them to the planner.
+
+    Raises:
+        InvalidError: it is neither a number nor auto.
+    """
+    if written == AUTO:
+        return 0
+    if not written.isdecimal():
+        message = f"--longest-request is {written[:40]!r}; write a number of tokens, or {AUTO}"
+        raise InvalidError(message, resource="longest_request_tokens")
+    return checked_count("longest_request_tokens", int(written), most=TOKENS_MAX)
+
+
+def _config_path(model: str) -> Path:
+    """Return the path of the model's config.json: a file, in a directory, or in the local cache."""
+    path = Path(model)
+    if path.is_dir():
+        return path / "config.json"
+    if path.exists():
+        return path
+    cached = _cached_path(model)
+    if cached is None:
+        message = (
+            f"cannot read {model}: there is no such file or directory, and no model of that name in the local "
+            "Hugging Face cache; nothing is downloaded"
+        )
+        raise InvalidError(message, resource="model")
+    return cached
+
+
+def _cached_path(name: str) -> Path | None:
+    """Return where the local Hugging Face cache has the config of a model, if it does."""
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+        found = hub.try_to_load_from_cache(name, "config.json")
+    except (ImportError, ValueError):
+        # Not installed, or not a name that a model could have.
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidError(f"cannot read {path}: {error}", resource="model") from error
+
+
+def _layers(text: str, path: str) -> tuple[LayerSpec, ...]:
+    """Return the layers of a JSON list, each with its kind and fields."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"{path} is not JSON: {error}"
+        raise InvalidError(message, resource="specs") from error
+    if not isinstance(found, list) or not all(isinstance(layer, dict) for layer in found):
+        message = f"{path} must be a JSON list of layers, such as {_EXAMPLE}"
+        raise InvalidError(message, resource="specs")
+    return tuple(spec_from_fields(layer) for layer in found)
+
+
+_EXAMPLE: Final = (
+    '[{"kind": "full_attention", "name": "0", "num_kv_heads": 8, "head_size": 128, '
+    '"dtype": "bfloat16"}]'
+)

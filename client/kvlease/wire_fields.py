@@ -1,0 +1,32 @@
+"""Own what all JSON bodies have in common: how strictly they are read, and the ranges of their numbers."""
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+UINT32_MAX: Final = 2**32 - 1
+JSON_INTEGER_MAX: Final = 2**53 - 1
+"""The largest integer that every JSON reader carries exactly."""
+
+Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
+Millis = Count
+Bytes = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
+Id = Annotated[int, Field(ge=-JSON_INTEGER_MAX, le=JSON_INTEGER_MAX)]
+Name = Annotated[str, StringConstraints(max_length=256)]
+
+
+class Body(BaseModel):
+    """A JSON body: frozen, strict, and without fields of its own invention."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        val_json_bytes="base64",
+        ser_json_bytes="base64",
+        protected_namespaces=(),
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by the names of the protocol, as its messages take them."""
+        return self.__dict__
