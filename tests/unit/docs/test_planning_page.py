@@ -1,0 +1,32 @@
+"""The page about planning says what the planner does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from kvlease.spec import KINDS
+from kvleased.planning.settings import SETTINGS
+
+_DOCS = Path(__file__).parents[3] / "docs"
+_PAGE = (_DOCS / "planning.md").read_text()
+
+
+def test_region_is_drawn_from_a_plan() -> None:
+    """docs/region.svg is what the planner plans today, and the page shows it."""
+    done = subprocess.run([sys.executable, str(_DOCS / "draw_region.py"), "--check"], check=False)
+
+    assert done.returncode == 0, "run python docs/draw_region.py"
+    assert "(region.svg)" in _PAGE
+
+
+def test_every_kind_of_layer_is_described() -> None:
+    """The table of kinds has all of them, and no other."""
+    described = re.findall(r"^\| `(\w+)` \|", _PAGE, flags=re.MULTILINE)
+
+    assert sorted(described) == sorted(KINDS)
+
+
+def test_every_setting_of_what_ifs_is_listed() -> None:
+    """What can be changed is listed by its name."""
+    assert [name for name in SETTINGS if f"`{name}`" not in _PAGE] == []
