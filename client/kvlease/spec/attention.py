@@ -6,8 +6,8 @@ from typing import ClassVar, Final, Self
 from kvlease.errors import InvalidError
 from kvlease.geometry import floor_div
 from kvlease.spec.elements import QUANTISATIONS, bytes_of, head_slots_of, packed_bytes_per_state
-from kvlease.spec.layer import LayerSpec
-from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
+from kvlease.spec.layer import Bounds, LayerSpec
+from kvlease.units import BYTES_MAX, TOKENS_MAX
 
 _HEADS_MAX: Final = 2**16
 _HEAD_SIZE_MAX: Final = 2**20
@@ -17,6 +17,17 @@ _STATES_PER_TOKEN_MAX: Final = 2**10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(LayerSpec):
     """What all layers of attention have: heads, and states of them."""
+
+    bounds: ClassVar[Bounds] = {
+        "num_kv_heads": (1, _HEADS_MAX),
+        "head_size": (1, _HEAD_SIZE_MAX),
+        "head_size_v": (0, _HEAD_SIZE_MAX),
+        "num_head_slots": (1, _HEADS_MAX),
+        "bytes_per_state_packed": (1, BYTES_MAX),
+        "tokens_per_state": (1, TOKENS_MAX),
+        "states_per_token": (1, _STATES_PER_TOKEN_MAX),
+        "tensor_shards_max": (1, _HEADS_MAX),
+    }
 
     num_kv_heads: int
     """Heads after any tensor parallel split."""
@@ -85,22 +96,12 @@ class AttentionSpec(LayerSpec):
             InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
         """
         super(AttentionSpec, self).check()
-        checked_count("num_kv_heads", self.num_kv_heads, least=1, most=_HEADS_MAX)
-        checked_count("head_size", self.head_size, least=1, most=_HEAD_SIZE_MAX)
-        checked_count("head_size_v", self.value_head_size, most=_HEAD_SIZE_MAX)
-        checked_count("tokens_per_state", self.tokens_per_state, least=1, most=TOKENS_MAX)
-        checked_count(
-            "states_per_token", self.states_per_token, least=1, most=_STATES_PER_TOKEN_MAX
-        )
         bytes_of(self.dtype)
         if self.quantisation not in QUANTISATIONS:
             message = (
                 f"quantisation {self.quantisation[:40]!r} is not one of {', '.join(QUANTISATIONS)}"
             )
             raise InvalidError(message, resource="quantisation", rule="unknown_quantisation")
-        self._check_optional("num_head_slots", _HEADS_MAX)
-        self._check_optional("bytes_per_state_packed", BYTES_MAX)
-        self._check_optional("tensor_shards_max", _HEADS_MAX)
         self._check_states()
 
     def _check_states(self) -> None:
@@ -122,19 +123,7 @@ class AttentionSpec(LayerSpec):
                 need=self.tokens_per_state,
                 available=self.tokens_per_block,
             )
-        padded = self.bytes_per_page_padded
-        if padded is not None and padded < self.content_bytes_per_page:
-            message = (
-                f"bytes_per_page_padded of layer {self.name!r} is {padded}, its content takes "
-                f"{self.content_bytes_per_page} bytes; pad to at least that, or leave it out"
-            )
-            raise InvalidError(
-                message,
-                resource="bytes_per_page_padded",
-                rule="padding_below_content",
-                need=self.content_bytes_per_page,
-                available=padded,
-            )
+        self._check_padding()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +132,7 @@ class FullAttention(AttentionSpec):
 
     kind: ClassVar[str] = "full_attention"
     keeps_all: ClassVar[bool] = True
+    bounds: ClassVar[Bounds] = {"window_tokens": (1, TOKENS_MAX), "chunk_tokens": (1, TOKENS_MAX)}
 
     window_tokens: int | None = None
     """The window that attention looks at, although all tokens are kept; None: all."""
@@ -151,34 +141,16 @@ class FullAttention(AttentionSpec):
     is_causal: bool = True
     """Whether a token sees only what came before it."""
 
-    def check(self) -> None:
-        """Refuse a layer that cannot be laid out.
-
-        Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
-        """
-        super(FullAttention, self).check()
-        self._check_optional("window_tokens", TOKENS_MAX)
-        self._check_optional("chunk_tokens", TOKENS_MAX)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAttention(FullAttention):
     """Full attention with learnt first entries that every request attends to."""
 
     kind: ClassVar[str] = "sink_attention"
+    bounds: ClassVar[Bounds] = {"sink_tokens": (1, TOKENS_MAX)}
 
     sink_tokens: int
     """Entries that every request attends to."""
-
-    def check(self) -> None:
-        """Refuse a layer that cannot be laid out.
-
-        Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
-        """
-        super(SinkAttention, self).check()
-        checked_count("sink_tokens", self.sink_tokens, least=1, most=TOKENS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,20 +158,10 @@ class RetainedWindow(FullAttention):
     """Attention over a window whose older tokens are kept all the same."""
 
     kind: ClassVar[str] = "retained_window"
+    bounds: ClassVar[Bounds] = {"retained_window_tokens": (1, TOKENS_MAX)}
 
     retained_window_tokens: int
     """The window that attention looks at."""
-
-    def check(self) -> None:
-        """Refuse a layer that cannot be laid out.
-
-        Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
-        """
-        super(RetainedWindow, self).check()
-        checked_count(
-            "retained_window_tokens", self.retained_window_tokens, least=1, most=TOKENS_MAX
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,21 +169,15 @@ class SlidingWindow(AttentionSpec):
     """A layer that keeps the last tokens only; blocks before the window are given back while a request runs."""
 
     kind: ClassVar[str] = "sliding_window"
+    bounds: ClassVar[Bounds] = {
+        "window_tokens": (1, TOKENS_MAX),
+        "retained_tokens": (0, TOKENS_MAX),
+    }
 
     window_tokens: int
     """Tokens that attention looks at, the newest included."""
     retained_tokens: int = 0
     """Tokens before the window that must stay, for speculative tokens that are taken back."""
-
-    def check(self) -> None:
-        """Refuse a layer that cannot be laid out.
-
-        Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
-        """
-        super(SlidingWindow, self).check()
-        checked_count("window_tokens", self.window_tokens, least=1, most=TOKENS_MAX)
-        checked_count("retained_tokens", self.retained_tokens, most=TOKENS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,18 +185,10 @@ class ChunkedLocal(AttentionSpec):
     """A layer that keeps the tokens of the newest chunk only."""
 
     kind: ClassVar[str] = "chunked_local"
+    bounds: ClassVar[Bounds] = {"chunk_tokens": (1, TOKENS_MAX)}
 
     chunk_tokens: int
     """Tokens of a chunk."""
-
-    def check(self) -> None:
-        """Refuse a layer that cannot be laid out.
-
-        Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
-        """
-        super(ChunkedLocal, self).check()
-        checked_count("chunk_tokens", self.chunk_tokens, least=1, most=TOKENS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from kvlease.geometry import round_up
 from kvlease.spec.attention import AttentionSpec, FullAttention
-from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
+from kvlease.spec.layer import Bounds
+from kvlease.units import BYTES_MAX, TOKENS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,7 @@ class MLA(FullAttention):
 
     kind: ClassVar[str] = "mla"
     is_latent: ClassVar[bool] = True
+    bounds: ClassVar[Bounds] = {"page_multiple_bytes": (1, BYTES_MAX)}
 
     num_kv_heads: int = 1
     head_size_v: int | None = 0
@@ -36,15 +38,6 @@ class MLA(FullAttention):
         """The content rounded up to page_multiple_bytes; where that changes nothing, the padding given."""
         return _aligned_page(self, self.page_multiple_bytes)
 
-    def check(self) -> None:
-        """Refuse a layer that cannot be laid out.
-
-        Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
-        """
-        super(MLA, self).check()
-        self._check_optional("page_multiple_bytes", BYTES_MAX)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenState(MLA):
@@ -59,6 +52,11 @@ class SlidingWindowMLA(AttentionSpec):
 
     kind: ClassVar[str] = "sliding_window_mla"
     is_latent: ClassVar[bool] = True
+    bounds: ClassVar[Bounds] = {
+        "window_tokens": (1, TOKENS_MAX),
+        "retained_tokens": (0, TOKENS_MAX),
+        "page_multiple_bytes": (1, BYTES_MAX),
+    }
 
     num_kv_heads: int = 1
     head_size_v: int | None = 0
@@ -85,17 +83,6 @@ class SlidingWindowMLA(AttentionSpec):
     def bytes_per_page(self) -> int:
         """The content rounded up to page_multiple_bytes; where that changes nothing, the padding given."""
         return _aligned_page(self, self.page_multiple_bytes)
-
-    def check(self) -> None:
-        """Refuse a layer that cannot be laid out.
-
-        Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
-        """
-        super(SlidingWindowMLA, self).check()
-        checked_count("window_tokens", self.window_tokens, least=1, most=TOKENS_MAX)
-        checked_count("retained_tokens", self.retained_tokens, most=TOKENS_MAX)
-        self._check_optional("page_multiple_bytes", BYTES_MAX)
 
 
 def _aligned_page(spec: AttentionSpec, multiple_bytes: int | None) -> int:

@@ -1,6 +1,7 @@
 """Own what every kind of layer has in common: a name, a block, a page and how pages are spaced."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import ClassVar, Final, Self
@@ -10,6 +11,9 @@ from kvlease.geometry import round_up
 from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
 
 _NAME_CHARACTERS_MAX: Final = 256
+
+Bounds = Mapping[str, tuple[int, int]]
+"""The least and the most of counts, by field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,11 @@ class LayerSpec(ABC):
     """Whether another request with the same prefix may use what was kept."""
     has_token_slots: ClassVar[bool] = True
     """Whether each token is written to a slot of its own."""
+    bounds: ClassVar[Bounds] = {
+        "tokens_per_block": (1, TOKENS_MAX),
+        "bytes_per_page_padded": (1, BYTES_MAX),
+    }
+    """The least and the most of every count that the class adds to its parents'; None is always allowed."""
 
     name: str = field(compare=False)
     """Unique in its model."""
@@ -113,9 +122,31 @@ class LayerSpec(ABC):
             raise InvalidError(
                 message, resource="name", need=len(self.name), limit=_NAME_CHARACTERS_MAX
             )
-        self._check_optional("tokens_per_block", TOKENS_MAX)
-        self._check_optional("bytes_per_page_padded", BYTES_MAX)
+        for kind in reversed(type(self).__mro__):
+            bounds: Bounds = vars(kind).get("bounds", {})
+            for name, (least, most) in bounds.items():
+                value = getattr(self, name)
+                if value is not None:
+                    checked_count(
+                        name, value, least=least, most=most, of=f" of layer {self.name!r}"
+                    )
         self._check_stride()
+
+    def _check_padding(self) -> None:
+        """Refuse a page that is padded to less than it holds."""
+        padded = self.bytes_per_page_padded
+        if padded is not None and padded < self.content_bytes_per_page:
+            message = (
+                f"bytes_per_page_padded of layer {self.name!r} is {padded}, its content takes "
+                f"{self.content_bytes_per_page} bytes; pad to at least that, or leave it out"
+            )
+            raise InvalidError(
+                message,
+                resource="bytes_per_page_padded",
+                rule="padding_below_content",
+                need=self.content_bytes_per_page,
+                available=padded,
+            )
 
     def _check_stride(self) -> None:
         in_bytes, in_tokens = self.block_stride_multiple_bytes, self.block_stride_multiple_tokens
@@ -133,9 +164,3 @@ class LayerSpec(ABC):
                 raise InvalidError(
                     message, resource=name, rule="block_stride_multiple_not_positive", need=value
                 )
-
-    def _check_optional(self, name: str, most: int) -> None:
-        """Refuse a field that is given and not from 1 to `most`."""
-        value = getattr(self, name)
-        if value is not None:
-            checked_count(f"{name} of layer {self.name!r}", value, least=1, most=most)

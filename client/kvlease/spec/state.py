@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from kvlease.errors import InvalidError
 from kvlease.spec.attention import AttentionSpec
 from kvlease.spec.elements import bytes_of
-from kvlease.spec.layer import LayerSpec
+from kvlease.spec.layer import Bounds, LayerSpec
 from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
 
 _STATES_MAX: Final = 16
@@ -20,6 +20,11 @@ class StateSpace(LayerSpec):
     """A recurrent layer (Mamba, gated delta net, short convolution, linear attention): a page is a state."""
 
     kind: ClassVar[str] = "state_space"
+    bounds: ClassVar[Bounds] = {
+        "num_speculative_blocks": (0, _EXTRA_BLOCKS_MAX),
+        "num_checkpoint_blocks": (0, _EXTRA_BLOCKS_MAX),
+        "checkpoint_multiple_tokens": (1, TOKENS_MAX),
+    }
 
     shapes: tuple[tuple[int, ...], ...]
     """The tensors of a state, after any tensor parallel split."""
@@ -75,22 +80,7 @@ class StateSpace(LayerSpec):
             for extent in shape:
                 checked_count("an extent of a shape", extent, least=1, most=TOKENS_MAX)
         checked_count("bytes of a state", self.bytes_per_state, least=1, most=BYTES_MAX)
-        checked_count("num_speculative_blocks", self.num_speculative_blocks, most=_EXTRA_BLOCKS_MAX)
-        checked_count("num_checkpoint_blocks", self.num_checkpoint_blocks, most=_EXTRA_BLOCKS_MAX)
-        self._check_optional("checkpoint_multiple_tokens", TOKENS_MAX)
-        padded = self.bytes_per_page_padded
-        if padded is not None and padded < self.bytes_per_state:
-            message = (
-                f"bytes_per_page_padded of layer {self.name!r} is {padded}, its state takes "
-                f"{self.bytes_per_state} bytes; pad to at least that, or leave it out"
-            )
-            raise InvalidError(
-                message,
-                resource="bytes_per_page_padded",
-                rule="padding_below_content",
-                need=self.bytes_per_state,
-                available=padded,
-            )
+        self._check_padding()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
