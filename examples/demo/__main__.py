@@ -18,8 +18,8 @@ from tally import Stage, Tally
 from kvlease import AsyncClient, PlanInputs
 from kvlease.errors import KVLeaseError
 
-_DEMO_SECONDS_MAX: Final = 110.0
-_START_SECONDS_MAX: Final = 20.0
+_DEMO_SECONDS_MAX: Final = 480.0
+_START_SECONDS_MAX: Final = 90.0
 _POLL_SECONDS: Final = 0.02
 _LOG_LINES_SHOWN: Final = 15
 

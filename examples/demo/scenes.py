@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HOLD_AT: Final = 12
 """New tokens after which a request is held, to be interfered with in the middle."""
-_STATE_SECONDS_MAX: Final = 10.0
+_STATE_SECONDS_MAX: Final = 60.0
 _POLL_SECONDS: Final = 0.005
 
 

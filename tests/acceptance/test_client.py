@@ -39,7 +39,7 @@ LAYERS = tuple(
 )
 INPUTS = PlanInputs(layers=LAYERS, tokens_per_block=16, device_blocks=32, host_bytes=1 << 20)
 TOKENS = list(range(64))
-SECONDS_TO_START = 30.0
+SECONDS_TO_START = 120.0
 
 
 class Serving:

@@ -25,7 +25,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 pytestmark = pytest.mark.acceptance
 
-SECONDS_TO_START = 30.0
+SECONDS_TO_START = 120.0
 CACHE = "parity"
 SOCKETS = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.sock"}
 LAYER = pb.LayerSpec(name="0", kind="full_attention", num_kv_heads=1, head_size=16, dtype="float32")

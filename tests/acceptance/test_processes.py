@@ -21,7 +21,7 @@ pytestmark = pytest.mark.acceptance
 
 _T = TypeVar("_T")
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 90.0
 NUM_BLOCKS = 64
 INPUTS = pb.PlanInputs(
     layers=[
