@@ -1,22 +1,44 @@
 """Own the way between frozen records and messages of the protocol whose fields have the same names."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, get_args, get_origin
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from kvlease._checks import (
+    check_encodable,
+    check_range,
+    check_type,
+    checked_items,
+    field_types,
+)
 from kvlease.spec import LayerSpec, spec_from_fields, spec_to_fields
+from kvlease.units import BYTES_MAX
 
 MessageT = TypeVar("MessageT", bound=Message)
 RecordT = TypeVar("RecordT")
 
 
+def check_record(record: object, declared: Any, path: str = "") -> None:
+    """Refuse a record whose fields are not of the types that it declares, or out of their message's range.
+
+    Layers in it are checked field by field, too. Where a tuple is declared, a list will do. `declared` is the
+    message's descriptor, and `path` says where the record stands, such as ranks[0].
+
+    Raises:
+        InvalidError: the message names the field, behind its path, the value and what is wanted.
+    """
+    prefix = f"{path}." if path else ""
+    for name, hint in field_types(type(record)).items():
+        _check(prefix + name, getattr(record, name), hint, declared.fields_by_name[name])
+
+
 def to_proto(record: object, message_type: type[MessageT]) -> MessageT:
     """Return the message whose fields are those of a record; nested records become nested messages."""
     message = message_type()
-    for name in _hints(type(record)):
+    for name in field_types(type(record)):
         _put(message, name, getattr(record, name))
     return message
 
@@ -28,11 +50,35 @@ def from_proto(message: Message, record_type: type[RecordT]) -> RecordT:
         InvalidError: a layer in it cannot be described so.
     """
     values: dict[str, Any] = {}
-    for name, hint in _hints(record_type).items():
+    for name, hint in field_types(record_type).items():
         if _is_absent(message, name, hint):
             continue
         values[name] = _take(getattr(message, name), hint)
     return record_type(**values)
+
+
+def _check(field: str, value: Any, hint: Any, declared: Any) -> None:
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        for index, item in enumerate(checked_items(field, value, inner, sequences=(tuple, list))):
+            _check(f"{field}[{index}]", item, inner, declared)
+        return
+    check_type(field, value, hint)
+    if isinstance(value, LayerSpec):
+        value.check_fields(field)
+    elif dataclasses.is_dataclass(value):
+        check_record(value, declared.message_type, field)
+    elif isinstance(value, str):
+        check_encodable(field, value)
+    elif declared.cpp_type in _MOST:
+        check_range(field, value or 0, 0, _MOST[declared.cpp_type])
+
+
+_MOST: Final = {
+    FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1,
+    FieldDescriptor.CPPTYPE_UINT64: BYTES_MAX,
+}
+"""The largest count that a field takes; in JSON, one of 64 bits has no more than 53."""
 
 
 def _put(message: Message, name: str, value: Any) -> None:
@@ -43,9 +89,9 @@ def _put(message: Message, name: str, value: Any) -> None:
     elif dataclasses.is_dataclass(value):
         target = getattr(message, name)
         target.SetInParent()
-        for inner in _hints(type(value)):
+        for inner in field_types(type(value)):
             _put(target, inner, getattr(value, inner))
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple | list):
         for item in value:
             _add(getattr(message, name), item)
     else:
@@ -57,7 +103,7 @@ def _add(repeated: Any, item: Any) -> None:
         _put_spec(repeated.add(), item)
     elif dataclasses.is_dataclass(item):
         target = repeated.add()
-        for inner in _hints(type(item)):
+        for inner in field_types(type(item)):
             _put(target, inner, getattr(item, inner))
     else:
         repeated.append(item)
@@ -101,12 +147,3 @@ def _is_absent(message: Message, name: str, hint: Any) -> bool:
     """Tell whether an optional field or a nested record is left to its default."""
     field = message.DESCRIPTOR.fields_by_name[name]
     return field.has_presence and not message.HasField(name) and hint is not LayerSpec
-
-
-def _read_hints(record_type: Any) -> dict[str, Any]:
-    hints = get_type_hints(record_type)
-    return {field.name: hints[field.name] for field in dataclasses.fields(record_type)}
-
-
-_hints: Final[Callable[[Any], dict[str, Any]]] = cache(_read_hints)
-"""The fields of a record type with their types."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from kvlease._records import from_proto, to_proto
+from kvlease._records import check_record, from_proto, to_proto
 from kvlease.geometry import blocks_covering, full_blocks
 from kvlease.layout import Layout
 from kvlease.spec import LayerSpec
@@ -117,7 +117,12 @@ class PlanInputs:
     """Digest or revision of the weights; part of every block key."""
 
     def to_proto(self) -> pb.PlanInputs:
-        """Return the message that says the same."""
+        """Return the message that says the same.
+
+        Raises:
+            InvalidError: a field is of another type than declared, or out of range; the message names its path.
+        """
+        check_record(self, pb.PlanInputs.DESCRIPTOR)
         return to_proto(self, pb.PlanInputs)
 
     @classmethod

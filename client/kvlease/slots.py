@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
+from kvlease.tables import whole_numbers
 from kvlease.units import TOKENS_MAX, checked_count
 
 NO_SLOT: Final = -1
@@ -55,11 +56,12 @@ class TokenRuns:
         """Take, for each request, its row of the block table or NO_ROW, its first position and how many follow.
 
         Raises:
-            InvalidError: the three differ in length, or a position or a number of tokens is negative.
+            InvalidError: the three differ in length, a position or a number of tokens is negative, or one is
+                no whole number.
         """
-        self.rows = np.asarray(rows, dtype=np.int64)
-        self.first_positions = np.asarray(first_positions, dtype=np.int64)
-        self.num_tokens = np.asarray(num_tokens, dtype=np.int64)
+        self.rows = whole_numbers("rows", rows).astype(np.int64)
+        self.first_positions = whole_numbers("first_positions", first_positions).astype(np.int64)
+        self.num_tokens = whole_numbers("num_tokens", num_tokens).astype(np.int64)
         if not len(self.rows) == len(self.first_positions) == len(self.num_tokens):
             message = (
                 f"there are {len(self.rows)} rows, {len(self.first_positions)} first positions and "

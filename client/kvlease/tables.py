@@ -12,9 +12,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease._checks import shown
 from kvlease.errors import InvalidError, UnknownLeaseError
 from kvlease.geometry import ALIGNMENT_BYTES, exact_div, round_up
-from kvlease.units import BLOCKS_MAX
+from kvlease.units import BLOCKS_MAX, TOKENS_MAX, checked_count
+
+_INT64_MAX: Final = 2**63 - 1
 
 Column = tuple[str, type[np.generic], int]
 """Name, element type and elements per entry of a column."""
@@ -172,49 +175,82 @@ def kernel_block_ids(
     n = kernel_blocks_per_block, m = kernel_block_stride, which is n where no other pages lie between blocks.
 
     Raises:
-        InvalidError: rule kernel_block_id_too_large: an id would not fit in the table's int32.
+        InvalidError: rule kernel_block_id_too_large: an id would not fit in the table's int32; or an id is no whole
+            number, or a block has no kernel block.
     """
-    ids = np.asarray(block_ids, dtype=np.int32)
-    stride = kernel_block_stride or kernel_blocks_per_block
-    if stride == kernel_blocks_per_block == 1:
-        return ids
-    inner = np.arange(kernel_blocks_per_block, dtype=np.int64)
-    expanded = ids[..., None] * np.int64(stride) + inner
-    if expanded.size and int(expanded.max()) > BLOCKS_MAX:
-        message = f"block {ids.max()} has kernel block {expanded.max()}, above {BLOCKS_MAX}; have larger kernel blocks"
+    ids = whole_numbers("block_ids", block_ids)
+    checked_count("kernel_blocks_per_block", kernel_blocks_per_block, least=1, most=BLOCKS_MAX)
+    stride = kernel_blocks_per_block if kernel_block_stride is None else kernel_block_stride
+    checked_count("kernel_block_stride", stride, least=kernel_blocks_per_block, most=BLOCKS_MAX)
+    last_id = int(ids.max(initial=0))
+    last_kernel_block = last_id * stride + kernel_blocks_per_block - 1
+    if last_kernel_block > BLOCKS_MAX:
+        message = (
+            f"block {last_id} has kernel block {last_kernel_block}, above {BLOCKS_MAX}; "
+            "have larger kernel blocks"
+        )
         raise InvalidError(
             message,
             resource="block_ids",
             rule="kernel_block_id_too_large",
-            need=int(expanded.max()),
+            need=min(last_kernel_block, _INT64_MAX),
             limit=BLOCKS_MAX,
         )
+    if stride == kernel_blocks_per_block == 1:
+        return ids.astype(np.int32, copy=False)
+    inner = np.arange(kernel_blocks_per_block, dtype=np.int64)
+    expanded = ids[..., None].astype(np.int64) * stride + inner
     return expanded.reshape(*ids.shape[:-1], -1).astype(np.int32)
 
 
 def token_slots(
-    block_ids: NDArray[np.int32],
+    block_ids: NDArray[np.int32] | Sequence[int],
     positions: NDArray[np.int64] | Sequence[int],
     tokens_per_block: int,
 ) -> NDArray[np.int64]:
     """Return where each position is kept: block_ids[p // n] * n + p % n, with n = tokens_per_block.
 
     Raises:
-        InvalidError: a position lies outside the blocks.
+        InvalidError: rule position_outside_blocks, or ids or positions are no whole numbers.
     """
-    wanted = np.asarray(positions, dtype=np.int64)
-    num_covered = len(block_ids) * tokens_per_block
+    ids = whole_numbers("block_ids", block_ids).astype(np.int64)
+    wanted = whole_numbers("positions", positions).astype(np.int64)
+    checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
+    num_covered = len(ids) * tokens_per_block
     if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= num_covered):
         message = (
             f"positions {wanted.min()} … {wanted.max()} are not all among the {num_covered} tokens "
             "that the blocks cover"
         )
         raise InvalidError(
-            message, resource="tokens", need=int(wanted.max()) + 1, available=num_covered
+            message,
+            resource="tokens",
+            rule="position_outside_blocks",
+            need=int(wanted.max()) + 1,
+            available=num_covered,
         )
     block_index, inner = np.divmod(wanted, tokens_per_block)
-    slots: NDArray[np.int64] = block_ids[block_index].astype(np.int64) * tokens_per_block + inner
+    slots: NDArray[np.int64] = ids[block_index] * tokens_per_block + inner
     return slots
+
+
+def whole_numbers(name: str, values: object) -> NDArray[np.integer[Any]]:
+    """Return an array of whole numbers; nothing is rounded, and an empty list is one of no numbers.
+
+    Raises:
+        InvalidError: rule not_whole_numbers.
+    """
+    try:
+        found = np.asarray(values)
+    except ValueError as error:
+        message = f"{name} must be whole numbers in rows of one length: {error}"
+        raise InvalidError(message, resource=name, rule="not_whole_numbers") from error
+    if found.size == 0:
+        return found.astype(np.int64)
+    if found.ndim and found.dtype.kind in "iu" and found.max() <= _INT64_MAX:
+        return found
+    message = f"{name} must be a sequence of whole numbers that int64 holds, not {shown(values)}"
+    raise InvalidError(message, resource=name, rule="not_whole_numbers")
 
 
 def _not_of(row: int, lease_id: int) -> UnknownLeaseError:

@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from kvlease._checks import shown
 from kvlease.errors import InvalidError
 
 BYTES_MAX: Final = 2**53 - 1
@@ -33,7 +34,7 @@ def checked_count(name: str, value: int, *, least: int = 0, most: int, of: str =
         message = f"{name}{of} must be an integer, not {type(value).__name__}"
         raise InvalidError(message, resource=name)
     if not least <= value <= most:
-        message = f"{name}{of} must be from {least} to {most}, not {value}"
+        message = f"{name}{of} must be from {least} to {most}, not {shown(value)}"
         raise InvalidError(message, resource=name, need=_on_the_wire(value), limit=most)
     return value
 

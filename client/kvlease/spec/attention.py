@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
+from kvlease._checks import shown
 from kvlease.errors import InvalidError
 from kvlease.geometry import floor_div
 from kvlease.spec.elements import QUANTISATIONS, bytes_of, head_slots_of, packed_bytes_per_state
@@ -28,6 +29,9 @@ class AttentionSpec(LayerSpec):
         "states_per_token": (1, _STATES_PER_TOKEN_MAX),
         "tensor_shards_max": (1, _HEADS_MAX),
     }
+
+    has_one_head: ClassVar[bool] = False
+    """Whether one vector stands for all heads, so that there are none to count."""
 
     num_kv_heads: int
     """Heads after any tensor parallel split."""
@@ -96,34 +100,89 @@ class AttentionSpec(LayerSpec):
             InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
         """
         super(AttentionSpec, self).check()
-        bytes_of(self.dtype)
+        bytes_of(self.dtype, self._of)
         if self.quantisation not in QUANTISATIONS:
             message = (
-                f"quantisation {self.quantisation[:40]!r} is not one of {', '.join(QUANTISATIONS)}"
+                f"quantisation{self._of} must be one of {', '.join(QUANTISATIONS)}, "
+                f"not {shown(self.quantisation)}"
             )
             raise InvalidError(message, resource="quantisation", rule="unknown_quantisation")
         self._check_states()
+        if self.tokens_per_block is not None:
+            self._check_block()
+
+    def check_planned(self) -> None:
+        """Refuse an explicit layer that has sizes, but no place in a plan; `check` refuses what has no sizes.
+
+        Raises:
+            InvalidError: rule tokens_per_state_does_not_divide: the last tokens of every block would be lost.
+        """
+        tokens, per_state = self.block_tokens, self.tokens_per_state
+        whole = tokens - tokens % per_state
+        if whole == tokens:
+            return
+        message = (
+            f"tokens_per_state{self._of} is {per_state}, which does not divide the {tokens} tokens of its block; "
+            f"the nearest blocks that it divides have {whole} and {whole + per_state} tokens"
+        )
+        raise InvalidError(
+            message,
+            resource="tokens_per_block",
+            rule="tokens_per_state_does_not_divide",
+            need=per_state,
+            available=tokens,
+        )
 
     def _check_states(self) -> None:
-        """Refuse compression that leaves a block without a state, and padding below the content."""
+        """Refuse states that contradict each other, and several heads of a latent vector."""
         if self.tokens_per_state > 1 and self.states_per_token > 1:
-            message = f"layer {self.name!r} gives tokens_per_state and states_per_token above 1; only one can be"
-            raise InvalidError(message, resource="tokens_per_state")
-        if self.tokens_per_block is None:
-            return
-        if self.tokens_per_block < self.tokens_per_state:
+            message = (
+                f"layer {self.name!r} gives tokens_per_state {self.tokens_per_state} and states_per_token "
+                f"{self.states_per_token}; only one can be above 1"
+            )
+            raise InvalidError(
+                message, resource="tokens_per_state", rule="states_per_token_contradict"
+            )
+        if self.num_kv_heads > 1 and self.has_one_head:
+            message = (
+                f"num_kv_heads{self._of} is {self.num_kv_heads}; a layer of kind {self.kind} keeps one latent vector "
+                "for all heads: leave it out, or give 1"
+            )
+            raise InvalidError(
+                message,
+                resource="num_kv_heads",
+                rule="latent_has_one_head",
+                need=self.num_kv_heads,
+                limit=1,
+            )
+
+    def _check_block(self) -> None:
+        """Refuse compression that leaves a block without a state, padding below the content, and giant pages."""
+        if self.block_tokens < self.tokens_per_state:
             message = (
                 f"layer {self.name!r} keeps one state of {self.tokens_per_state} tokens, but a block covers "
-                f"{self.tokens_per_block}; let tokens_per_block be a multiple of {self.tokens_per_state}"
+                f"{self.block_tokens}; let tokens_per_block be a multiple of {self.tokens_per_state}"
             )
             raise InvalidError(
                 message,
                 resource="tokens_per_block",
                 rule="block_without_states",
                 need=self.tokens_per_state,
-                available=self.tokens_per_block,
+                available=self.block_tokens,
             )
-        self._check_padding()
+        if self.block_stride_multiple == 0:
+            message = (
+                f"block_stride_multiple_tokens{self._of} is {self.block_stride_multiple_tokens}, which has less than "
+                f"one state of {self.tokens_per_state} tokens in common with a block; let it be a multiple of those"
+            )
+            raise InvalidError(
+                message,
+                resource="block_stride_multiple_tokens",
+                rule="block_stride_multiple_without_states",
+                need=self.tokens_per_state,
+                available=self.block_stride_multiple_tokens,
+            )
+        self._check_page()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kvlease._checks import shown
 from kvlease.errors import InvalidError
 from kvlease.geometry import floor_div
 
@@ -42,14 +43,14 @@ _SCALE_BYTES: Final = 8
 _NVFP4_ELEMENTS_PER_SCALE: Final = 16
 
 
-def bytes_of(dtype: str) -> int:
-    """Return the bytes of one element.
+def bytes_of(dtype: str, of: str = "") -> int:
+    """Return the bytes of one element; `of` says in a refusal whose type it is.
 
     Raises:
         InvalidError: the type is unknown.
     """
     if dtype not in BYTES_PER_ELEMENT:
-        message = f"dtype {dtype[:40]!r} is not one of {', '.join(BYTES_PER_ELEMENT)}"
+        message = f"dtype{of} must be one of {', '.join(BYTES_PER_ELEMENT)}, not {shown(dtype)}"
         raise InvalidError(message, resource="dtype", rule="unknown_dtype")
     return BYTES_PER_ELEMENT[dtype]
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvlease._checks import check_type, field_types, shown
 from kvlease.errors import InvalidError
 from kvlease.spec.attention import (
     AttentionSpec,
@@ -43,6 +44,10 @@ FIELDS: Final[Mapping[str, Mapping[str, dataclasses.Field[Any]]]] = {
 }
 """The fields of every kind, by name."""
 
+_FIELD_CHARACTERS_MAX: Final = 40
+"""Characters that a refusal repeats of a field's name that is not known."""
+_SEE: Final = "docs/specs.md says which fields a kind has"
+
 _ALL_SHARDS: Final = 0
 """How tensor_shards_max says None, which is left out, where the kind's default is a number."""
 
@@ -57,33 +62,52 @@ def spec_to_fields(spec: LayerSpec) -> dict[str, Any]:
     return fields
 
 
-def spec_from_fields(fields: Mapping[str, Any]) -> LayerSpec:
-    """Return the spec that named fields describe.
+def spec_from_fields(fields: Mapping[str, Any], path: str = "") -> LayerSpec:
+    """Return the spec that named fields describe; lists stand for tuples, and `path` says where the layer stands.
+
+    Ranges, and what fields mean to each other, are for the spec's own `check`.
 
     Raises:
-        InvalidError: the kind is unknown, or a field is unknown to the kind or missing.
+        InvalidError: the kind is unknown, or a field is unknown to the kind, missing, or not of its type.
     """
     given = dict(fields)
-    kind = str(given.pop("kind", ""))
-    name = str(given.get("name", ""))[:40]
-    if kind not in KINDS:
-        message = f"layer {name!r} is of kind {kind[:40]!r}; the kinds are {', '.join(KINDS)}"
-        raise InvalidError(message, resource="kind", rule="unknown_kind")
+    kind = given.pop("kind", "")
+    prefix = f"{path}." if path else ""
+    layer = f"layer {shown(given['name'])}" if "name" in given else "a layer without a name"
+    if not isinstance(kind, str) or kind not in KINDS:
+        message = (
+            f"{prefix}kind of {layer} must be one of {', '.join(KINDS)}, not {shown(kind)}; {_SEE}"
+        )
+        raise InvalidError(message, resource=f"{prefix}kind", rule="unknown_kind")
     known = FIELDS[kind]
     for field in given:
         if field not in known:
-            message = f"layer {name!r} gives {field[:40]!r}, which {kind} does not have; it has {', '.join(known)}"
-            raise InvalidError(message, resource=field[:40], rule="unknown_field")
+            message = (
+                f"{prefix}{_name(field)} of {layer} is no field of kind {kind}; "
+                f"it has {', '.join(known)}; {_SEE}"
+            )
+            raise InvalidError(message, resource=prefix + _name(field), rule="unknown_field")
     for field, declared in known.items():
         if declared.default is dataclasses.MISSING and field not in given:
-            message = f"layer {name!r} of kind {kind} lacks {field}"
-            raise InvalidError(message, resource=field, rule="missing_field")
+            message = f"{prefix}{field} of {layer} is missing, and kind {kind} needs it; {_SEE}"
+            raise InvalidError(message, resource=prefix + field, rule="missing_field")
+    hints = field_types(KINDS[kind])
+    for field, value in given.items():
+        check_type(prefix + field, value, hints[field], of=f" of {layer}", sequences=(list, tuple))
+        if isinstance(value, list | tuple):
+            given[field] = _as_tuple(value)
     if given.get("tensor_shards_max") == _ALL_SHARDS:
         given["tensor_shards_max"] = None
-    if "shapes" in given:
-        given["shapes"] = tuple(tuple(shape) for shape in given["shapes"])
-        given["dtypes"] = tuple(given.get("dtypes", ()))
     return KINDS[kind](**given)
+
+
+def _as_tuple(value: Any) -> Any:
+    """Return lists as tuples, those inside of them, too."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+def _name(field: object) -> str:
+    return str(field)[:_FIELD_CHARACTERS_MAX]
 
 
 def _said(spec: LayerSpec, name: str) -> int:

@@ -15,6 +15,7 @@ class MLA(FullAttention):
 
     kind: ClassVar[str] = "mla"
     is_latent: ClassVar[bool] = True
+    has_one_head: ClassVar[bool] = True
     bounds: ClassVar[Bounds] = {"page_multiple_bytes": (1, BYTES_MAX)}
 
     num_kv_heads: int = 1
@@ -44,6 +45,7 @@ class HiddenState(MLA):
     """A layer's hidden states of every token, kept for a reader outside of the model."""
 
     kind: ClassVar[str] = "hidden_state"
+    has_one_head: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class SlidingWindowMLA(AttentionSpec):
 
     kind: ClassVar[str] = "sliding_window_mla"
     is_latent: ClassVar[bool] = True
+    has_one_head: ClassVar[bool] = True
     bounds: ClassVar[Bounds] = {
         "window_tokens": (1, TOKENS_MAX),
         "retained_tokens": (0, TOKENS_MAX),

@@ -4,13 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
+from kvlease._checks import check_range, check_text, check_type, field_types, shown
 from kvlease.errors import InvalidError
 from kvlease.geometry import round_up
-from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
-
-_NAME_CHARACTERS_MAX: Final = 256
+from kvlease.units import BYTES_MAX, TOKENS_MAX
 
 Bounds = Mapping[str, tuple[int, int]]
 """The least and the most of counts, by field."""
@@ -117,23 +116,51 @@ class LayerSpec(ABC):
         Raises:
             InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
         """
-        if not 0 < len(self.name) <= _NAME_CHARACTERS_MAX or not self.name.isprintable():
-            message = f"a layer's name must be 1 to {_NAME_CHARACTERS_MAX} printable characters"
-            raise InvalidError(
-                message, resource="name", need=len(self.name), limit=_NAME_CHARACTERS_MAX
-            )
+        self.check_fields()
+        self._check_stride()
+
+    def check_planned(self) -> None:
+        """Refuse an explicit layer that has sizes, but no place in a plan; `check` refuses what has no sizes.
+
+        Raises:
+            InvalidError: its states do not fill its blocks.
+        """
+        assert self.tokens_per_block is not None, "tokens_per_block is still open"
+
+    def check_fields(self, path: str = "") -> None:
+        """Refuse fields of another type or out of range, each for itself; `path` says where the layer stands.
+
+        Raises:
+            InvalidError: the message names the field, behind the path and a dot, the layer, the value and what is
+                allowed.
+        """
+        prefix = f"{path}." if path else ""
+        check_type(f"{prefix}name", self.name, str)
+        check_text(f"{prefix}name", self.name, least=1)
+        of = self._of
+        for name, hint in field_types(type(self)).items():
+            value = getattr(self, name)
+            check_type(f"{prefix}{name}", value, hint, of=of)
+            if isinstance(value, str):
+                check_text(f"{prefix}{name}", value, of=of)
         for kind in reversed(type(self).__mro__):
             bounds: Bounds = vars(kind).get("bounds", {})
             for name, (least, most) in bounds.items():
                 value = getattr(self, name)
                 if value is not None:
-                    checked_count(
-                        name, value, least=least, most=most, of=f" of layer {self.name!r}"
-                    )
-        self._check_stride()
+                    check_range(f"{prefix}{name}", value, least, most, of=of)
+        self._check_stride_range(prefix)
 
-    def _check_padding(self) -> None:
-        """Refuse a page that is padded to less than it holds."""
+    @property
+    def _of(self) -> str:
+        """Whose field it is that a refusal names."""
+        return f" of layer {self.name!r}"
+
+    def _check_page(self) -> None:
+        """Refuse a page that holds nothing or too much, or is padded to less than it holds."""
+        check_range(
+            "content_bytes_per_page", self.content_bytes_per_page, 1, BYTES_MAX, of=self._of
+        )
         padded = self.bytes_per_page_padded
         if padded is not None and padded < self.content_bytes_per_page:
             message = (
@@ -147,20 +174,30 @@ class LayerSpec(ABC):
                 need=self.content_bytes_per_page,
                 available=padded,
             )
+        check_range("bytes_per_page", self.bytes_per_page, 1, BYTES_MAX, of=self._of)
 
     def _check_stride(self) -> None:
-        in_bytes, in_tokens = self.block_stride_multiple_bytes, self.block_stride_multiple_tokens
-        if in_bytes is not None and in_tokens is not None:
-            message = f"layer {self.name!r} gives its block stride's multiple in bytes and in tokens; give one"
-            raise InvalidError(message, resource="block_stride_multiple_bytes")
-        for name, value in (
-            ("block_stride_multiple_bytes", in_bytes),
-            ("block_stride_multiple_tokens", in_tokens),
+        """Refuse a stride's multiple that is given twice."""
+        if self.block_stride_multiple_bytes is None or self.block_stride_multiple_tokens is None:
+            return
+        message = f"layer {self.name!r} gives its block stride's multiple in bytes and in tokens; give one"
+        raise InvalidError(
+            message, resource="block_stride_multiple_bytes", rule="block_stride_multiple_twice"
+        )
+
+    def _check_stride_range(self, prefix: str) -> None:
+        """Refuse a stride's multiple that is none, or too large; the first has a rule of its own."""
+        for name, value, most in (
+            ("block_stride_multiple_bytes", self.block_stride_multiple_bytes, BYTES_MAX),
+            ("block_stride_multiple_tokens", self.block_stride_multiple_tokens, TOKENS_MAX),
         ):
-            if value is not None and value <= 0:
+            if value is None:
+                continue
+            if value <= 0:
                 message = (
-                    f"{name} of layer {self.name!r} is {value}; it must be positive, or left out"
+                    f"{prefix}{name}{self._of} is {shown(value)}; it must be positive, or left out"
                 )
                 raise InvalidError(
-                    message, resource=name, rule="block_stride_multiple_not_positive", need=value
+                    message, resource=prefix + name, rule="block_stride_multiple_not_positive"
                 )
+            check_range(prefix + name, value, 1, most, of=self._of)

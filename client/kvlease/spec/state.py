@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Final
 
+from kvlease._checks import check_range, check_text
 from kvlease.errors import InvalidError
 from kvlease.spec.attention import AttentionSpec
 from kvlease.spec.elements import bytes_of
 from kvlease.spec.layer import Bounds, LayerSpec
-from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count
+from kvlease.units import TOKENS_MAX
 
 _STATES_MAX: Final = 16
 _DIMENSIONS_MAX: Final = 8
@@ -69,18 +70,38 @@ class StateSpace(LayerSpec):
             InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
         """
         super(StateSpace, self).check()
-        checked_count("shapes", len(self.shapes), least=1, most=_STATES_MAX)
         if len(self.dtypes) != len(self.shapes):
             message = f"layer {self.name!r} has {len(self.shapes)} shapes and {len(self.dtypes)} dtypes; give as many"
             raise InvalidError(
-                message, resource="dtypes", need=len(self.shapes), available=len(self.dtypes)
+                message,
+                resource="dtypes",
+                rule="dtypes_not_of_shapes",
+                need=len(self.shapes),
+                available=len(self.dtypes),
             )
-        for shape in self.shapes:
-            checked_count("dimensions of a shape", len(shape), least=1, most=_DIMENSIONS_MAX)
-            for extent in shape:
-                checked_count("an extent of a shape", extent, least=1, most=TOKENS_MAX)
-        checked_count("bytes of a state", self.bytes_per_state, least=1, most=BYTES_MAX)
-        self._check_padding()
+        for dtype in self.dtypes:
+            bytes_of(dtype, self._of)
+        self._check_page()
+
+    def check_fields(self, path: str = "") -> None:
+        """Refuse fields of another type or out of range, each for itself; `path` says where the layer stands.
+
+        Raises:
+            InvalidError: the message names the field, behind the path and a dot, the layer, the value and what is
+                allowed.
+        """
+        super(StateSpace, self).check_fields(path)
+        shapes = f"{path}.shapes" if path else "shapes"
+        check_range(f"the length of {shapes}", len(self.shapes), 1, _STATES_MAX, of=self._of)
+        for index, shape in enumerate(self.shapes):
+            field = f"{shapes}[{index}]"
+            check_range(f"the length of {field}", len(shape), 1, _DIMENSIONS_MAX, of=self._of)
+            for axis, extent in enumerate(shape):
+                check_range(f"{field}[{axis}]", extent, 1, TOKENS_MAX, of=self._of)
+        for index, dtype in enumerate(self.dtypes):
+            check_text(
+                f"{path}.dtypes[{index}]" if path else f"dtypes[{index}]", dtype, of=self._of
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

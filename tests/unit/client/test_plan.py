@@ -1,6 +1,7 @@
 """Laws of plans as records: what goes over the wire comes back the same."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -28,21 +29,27 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 U32 = st.integers(0, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+SEEN = st.characters(exclude_categories=["C", "Z"])
+PRINTABLE = st.text(SEEN, max_size=20)
+NAME = st.text(SEEN, min_size=1, max_size=20)
+COUNT = st.integers(1, 2**16)
 ATTENTION = st.builds(
     FullAttention,
-    name=TEXT.filter(len),
-    backend=TEXT,
-    num_kv_heads=U32,
-    head_size=U32,
-    head_size_v=st.none() | U32,
-    tokens_per_block=st.none() | U32,
+    name=NAME,
+    backend=PRINTABLE,
+    num_kv_heads=COUNT,
+    head_size=COUNT,
+    head_size_v=st.none() | st.just(0) | COUNT,
+    tokens_per_block=st.none() | COUNT,
     dtype=st.sampled_from(sorted(BYTES_PER_ELEMENT)),
 )
 STATES = st.builds(
     StateSpace,
-    name=TEXT.filter(len),
-    shapes=st.lists(st.lists(U32, max_size=3).map(tuple), min_size=1, max_size=2).map(tuple),
-    dtypes=st.lists(TEXT, min_size=1, max_size=2).map(tuple),
+    name=NAME,
+    shapes=st.lists(st.lists(COUNT, min_size=1, max_size=3).map(tuple), min_size=1, max_size=2).map(
+        tuple
+    ),
+    dtypes=st.lists(PRINTABLE, min_size=1, max_size=2).map(tuple),
 )
 SPECS = st.one_of(ATTENTION, STATES)
 """Layers of two kinds that share hardly a field."""
@@ -83,6 +90,63 @@ def test_inputs_survive_the_wire(inputs: PlanInputs) -> None:
     message = pb.PlanInputs.FromString(inputs.to_proto().SerializeToString())
 
     assert PlanInputs.from_proto(message) == inputs
+
+
+def full(**changes: Any) -> FullAttention:
+    """Return full attention with some fields changed."""
+    fields = {"name": "a", "num_kv_heads": 1, "head_size": 64, "dtype": "float16"}
+    return FullAttention(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "field", "rule"),
+    [
+        ({"layers": (full(num_kv_heads=-1),)}, "layers[0].num_kv_heads", "out_of_range"),
+        ({"layers": [full(num_kv_heads="x")]}, "layers[0].num_kv_heads", "wrong_type"),
+        ({"layers": (full(), full(dtype=None))}, "layers[1].dtype", "wrong_type"),
+        ({"layers": (full(backend="\n"),)}, "layers[0].backend", "bad_text"),
+        (
+            {"layers": (full(block_stride_multiple_bytes=2**70),)},
+            "layers[0].block_stride_multiple_bytes",
+            "out_of_range",
+        ),
+        ({"layers": 3}, "layers", "wrong_type"),
+        ({"layers": (3,)}, "layers[0]", "wrong_type"),
+        ({"engine": None}, "engine", "wrong_type"),
+        ({"engine": EngineInputs(steps_in_flight=2**32)}, "engine.steps_in_flight", "out_of_range"),
+        ({"engine": EngineInputs(match_tokens=-1)}, "engine.match_tokens", "out_of_range"),
+        ({"ranks": [RankInputs(layers=(full(name=""),))]}, "ranks[0].layers[0].name", "bad_text"),
+        (
+            {"backends": (BackendInputs(name="b", exact_tokens=(16, 1.5)),)},
+            "backends[0].exact_tokens[1]",
+            "wrong_type",
+        ),
+        ({"device_bytes": -1}, "device_bytes", "out_of_range"),
+        ({"device_blocks": True}, "device_blocks", "wrong_type"),
+        ({"host_bytes": 10**5000}, "host_bytes", "out_of_range"),
+        ({"layout": 3}, "layout", "wrong_type"),
+        ({"model_digest": "\ud800"}, "model_digest", "bad_text"),
+    ],
+)
+def test_inputs_of_a_wrong_type_or_range_are_refused_by_their_path(
+    inputs: dict[str, Any], field: str, rule: str
+) -> None:
+    """What cannot be sent is refused before it is, by the field's whole path."""
+    with pytest.raises(InvalidError) as refusal:
+        PlanInputs(**{"tokens_per_block": 16, **inputs}).to_proto()
+
+    assert (refusal.value.resource, refusal.value.rule) == (field, rule)
+    assert refusal.value.message.startswith(f"{field} ")
+
+
+def test_lists_will_do_for_tuples() -> None:
+    """Inputs with lists say what those with tuples say."""
+    backend = BackendInputs(name="b", exact_tokens=(16,))
+    listed = replace(backend, exact_tokens=[16])  # type: ignore[arg-type]  # what is tried
+
+    said = PlanInputs(layers=[full()], backends=[listed], tokens_per_block=16).to_proto()
+
+    assert said == PlanInputs(layers=(full(),), backends=(backend,), tokens_per_block=16).to_proto()
 
 
 @settings(max_examples=30)

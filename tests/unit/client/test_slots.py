@@ -1,5 +1,7 @@
 """Laws of slots: every token of a step has one, on one rank, where its request's row says."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,10 +35,12 @@ def test_runs_follow_each_other() -> None:
         pytest.param([0], [1, 2], [1], "runs_differ_in_length", id="lengths"),
         pytest.param([0], [-1], [1], "negative_run", id="position"),
         pytest.param([0], [1], [-1], "negative_run", id="tokens"),
+        pytest.param([0], [1.5], [1], "not_whole_numbers", id="half a position"),
+        pytest.param(["0"], [1], [1], "not_whole_numbers", id="a text for a row"),
     ],
 )
 def test_runs_that_are_none_are_refused(
-    rows: list[int], first: list[int], num: list[int], rule: str
+    rows: list[Any], first: list[Any], num: list[int], rule: str
 ) -> None:
     """There is one row, one position and one number of tokens for each request, none negative."""
     with pytest.raises(InvalidError) as refusal:

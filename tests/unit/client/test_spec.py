@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvlease.errors import InvalidError
+from kvlease.faults import error_to_proto
 from kvlease.spec import (
     BYTES_PER_ELEMENT,
     KINDS,
@@ -22,6 +25,7 @@ from kvlease.spec import (
     spec_from_fields,
     spec_to_fields,
 )
+from kvlease.spec.fields import FIELDS
 
 HEADS = {"name": "0", "num_kv_heads": 2, "head_size": 32, "dtype": "float16"}
 EXTRA: dict[str, dict[str, Any]] = {
@@ -39,6 +43,8 @@ def layer(kind: str = "full_attention", **changes: Any) -> LayerSpec:
         fields: dict[str, Any] = {"name": "0", "shapes": ((3, 4),), "dtypes": ("float32",)}
     else:
         fields = HEADS | EXTRA.get(kind, {})
+        if KINDS[kind].is_latent:
+            fields = fields | {"num_kv_heads": 1}
     return KINDS[kind](**({"tokens_per_block": 16} | fields | changes))
 
 
@@ -278,6 +284,157 @@ def test_fields_that_describe_no_spec_are_refused(fields: dict[str, Any], rule: 
         spec_from_fields(fields)
 
     assert refusal.value.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "resource"),
+    [
+        pytest.param("state_space", {"shapes": 3}, "shapes", id="a number for a list"),
+        pytest.param("state_space", {"shapes": [3]}, "shapes[0]", id="a number for a list in it"),
+        pytest.param("state_space", {"shapes": [[3, "x"]]}, "shapes[0][1]", id="a text in it"),
+        pytest.param("state_space", {"dtypes": "bfloat16"}, "dtypes", id="a text for a list"),
+        pytest.param("state_space", {"dtypes": [None]}, "dtypes[0]", id="nothing in a list"),
+        pytest.param("mla", {"dtype": None}, "dtype", id="no dtype"),
+        pytest.param("mla", {"dtype": 1}, "dtype", id="a number for a dtype"),
+        pytest.param("mla", {"quantisation": 3}, "quantisation", id="a number for a word"),
+        pytest.param("mla", {"backend": 3}, "backend", id="a number for a backend"),
+        pytest.param("mla", {"name": 7}, "name", id="a number for a name"),
+        pytest.param("mla", {"role": {}}, "role", id="an object for a word"),
+        pytest.param("mla", {"is_context_sharded": None}, "is_context_sharded", id="no bool"),
+        pytest.param("mla", {"is_context_sharded": 2**53}, "is_context_sharded", id="large bool"),
+        pytest.param("mla", {"head_size": True}, "head_size", id="a bool for a number"),
+        pytest.param("mla", {"tensor_shards_max": False}, "tensor_shards_max", id="false for 0"),
+        pytest.param(
+            "mla",
+            {"block_stride_multiple_bytes": "x"},
+            "block_stride_multiple_bytes",
+            id="a text for a number",
+        ),
+        pytest.param(
+            "mla",
+            {"block_stride_multiple_bytes": float("inf")},
+            "block_stride_multiple_bytes",
+            id="endless",
+        ),
+    ],
+)
+def test_field_of_a_wrong_type_is_refused_by_its_place(
+    kind: str, changes: dict[str, Any], resource: str
+) -> None:
+    """A field that is not of its type is refused by field, layer and value, and with where the layer stands."""
+    fields = spec_to_fields(layer(kind)) | changes
+
+    with pytest.raises(InvalidError, match=r"of layer .* must be .*, not ") as refusal:
+        spec_from_fields(fields, "layers[3]")
+
+    assert (refusal.value.resource, refusal.value.rule) == (f"layers[3].{resource}", "wrong_type")
+
+
+def test_lists_will_do_for_tuples() -> None:
+    """Lists of files and tuples of programs say the same; a spec itself has tuples."""
+    fields = {"kind": "state_space", "name": "a", "dtypes": ["int8"], "shapes": [[3, 4]]}
+
+    assert spec_from_fields(fields) == spec_from_fields(
+        fields | {"dtypes": ("int8",), "shapes": ((3, 4),)}
+    )
+    with pytest.raises(InvalidError, match="must be a tuple of lists of integers"):
+        layer("state_space", shapes=[[3, 4]]).check()
+
+
+VALUES = st.one_of(
+    st.sampled_from([None, True, False, "", "x", "bfloat16", "nvfp4", "a\nb", "\ud800", "x" * 300]),
+    st.sampled_from([-1, 0, 1, 3, 16, 64, 2**16, 2**31, 2**53, 2**63, 2**64, 10**5000]),
+    st.sampled_from([1.5, float("inf"), float("nan"), [], {}, [3], [[]], [[1, 2]], ["int8"]]),
+)
+"""What a hand may write into a field."""
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.sampled_from(list(KINDS)), st.data())
+def test_whatever_is_written_is_laid_out_or_refused(kind: str, data: st.DataObject) -> None:
+    """Fields of whatever types and values are a layer with a page, or are refused; nothing else happens."""
+    names = [*FIELDS[kind], "kind", "no_field"]
+    written = data.draw(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=4))
+
+    try:
+        spec = spec_from_fields(spec_to_fields(layer(kind, tokens_per_block=None)) | written)
+        spec.check()
+        spec = spec.explicit(16)
+        spec.check()
+        spec.check_planned()
+    except InvalidError as refusal:
+        assert error_to_proto(refusal).rule
+        return
+
+    assert 0 < spec.bytes_per_page <= spec.padded_bytes_per_page
+
+
+@pytest.mark.parametrize("tokens_per_state", [3, 5])
+def test_state_that_does_not_divide_its_block_has_no_place(tokens_per_state: int) -> None:
+    """Such a layer has sizes, but its blocks would lose tokens; the refusal names both numbers and the next blocks."""
+    spec = layer("mla", tokens_per_state=tokens_per_state)
+
+    spec.check()
+    with pytest.raises(
+        InvalidError, match=r"have 15 and 1[58] tokens|have 15 and 20 tokens"
+    ) as told:
+        spec.check_planned()
+
+    assert told.value.rule == "tokens_per_state_does_not_divide"
+    assert (told.value.need, told.value.available) == (tokens_per_state, 16)
+
+
+def test_state_that_divides_its_block_has_a_place() -> None:
+    """States that fill their blocks, and layers without any, pass."""
+    layer("mla", tokens_per_state=4).check_planned()
+    layer("state_space").check_planned()
+
+
+@pytest.mark.parametrize("kind", ["mla", "sliding_window_mla"])
+def test_latent_has_one_head(kind: str) -> None:
+    """One latent vector stands for all heads; hidden states count theirs."""
+    with pytest.raises(InvalidError) as refusal:
+        layer(kind, num_kv_heads=2).check()
+
+    assert refusal.value.rule == "latent_has_one_head"
+    layer("hidden_state", num_kv_heads=3).check()
+
+
+def test_stride_of_less_than_a_state_is_refused() -> None:
+    """Pages cannot lie a multiple of nothing apart."""
+    with pytest.raises(InvalidError) as refusal:
+        layer("mla", tokens_per_state=4, block_stride_multiple_tokens=2).check()
+
+    assert refusal.value.rule == "block_stride_multiple_without_states"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(layer(head_size=0), id="a count"),
+        pytest.param(layer(dtype="int7"), id="a dtype"),
+        pytest.param(layer(quantisation="half"), id="a quantisation"),
+        pytest.param(layer(block_stride_multiple_bytes=0), id="a stride"),
+        pytest.param(layer(block_stride_multiple_tokens=2**31), id="a large stride"),
+        pytest.param(
+            layer(num_head_slots=2**16, head_size=2**20, tokens_per_block=2**31 - 1), id="a page"
+        ),
+        pytest.param(layer("state_space", shapes=()), id="no shapes"),
+        pytest.param(layer("state_space", shapes=((),)), id="no extents"),
+        pytest.param(layer("state_space", shapes=((0,),)), id="an extent"),
+        pytest.param(layer("state_space", shapes=((2**31 - 1,) * 3,)), id="a state"),
+        pytest.param(
+            layer("state_space", shapes=((2**31 - 1,) * 8,), bytes_per_page_padded=8),
+            id="a padded state",
+        ),
+        pytest.param(layer("state_space", dtypes=("int7",)), id="a state's dtype"),
+        pytest.param(layer("state_space", dtypes=("\n",)), id="no text"),
+    ],
+)
+def test_refusal_names_the_layer(spec: LayerSpec) -> None:
+    """Whatever is out of range, the refusal says of which layer."""
+    with pytest.raises(InvalidError, match="of layer '0'"):
+        spec.check()
 
 
 def test_families_keep_what_they_say() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import mmap
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,3 +206,37 @@ def test_position_outside_the_blocks_is_refused(position: int) -> None:
     """No position is looked up outside the blocks that cover it."""
     with pytest.raises(InvalidError):
         token_slots(np.array([3, 4], np.int32), [0, position], 4)
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.5], ["1"], [None], [True], 3, [[1], [1, 2]], [2**70], np.array([2**63], np.uint64)]
+)
+def test_what_is_no_whole_number_is_refused(ids: Any) -> None:
+    """Nothing is rounded, cut off or read out of a text."""
+    for ask in (lambda: kernel_block_ids(ids, 2), lambda: token_slots(ids, [0], 2)):
+        with pytest.raises(InvalidError) as refusal:
+            ask()
+
+        assert (refusal.value.resource, refusal.value.rule) == ("block_ids", "not_whole_numbers")
+
+
+@pytest.mark.parametrize(("per_block", "stride"), [(0, None), (-1, None), (2, 0), (2, 1), (1.5, 2)])
+def test_blocks_without_kernel_blocks_are_refused(per_block: Any, stride: Any) -> None:
+    """A block is at least one kernel block, and blocks do not overlap."""
+    with pytest.raises(InvalidError, match="kernel_block"):
+        kernel_block_ids([1], per_block, stride)
+
+
+def test_lists_will_do_for_arrays() -> None:
+    """Ids and positions in lists, be they empty, are as good as in arrays."""
+    assert token_slots([3, 4], [0, 5], 4).tolist() == [12, 17]
+    assert token_slots([], [], 4).tolist() == []
+    assert kernel_block_ids([], 4).tolist() == []
+    assert kernel_block_ids([5, 6], 1).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("per_block", [0, -4, 1.5])
+def test_slots_of_blocks_without_tokens_are_refused(per_block: Any) -> None:
+    """A block covers a token at least."""
+    with pytest.raises(InvalidError, match="tokens_per_block"):
+        token_slots([1], [0], per_block)

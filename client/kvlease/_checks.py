@@ -1,0 +1,178 @@
+"""Own the check that a value from outside is of the type and in the range that its field declares.
+
+What values mean to each other, and what they are called, is the business of the record that has the field.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import cache
+from reprlib import Repr
+from types import NoneType
+from typing import Any, Final, cast, get_args, get_origin, get_type_hints
+
+from kvlease.errors import InvalidError
+
+_TEXT_CHARACTERS_MAX: Final = 256
+"""Characters of a name, as every wire carries it."""
+_SHOWN_BITS_MAX: Final = 128
+"""Bits of the largest integer that a refusal spells out."""
+_SHOWN_CHARACTERS_MAX: Final = 40
+
+
+def check_type(
+    field: str,
+    value: object,
+    hint: Any,
+    *,
+    of: str = "",
+    sequences: tuple[type, ...] = (tuple,),
+) -> None:
+    """Refuse a value that is not of the type `hint`: a class, one or None, or a tuple of such.
+
+    `of` says in the refusal whose field it is; `sequences` are the types that stand for a tuple.
+
+    Raises:
+        InvalidError: rule wrong_type; the message names the field, the value and what is wanted.
+    """
+    if get_origin(hint) is not tuple:
+        if not _is_of(value, hint):
+            raise _wrong(field, of, _wanted(hint), value)
+        return
+    inner = get_args(hint)[0]
+    for index, item in enumerate(checked_items(field, value, inner, of=of, sequences=sequences)):
+        check_type(f"{field}[{index}]", item, inner, of=of, sequences=sequences)
+
+
+def checked_items(
+    field: str,
+    value: object,
+    inner: Any,
+    *,
+    of: str = "",
+    sequences: tuple[type, ...] = (tuple,),
+) -> Iterable[object]:
+    """Return what a field lists, if it is of one of the `sequences`; what it lists should be of the type `inner`.
+
+    Raises:
+        InvalidError: rule wrong_type; the message names the field, the value and what is wanted.
+    """
+    if not isinstance(value, sequences):
+        raise _wrong(field, of, f"a {sequences[0].__name__} of {_several(inner)}", value)
+    return cast("Iterable[object]", value)
+
+
+def check_range(field: str, value: int, least: int, most: int, *, of: str = "") -> None:
+    """Refuse an integer that is not from `least` to `most`.
+
+    Raises:
+        InvalidError: rule out_of_range; the message names the field, the value and both bounds.
+    """
+    if least <= value <= most:
+        return
+    message = f"{field}{of} must be from {least} to {most}, not {shown(value)}"
+    need = value if -(2**63) <= value < 2**63 else None
+    raise InvalidError(message, resource=field, rule="out_of_range", need=need, limit=most)
+
+
+def check_text(field: str, value: str, *, least: int = 0, of: str = "") -> None:
+    """Refuse a text that no wire carries or no terminal shows.
+
+    Raises:
+        InvalidError: rule bad_text; the message names the field, the value and what is allowed.
+    """
+    if least <= len(value) <= _TEXT_CHARACTERS_MAX and value.isprintable():
+        return
+    message = (
+        f"{field}{of} must be {least} to {_TEXT_CHARACTERS_MAX} printable characters, "
+        f"not {len(value)}: {shown(value)}"
+    )
+    raise InvalidError(
+        message, resource=field, rule="bad_text", need=len(value), limit=_TEXT_CHARACTERS_MAX
+    )
+
+
+def check_encodable(field: str, value: str) -> None:
+    """Refuse a text that has no bytes on a wire, however long it may be.
+
+    Raises:
+        InvalidError: rule bad_text; the message names the field and the first character that has none.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        message = (
+            f"{field} must be text that UTF-8 can encode; character {error.start} is "
+            f"{shown(value[error.start])}"
+        )
+        raise InvalidError(message, resource=field, rule="bad_text") from error
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call, none of which is None: protobuf would take that for nothing said.
+
+    Raises:
+        InvalidError: rule wrong_type; the message names the argument.
+    """
+    for name, value in arguments.items():
+        if value is None:
+            raise _wrong(name, "", "given", value)
+    return arguments
+
+
+def shown(value: object) -> str:
+    """Return a value as a refusal shows it: as Python writes it, shortened."""
+    said: str = _SHORTENED.repr(value)
+    return said
+
+
+def _read_types(record_type: Any) -> dict[str, Any]:
+    hints = get_type_hints(record_type)
+    return {field.name: hints[field.name] for field in dataclasses.fields(record_type)}
+
+
+field_types: Final[Callable[[Any], dict[str, Any]]] = cache(_read_types)
+"""The fields of a record type with their types."""
+
+
+class _Shortened(Repr):
+    """Write values shortly, whatever they are; an integer too long to be written is counted in bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _SHOWN_CHARACTERS_MAX
+
+    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002  # what the library hands over
+        """Return an integer's digits, or how many bits it has."""
+        bits = x.bit_length()
+        return str(x) if bits <= _SHOWN_BITS_MAX else f"an integer of {bits} bits"
+
+
+_SHORTENED: Final = _Shortened()
+
+_ONE: Final = {int: "an integer", str: "a string", bool: "true or false"}
+_SEVERAL: Final = {int: "integers", str: "strings"}
+
+
+def _is_of(value: object, hint: Any) -> bool:
+    """Tell whether a value is of a type or one of several; true and false are no integers."""
+    kinds = get_args(hint) or (hint,)
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+def _wanted(hint: Any) -> str:
+    kinds = get_args(hint) or (hint,)
+    said = " or ".join(
+        _ONE.get(kind, f"a {kind.__name__}") for kind in kinds if kind is not NoneType
+    )
+    return f"{said}, or left out" if NoneType in kinds else said
+
+
+def _several(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"lists of {_several(get_args(hint)[0])}"
+    return _SEVERAL.get(hint) or str(hint.__name__)
+
+
+def _wrong(field: str, of: str, wanted: str, value: object) -> InvalidError:
+    message = f"{field}{of} must be {wanted}, not {shown(value)}"
+    return InvalidError(message, resource=field, rule="wrong_type")
