@@ -130,5 +130,6 @@ def _explicit(given: tuple[LayerSpec, ...], tokens_per_block: int) -> tuple[Laye
         explicit = layer.explicit(tokens_per_block)
         if layer.tokens_per_block is None:
             explicit.check()
+        explicit.check_planned()
         layers.append(explicit)
     return tuple(layers)

@@ -7,7 +7,7 @@ from kvlease.plan import PlanInputs
 from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count
 
 PLANNED_RANKS_MAX: Final = 1024
-"""Ranks of the widest engine that is planned."""
+"""Ranks of the widest engine that is planned; one daemon serves those of one host, which are RANKS_MAX at most."""
 
 _TOKENS_PER_BLOCK_MAX: Final = 2**24
 _DIGEST_CHARACTERS_MAX: Final = 256

@@ -1,9 +1,11 @@
 """Own what a plan's inputs take from the model where they say nothing themselves."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvlease.plan import PlanInputs
-from kvleased.planning.models import model_facts
+from kvlease.spec import CrossAttention, LayerSpec
+from kvleased.planning.models import missing_encoder_tokens, model_facts
 
 
 def with_model_facts(inputs: PlanInputs) -> PlanInputs:
@@ -25,3 +27,16 @@ def with_model_facts(inputs: PlanInputs) -> PlanInputs:
         engine = replace(inputs.engine, encoder_tokens_max=facts.encoder_tokens_max)
         inputs = replace(inputs, engine=engine)
     return inputs
+
+
+def require_encoder_tokens(layers: Sequence[LayerSpec], inputs: PlanInputs) -> None:
+    """Refuse cross attention of which nothing says how many tokens it keeps: it would count as no block at all.
+
+    Raises:
+        InvalidError: rule missing_encoder_tokens.
+    """
+    if inputs.engine.encoder_tokens_max:
+        return
+    for layer in layers:
+        if isinstance(layer, CrossAttention):
+            raise missing_encoder_tokens(layer.name)

@@ -28,7 +28,7 @@ from kvleased.planning.lower_tiers import (
     slot_geometry,
 )
 from kvleased.planning.match_units import MatchUnits, match_units
-from kvleased.planning.model_inputs import with_model_facts
+from kvleased.planning.model_inputs import require_encoder_tokens, with_model_facts
 from kvleased.planning.pool import check_layout, place
 from kvleased.planning.sizing import PoolPart, Pools, demand_of, different_specs, sized
 from kvleased.planning.waste import (
@@ -52,6 +52,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
     layout = parse_layout(inputs.layout)
     layers_of_ranks = layers_by_rank(inputs)
     layers = union_of(layers_of_ranks)
+    require_encoder_tokens(layers, inputs)
     groups = group_layers(layers, layout=layout, engine=inputs.engine)
     units = _match_units(inputs, groups)
     pools = sized(inputs, layout, groups, layers_of_ranks)

@@ -8,11 +8,13 @@ from typing import Final
 from kvlease.plan import EngineInputs, ParallelInputs
 from kvlease.spec import LayerSpec
 from kvlease.units import TOKENS_MAX, checked_count
+from kvleased.planning.limits import PLANNED_RANKS_MAX
 from kvleased.planning.models.facts import ModelFacts, model_facts
 from kvleased.planning.models.hybrid import with_equal_pages
 from kvleased.planning.models.kv_format import KV_DTYPES
 from kvleased.planning.models.model import Model
 from kvleased.planning.models.parsing import LAYERS_MAX, parsed
+from kvleased.planning.models.refusals import missing_encoder_tokens, no_layers
 from kvleased.planning.models.registry import family_of
 from kvleased.planning.models.stages import pipeline_stages
 
@@ -21,11 +23,11 @@ __all__ = [
     "LAYERS_MAX",
     "ModelFacts",
     "layers_of",
+    "missing_encoder_tokens",
     "model_facts",
     "pipeline_stages",
 ]
 
-_TENSOR_RANKS_MAX: Final = 4096
 _UNSPLIT: Final = ParallelInputs()
 _USUAL_ENGINE: Final = EngineInputs()
 
@@ -46,7 +48,7 @@ def layers_of(
     Raises:
         InvalidError: the text is no such config, lacks a field, contradicts itself, or its architecture is not known.
     """
-    checked_count("tensor_ranks", parallel.tensor_ranks, least=1, most=_TENSOR_RANKS_MAX)
+    checked_count("tensor_ranks", parallel.tensor_ranks, least=1, most=PLANNED_RANKS_MAX)
     checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
     checked_count("lookahead_tokens", engine.lookahead_tokens, most=TOKENS_MAX)
     config = parsed(model_config)
@@ -57,4 +59,7 @@ def layers_of(
         tokens_per_block=tokens_per_block,
         engine=engine,
     )
-    return with_equal_pages(model, family_of(config)(model))
+    layers = with_equal_pages(model, family_of(config)(model))
+    if not layers:
+        raise no_layers(config.model_type)
+    return layers

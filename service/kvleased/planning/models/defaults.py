@@ -17,13 +17,7 @@ DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
         "sliding_window": 4096,
         "max_position_embeddings": 131072,
     },
-    "gemma3n_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "sliding_window": 512,
-        "num_kv_shared_layers": 15,
-    },
+    "gemma3n_text": {"sliding_window": 512, "num_kv_shared_layers": 15},
     "gemma4_text": {"head_dim": 256, "sliding_window": 512, "global_head_dim": 512},
     "glm_moe_dsa": {"index_topk": 2048, "index_head_dim": 128},
     "gpt_oss": {"sliding_window": 128},
@@ -37,20 +31,13 @@ DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
     },
     "lfm2": {"conv_L_cache": 3},
     "lfm2_moe": {"conv_L_cache": 3},
-    "llama4_text": {
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "attention_chunk_size": 8192,
-        "no_rope_layer_interval": 4,
-    },
+    "llama4_text": {"attention_chunk_size": 8192, "no_rope_layer_interval": 4},
     "mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "mamba2": {"expand": 2, "conv_kernel": 4, "state_size": 128, "n_groups": 8, "head_dim": 64},
     "nemotron_h": {"conv_kernel": 4, "expand": 2, "n_groups": 8},
     "qwen3_5_moe_text": {"full_attention_interval": 4},
     "qwen3_5_text": {"full_attention_interval": 4},
     "qwen3_next": {"full_attention_interval": 4},
-    "t5": {"d_kv": 64},
     "zamba2": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_ngroups": 1},
 }
 """Fields by model_type, also where the config is not inside another one."""
@@ -76,26 +63,9 @@ NESTED_DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
         "hidden_size": 4096,
         "max_position_embeddings": 32768,
     },
-    "gemma": {
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "hidden_size": 3072,
-        "max_position_embeddings": 8192,
-    },
-    "gemma2": {
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "hidden_size": 2304,
-        "max_position_embeddings": 8192,
-    },
-    "gemma3_text": {"num_hidden_layers": 26, "hidden_size": 2304},
-    "llama4_text": {
-        "num_hidden_layers": 48,
-        "hidden_size": 5120,
-        "max_position_embeddings": 131072,
-    },
+    "gemma": {"max_position_embeddings": 8192},
+    "gemma2": {"max_position_embeddings": 8192},
+    "llama4_text": {"max_position_embeddings": 131072},
 }
 """Fields by model_type that only a model inside another one may leave out: outside, their lack is a mistake."""
 
@@ -111,3 +81,19 @@ NESTED_TYPES: Final[Mapping[str, str]] = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """What the inner model is where it does not say."""
+
+KV_HEADS_OF_CLASS: Final = frozenset(
+    (
+        *("bamba", "bitnet", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4"),
+        *("exaone_moe", "falcon_h1", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
+        *("gemma4_text", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "glm4v_text", "gpt_oss"),
+        *("granite_swa", "helium", "hy_v3", "internlm3", "jais2", "jamba", "lfm2", "lfm2_moe"),
+        *("llama4_text", "mellum", "minimax", "minimax_m2", "ministral", "ministral3"),
+        *("mistral", "mixtral", "nemotron_h", "phimoe", "qwen2", "qwen2_5_omni_text"),
+        *("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen3"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text"),
+        *("qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3", "solar_open"),
+        *("stablelm", "starcoder2", "vaultgemma"),
+    )
+)
+"""Architectures whose class has a number of K and V heads of its own, so that none given is not as many as of Q."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvleased.planning.models.families.encoders import encoder_tokens_max
 from kvleased.planning.models.parsing import parsed
 from kvleased.planning.models.registry import family_of
 
@@ -27,15 +28,16 @@ def model_facts(model_config: str) -> ModelFacts:
     """Return what the text of a config.json says of its model.
 
     Raises:
-        InvalidError: the text is no such config, or does not say how many layers there are.
+        InvalidError: the text is no such config, does not count its layers, or is of no known architecture.
     """
     config = parsed(model_config)
     architectures = config.words("architectures")
+    family = family_of(config).__name__
     return ModelFacts(
         architecture=architectures[0] if architectures else config.model_type,
-        family=family_of(config).__name__,
+        family=family,
         max_position_tokens=config.max_positions,
         dtype=config.dtype or "",
         num_hidden_layers=config.num_layers,
-        encoder_tokens_max=config.optional_count("max_source_positions"),
+        encoder_tokens_max=encoder_tokens_max(config, family),
     )

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvlease.errors import InvalidError
 from kvleased.planning.models.parsing import Config
-from kvleased.planning.models.refusals import bad_field, unknown_architecture
+from kvleased.planning.models.refusals import unknown_architecture
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
@@ -69,7 +69,7 @@ def listed_kinds(config: Config) -> tuple[str, ...]:
     words = config.words("layer_types", "layers_block_type")
     if words and len(words) != config.num_layers:
         why = f"which are {len(words)} layers, but num_hidden_layers is {config.num_layers}"
-        raise bad_field("layer_types", ", ".join(sorted(set(words))), why)
+        raise config.contradicts("layer_types", ", ".join(sorted(set(words))), why)
     return tuple(_OTHER_WORDS.get(word, word) for word in words)
 
 

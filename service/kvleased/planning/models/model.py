@@ -7,6 +7,7 @@ from kvlease.errors import InvalidError
 from kvlease.geometry import exact_div
 from kvlease.plan import EngineInputs
 from kvlease.spec import ChunkedLocal, CrossAttention, FullAttention, SlidingWindow, StateSpace
+from kvleased.planning.models.defaults import KV_HEADS_OF_CLASS
 from kvleased.planning.models.kv_format import KVFormat, kv_format, model_dtype
 from kvleased.planning.models.parsing import Config
 
@@ -134,9 +135,9 @@ def heads_of(config: Config) -> Heads:
         InvalidError: a field is missing, or heads do not divide.
     """
     num_heads = config.count("num_attention_heads", "n_head", "n_heads", "num_heads")
-    num_kv_heads = config.optional_count("num_key_value_heads") or num_heads
+    num_kv_heads = config.given_count("num_key_value_heads") or _all_heads(config, num_heads)
     exact_div(num_heads, num_kv_heads, what="num_attention_heads over num_key_value_heads")
-    head_size = config.optional_count("head_dim", "attention_head_dim") or exact_div(
+    head_size = config.given_count("head_dim", "attention_head_dim") or exact_div(
         config.count("hidden_size", "n_embd", "d_model"),
         num_heads,
         what="hidden_size over num_attention_heads",
@@ -146,6 +147,17 @@ def heads_of(config: Config) -> Heads:
         head_size=head_size,
         head_size_v=config.optional_count("v_head_dim"),
     )
+
+
+def _all_heads(config: Config, num_heads: int) -> int:
+    """Return as many heads of K and V as of Q, which is what most architectures mean where the config does not say.
+
+    Raises:
+        InvalidError: the architecture's class has a number of its own, which no published config leaves to it.
+    """
+    if config.model_type in KV_HEADS_OF_CLASS:
+        raise config.lacks("num_key_value_heads")
+    return num_heads
 
 
 def _unsplittable(total: int, what: str, ranks: int) -> InvalidError:

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvlease.errors import InvalidError
-from kvlease.units import TOKENS_MAX, checked_count
+from kvlease.units import TOKENS_MAX
 from kvleased.planning.models.defaults import DEFAULTS, NESTED_DEFAULTS, NESTED_TYPES
+from kvleased.planning.models.known_types import type_of_class
 from kvleased.planning.models.refusals import bad_field, missing_field
 
 LAYERS_MAX: Final = 4096
 """Layers of the deepest model that is planned."""
 
+_BYTE_ORDER_MARK: Final = "\ufeff"
 _CONFIG_CHARACTERS_MAX: Final = 2**20
 _DIMENSION_MAX: Final = 2**24
 _INNER_FIELDS: Final = ("thinker_config", "text_config", "language_config", "llm_config")
+_SHAPE_FIELDS: Final = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+"""Fields of which a class's defaults stand for one model: with another value in one of them, none of them holds."""
 _LAYER_FIELDS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _POSITION_FIELDS: Final = (
     "max_position_embeddings",
@@ -36,6 +40,8 @@ class Config:
     """The fields of one model; a null is as good as no field."""
 
     fields: Mapping[str, object]
+    path: str = ""
+    """What leads to the fields where they are inside of a larger config, such as "text_config."."""
 
     @property
     def model_type(self) -> str:
@@ -72,11 +78,22 @@ class Config:
         Raises:
             InvalidError: none is given, or it is no such number.
         """
+        found = self.given_count(*names, most=most)
+        if found is None:
+            raise self.lacks(names[0])
+        return found
+
+    def given_count(self, *names: str, most: int = _DIMENSION_MAX) -> int | None:
+        """Return the first of these fields that is given, a number from 1; None if none is.
+
+        Raises:
+            InvalidError: it is no such number; a 0 is none, either.
+        """
         for name in names:
             value = self.fields.get(name)
             if value is not None:
-                return _counted(name, value, least=1, most=most)
-        raise missing_field(names[0])
+                return _counted(self.path + name, value, least=1, most=most)
+        return None
 
     def optional_count(self, *names: str) -> int | None:
         """Return the first of these fields that is given and not 0; None if none is.
@@ -87,7 +104,7 @@ class Config:
         for name in names:
             value = self.fields.get(name)
             if value is not None and value is not False:
-                return _counted(name, value, least=0, most=TOKENS_MAX) or None
+                return _counted(self.path + name, value, least=0, most=TOKENS_MAX) or None
         return None
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -110,7 +127,7 @@ class Config:
             InvalidError: it is no list of numbers.
         """
         return tuple(
-            _counted(f"{names[0]}[]", item, least=0, most=TOKENS_MAX)
+            _counted(f"{self.path}{names[0]}[]", item, least=0, most=TOKENS_MAX)
             for item in self._items(*names)
         )
 
@@ -122,10 +139,18 @@ class Config:
         """
         value = self.fields.get(name)
         if value is None:
-            raise missing_field(name)
+            raise self.lacks(name)
         if not isinstance(value, dict):
-            raise bad_field(name, value, "which is no JSON object")
-        return Config(fields=value)
+            raise self.contradicts(name, value, "which is no JSON object")
+        return Config(fields=value, path=f"{self.path}{name}.")
+
+    def lacks(self, name: str) -> InvalidError:
+        """Return the refusal of a config that lacks a field, by its whole path."""
+        return missing_field(self.path + name)
+
+    def contradicts(self, name: str, value: object, why: str) -> InvalidError:
+        """Return the refusal of a field that is of a wrong type, or contradicts another one, by its whole path."""
+        return bad_field(self.path + name, value, why)
 
     def _items(self, *names: str) -> list[object]:
         for name in names:
@@ -133,7 +158,7 @@ class Config:
             if value is None:
                 continue
             if not isinstance(value, list):
-                raise bad_field(name, value, "which is no list")
+                raise self.contradicts(name, value, "which is no list")
             return value
         return []
 
@@ -142,23 +167,29 @@ def parsed(config_text: str) -> Config:
     """Return the config of the decoder that the text of a config.json describes.
 
     A model inside a model (multimodal) stands for the whole. Fields that published configs leave to their class have
-    that class's defaults.
+    that class's defaults, unless they are null.
 
     Raises:
-        InvalidError: the text is no JSON object, or too long.
+        InvalidError: the text is no JSON object, or too long, or lacks the model inside that such a model has.
     """
-    fields = _read(config_text)
-    is_nested = False
+    fields = _named(_read(config_text))
+    path = ""
     for name in _INNER_FIELDS:
         inner = fields.get(name)
         if isinstance(inner, dict):
-            fields = _unwrapped(fields, inner)
-            is_nested = True
+            fields = _named(_unwrapped(fields, inner))
+            path += f"{name}."
     model_type = str(fields.get("model_type") or "")
+    if model_type in NESTED_TYPES:
+        if not any(fields.get(name) is not None for name in _LAYER_FIELDS):
+            raise missing_field(path + _inner_field(model_type))
+        model_type = NESTED_TYPES[model_type]
+        fields["model_type"] = model_type
     defaults = DEFAULTS.get(model_type, {})
-    if is_nested:
-        defaults = NESTED_DEFAULTS.get(model_type, {}) | defaults
-    return Config(fields={**defaults, **_counted_layers(fields), **_given(fields)})
+    if path:
+        defaults = _nested_defaults(model_type, fields) | defaults
+    merged = {**defaults, **_counted_layers(fields), **fields}
+    return Config(fields=_given(merged), path=path)
 
 
 def _read(config_text: str) -> dict[str, object]:
@@ -168,7 +199,7 @@ def _read(config_text: str) -> dict[str, object]:
             message, resource="model_config", need=len(config_text), limit=_CONFIG_CHARACTERS_MAX
         )
     try:
-        config = json.loads(config_text)
+        config = json.loads(config_text.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
         message = f"model_config is not the text of a config.json: {error}"
         raise InvalidError(message, resource="model_config") from error
@@ -178,13 +209,44 @@ def _read(config_text: str) -> dict[str, object]:
     return config
 
 
+def _named(fields: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a model with the model_type that its class tells, where it says none itself."""
+    if fields.get("model_type"):
+        return dict(fields)
+    architectures = fields.get("architectures")
+    classes = architectures if isinstance(architectures, list) else []
+    return {**fields, "model_type": type_of_class(classes) or None}
+
+
 def _unwrapped(outer: Mapping[str, object], inner: Mapping[str, object]) -> dict[str, object]:
     """Return the inner model's fields, with what is said once for both."""
     outer_type = str(outer.get("model_type") or "")
     said_once = {
         name: outer[name] for name in ("architectures", "dtype", "torch_dtype") if name in outer
     }
-    return {"model_type": NESTED_TYPES.get(outer_type), **said_once, **_given(inner)}
+    said = {
+        name: value
+        for name, value in inner.items()
+        if value is not None or name not in (*said_once, "model_type")
+    }
+    return {"model_type": NESTED_TYPES.get(outer_type), **said_once, **said}
+
+
+def _inner_field(model_type: str) -> str:
+    """Return the field in which such a model has the one that it holds."""
+    return "language_config" if model_type == "deepseek_vl_v2" else "text_config"
+
+
+def _nested_defaults(model_type: str, fields: Mapping[str, object]) -> dict[str, object]:
+    """Return what a model inside another one may leave out: nothing of its shape where it says that of another one."""
+    defaults = NESTED_DEFAULTS.get(model_type, {})
+    is_another = any(
+        name in defaults and fields.get(name) not in (None, defaults[name])
+        for name in _SHAPE_FIELDS
+    )
+    return (
+        {"max_position_embeddings": defaults["max_position_embeddings"]} if is_another else defaults
+    )
 
 
 def _counted_layers(fields: Mapping[str, object]) -> dict[str, object]:
@@ -202,6 +264,14 @@ def _given(fields: Mapping[str, object]) -> dict[str, object]:
 
 def _counted(name: str, value: object, *, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        message = f"{name} must be an integer, not {type(value).__name__}"
-        raise InvalidError(message, resource=name, rule="contradictory_field")
-    return checked_count(name, value, least=least, most=most)
+        why = f"but it must be an integer from {least} to {most}, not {type(value).__name__}"
+        raise bad_field(name, json.dumps(value), why)
+    if not least <= value <= most:
+        why = f"but it must be from {least} to {most}"
+        raise bad_field(name, value, why, need=_on_the_wire(value), limit=most)
+    return value
+
+
+def _on_the_wire(value: int) -> int | None:
+    """Return what an error may carry as int64."""
+    return value if -(2**63) <= value < 2**63 else None

@@ -5,7 +5,7 @@ from typing import Final
 from kvlease.errors import InvalidError
 
 BY_HAND: Final = (
-    "give the layers by hand instead: "
+    "give the layers by hand instead: --specs FILE (docs/specs.md says what is in it), "
     "PlanInputs(layers=(FullAttention(name=…, num_kv_heads=…, head_size=…, dtype=…), …)), or as JSON "
     '[{"kind": "full_attention", "name": …, "num_kv_heads": …, "head_size": …, "dtype": …}, …]'
 )
@@ -23,18 +23,23 @@ def unknown_architecture(why: str) -> InvalidError:
 def missing_field(name: str) -> InvalidError:
     """Return the refusal of a config that does not say what its layers need."""
     return InvalidError(
-        f"this model cannot be planned from its config: it lacks the field {name!r}; add it, or {BY_HAND}",
+        f"this model cannot be planned from its config: it lacks the field {name!r}, or has null there; "
+        f"add it, or {BY_HAND}",
         resource=name,
         rule="missing_field",
     )
 
 
-def bad_field(name: str, value: object, why: str) -> InvalidError:
+def bad_field(
+    name: str, value: object, why: str, *, need: int | None = None, limit: int | None = None
+) -> InvalidError:
     """Return the refusal of a field that is of a wrong type, or contradicts another one."""
     return InvalidError(
-        f"the field {name!r} of the config is {str(value)[:80]}, {why}",
+        f"the field {name!r} of the config is {str(value)[:80]}, {why}; correct it, or {BY_HAND}",
         resource=name,
         rule="contradictory_field",
+        need=need,
+        limit=limit,
     )
 
 
@@ -45,3 +50,28 @@ def keeps_nothing(model_type: str) -> InvalidError:
         "so there is nothing to plan"
     )
     return InvalidError(message, resource="model_config", rule="keeps_nothing")
+
+
+def no_layers(model_type: str) -> InvalidError:
+    """Return the refusal of a model of which no layer keeps anything."""
+    message = (
+        f"none of the layers that this config of {model_type!r} gives keeps anything between steps, so there is "
+        f"nothing to plan; correct the fields that list its layers, or {BY_HAND}"
+    )
+    return InvalidError(message, resource="model_config", rule="keeps_nothing")
+
+
+def missing_encoder_tokens(name: str) -> InvalidError:
+    """Return the refusal of cross attention over nothing; `name` is one of its layers."""
+    message = (
+        f"layer {name!r} keeps the output of an encoder, and nothing says how many tokens that has at most: "
+        "encoder_tokens_max is 0, and no config gives a limit; set engine.encoder_tokens_max to the tokens of the "
+        "longest encoder input, such as 512 or 1500"
+    )
+    return InvalidError(
+        message,
+        resource="encoder_tokens_max",
+        rule="missing_encoder_tokens",
+        need=1,
+        available=0,
+    )

@@ -1,17 +1,20 @@
 """Laws of inputs that name a model: what they leave open is the model's, and stages share its layers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvlease.errors import InvalidError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
-from kvlease.spec import FullAttention
+from kvlease.spec import CrossAttention, FullAttention
 from kvleased.planning import plan
 from kvleased.planning.model_inputs import with_model_facts
 
 CONFIGS = Path(__file__).parents[3] / "fixtures" / "configs"
+NEMOTRON = json.loads((CONFIGS / "nemotron-h-8b.json").read_text(encoding="utf-8"))
+T5 = json.loads((CONFIGS / "flan-t5-xl.json").read_text(encoding="utf-8"))
 LLAMA = (CONFIGS / "llama3-8b.json").read_text(encoding="utf-8")
 WHISPER = (CONFIGS / "whisper-large-v3.json").read_text(encoding="utf-8")
 LAYERS = tuple(
@@ -87,3 +90,47 @@ def test_more_stages_than_layers_are_refused() -> None:
         plan(inputs)
 
     assert (refusal.value.need, refusal.value.limit) == (6, 5)
+
+
+def test_cross_attention_over_nothing_is_refused() -> None:
+    """Without the encoder's longest input, cross attention would count as no block at all."""
+    config = json.dumps(T5 | {"n_positions": None})
+    inputs = PlanInputs(model_config=config, tokens_per_block=16, device_bytes=1 << 30)
+
+    with pytest.raises(InvalidError, match=r"set engine\.encoder_tokens_max") as refusal:
+        plan(inputs)
+
+    assert (refusal.value.rule, refusal.value.resource) == (
+        "missing_encoder_tokens",
+        "encoder_tokens_max",
+    )
+    given = plan(replace(inputs, engine=EngineInputs(encoder_tokens_max=100)))
+    assert given.groups[1].blocks_per_longest_request == 7
+
+
+def test_cross_attention_that_is_given_by_hand_needs_its_input_as_well() -> None:
+    """Layers by hand are refused as a config is."""
+    cross = CrossAttention(name="c", num_kv_heads=2, head_size=32, dtype="bfloat16")
+    inputs = PlanInputs(layers=(cross,), tokens_per_block=16, device_bytes=1 << 20)
+
+    with pytest.raises(InvalidError) as refusal:
+        plan(inputs)
+
+    assert refusal.value.rule == "missing_encoder_tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        pytest.param({"hybrid_override_pattern": None}, "missing_field", id="no pattern"),
+        pytest.param({"hybrid_override_pattern": "-" * 52}, "keeps_nothing", id="nothing kept"),
+    ],
+)
+def test_config_that_gives_no_layer_is_refused(changes: dict[str, object], rule: str) -> None:
+    """A plan of nothing is none, whatever the config left out."""
+    config = json.dumps(NEMOTRON | changes)
+
+    with pytest.raises(InvalidError) as refusal:
+        plan(PlanInputs(model_config=config, tokens_per_block=16, device_bytes=1 << 30))
+
+    assert refusal.value.rule == rule

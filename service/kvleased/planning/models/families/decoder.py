@@ -6,7 +6,7 @@ from kvlease.spec import AttentionSpec, LayerSpec
 from kvleased.planning.models.kinds import CHUNKED, FULL, SLIDING, kinds_of, kinds_with_period
 from kvleased.planning.models.model import Heads, Model, heads_of
 from kvleased.planning.models.parsing import Config
-from kvleased.planning.models.refusals import bad_field, unknown_architecture
+from kvleased.planning.models.refusals import unknown_architecture
 
 _FOREIGN_FIELDS: Final = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
@@ -81,7 +81,7 @@ def llama4(model: Model) -> tuple[LayerSpec, ...]:
     rotary = config.counts("no_rope_layers")
     if rotary and len(rotary) != config.num_layers:
         why = f"which are {len(rotary)} layers, but num_hidden_layers is {config.num_layers}"
-        raise bad_field("no_rope_layers", rotary, why)
+        raise config.contradicts("no_rope_layers", rotary, why)
     interval = config.count("no_rope_layer_interval")
     kinds = kinds_with_period(config.num_layers, interval, between=CHUNKED)
     if rotary:

@@ -1,10 +1,22 @@
 """Own models with an encoder: decoders that keep its output (Whisper, BART, T5), and encoders that keep nothing."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from kvlease.geometry import exact_div
 from kvlease.spec import LayerSpec
 from kvleased.planning.models.families.decoder import usual
 from kvleased.planning.models.model import Heads, Model
+from kvleased.planning.models.parsing import Config
 from kvleased.planning.models.refusals import keeps_nothing
+
+_INPUT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bart": ("max_source_positions", "max_position_embeddings"),
+    "t5": ("n_positions",),
+}
+"""What says how long an encoder's input may be. T5's relative positions have no limit: it is what T5 was trained on."""
+_WHISPER_INPUT_TOKENS: Final = 1500
+"""Half a minute of sound, which every Whisper takes."""
 
 
 def bart(model: Model) -> tuple[LayerSpec, ...]:
@@ -41,6 +53,16 @@ def encoder(model: Model) -> tuple[LayerSpec, ...]:
     if model.config.flag("is_decoder"):
         return usual(model)
     raise keeps_nothing(model.config.model_type)
+
+
+def encoder_tokens_max(config: Config, family: str) -> int | None:
+    """Return the tokens of the longest input that the encoder takes; None where the config does not say.
+
+    Raises:
+        InvalidError: the field is no number from 1.
+    """
+    said = config.given_count(*_INPUT_FIELDS.get(family, ()))
+    return said or (_WHISPER_INPUT_TOKENS if config.model_type == "whisper" else None)
 
 
 def _with_cross_attention(model: Model, heads: Heads, num_layers: int) -> tuple[LayerSpec, ...]:

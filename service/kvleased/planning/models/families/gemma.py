@@ -5,7 +5,6 @@ from kvleased.planning.models.families.decoder import attend, attention_of_kind
 from kvleased.planning.models.kinds import FULL, kinds_of
 from kvleased.planning.models.model import Heads, Model, heads_of
 from kvleased.planning.models.parsing import Config
-from kvleased.planning.models.refusals import bad_field
 
 
 def gemma3n(model: Model) -> tuple[LayerSpec, ...]:
@@ -36,7 +35,7 @@ def gemma4(model: Model) -> tuple[LayerSpec, ...]:
 
 def _whole(config: Config, local: Heads) -> Heads:
     """Return the heads of a layer that sees all tokens, as published configs say them."""
-    fewer = config.optional_count("num_global_key_value_heads")
+    fewer = config.given_count("num_global_key_value_heads")
     is_fewer = fewer is not None and config.flag("attention_k_eq_v")
     return Heads(
         num_kv_heads=fewer if is_fewer and fewer else local.num_kv_heads,
@@ -54,8 +53,8 @@ def _own_heads(config: Config, index: int, usual: Heads) -> Heads | None:
         return usual
     layer = places.inner(own)
     return Heads(
-        num_kv_heads=layer.optional_count("num_key_value_heads") or usual.num_kv_heads,
-        head_size=layer.optional_count("head_dim") or usual.head_size,
+        num_kv_heads=layer.given_count("num_key_value_heads") or usual.num_kv_heads,
+        head_size=layer.given_count("head_dim") or usual.head_size,
     )
 
 
@@ -63,5 +62,7 @@ def _keeping(model: Model, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ..
     """Return the layers before those that read what others keep."""
     shared = model.config.optional_count("num_kv_shared_layers") or 0
     if shared >= len(layers):
-        raise bad_field("num_kv_shared_layers", shared, f"but there are {len(layers)} layers")
+        raise model.config.contradicts(
+            "num_kv_shared_layers", shared, f"but there are {len(layers)} layers"
+        )
     return layers[: len(layers) - shared]

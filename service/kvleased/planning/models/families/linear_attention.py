@@ -12,7 +12,7 @@ from kvleased.planning.models.kinds import (
     listed_kinds,
 )
 from kvleased.planning.models.model import Model, heads_of
-from kvleased.planning.models.refusals import bad_field, missing_field, unknown_architecture
+from kvleased.planning.models.refusals import unknown_architecture
 from kvleased.planning.models.states import DeltaShape, delta_net, linear, short_convolution
 
 
@@ -49,10 +49,10 @@ def minimax(model: Model) -> tuple[LayerSpec, ...]:
     listed = config.counts("attn_type_list")
     kinds = listed_kinds(config) or tuple(FULL if item == 1 else LINEAR for item in listed)
     if not kinds:
-        raise missing_field("attn_type_list")
+        raise config.lacks("attn_type_list")
     if len(kinds) != config.num_layers:
         why = f"which are {len(kinds)} layers, but num_hidden_layers is {config.num_layers}"
-        raise bad_field("attn_type_list", listed, why)
+        raise config.contradicts("attn_type_list", listed, why)
     return _beside_attention(
         model,
         kinds,
@@ -75,7 +75,7 @@ def lfm2(model: Model) -> tuple[LayerSpec, ...]:
     places = config.counts("full_attn_idxs")
     listed = listed_kinds(config)
     if not listed and not places:
-        raise missing_field("layer_types")
+        raise config.lacks("layer_types")
     kinds = listed or tuple(
         FULL if place in places else CONVOLUTION for place in range(config.num_layers)
     )
@@ -98,17 +98,16 @@ def kimi_linear(model: Model) -> tuple[LayerSpec, ...]:
         InvalidError: a field is missing, or ranks do not divide.
     """
     config = model.config
-    said = (
-        config if config.value("linear_attn_config") is None else config.inner("linear_attn_config")
-    )
-    num_heads = said.count("linear_num_heads", "num_heads")
-    head_size = said.count("linear_head_dim", "head_dim")
+    is_flat = config.value("linear_attn_config") is None and "linear_num_heads" in config.fields
+    said = config if is_flat else config.inner("linear_attn_config")
+    num_heads = said.count("linear_num_heads" if is_flat else "num_heads")
+    head_size = said.count("linear_head_dim" if is_flat else "head_dim")
     shape = DeltaShape(
         num_key_heads=num_heads,
         key_head_size=head_size,
         num_value_heads=num_heads,
         value_head_size=head_size,
-        kernel=said.count("short_conv_kernel_size", "linear_conv_kernel_dim"),
+        kernel=said.count("linear_conv_kernel_dim" if is_flat else "short_conv_kernel_size"),
     )
     listed = listed_kinds(config)
     places = said.counts("full_attn_layers")

@@ -6,7 +6,7 @@ from typing import Final
 from kvlease.spec import LayerSpec
 from kvleased.planning.models.kinds import FULL, HYBRID, LINEAR, NOTHING, listed_kinds
 from kvleased.planning.models.model import Heads, Model, heads_of
-from kvleased.planning.models.refusals import bad_field, missing_field, unknown_architecture
+from kvleased.planning.models.refusals import unknown_architecture
 from kvleased.planning.models.states import Mamba2Shape, head_size_of, inner_width, mamba2
 
 _KIND_OF_LETTER: Final = {"M": LINEAR, "*": FULL, "-": NOTHING, "E": NOTHING}
@@ -32,7 +32,7 @@ def granite(model: Model) -> tuple[LayerSpec, ...]:
     """
     kinds = listed_kinds(model.config)
     if not kinds:
-        raise missing_field("layer_types")
+        raise model.config.lacks("layer_types")
     shape = _mamba_shape(model) if LINEAR in kinds else None
     return _mixed(model, kinds, shape, heads_of(model.config))
 
@@ -56,7 +56,7 @@ def zamba2(model: Model) -> tuple[LayerSpec, ...]:
     config = model.config
     kinds = listed_kinds(config)
     if not kinds:
-        raise missing_field("layers_block_type")
+        raise config.lacks("layers_block_type")
     num_heads = config.count("n_mamba_heads")
     shape = Mamba2Shape(
         num_heads=num_heads,
@@ -94,13 +94,16 @@ def _pattern(model: Model) -> tuple[str, ...]:
     config = model.config
     pattern = config.value("hybrid_override_pattern")
     if pattern is None:
-        return listed_kinds(config)
+        listed = listed_kinds(config)
+        if not listed:
+            raise config.lacks("hybrid_override_pattern")
+        return listed
     if not isinstance(pattern, str) or not set(pattern) <= set(_KIND_OF_LETTER):
         why = f"but its letters are {', '.join(_KIND_OF_LETTER)}"
-        raise bad_field("hybrid_override_pattern", pattern, why)
+        raise config.contradicts("hybrid_override_pattern", pattern, why)
     if len(pattern) != config.num_layers:
         why = f"which are {len(pattern)} layers, but num_hidden_layers is {config.num_layers}"
-        raise bad_field("hybrid_override_pattern", pattern, why)
+        raise config.contradicts("hybrid_override_pattern", pattern, why)
     return tuple(_KIND_OF_LETTER[letter] for letter in pattern)
 
 

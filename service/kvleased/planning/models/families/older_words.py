@@ -42,9 +42,13 @@ def mpt(model: Model) -> tuple[LayerSpec, ...]:
     """
     config = model.config
     num_heads = config.count("num_attention_heads", "n_heads")
-    is_grouped = config.value("attn_config") is not None
-    grouped = config.inner("attn_config").optional_count("kv_n_heads") if is_grouped else None
-    return attend(model, _even_heads(config, num_heads, grouped or num_heads))
+    if config.model_type == "dbrx":
+        grouped = config.inner("attn_config").count("kv_n_heads")
+    elif config.value("attn_config") is not None:
+        grouped = config.inner("attn_config").given_count("kv_n_heads") or num_heads
+    else:
+        grouped = num_heads
+    return attend(model, _even_heads(config, num_heads, grouped))
 
 
 def chatglm(model: Model) -> tuple[LayerSpec, ...]:

@@ -1,5 +1,6 @@
 """Laws of plain decoders: attention over all tokens, windows and chunks is planned, everything else refused."""
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_llama_8b_is_planned_to_known_numbers() -> None:
             {"sliding_window": 4096, "max_position_embeddings": 4096}, 8, 128, id="idle window"
         ),
         pytest.param({"layer_types": ["full_attention"] * 32}, 8, 128, id="all layers full"),
-        pytest.param({"model_type": "unheard_of"}, 8, 128, id="unknown name, usual words"),
+        pytest.param({"model_type": None}, 8, 128, id="a class instead of the name"),
     ],
 )
 def test_ways_to_say_full_attention_are_understood(
@@ -231,7 +232,9 @@ def test_llama4_keeps_all_tokens_where_positions_are_not_rotary() -> None:
         "model_type": "llama4_text",
         "dtype": "bfloat16",
         "num_hidden_layers": 4,
-        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
     }
 
     listed = layers(changed(config, no_rope_layers=[0, 1, 1, 0]))
@@ -262,6 +265,13 @@ def test_llama4_keeps_all_tokens_where_positions_are_not_rotary() -> None:
         pytest.param({"lru_width": 2560}, "recurrent", id="recurrent"),
         pytest.param({"is_encoder_decoder": True}, "encoder-decoder", id="encoder-decoder"),
         pytest.param({"type_vocab_size": 2}, "encoder", id="encoder"),
+        pytest.param({"model_type": "totally-new"}, "'totally-new'", id="unknown name"),
+        pytest.param({"model_type": None, "architectures": None}, "is missing", id="no name"),
+        pytest.param(
+            {"model_type": None, "architectures": ["NewForCausalLM"]},
+            "NewForCausalLM",
+            id="unknown class",
+        ),
     ],
 )
 def test_other_models_are_refused_with_a_way_out(changes: dict[str, object], meaning: str) -> None:
@@ -270,8 +280,75 @@ def test_other_models_are_refused_with_a_way_out(changes: dict[str, object], mea
         layers(text(**changes))
 
     assert refusal.value.rule == "unknown_architecture"
+    assert "--specs FILE (docs/specs.md" in refusal.value.message
     assert "PlanInputs(layers=(FullAttention(" in refusal.value.message
     assert '[{"kind": "full_attention"' in refusal.value.message
+
+
+def test_unknown_name_is_refused_with_the_nearest_ones() -> None:
+    """A name that is spelt wrong is refused with those that are known and most like it."""
+    with pytest.raises(InvalidError, match="set model_type to that, such as qwen3 or"):
+        layers(text(model_type="quen3"))
+
+
+def test_class_stands_for_the_name() -> None:
+    """A config without model_type is read as what its class is of."""
+    config = config_text("dbrx")
+
+    assert layers(config_text("dbrx", model_type=None), "bfloat16") == layers(config, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("fixture", "changes", "field"),
+    [
+        pytest.param("llama3-8b", {"num_key_value_heads": 0}, "num_key_value_heads", id="llama"),
+        pytest.param("llama3-8b", {"head_dim": 0}, "head_dim", id="head size"),
+        pytest.param(
+            "mpt-7b", {"attn_config": {"kv_n_heads": 0}}, "attn_config.kv_n_heads", id="mpt"
+        ),
+    ],
+)
+def test_no_heads_are_not_as_good_as_none_given(
+    fixture: str, changes: dict[str, Any], field: str
+) -> None:
+    """A 0 is a mistake, which is refused with the field, its value and both bounds."""
+    with pytest.raises(InvalidError, match="is 0, but it must be from 1 to") as refusal:
+        layers(config_text(fixture, **changes))
+
+    assert (refusal.value.rule, refusal.value.resource) == ("contradictory_field", field)
+    assert refusal.value.need == 0
+
+
+@pytest.mark.parametrize(
+    ("fixture", "changes", "field"),
+    [
+        pytest.param(
+            "mistral-7b-v0.1", {"num_key_value_heads": None}, "num_key_value_heads", id="mistral"
+        ),
+        pytest.param("dbrx", {"attn_config": {}}, "attn_config.kv_n_heads", id="dbrx"),
+        pytest.param("dbrx", {"attn_config": None}, "attn_config", id="dbrx without any"),
+    ],
+)
+def test_heads_that_the_class_has_of_its_own_must_be_said(
+    fixture: str, changes: dict[str, Any], field: str
+) -> None:
+    """Where none given does not mean as many as of Q, the number must be in the config."""
+    with pytest.raises(InvalidError) as refusal:
+        layers(config_text(fixture, **changes))
+
+    assert (refusal.value.rule, refusal.value.resource) == ("missing_field", field)
+
+
+def test_window_of_null_is_not_the_class_default() -> None:
+    """A window that is null is none, so that a list which has windows is refused."""
+    config = json.loads(config_text("gpt-oss-20b")) | {"sliding_window": None}
+    listed = json.dumps(config)
+    unlisted = json.dumps({name: item for name, item in config.items() if name != "layer_types"})
+
+    with pytest.raises(InvalidError, match="'sliding_window'"):
+        layers(listed)
+
+    assert {layer.kind for layer in layers(unlisted)} == {"full_attention"}
 
 
 @pytest.mark.parametrize(

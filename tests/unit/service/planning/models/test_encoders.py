@@ -1,5 +1,7 @@
 """Laws of encoders: a decoder keeps the encoder's output beside its own tokens, an encoder alone keeps nothing."""
 
+from typing import Any
+
 import pytest
 
 from kvlease.errors import InvalidError
@@ -34,11 +36,30 @@ def test_t5_decoder_is_as_deep_as_its_encoder_unless_said() -> None:
     assert len(layers(text)) == 2 * 3
 
 
-def test_encoder_decoder_of_another_name_is_read_by_its_words() -> None:
-    """What says decoder_layers is read as BART is."""
-    text = config_text("bart-large", model_type="unheard_of")
+def test_encoder_decoder_of_another_name_is_refused() -> None:
+    """What says decoder_layers need not be laid out as BART is."""
+    with pytest.raises(InvalidError, match="unheard_of") as refusal:
+        layers(config_text("bart-large", model_type="unheard_of"))
 
-    assert layers(text, "bfloat16") == layers(config_text("bart-large"), "bfloat16")
+    assert refusal.value.rule == "unknown_architecture"
+
+
+@pytest.mark.parametrize(
+    ("fixture", "changes", "encoder_tokens"),
+    [
+        pytest.param("whisper-large-v3", {}, 1500, id="whisper"),
+        pytest.param("whisper-large-v3", {"max_source_positions": None}, 1500, id="any whisper"),
+        pytest.param("bart-large", {}, 1024, id="bart"),
+        pytest.param("flan-t5-xl", {}, 512, id="t5"),
+        pytest.param("flan-t5-xl", {"n_positions": None}, None, id="t5 without a limit"),
+        pytest.param("llama3-8b", {}, None, id="no encoder"),
+    ],
+)
+def test_longest_encoder_input_is_the_configs(
+    fixture: str, changes: dict[str, Any], encoder_tokens: int | None
+) -> None:
+    """Positions of the encoder limit its input; relative ones do so only where the config says it."""
+    assert model_facts(config_text(fixture, **changes)).encoder_tokens_max == encoder_tokens
 
 
 def test_encoder_keeps_nothing() -> None:

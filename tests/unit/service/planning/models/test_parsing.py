@@ -102,6 +102,64 @@ def test_defaults_of_inner_models_are_not_those_of_whole_ones() -> None:
         layers(json.dumps(inner))
 
 
+@pytest.mark.parametrize(
+    ("outer", "inner", "field"),
+    [
+        pytest.param(
+            {"model_type": "gemma3"},
+            {"model_type": "gemma3_text", "hidden_size": 2560},
+            "text_config.num_hidden_layers",
+            id="depth",
+        ),
+        pytest.param(
+            {"model_type": "llava"},
+            {"hidden_size": 5120, "num_attention_heads": 40},
+            "text_config.num_hidden_layers",
+            id="depth of another size",
+        ),
+    ],
+)
+def test_shape_is_not_left_to_a_class_that_is_of_another_one(
+    outer: dict[str, object], inner: dict[str, object], field: str
+) -> None:
+    """Depth, heads and widths come from the config, and the refusal has the whole path."""
+    with pytest.raises(InvalidError, match=f"lacks the field '{field}'") as refusal:
+        layers(json.dumps(outer | {"text_config": inner, "dtype": "bfloat16"}))
+
+    assert (refusal.value.rule, refusal.value.resource) == ("missing_field", field)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field"),
+    [
+        pytest.param("gemma3", "text_config", id="gemma 3"),
+        pytest.param("deepseek_vl_v2", "language_config", id="deepseek vl"),
+    ],
+)
+def test_model_inside_that_is_missing_is_named(model_type: str, field: str) -> None:
+    """A model that always holds another one and does not is refused with where that should be."""
+    with pytest.raises(InvalidError, match=f"lacks the field '{field}'"):
+        layers(json.dumps({"model_type": model_type, "dtype": "bfloat16"}))
+
+
+def test_class_of_the_text_model_alone_is_known() -> None:
+    """Gemma3ForCausalLM is the text model of Gemma 3."""
+    named = config_text("gemma3-1b")
+
+    assert layers(config_text("gemma3-1b", model_type=None)) == layers(named)
+
+
+def test_byte_order_mark_is_no_part_of_a_config() -> None:
+    """What some editors put before the text is passed over."""
+    assert layers("\ufeff" + json.dumps(LLAMA)) == layers(json.dumps(LLAMA))
+
+
+def test_wrong_type_is_refused_with_the_value() -> None:
+    """The refusal has the field, what is there, and what should be."""
+    with pytest.raises(InvalidError, match='is "32", but it must be an integer from 1 to 4096'):
+        layers(changed(LLAMA, num_hidden_layers="32"))
+
+
 def test_switches_count_as_no_number() -> None:
     """A field that is false is as good as left out, a field that is true no number."""
     assert Config(fields={"sliding_window": False}).optional_count("sliding_window") is None

@@ -168,6 +168,12 @@ def test_nemotron_pattern_and_list_say_the_same() -> None:
     assert layers(listed) == layers(config_text("nemotron-h-8b"))
 
 
+def test_kimi_without_its_linear_attention_is_told_where_that_belongs() -> None:
+    """The refusal names the field that published configs have."""
+    with pytest.raises(InvalidError, match="lacks the field 'linear_attn_config'"):
+        layers(config_text("kimi-linear-48b", linear_attn_config=None))
+
+
 def test_granite_without_mamba_needs_no_shape_of_it() -> None:
     """A Granite hybrid whose layers are all attention is plain."""
     text = config_text("granite-4.0-h-small", layer_types=["attention"] * 40, mamba_n_heads=None)

@@ -8,32 +8,40 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from kvleased.planning.models.defaults import DEFAULTS, NESTED_DEFAULTS
+from kvleased.planning.models.defaults import (
+    DEFAULTS,
+    KV_HEADS_OF_CLASS,
+    NESTED_DEFAULTS,
+)
+from kvleased.planning.models.known_types import PLAIN_TYPES, TYPES_OF_FAMILY
 from kvleased.planning.models.registry import FAMILY_OF_TYPE
 from tests.unit.service.planning.models.configs import layers
 
 _NOT_IN_TRANSFORMERS = {
-    "RefinedWeb",
-    "RefinedWebModel",
-    "chatglm",
-    "kimi_k2",
-    "minimax_m1",
-    "minimax_text_01",
+    *("RefinedWeb", "RefinedWebModel", "aquila", "arctic", "baichuan", "bailing_moe", "chatglm"),
+    *("deepseek", "exaone", "internlm", "internlm2", "kimi_k2", "mimo", "minicpm", "minimax_m1"),
+    *("minimax_text_01", "orion", "phi3_v", "phi4mm", "solar", "xverse"),
 }
+_SHAPES_THAT_DO_NOT_DIVIDE = {"glm4_moe", "glm4v_moe_text", "lfm2_moe", "qwen3_omni_moe_text"}
+"""Classes whose own defaults are no model: their published configs say the head size."""
 _KEEPS_NOTHING = {
     model_type for model_type, family in FAMILY_OF_TYPE.items() if family.__name__ == "encoder"
 }
-_USUAL_WORDS = (
-    *("cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_neox"),
-    *("gpt_oss", "llama", "mistral", "mixtral", "ministral", "olmo2", "olmo3", "opt", "phi"),
-    *("phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2"),
-)
+_WHOLE_MODELS = {"gemma3", "llava", "qwen2_audio", "voxtral"}
 _TURNED_INTO_LAYERS = {"full_attention_interval", "global_head_dim"}
 """Fields that a class takes and does not keep; its layers show them."""
 _HAS_LAYERS_BY_RULE = (
     *("cohere2", "exaone4", "gemma2", "gemma3_text", "gemma3n_text", "gpt_oss", "llama4_text"),
     *("olmo3", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
+
+
+def test_every_rule_that_has_architectures_is_one() -> None:
+    """Each name of a rule is that of a function, and no architecture has two of them."""
+    names = [model_type for types in TYPES_OF_FAMILY.values() for model_type in types]
+
+    assert {family.__name__ for family in FAMILY_OF_TYPE.values()} == set(TYPES_OF_FAMILY)
+    assert len(names) == len(set(names)) == len(FAMILY_OF_TYPE)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +61,12 @@ def text_config(model_type: str) -> Any:
 
 @pytest.mark.parametrize(
     "model_type",
-    sorted({*FAMILY_OF_TYPE, *_USUAL_WORDS} - _NOT_IN_TRANSFORMERS - _KEEPS_NOTHING - {"lfm2_moe"}),
+    sorted(
+        {*FAMILY_OF_TYPE, *_WHOLE_MODELS}
+        - _NOT_IN_TRANSFORMERS
+        - _KEEPS_NOTHING
+        - _SHAPES_THAT_DO_NOT_DIVIDE
+    ),
 )
 def test_configs_of_transformers_are_planned(model_type: str) -> None:
     """A class's own defaults, written as Transformers writes them, give layers of sound specs."""
@@ -99,3 +112,16 @@ def test_lengths_of_gemma4_heads_are_the_class() -> None:
 def test_defaults_are_those_of_the_classes(model_type: str, name: str, value: object) -> None:
     """What a config may leave out is what its class has in that place."""
     assert getattr(text_config(model_type), name) == value
+
+
+@pytest.mark.parametrize("model_type", sorted({*PLAIN_TYPES} - _NOT_IN_TRANSFORMERS))
+def test_heads_that_a_config_leaves_out_are_those_of_q_where_its_class_says_so(
+    model_type: str,
+) -> None:
+    """Only where the class has as many K and V heads as heads of Q may a config leave out how many."""
+    config = text_config(model_type)
+
+    number = getattr(config, "num_key_value_heads", None)
+
+    if number not in (None, config.num_attention_heads):
+        assert model_type in KV_HEADS_OF_CLASS
