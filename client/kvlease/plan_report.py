@@ -45,6 +45,8 @@ class PlanReport:
     """Every number of a plan as an equation, in an order in which each follows from earlier ones."""
 
     equations: tuple[Equation, ...]
+    notes: tuple[str, ...] = ()
+    """What people may not expect of the plan, a sentence each."""
 
     def to_proto(self) -> pb.PlanReport:
         """Return the message that says the same."""
@@ -72,6 +74,10 @@ class PlanOutcome:
     capacity_tokens: int = 0
     num_slots: int = 0
     """Slots of the host pool."""
+    bytes_per_slot: int = 0
+    """Bytes from one slot of a lower tier to the next."""
+    num_disk_slots: int = 0
+    num_remote_slots: int = 0
     refusal: str = ""
     """Why there is no such plan; empty where there is one."""
 

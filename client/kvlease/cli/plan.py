@@ -3,126 +3,70 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 
 from kvlease.cli import plan_inputs, plan_tables
+from kvlease.cli import plan_options as options
 from kvlease.cli.planner import Planner, find_planner
 from kvlease.cli.records import plain
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
 from kvlease.plan_report import WhatIf
-from kvlease.units import parse_bytes
+from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
 
-_BYTES: Final = "Bytes, for example 8GiB, 500MB or 4096."
-_INPUTS: Final = "What to plan for"
-_MEMORY: Final = "Memory"
-_ENGINE: Final = "How the engine runs"
-_OUTPUT: Final = "What to print"
+_FINEST: Final = "none"
+"""What is written where all groups say how finely prefixes can be found."""
 
 
 def plan_command(
     *,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="A config.json, the directory that has one, or a model in the local Hugging Face cache.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = "",
-    specs: Annotated[
-        str, typer.Option(help="A JSON list of layers, instead.", rich_help_panel=_INPUTS)
-    ] = "",
-    kv_dtype: Annotated[
-        str,
-        typer.Option(
-            help="How K and V are kept, such as fp8; empty: the model's own.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = "",
-    layout: Annotated[
-        str,
-        typer.Option(
-            help="Order of the axes in memory, such as LBHNC; empty: BLHNC.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = "",
-    tokens_per_block: Annotated[
-        int, typer.Option(help="Tokens that one block covers.", rich_help_panel=_INPUTS)
-    ] = 16,
-    model_digest: Annotated[
-        str, typer.Option(help="Digest or revision of the weights.", rich_help_panel=_INPUTS)
-    ] = "",
-    device_memory: Annotated[
-        str,
-        typer.Option(help=f"Device memory of each rank. {_BYTES}", rich_help_panel=_MEMORY),
-    ] = "",
-    device_blocks: Annotated[
-        int, typer.Option(help="Device blocks, instead of memory.", rich_help_panel=_MEMORY)
-    ] = 0,
-    null_blocks: Annotated[
-        int, typer.Option(help="Blocks that are never granted.", rich_help_panel=_MEMORY)
-    ] = 0,
-    host_memory: Annotated[
-        str, typer.Option(help="Host memory of all ranks together.", rich_help_panel=_MEMORY)
-    ] = "",
-    disk: Annotated[str, typer.Option(help="Bytes of disk.", rich_help_panel=_MEMORY)] = "",
-    remote: Annotated[
-        str, typer.Option(help="Bytes of a remote store.", rich_help_panel=_MEMORY)
-    ] = "",
-    longest_request: Annotated[
-        str,
-        typer.Option(
-            help="Tokens of the longest request; auto: as many as the model takes and the memory holds.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = plan_inputs.AUTO,
-    tokens_per_step: Annotated[
-        int,
-        typer.Option(
-            help="Tokens that one scheduler step computes at most.", rich_help_panel=_ENGINE
-        ),
-    ] = 2048,
-    state_mode: Annotated[
-        str,
-        typer.Option(
-            help="Which recurrent states are kept: none but the current one, align, or all.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = "none",
-    tensor_ranks: Annotated[
-        int, typer.Option(help="Ranks that share heads.", rich_help_panel=_ENGINE)
-    ] = 1,
-    pipeline_ranks: Annotated[
-        int, typer.Option(help="Ranks that share layers.", rich_help_panel=_ENGINE)
-    ] = 1,
-    context_ranks: Annotated[
-        int, typer.Option(help="Ranks that share tokens.", rich_help_panel=_ENGINE)
-    ] = 1,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A change to compare with, such as tokens_per_block=8; may be repeated; all: the usual ones.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="A .png or .svg to draw concurrency against request length into.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_OUTPUT)
-    ] = False,
+    model: options.Model = "",
+    specs: options.Specs = "",
+    kv_dtype: options.KvDtype = "",
+    layout: options.Layout = "",
+    tokens_per_block: options.TokensPerBlock = 16,
+    model_digest: options.ModelDigest = "",
+    device_memory: options.DeviceMemory = "",
+    device_blocks: options.DeviceBlocks = 0,
+    null_blocks: options.NullBlocks = 0,
+    host_memory: options.HostMemory = "",
+    disk: options.Disk = "",
+    remote: options.Remote = "",
+    blocks_per_slot: options.BlocksPerSlot = 1,
+    longest_request: options.LongestRequest = plan_inputs.AUTO,
+    fit: options.Fit = False,
+    tokens_per_step: options.TokensPerStep = 2048,
+    steps_in_flight: options.StepsInFlight = 1,
+    lookahead_tokens: options.LookaheadTokens = 0,
+    encoder_tokens: options.EncoderTokens = 0,
+    state_mode: options.StateMode = "none",
+    prefix_caching: options.PrefixCaching = True,
+    match_tokens: options.MatchTokens = _FINEST,
+    one_group: options.OneGroup = False,
+    tensor_ranks: options.TensorRanks = 1,
+    pipeline_ranks: options.PipelineRanks = 1,
+    context_ranks: options.ContextRanks = 1,
+    what_if: options.Changes = None,
+    plot: options.Plot = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show the blocks, bytes and requests of a model's cache, with the equations that give them."""
     try:
         planner = find_planner()
         source = plan_inputs.read_source(model, specs)
+        engine = EngineInputs(
+            tokens_per_step=tokens_per_step,
+            steps_in_flight=steps_in_flight,
+            lookahead_tokens=lookahead_tokens,
+            encoder_tokens_max=encoder_tokens,
+            state_mode=state_mode,
+            prefix_caching=prefix_caching,
+            match_tokens=_match_tokens(match_tokens),
+            one_group=one_group,
+        )
         inputs = PlanInputs(
             layers=source.layers,
             model_config=source.model_config,
@@ -136,8 +80,10 @@ def plan_command(
             host_bytes=_bytes(host_memory),
             disk_bytes=_bytes(disk),
             remote_bytes=_bytes(remote),
+            blocks_per_slot=blocks_per_slot,
             longest_request_tokens=plan_inputs.longest_request(longest_request),
-            engine=EngineInputs(tokens_per_step=tokens_per_step, state_mode=state_mode),
+            fit_longest_request=fit,
+            engine=engine,
             parallel=ParallelInputs(
                 tensor_ranks=tensor_ranks,
                 pipeline_ranks=pipeline_ranks,
@@ -164,7 +110,9 @@ def _answer(
     report = planner.report(inputs, plan)
     what_ifs = planner.what_ifs(inputs, changes)
     if as_json:
-        answer = {"plan": plain(plan), "report": plain(report), "what_ifs": plain(what_ifs)}
+        derived = {"usable_blocks": plan.usable_blocks, "concurrency": plan.concurrency}
+        said = plain(plan) | derived
+        answer = {"plan": said, "report": plain(report), "what_ifs": plain(what_ifs)}
         typer.echo(json.dumps(answer, indent=2))
     else:
         console = Console()
@@ -178,7 +126,7 @@ def _draw(planner: Planner, inputs: PlanInputs, what_ifs: tuple[WhatIf, ...], pa
     try:
         drawing: Any = importlib.import_module("kvlease.cli.plan_plot")
     except ImportError as error:
-        message = "--plot needs matplotlib; install it with: pip install 'kvlease[plot]'"
+        message = '--plot needs matplotlib; in a clone, install it with: pip install ".[plot]"'
         raise InvalidError(message, resource="plot") from error
     possible = [change.change for change in what_ifs if not change.after.refusal]
     drawing.draw(planner, inputs, possible, path)
@@ -188,6 +136,15 @@ def _require_memory(inputs: PlanInputs) -> None:
     if not inputs.device_bytes and not inputs.device_blocks:
         message = "give --device-memory, such as 80GiB, or --device-blocks"
         raise InvalidError(message, resource="device_bytes")
+
+
+def _match_tokens(written: str) -> int | None:
+    if written == _FINEST:
+        return None
+    if not (written.isascii() and written.isdecimal()):
+        message = f"--match-tokens is {written[:40]!r}; write a number of tokens, or {_FINEST}"
+        raise InvalidError(message, resource="match_tokens")
+    return checked_count("match_tokens", int(written), least=1, most=TOKENS_MAX)
 
 
 def _bytes(written: str) -> int:

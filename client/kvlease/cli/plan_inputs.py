@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvlease._checks import shown
 from kvlease.errors import InvalidError
 from kvlease.spec import LayerSpec, spec_from_fields
 from kvlease.units import TOKENS_MAX, checked_count
@@ -92,12 +93,23 @@ def _layers(text: str, path: str) -> tuple[LayerSpec, ...]:
     except (ValueError, RecursionError) as error:
         message = f"{path} is not JSON: {error}"
         raise InvalidError(message, resource="specs") from error
-    if not isinstance(found, list) or not all(isinstance(layer, dict) for layer in found):
-        message = f"{path} must be a JSON list of layers, such as {_EXAMPLE}"
-        raise InvalidError(message, resource="specs")
-    return tuple(spec_from_fields(layer) for layer in found)
+    if not isinstance(found, list):
+        message = f"{path} must be a JSON list of layers, such as {_EXAMPLE}; {_SEE}"
+        raise InvalidError(message, resource="specs", rule="specs_not_a_list")
+    if not found:
+        message = f"{path}: the file names no layer; it lists them, such as {_EXAMPLE}; {_SEE}"
+        raise InvalidError(message, resource="specs", rule="specs_without_layers")
+    for index, layer in enumerate(found):
+        if not isinstance(layer, dict):
+            message = (
+                f"layers[{index}] of {path} is {shown(layer)}; a layer is a JSON object, such as "
+                f"those of {_EXAMPLE}; {_SEE}"
+            )
+            raise InvalidError(message, resource=f"layers[{index}]", rule="specs_not_a_list")
+    return tuple(spec_from_fields(layer, f"layers[{index}]") for index, layer in enumerate(found))
 
 
+_SEE: Final = "docs/specs.md says which fields a layer has"
 _EXAMPLE: Final = (
     '[{"kind": "full_attention", "name": "0", "num_kv_heads": 8, "head_size": 128, '
     '"dtype": "bfloat16"}]'

@@ -6,11 +6,13 @@ from typing import Final
 
 from kvlease.plan import CachePlan, GroupPlan
 from kvlease.plan_report import Equation
-from kvlease.spec import AttentionSpec
+from kvlease.spec import AttentionSpec, FullAttention
 from kvlease.units import show_bytes
 
 _ALIKE: Final = 0.005
 """A change by less than this is none to people."""
+_SHOWN: Final = 0.001
+"""A share by less than this has no digit to show."""
 
 
 def summary(plan: CachePlan) -> Iterator[tuple[str, str]]:
@@ -19,15 +21,17 @@ def summary(plan: CachePlan) -> Iterator[tuple[str, str]]:
     where = "" if len(plan.ranks) == 1 else f" on each of {len(plan.ranks)} ranks"
     blocks = sorted({rank.bytes_per_block for rank in plan.ranks})
     block = " to ".join(show_bytes(size) for size in dict.fromkeys((blocks[0], blocks[-1])))
-    yield "model", f"{len(layers):,} layers in {_plural(len(plan.groups), 'group')}"
+    yield "model", f"{plural(len(layers), 'layer')} in {plural(len(plan.groups), 'group')}"
     never = f", {plan.null_blocks:,} of them never granted" if plan.null_blocks else ""
-    yield "device", f"{plan.num_blocks:,} blocks of {block}{where}{never}"
+    yield "device", f"{plural(plan.num_blocks, 'block')} of {block}{where}{never}"
     request_bytes = max(rank.bytes_per_longest_request for rank in plan.ranks)
-    need = f"{plan.longest_request_tokens:,} tokens take {plan.blocks_per_longest_request:,} blocks"
+    verb = "takes" if plan.longest_request_tokens == 1 else "take"
+    tokens = plural(plan.longest_request_tokens, "token")
+    need = f"{tokens} {verb} {plural(plan.blocks_per_longest_request, 'block')}"
     yield "longest request", f"{need} ({show_bytes(request_bytes)}{where})"
     yield (
         "at once",
-        f"{plan.concurrency:,.2f} longest requests, {plan.capacity_tokens:,} tokens in all",
+        f"{plan.concurrency:,.2f} longest requests, {plural(plan.capacity_tokens, 'token')} in all",
     )
     for tier, num_slots in (
         ("host", plan.num_slots),
@@ -35,9 +39,9 @@ def summary(plan: CachePlan) -> Iterator[tuple[str, str]]:
         ("remote", plan.num_remote_slots),
     ):
         if num_slots:
-            holds = f"{num_slots:,} slots of {_plural(plan.blocks_per_slot, 'block')}"
+            holds = f"{plural(num_slots, 'slot')} of {plural(plan.blocks_per_slot, 'block')}"
             yield tier, f"{holds}, {show_bytes(plan.bytes_per_slot)} each"
-    key = f"a key names {plan.hash_block_tokens:,} tokens"
+    key = f"a key names {plural(plan.hash_block_tokens, 'token')}"
     yield "prefixes", f"{key}; what is found ends at a multiple of {plan.hit_alignment_tokens:,}"
     yield "layout", f"{plan.layout}, fingerprint {plan.layout_fingerprint[:12]}"
 
@@ -48,7 +52,9 @@ def keeps(group: GroupPlan) -> str:
     said = spec.kind.replace("_", " ").replace("mla", "MLA")
     window = getattr(spec, "window_tokens", None) or getattr(spec, "chunk_tokens", None)
     if window:
-        said += f" of {window:,}"
+        # Where windows share a table with layers that keep all, nothing of them is given back.
+        is_whole = isinstance(spec, FullAttention)
+        said += f", windows of {window:,} kept whole" if is_whole else f" of {window:,}"
     if isinstance(spec, AttentionSpec) and spec.tokens_per_state > 1:
         said += f", {spec.tokens_per_state} tokens a state"
     if not group.has_equal_layers:
@@ -110,9 +116,28 @@ def numbers(indexes: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def plural(count: int, what: str) -> str:
+    """Return a number of things: 1 block, 2 blocks, 2 entries."""
+    if count == 1:
+        return f"{count:,} {what}"
+    return f"{count:,} {what[:-1]}ies" if what.endswith("ry") else f"{count:,} {what}s"
+
+
+def budget_bytes(plan: CachePlan, tier: str) -> int:
+    """Return the bytes that a tier was given: those of its blocks or slots, and those that hold none."""
+    whole = plan.host_bytes if tier == "host" else plan.device_bytes
+    beside = ("unfilled_budget", "rank_minimum")
+    return whole + sum(
+        found.num_bytes for found in plan.waste if found.tier == tier and found.cause in beside
+    )
+
+
+def share(part: int, whole: int) -> str:
+    """Return a part of a whole in percent; some of it is never said to be nothing."""
+    if not part or not whole:
+        return "0 %"
+    return f"{part / whole:.1%}".replace("%", " %") if part / whole >= _SHOWN else "< 0.1 %"
+
+
 def _of(what: str, indexes: Sequence[int]) -> str:
     return f"{what}{'s' if len(indexes) > 1 else ''} {numbers(indexes)}"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

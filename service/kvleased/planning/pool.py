@@ -87,7 +87,7 @@ def place(
                 start += run.padded_bytes * num_blocks
     if layout.is_block_outermost and block:
         pieces = {(0, block, block)}
-    return tuple(layers), tuple(tensors), _joined(pieces)
+    return tuple(layers), tuple(tensors), _in_slot(pieces)
 
 
 def _check_heads(groups: Sequence[Group], layout: Layout) -> None:
@@ -255,17 +255,11 @@ def _pieces(
             yield offset, layer.block_stride_bytes, layer.block_stride_bytes
 
 
-def _joined(pieces: Iterable[tuple[int, int, int]]) -> tuple[Extent, ...]:
-    """Return the pieces in order of offset, neighbours as one, each after the other in the slot."""
-    joined: list[list[int]] = []
-    for offset, stride, num_bytes in sorted(pieces):
-        if joined and joined[-1][0] + joined[-1][2] == offset and joined[-1][1] == stride:
-            joined[-1][2] += num_bytes
-        else:
-            joined.append([offset, stride, num_bytes])
+def _in_slot(pieces: Iterable[tuple[int, int, int]]) -> tuple[Extent, ...]:
+    """Return the pieces in order of offset, each after the other in the slot."""
     extents: list[Extent] = []
     slot_offset = 0
-    for offset, stride, num_bytes in joined:
+    for offset, stride, num_bytes in sorted(pieces):
         extents.append(
             Extent(
                 offset_bytes=offset,

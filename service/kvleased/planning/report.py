@@ -13,6 +13,7 @@ from kvlease.plan import CachePlan, GroupPlan, PlanInputs, RankPlan
 from kvlease.plan_report import Equation, PlanReport
 from kvlease.spec import LayerSpec, StateSpace
 from kvleased.planning.model_inputs import with_model_facts
+from kvleased.planning.notes import notes
 from kvleased.planning.page_terms import page_term, state_term, states_term, token_term
 from kvleased.planning.pool_terms import (
     block_term,
@@ -83,7 +84,7 @@ def report(inputs: PlanInputs, plan: CachePlan) -> PlanReport:
         *_slots(plan, inputs),
         *_units(plan, inputs),
     )
-    return PlanReport(equations=tuple(_said_once(equations)))
+    return PlanReport(equations=tuple(_said_once(equations)), notes=notes(inputs, plan))
 
 
 def _said_once(equations: Iterable[Equation]) -> Iterator[Equation]:

@@ -94,6 +94,9 @@ def _outcome(inputs: PlanInputs) -> PlanOutcome:
         largest_request_tokens=largest,
         capacity_tokens=made.capacity_tokens,
         num_slots=made.num_slots,
+        bytes_per_slot=made.bytes_per_slot,
+        num_disk_slots=made.num_disk_slots,
+        num_remote_slots=made.num_remote_slots,
     )
 
 

@@ -99,11 +99,11 @@ def test_block_has_a_piece_for_every_head_where_heads_are_outside_of_blocks() ->
     ]
 
 
-def test_neighbouring_pieces_are_one() -> None:
-    """In a pool of one block, layers follow each other without a gap."""
+def test_pieces_are_never_longer_than_their_stride() -> None:
+    """In a pool of one block layers follow each other without a gap, and are pieces of their own all the same."""
     _, _, extents = placed(group(FULL, "a", "b"), layout="LBHNC", num_blocks=1)
 
-    assert [(e.offset_bytes, e.num_bytes) for e in extents] == [(0, 512)]
+    assert [(e.offset_bytes, e.num_bytes) for e in extents] == [(0, 256), (256, 256)]
 
 
 def test_empty_rank_has_blocks_of_nothing() -> None:

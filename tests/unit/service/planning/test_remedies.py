@@ -1,5 +1,6 @@
 """Laws of remedies: what a refusal names works, is the nearest that does, and is three settings at most."""
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,8 @@ from tests.unit.service.planning.test_what_if import CONFIG
 
 _VECTORS = Path(__file__).parents[3] / "golden" / "vectors" / "planning.json"
 _GOLDEN = json.loads(_VECTORS.read_text())["vectors"]
+searching = importlib.import_module("kvleased.planning.remedies")
+"""The module, which the package hides behind its function."""
 OPEN = replace(full("full"), tokens_per_block=None)
 
 RING = RingState(name="ring", tokens_per_block=8, num_kv_heads=1, head_size=64, dtype="float16")
@@ -202,16 +205,143 @@ def test_mistakes_of_writing_have_no_remedy(spoil: Callable[[PlanInputs], PlanIn
     assert error.remedies == () or all(is_planned(inputs, one) for one in error.remedies)
 
 
-def test_two_lacks_have_no_single_remedy() -> None:
-    """Where device and host memory are both too small, no one setting is enough, and none is named."""
-    of_slot = inputs_of(device_bytes=10000, host_bytes=1)
-    of_keys = inputs_of(layers=(RING,), device_bytes=1, host_bytes=2**20)
+def test_two_lacks_have_pairs_of_settings() -> None:
+    """Where device and host memory are both too small, pairs are named, each with its own plan."""
+    inputs = inputs_of(device_bytes=10000, host_bytes=1, longest_request_tokens=1)
+    error = refusal_of(inputs)
 
-    assert refusal_of(of_slot).remedies == ()
-    assert refusal_of(replace(of_slot, longest_request_tokens=1)).remedies == ()
-    assert refusal_of(of_keys).remedies == ()
+    assert "device_bytes=16384 host_bytes=16384" in error.remedies
+    assert "device_bytes=16384 (16.00 KiB) and host_bytes=16384 (16.00 KiB)" in error.message
+    assert all(is_planned(inputs, pair) and len(pair.split()) == 2 for pair in error.remedies)
+
+
+def test_three_lacks_have_no_remedy() -> None:
+    """Three settings at once are nobody's nearest."""
+    assert refusal_of(inputs_of(device_bytes=1, host_bytes=1, disk_bytes=1)).remedies == ()
+
+
+def test_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is wrong, no more plans are tried than there may be; fewer of many ranks."""
+    inputs = inputs_of(device_bytes=1, host_bytes=1, disk_bytes=1)
+    tried: list[PlanInputs] = []
+    monkeypatch.setattr(searching, "plan", lambda asked: tried.append(asked) or plan(asked))
+    refusal_of(inputs)
+    num_of_few = len(tried)
+    tried.clear()
+    refusal_of(replace(inputs, parallel=ParallelInputs(tensor_ranks=1024)))
+
+    # The first one is the plan as asked for.
+    assert 1 < num_of_few <= searching.PLANS_MAX + 1
+    assert len(tried) <= 13
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        pytest.param(0, ("device_blocks=64", "device_bytes=16384000"), id="as many as fit"),
+        pytest.param(512, ("device_blocks=64", "device_bytes=16384000"), id="a short request"),
+        pytest.param(2000, ("device_bytes=16384000",), id="a longer one"),
+    ],
+)
+def test_blocks_beyond_memory_name_those_that_it_holds(
+    longest: int, expected: tuple[str, ...]
+) -> None:
+    """Blocks that memory does not hold: as many as it does, or the memory that they take; nothing less."""
+    error = refusal_of(inputs_of(device_blocks=1000, longest_request_tokens=longest))
+    named = tuple(one for one in error.remedies if one.startswith("device_"))
+
+    assert error.rule == "device_blocks_do_not_fit"
+    assert sorted(named) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            {"ranks": (RankInputs(device_bytes=2**20),), "device_bytes": 0},
+            ("device_blocks=64", "tokens_per_block=1", "device_bytes=16384000"),
+            id="a rank's own memory",
+        ),
+        pytest.param({"device_bytes": 1}, ("device_bytes=16384000",), id="no block"),
+        pytest.param(
+            {"device_blocks": 2**31 - 1, "layers": tuple(times(OPEN, 1024))},
+            (),
+            id="no such memory",
+        ),
+    ],
+)
+def test_blocks_beyond_any_memory(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
+    """Blocks are not named where memory holds none, nor memory that there cannot be."""
+    error = refusal_of(inputs_of(**{"device_blocks": 1000, "longest_request_tokens": 0, **changes}))
+
+    assert error.rule == "device_blocks_do_not_fit"
+    assert error.remedies == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        pytest.param({"device_bytes": 1}, "device_bytes=12288 layout=LBHNC", id="memory"),
+        pytest.param(
+            {"device_bytes": 0, "device_blocks": 1, "null_blocks": 1},
+            "device_bytes=24576 layout=LBHNC",
+            id="a null block",
+        ),
+    ],
+)
+def test_memory_and_layout_are_both_named(device: dict[str, int], expected: str) -> None:
+    """Where no memory is enough for a layout, it is named with one that is."""
+    layers = (full("a"), full("b", head_size=32))
+    error = refusal_of(inputs_of(layers=layers, layout="LHBNC", longest_request_tokens=1, **device))
+
+    assert error.remedies == (expected,)
+
+
+def of_model(**changes: Any) -> dict[str, Any]:
+    """Return the changes that plan for a model with some fields of its own."""
+    fields = json.loads(CONFIG) | changes.pop("fields", {})
+    return {"layers": (), "model_config": json.dumps(fields), "device_bytes": 2**30, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            of_model(parallel=ParallelInputs(tensor_ranks=3)),
+            ("tensor_ranks=4", "tensor_ranks=2", "tensor_ranks=1"),
+            id="ranks",
+        ),
+        pytest.param(
+            of_model(parallel=ParallelInputs(pipeline_ranks=3)), ("pipeline_ranks=2",), id="stages"
+        ),
+        pytest.param(
+            of_model(kv_dtype="fp8_ds_mla"),
+            ("kv_dtype=fp8", "kv_dtype=int8", "kv_dtype=bfloat16"),
+            id="another model's type",
+        ),
+        pytest.param(
+            of_model(fields={"torch_dtype": None}),
+            ("kv_dtype=bfloat16", "kv_dtype=float16", "kv_dtype=float32"),
+            id="no type",
+        ),
+    ],
+)
+def test_values_that_work_are_named(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
+    """Where one value of a setting does not suit the model, those that do are named, the nearest first."""
+    assert refusal_of(inputs_of(**changes)).remedies == expected
 
 
 def test_refusal_without_a_rule_has_no_remedy() -> None:
     """Only rules can be kept; a number out of range is not searched for."""
     assert remedies(inputs_of(), InvalidError("no", resource="device_bytes")) == ()
+
+
+def test_states_that_do_not_divide_the_plans_blocks_are_refused_with_blocks_that_do() -> None:
+    """A compressed layer without a block of its own takes the plan's, which its states must fill."""
+    layer = latent(tokens_per_block=None, tokens_per_state=3)
+
+    with pytest.raises(InvalidError) as refusal:
+        plan_or_explain(PlanInputs(layers=(layer,), tokens_per_block=16, device_bytes=2**24))
+
+    assert refusal.value.rule == "tokens_per_state_does_not_divide"
+    assert "have 15 and 18 tokens" in refusal.value.message

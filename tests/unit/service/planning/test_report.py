@@ -292,11 +292,23 @@ def test_keys_as_asked_for_are_explained_so() -> None:
 
 
 def test_request_that_takes_nothing_is_explained() -> None:
-    """Cross attention without an encoder's input takes no block; all requests then fit at once."""
+    """A plan of which a request takes no block, as of an encoder without input, has room for all of them at once."""
     cross = CrossAttention(name="cross", tokens_per_block=16, **_ATTENTION)
-    equation = one("concurrency", layers=(cross,))
+    given = PlanInputs(
+        layers=(cross,), tokens_per_block=16, device_bytes=2**20, longest_request_tokens=100
+    )
+    made = plan(replace(given, engine=EngineInputs(encoder_tokens_max=16)))
+    idle = replace(
+        made,
+        groups=tuple(replace(group, blocks_per_longest_request=0) for group in made.groups),
+        ranks=tuple(replace(rank, bytes_per_longest_request=0) for rank in made.ranks),
+        blocks_per_longest_request=0,
+        capacity_tokens=made.usable_blocks * 100,
+    )
 
-    assert equation.arithmetic == "1280 / max(1, 0)"
+    (equation,) = named(report(given, idle), "concurrency")
+
+    assert equation.arithmetic == f"{made.usable_blocks} / max(1, 0)"
 
 
 def test_kernel_blocks_between_other_pages_are_explained() -> None:

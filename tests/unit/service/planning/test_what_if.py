@@ -70,6 +70,9 @@ def outcome_of(inputs: PlanInputs) -> PlanOutcome:
         largest_request_tokens=largest.longest_request_tokens,
         capacity_tokens=made.capacity_tokens,
         num_slots=made.num_slots,
+        bytes_per_slot=made.bytes_per_slot,
+        num_disk_slots=made.num_disk_slots,
+        num_remote_slots=made.num_remote_slots,
     )
 
 
@@ -90,6 +93,15 @@ def test_what_if_keeps_the_request_that_was_asked_for() -> None:
 
     assert found.after.longest_request_tokens == found.before.longest_request_tokens == 200
     assert found.after.concurrency == 2 * found.before.concurrency
+
+
+def test_shortened_request_is_the_largest() -> None:
+    """A request that is shortened to what fits is the longest that could ever be admitted."""
+    inputs = inputs_of(longest_request_tokens=10**6, fit_longest_request=True)
+    found = what_if(inputs, "device_bytes=2MiB")
+
+    for outcome in (found.before, found.after):
+        assert outcome.largest_request_tokens == outcome.longest_request_tokens < 10**6
 
 
 def test_refused_change_says_why() -> None:
@@ -113,8 +125,9 @@ def test_change_of_the_model_needs_its_config(change: str) -> None:
         pytest.param("tokens_per_block", "unknown_setting", id="no value"),
         pytest.param("tokens_per_block=many", "not_a_number", id="no number"),
         pytest.param("tokens_per_block=" + "9" * 21, "not_a_number", id="too long"),
+        pytest.param("match_tokens=", "not_a_number", id="nothing"),
         pytest.param("one_group=perhaps", "not_a_truth", id="no truth"),
-        pytest.param("device_bytes=lots", None, id="no bytes"),
+        pytest.param("device_bytes=lots", "not_a_number_of_bytes", id="no bytes"),
     ],
 )
 def test_what_is_no_change_is_refused(change: str, rule: str | None) -> None:
@@ -123,6 +136,58 @@ def test_what_is_no_change_is_refused(change: str, rule: str | None) -> None:
         what_if(inputs_of(), change)
 
     assert refusal.value.rule == rule
+    if rule != "unknown_setting":
+        assert refusal.value.resource == change.partition("=")[0]
+        assert refusal.value.message.startswith(str(refusal.value.resource))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            f"{name}=-3"
+            for name in SETTINGS
+            if name.endswith(("_bytes", "_blocks", "_tokens", "_ranks"))
+        ),
+        "tokens_per_block=0",
+        "kv_dtype=foo",
+        "layout=foo",
+        "state_mode=foo",
+    ],
+)
+def test_what_the_planner_refuses_is_an_outcome(change: str) -> None:
+    """A value that can be read is compared, although there is no plan with it."""
+    assert what_if(inputs_of(layers=(), model_config=CONFIG), change).after.refusal
+
+
+def test_several_settings_change_at_once() -> None:
+    """Settings with spaces between are changed together, so that a pair of remedies is a change."""
+    both = changed(inputs_of(), "device_bytes = 2 MiB  host_bytes=1MiB")
+
+    assert (both.device_bytes, both.host_bytes) == (2**21, 2**20)
+
+
+def test_memory_and_blocks_that_are_both_given_change_alone() -> None:
+    """Where blocks must fit in memory, neither goes in the other's place."""
+    both = inputs_of(device_blocks=7)
+
+    assert changed(both, "device_blocks=9").device_bytes == both.device_bytes
+    assert changed(both, "device_bytes=2MiB").device_blocks == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("disk_bytes=1MiB", "num_disk_slots"),
+        ("remote_bytes=1MiB", "num_remote_slots"),
+        ("blocks_per_slot=4", "bytes_per_slot"),
+    ],
+)
+def test_lower_tiers_are_compared(change: str, field: str) -> None:
+    """What changes a lower tier changes a number of the outcome."""
+    found = what_if(inputs_of(), change)
+
+    assert getattr(found.after, field) > getattr(found.before, field)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

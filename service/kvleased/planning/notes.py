@@ -1,0 +1,65 @@
+"""Own what people may not expect of a plan, in a sentence each; what a plan is refused for is not here."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvlease.errors import KVLeaseError
+from kvlease.plan import CachePlan, PlanInputs
+from kvlease.spec import FullAttention
+from kvleased.planning.models import model_facts
+from kvleased.planning.planner import plan as planned
+
+
+def notes(inputs: PlanInputs, plan: CachePlan) -> tuple[str, ...]:
+    """Return what people may not expect of a plan of some inputs; settings are written name=value."""
+    return (*_of_prefixes(inputs, plan), *_of_windows(plan), *_of_positions(inputs, plan))
+
+
+def _of_prefixes(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
+    """Yield that no prefix is long enough to be found."""
+    if not plan.groups or not inputs.engine.prefix_caching or _finds_prefixes(plan):
+        return
+    said = (
+        f"no prefix is ever found, because what is found ends at a multiple of {plan.hit_alignment_tokens} tokens, "
+        f"and the longest request has {plan.longest_request_tokens}"
+    )
+    yield said + ("; state_mode=align would" if _align_would(inputs) else "")
+
+
+def _of_windows(plan: CachePlan) -> Iterator[str]:
+    """Yield that windows share a table with layers that keep every token."""
+    for index, group in enumerate(plan.groups):
+        spec = group.spec
+        window = isinstance(spec, FullAttention) and (spec.window_tokens or spec.chunk_tokens)
+        if window:
+            yield (
+                f"group {index} keeps its windows of {window} tokens whole, because layers that keep every token are "
+                "in the same table"
+            )
+
+
+def _of_positions(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
+    """Yield that the longest request is beyond the model's positions."""
+    positions = (
+        model_facts(inputs.model_config).max_position_tokens if inputs.model_config else None
+    )
+    if positions and plan.longest_request_tokens > positions:
+        yield (
+            f"the longest request has {plan.longest_request_tokens} tokens, more than the {positions} positions of "
+            "the model"
+        )
+
+
+def _finds_prefixes(plan: CachePlan) -> bool:
+    return plan.hit_alignment_tokens <= plan.longest_request_tokens
+
+
+def _align_would(inputs: PlanInputs) -> bool:
+    if inputs.engine.state_mode == "align":
+        return False
+    try:
+        return _finds_prefixes(
+            planned(replace(inputs, engine=replace(inputs.engine, state_mode="align")))
+        )
+    except KVLeaseError:
+        return False
