@@ -15,6 +15,7 @@ from typing import Final
 import calls
 import copies
 import core_alone
+import manager
 import plans
 import starts
 from measure import Figure
@@ -29,6 +30,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "copies": copies.evict_and_reload,
     "start": starts.restarts,
     "core": core_alone.core_alone,
+    "manager": manager.manager,
     "plan": plans.plans,
 }
 

@@ -44,16 +44,15 @@ def _pool(pool: Pool) -> list[str]:
     if (states[:null_blocks] != State.FREE).any() or pool.holds[:null_blocks].any():
         found.append("a null block is in use")
     ready = np.flatnonzero(states == State.READY)
-    if sorted(pool.index.values()) != ready.tolist():
+    indexed = pool.index.blocks()
+    if sorted(indexed.tolist()) != ready.tolist() or len(pool.index) != len(ready):
         found.append("the index does not name just the ready blocks")
-    found += [
-        f"block {block} is indexed under another key"
-        for key, block in pool.index.items()
-        if pool.key_of(block) != key
-    ]
+    elsewhere = indexed[pool.index.find(pool.keys_of(indexed)) != indexed]
+    found += [f"block {block} is indexed under another key" for block in elsewhere.tolist()]
     if not pool.sealed()[ready].all():
         found.append("a ready block's seal does not match")
-    if sorted(pool.order) != ready[pool.holds[ready] == 0].tolist():
+    evictable = ready[pool.holds[ready] == 0]
+    if sorted(pool.order) != evictable.tolist() or len(pool.order) != len(evictable):
         found.append("the evictable blocks are not the ready ones that nobody holds")
     held = np.flatnonzero(pool.holds)
     if np.isin(states[held], (State.FREE,)).any() or (pool.holds < 0).any():

@@ -12,9 +12,14 @@ from kvleased.core.ending import renew
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.room import match
-from kvleased.core.state import CacheState, as_ids, split_keys
+from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
 
+_WORDS_PER_KEY: Final = BYTES_PER_KEY // 8
+# Reading a member of an enumeration costs as much as a small array operation, and comparing an array with one ten.
+_READY: Final = int(State.READY)
+_COMMIT: Final = Event.COMMIT
+_ON_DEVICE: Final = (Phase.ACTIVE, Phase.QUARANTINED)
 _NO_PIN: Final = PinId(0)
 """What a caller gets who pins nothing: unpinning it is an answered no-op."""
 
@@ -23,40 +28,35 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
     """Make full blocks findable; the late word of a quarantined lease's owner counts, for nobody else wrote there."""
     del now
     lease = state.lease_of(command)
-    if lease.phase not in (Phase.ACTIVE, Phase.QUARANTINED):
+    if lease.phase not in _ON_DEVICE:
         msg = f"the lease is {lease.phase.name.lower()}, only one on the device can be committed"
         raise WrongStateError(msg)
-    keys = split_keys(command.keys)
-    blocks = _blocks_to_commit(state, lease, command, keys)
-    states = state.device.records.state[blocks]
-    is_ready = states == State.READY
-    _check_same_keys(
-        state, blocks[is_ready], [key for key, done in zip(keys, is_ready, strict=True) if done]
-    )
-    is_new = [
-        not done and key not in state.device.index and key not in state.loading
-        for key, done in zip(keys, is_ready.tolist(), strict=True)
-    ]
+    blocks = _blocks_to_commit(state, lease, command)
+    is_ready = state.device.records.state[blocks] == _READY
+    if is_ready.any():
+        _check_same_keys(state, blocks[is_ready], chosen_keys(command.keys, is_ready))
+    is_new = state.device.index.find(command.keys) < 0
+    is_new &= ~is_ready
+    if state.loading:
+        is_new &= ~state.are_loading(command.keys)
     new = blocks[is_new]
     if len(new):
-        positions = np.arange(command.first_block, command.first_block + len(keys), dtype=np.uint32)
-        state.device.records.position[new] = positions[is_new]
+        state.device.records.position[new] = command.first_block + is_new.nonzero()[0]
         state.device.records.checksum[new] = 0
-        state.device.publish(
-            new, [key for key, wanted in zip(keys, is_new, strict=True) if wanted], Event.COMMIT
-        )
+        state.device.publish(new, chosen_keys(command.keys, is_new), _COMMIT)
         state.tell("blocks_committed", lease, num_blocks=len(new))
-    num_duplicates = len(blocks) - len(new) - int(is_ready.sum())
+    num_duplicates = len(blocks) - len(new) - int(np.count_nonzero(is_ready))
     state.counters["blocks_committed"] += len(new)
     state.counters["blocks_duplicate"] += num_duplicates
     return Outcome(reply=Committed(num_committed=len(new), num_duplicates=num_duplicates))
 
 
-def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit, keys: list[bytes]) -> Ids:
+def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit) -> Ids:
     if len(command.keys) % BYTES_PER_KEY:
         msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
         raise InvalidError(msg)
-    if len(set(keys)) != len(keys):
+    num_keys = len(command.keys) // BYTES_PER_KEY
+    if not _are_distinct(command.keys):
         msg = "keys names a block twice; the keys of a chain differ"
         raise InvalidError(msg)
     blocks = state.leases.blocks_of(lease)
@@ -65,7 +65,7 @@ def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit, keys: li
     if not 0 <= command.num_tokens <= covered:
         msg = f"num_tokens is {command.num_tokens}, but the lease covers {covered}"
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=covered)
-    last = command.first_block + len(keys)
+    last = command.first_block + num_keys
     if command.first_block < 0 or not 0 <= last <= num_full:
         msg = (
             f"keys names blocks {command.first_block} to {last - 1}, but num_tokens "
@@ -75,8 +75,17 @@ def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit, keys: li
     return blocks[command.first_block : last]
 
 
-def _check_same_keys(state: CacheState, ready: Ids, keys: list[bytes]) -> None:
-    if len(ready) and state.device.records.key[ready].tobytes() != b"".join(keys):
+def _are_distinct(keys: bytes) -> bool:
+    """Tell whether no key is there twice."""
+    words = np.sort(np.frombuffer(keys, np.uint64)[::_WORDS_PER_KEY])
+    if (words[1:] != words[:-1]).all():
+        return True
+    one_by_one = split_keys(keys)
+    return len(set(one_by_one)) == len(one_by_one)
+
+
+def _check_same_keys(state: CacheState, ready: Ids, keys: bytes) -> None:
+    if state.device.keys_of(ready) != keys:
         msg = "a block is committed already, under another key; a committed block is never written again"
         raise InvalidError(msg)
 
@@ -113,8 +122,7 @@ def pin(state: CacheState, command: Pin, now: float) -> Outcome:
             msg, resource="pins", need=1, available=0, limit=state.shape.max_pins,
             retry_after_ms=state.shape.retry_after_ms,
         )  # fmt: skip
-    found = (state.device.index.get(key) for key in dict.fromkeys(split_keys(command.keys)))
-    blocks = as_ids([block for block in found if block is not None])
+    blocks = state.device.cached(command.keys)
     if not len(blocks):
         return Outcome(reply=Pinned(pin_id=_NO_PIN, num_blocks=0))
     pin_id = PinId(state.next_id())

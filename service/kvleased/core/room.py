@@ -1,16 +1,18 @@
 """Own the search for a prefix and the making of room: what a call could reuse, and where its new blocks come from."""
 
-from collections.abc import Container
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.flights import Purpose
-from kvleased.core.pool import Ids
-from kvleased.core.state import CacheState, as_ids
+from kvleased.core.leases import NOWHERE
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.state import CacheState, chosen_keys, split_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Match:
     """Copies in flight that fill some of the blocks already."""
 
 
-NOTHING: Final = Match(as_ids([]), as_ids([]), as_ids([]), set())
+NOTHING: Final = Match(NOWHERE, NOWHERE, NOWHERE, set())
 
 
 def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool) -> Match:
@@ -35,57 +37,101 @@ def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool)
 
     Without `use_host` only bytes that are on the device this instant count.
     """
-    found: list[int] = []
-    joined: dict[int, CopyId] = {}
-    on_device = state.device.index.get
-    for at in range(0, len(keys), BYTES_PER_KEY):
-        key = keys[at : at + BYTES_PER_KEY]
-        entry = on_device(key)
-        if entry is None and use_host:
-            entry = _below(state, key, joined)
-        if entry is None:
-            break
-        found.append(entry)
-    if not found:
+    use_host = use_host and (len(state.host.index) > 0 or bool(state.loading))
+    if not use_host and state.device.index.get(keys[:BYTES_PER_KEY]) < 0:
         return NOTHING
-    if len(set(found)) != len(found):
+    num_keys = _num_cached_at_most(state, keys, use_host=use_host)
+    if not num_keys:
+        return NOTHING
+    keys = keys[: num_keys * BYTES_PER_KEY]
+    entries = state.device.index.find(keys)
+    is_missing = entries < 0
+    joined: dict[int, CopyId] = {}
+    # Nearly always nothing is; bytes are searched faster than an array.
+    if b"\1" in is_missing.tobytes():
+        if use_host:
+            joined = _look_below(state, keys, entries, is_missing)
+        (holes,) = is_missing.nonzero()
+        entries = entries[: holes[0]] if len(holes) else entries
+    blocks, slots = _by_tier(entries)
+    if not (state.device.are_distinct(blocks) and state.host.are_distinct(slots)):
         msg = "keys names a block twice; the keys of a chain differ"
         raise InvalidError(msg)
-    entries = as_ids(found)
     if tenant is not None:
-        entries = _visible(state, entries, tenant)
-    kept = entries.tolist()
-    is_block = entries >= 0
+        (foreign,) = (_tenants(state, entries, blocks, slots) != tenant).nonzero()
+        if len(foreign):
+            # Only a stolen key can name another tenant's block.
+            entries = entries[: foreign[0]]
+            blocks, slots = _by_tier(entries)
     return Match(
         entries=entries,
-        blocks=entries[is_block],
-        slots=~entries[~is_block],
-        joined={joined[entry] for entry in kept if entry in joined} if joined else set(),
+        blocks=blocks,
+        slots=slots,
+        joined={joined[entry] for entry in entries.tolist() if entry in joined}
+        if joined
+        else set(),
     )
 
 
-def _below(state: CacheState, key: bytes, joined: dict[int, CopyId]) -> int | None:
-    """Return the block that a copy in flight fills for a key, or the complement of its slot."""
-    loading = state.loading.get(key)
-    if loading is not None:
-        joined[loading[0]] = loading[1]
-        return loading[0]
-    slot = state.host.index.get(key)
-    return None if slot is None else ~slot
+def _by_tier(entries: Ids) -> tuple[Ids, Ids]:
+    """Return the blocks and the slots among entries."""
+    is_block = entries >= 0
+    if b"\0" not in is_block.tobytes():
+        return entries, NOWHERE
+    return entries[is_block], ~entries[~is_block]
 
 
-def _visible(state: CacheState, entries: Ids, tenant: int) -> Ids:
-    """Return the entries before the first that is another tenant's, which only a stolen key can name."""
-    is_slot = entries < 0
-    tenants = state.device.records.tenant[np.where(is_slot, 0, entries)]
-    if is_slot.any():
-        tenants[is_slot] = state.host.records.tenant[~entries[is_slot]]
-    foreign = np.flatnonzero(tenants != tenant)
-    return entries[: foreign[0]] if len(foreign) else entries
+def _tenants(state: CacheState, entries: Ids, blocks: Ids, slots: Ids) -> NDArray[np.uint64]:
+    """Return whose bytes the entries hold."""
+    if not len(slots):
+        return state.device.records.tenant[blocks]
+    tenants = np.empty(len(entries), np.uint64)
+    tenants[entries >= 0] = state.device.records.tenant[blocks]
+    tenants[entries < 0] = state.host.records.tenant[slots]
+    return tenants
+
+
+def _num_cached_at_most(state: CacheState, keys: bytes, *, use_host: bool) -> int:
+    """Return the number of keys before one that is not cached.
+
+    Leaves leave before what they hang on, so in a chain of cached blocks that is found by halving. Where one was
+    evicted by its name, it is too many at times, but never too few.
+    """
+
+    def is_missing(at: int) -> bool:
+        key = keys[at * BYTES_PER_KEY : (at + 1) * BYTES_PER_KEY]
+        if state.device.index.get(key) >= 0:
+            return False
+        return not use_host or not (key in state.loading or state.host.index.get(key) >= 0)
+
+    last = len(keys) // BYTES_PER_KEY - 1
+    if last < 0 or is_missing(0):
+        return 0
+    if not is_missing(last):
+        return last + 1
+    return bisect_left(range(last), True, lo=1, key=is_missing)
+
+
+def _look_below(
+    state: CacheState, keys: bytes, entries: Ids, is_missing: NDArray[np.bool_]
+) -> dict[int, CopyId]:
+    """Fill in the blocks that copies in flight fill, and the complements of slots; returns those copies by block."""
+    (places,) = is_missing.nonzero()
+    wanted = chosen_keys(keys, is_missing)
+    slots = state.host.index.find(wanted)
+    entries[places] = ~slots
+    is_missing[places] = slots < 0
+    joined: dict[int, CopyId] = {}
+    if state.loading:
+        for at, key in zip(places.tolist(), split_keys(wanted), strict=True):
+            if key in state.loading:
+                entries[at], joined[state.loading[key][0]] = state.loading[key]
+                is_missing[at] = False
+    return joined
 
 
 def room(
-    state: CacheState, count: int, tenant: int, protected: Container[int], *, may_wait: bool
+    state: CacheState, count: int, tenant: int, protected: Ids, *, may_wait: bool
 ) -> Ids | None:
     """Return `count` free blocks for a tenant, having evicted what was needed; or None when there are none yet.
 
@@ -107,7 +153,7 @@ def room(
         evict_blocks(state, victims)
     found = device.suitable(count, tenant)
     if found is None and not _num_coming(state):
-        state.fly(Purpose.SCRUB, as_ids([]), device.unsuitable(count, tenant))
+        state.fly(Purpose.SCRUB, NOWHERE, device.unsuitable(count, tenant))
     return found
 
 
@@ -115,28 +161,27 @@ def num_available(state: CacheState, protected: Ids) -> int:
     """Count the blocks that a call could get if nobody else came: free, evictable and not part of its own prefix."""
     if not len(protected):
         return state.device.num_available
-    return state.device.num_available - int((state.device.holds[protected] == 0).sum())
+    return state.device.num_available - int(np.count_nonzero(state.device.holds[protected] == 0))
 
 
-def write_back(state: CacheState, victims: list[int]) -> bool:
+def write_back(state: CacheState, victims: Ids) -> bool:
     """Start copying the victims that have no copy in the host pool; tell whether there is anything to wait for.
 
     If there is, those that have a copy have been evicted.
     """
-    dirty = state.device.unknown_to(state.host, victims)
-    slots = host_slots(state, len(dirty), at_most=True)
+    is_dirty = state.device.is_unknown_to(state.host, victims)
+    slots = host_slots(state, int(np.count_nonzero(is_dirty)), at_most=True)
     if slots is None or not len(slots):
         return False
     # What has a copy leaves at once: the new copies may push it out again, and then nothing ever would leave.
-    copied = set(victims).difference(dirty)
-    evict_blocks(state, [block for block in victims if block in copied])
-    sources = as_ids(dirty[: len(slots)])
+    evict_blocks(state, victims[~is_dirty])
+    sources = victims[is_dirty][: len(slots)]
     state.fly(Purpose.WRITE_BACK, sources, slots, keyed=slots >= 0)
     return True
 
 
 def host_slots(
-    state: CacheState, count: int, protected: Container[int] = (), *, at_most: bool = False
+    state: CacheState, count: int, protected: Ids = NOWHERE, *, at_most: bool = False
 ) -> Ids | None:
     """Return `count` free slots, having dropped the coldest ones for them, or None; or fewer, with `at_most`."""
     host = state.host
@@ -148,19 +193,23 @@ def host_slots(
         if len(victims) < deficit:
             return None
         state.counters["host_evictions"] += len(victims)
-        state.counters["blocks_dropped"] += len(host.unknown_to(state.device, victims))
+        state.counters["blocks_dropped"] += _num_unknown(host, state.device, victims)
         host.evict(victims)
     return host.suitable(count)
 
 
-def evict_blocks(state: CacheState, blocks: list[int]) -> None:
+def evict_blocks(state: CacheState, blocks: Ids) -> None:
     """Evict device blocks that nobody holds."""
-    if not blocks:
+    if not len(blocks):
         return
     state.counters["evictions"] += len(blocks)
-    state.counters["blocks_dropped"] += len(state.device.unknown_to(state.host, blocks))
+    state.counters["blocks_dropped"] += _num_unknown(state.device, state.host, blocks)
     state.device.evict(blocks)
     state.tell("blocks_evicted", num_blocks=len(blocks))
+
+
+def _num_unknown(pool: Pool, other: Pool, blocks: Ids) -> int:
+    return int(np.count_nonzero(pool.is_unknown_to(other, blocks)))
 
 
 def _num_coming(state: CacheState) -> int:

@@ -22,22 +22,33 @@ _ODD: Final = np.array(
         0x589965CC75374CC3,
     ],
     np.uint64,
-)
+).reshape(-1, 1)
 _SHIFT: Final = np.uint64(29)
+_ENTRIES_AT_ONCE: Final = 1024
+"""Entries whose columns stay in the nearest cache while they are mixed."""
 
 
 def seal(records: TierRecords, ids: NDArray[np.intp], layout_digest: int) -> NDArray[np.uint64]:
     """Return the seals that the entries `ids` ought to carry."""
-    columns = np.empty((len(ids), 8), np.uint64)
-    columns[:, :4] = records.key[ids].view(np.uint64)
-    columns[:, 4] = records.generation[ids]
-    columns[:, 5] = records.tenant[ids]
-    columns[:, 6] = records.checksum[ids]
-    columns[:, 7] = records.position[ids]
-    mixed = columns * _ODD
+    if len(ids) <= _ENTRIES_AT_ONCE:
+        return _mixed(records, ids, layout_digest)
+    starts = range(0, len(ids), _ENTRIES_AT_ONCE)
+    parts = (ids[start : start + _ENTRIES_AT_ONCE] for start in starts)
+    return np.concatenate([_mixed(records, part, layout_digest) for part in parts])
+
+
+def _mixed(records: TierRecords, ids: NDArray[np.intp], layout_digest: int) -> NDArray[np.uint64]:
+    mixed = np.empty((8, len(ids)), np.uint64)
+    mixed[:4] = records.key.view(np.uint64).take(ids, axis=0).T
+    mixed[4] = records.generation.take(ids)
+    mixed[5] = records.tenant.take(ids)
+    mixed[6] = records.checksum.take(ids)
+    mixed[7] = records.position.take(ids)
+    mixed *= _ODD
     mixed ^= mixed >> _SHIFT
     mixed *= _ODD[::-1]
-    total: NDArray[np.uint64] = mixed.sum(axis=1, dtype=np.uint64) + np.uint64(layout_digest)
+    total: NDArray[np.uint64] = mixed.sum(axis=0, dtype=np.uint64)
+    total += np.uint64(layout_digest)
     total ^= total >> _SHIFT
     # Zero is what an unused entry carries.
     total |= np.uint64(1)

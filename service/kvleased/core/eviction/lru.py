@@ -2,57 +2,128 @@
 
 A chain is always touched from its root, so a parent is never colder than its children as long as the blocks of one
 release are added tail first; the order needs no tree. Adding tail first is the caller's part.
+
+The order is a ring of places, the coldest first. A block that is taken out merely forgets its place, which is skipped
+later; so adding, taking out and finding victims are array operations whatever their number.
 """
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.intp]
+
+_PLACES_MIN: Final = 64
+_PLACES_AT_ONCE: Final = 64
+"""Places to look at in one go, at the least."""
+_FIRST: Final = 1 << 60
+"""The number of the first place; from there it goes up and down without ever coming to 0, which is no place."""
 
 
 class LeafFirstLRU:
     """Evict what was let go of longest ago."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, num_blocks: int) -> None:
+        """Start empty; blocks are numbered from 0 to `num_blocks` - 1."""
+        num_places = _PLACES_MIN
+        while num_places < 2 * num_blocks:
+            num_places *= 2
+        self._mask = num_places - 1
+        self._ring: NDArray[np.int32] = np.zeros(num_places, np.int32)
+        self._place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
+        """Of each block; 0 where it is not evictable."""
+        self._begin = self._end = _FIRST
+        self._num_blocks = 0
 
     def __len__(self) -> int:
         """Count the evictable blocks."""
-        return len(self._blocks)
+        return self._num_blocks
 
-    def __contains__(self, block: object) -> bool:
+    def __contains__(self, block: int) -> bool:
         """Tell whether a block is evictable."""
-        return block in self._blocks
+        return bool(self._place[block])
 
     def __iter__(self) -> Iterator[int]:
         """Go through the evictable blocks, the coldest first."""
-        return iter(self._blocks)
+        return iter(self._between(self._begin, self._end).tolist())
 
     def __repr__(self) -> str:
         """Show how many blocks are evictable."""
-        return f"<LeafFirstLRU {len(self._blocks)} evictable>"
+        return f"<LeafFirstLRU {len(self)} evictable>"
 
-    def add(self, blocks: Iterable[int]) -> None:
-        """Add blocks as the hottest ones, in the given order."""
-        for block in blocks:
-            self._blocks[block] = None
+    def holds(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Tell of each block whether it is evictable."""
+        is_there: NDArray[np.bool_] = self._place[blocks] != 0
+        return is_there
 
-    def add_coldest(self, blocks: Iterable[int]) -> None:
-        """Put blocks back at the cold end, the first given one the coldest."""
-        for block in reversed(list(blocks)):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block, last=False)
+    def add(self, blocks: Ids) -> None:
+        """Add absent blocks as the hottest ones, in the given order."""
+        self._make_room(len(blocks))
+        self._write(blocks, self._end)
+        self._end += len(blocks)
 
-    def discard(self, blocks: Iterable[int]) -> None:
-        """Take blocks out; absent ones are ignored."""
-        for block in blocks:
-            self._blocks.pop(block, None)
+    def add_coldest(self, blocks: Ids) -> None:
+        """Put absent blocks back at the cold end, the first given one the coldest."""
+        self._make_room(len(blocks))
+        self._begin -= len(blocks)
+        self._write(blocks, self._begin)
 
-    def coldest(self, count: int, protected: Container[int] = ()) -> list[int]:
+    def discard(self, blocks: Ids) -> None:
+        """Take distinct blocks out; absent ones are ignored."""
+        if self._num_blocks:
+            self._num_blocks -= int(np.count_nonzero(self._place[blocks]))
+            self._place[blocks] = 0
+
+    def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` of the coldest blocks that are not protected."""
-        found: list[int] = []
-        for block in self._blocks:
-            if len(found) == count:
-                break
-            if block not in protected:
-                found.append(block)
+        if not len(protected):
+            found = self._first(count)
+            if count:
+                self._begin = int(self._place[found[0]]) if len(found) else self._end
+            return found
+        places = self._place[protected]
+        self._place[protected] = 0
+        found = self._first(count)
+        self._place[protected] = places
         return found
+
+    def _first(self, count: int) -> Ids:
+        found: list[Ids] = []
+        begin, missing, at_once = self._begin, count, max(count, _PLACES_AT_ONCE)
+        while missing > 0 and begin < self._end:
+            end = min(self._end, begin + at_once)
+            found.append(self._between(begin, end)[:missing])
+            begin, missing, at_once = end, missing - len(found[-1]), 2 * at_once
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found) if found else np.empty(0, np.intp)
+
+    def _between(self, begin: int, end: int) -> Ids:
+        """Return the blocks at places from `begin` to `end` - 1 that are still there."""
+        blocks = np.empty(end - begin, np.intp)
+        at = begin & self._mask
+        before_turn = self._ring[at : at + len(blocks)]
+        blocks[: len(before_turn)] = before_turn
+        blocks[len(before_turn) :] = self._ring[: len(blocks) - len(before_turn)]
+        is_there: NDArray[np.bool_] = self._place.take(blocks) == np.arange(begin, end)
+        return blocks[is_there]
+
+    def _write(self, blocks: Ids, first: int) -> None:
+        self._place[blocks] = np.arange(first, first + len(blocks))
+        at = first & self._mask
+        before_turn = len(self._ring) - at
+        self._ring[at : at + len(blocks)] = blocks[:before_turn]
+        self._ring[: max(0, len(blocks) - before_turn)] = blocks[before_turn:]
+        self._num_blocks += len(blocks)
+
+    def _make_room(self, count: int) -> None:
+        """Gather the blocks if the ring has no room for more, leaving out the places of those that are gone."""
+        if self._end - self._begin + count <= len(self._ring):
+            return
+        blocks = self._between(self._begin, self._end)
+        self._begin = self._end = _FIRST
+        self._num_blocks = 0
+        self._write(blocks, self._begin)
+        self._end += len(blocks)

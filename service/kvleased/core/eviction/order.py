@@ -1,29 +1,37 @@
 """Own the contract of an eviction policy; it orders evictable blocks and knows nothing of holds, keys or copies."""
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.intp]
 
 
 class EvictionOrder(Protocol):
-    """An order over the blocks that may be evicted: committed and held by nobody."""
+    """An order over the blocks that may be evicted: committed and held by nobody. No call names a block twice."""
 
     def __len__(self) -> int:
         """Count the evictable blocks."""
 
-    def __contains__(self, block: object) -> bool:
+    def __contains__(self, block: int) -> bool:
         """Tell whether a block is evictable."""
 
     def __iter__(self) -> Iterator[int]:
         """Go through the evictable blocks, the first to leave first."""
 
-    def add(self, blocks: Iterable[int]) -> None:
+    def holds(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Tell of each block whether it is evictable."""
+
+    def add(self, blocks: Ids) -> None:
         """Add blocks that nobody holds any more, the first of them to leave first among equals."""
 
-    def add_coldest(self, blocks: Iterable[int]) -> None:
+    def add_coldest(self, blocks: Ids) -> None:
         """Put blocks back that were taken out only to be copied; they stay the next to leave."""
 
-    def discard(self, blocks: Iterable[int]) -> None:
+    def discard(self, blocks: Ids) -> None:
         """Take out blocks that somebody holds again or that were evicted; absent ones are ignored."""
 
-    def coldest(self, count: int, protected: Container[int] = ()) -> list[int]:
+    def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` blocks that should leave next, none of them protected; changes nothing."""

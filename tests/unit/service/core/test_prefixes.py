@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvlease.errors import InvalidError
+from kvleased.core import commands as c
 from kvleased.core.effects import Reserved
 from tests.unit.service.core.builders import (
     STRANGER,
@@ -17,8 +19,10 @@ from tests.unit.service.core.builders import (
     found,
     ids,
     keys,
+    land,
     on_host,
     reserve,
+    the_copy,
 )
 
 
@@ -86,3 +90,40 @@ def test_prefix_ends_at_another_tenants_block() -> None:
     cached(cache, keys(2), worker_id=STRANGER)
 
     assert reserve(cache, 2, "r", keys(1, 2)).device_hit_tokens == TOKENS_PER_BLOCK
+
+
+@pytest.mark.parametrize("hole", [0, 1, 19, 20, 30, 38, 39])
+def test_prefix_ends_at_the_first_hole(hole: int) -> None:
+    """Where a block in the middle of a long chain is gone, what is cached after it does not count."""
+    cache = a_cache(41, num_slots=0)
+    chain = keys(*range(40))
+    cached(cache, chain)
+
+    cache.handle(c.Evict(keys=keys(hole)), 0.0)
+
+    assert found(cache, chain) == (hole, 0)
+    assert reserve(cache, 41, "r", chain).device_hit_tokens == hole * TOKENS_PER_BLOCK
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("moved", [(0,), (3, 4), tuple(range(20)), tuple(range(1, 40))])
+def test_prefix_goes_on_in_the_host_pool(moved: tuple[int, ...]) -> None:
+    """A long chain is found whole, whichever of its blocks have moved to the host pool."""
+    cache = a_cache(41, num_slots=40)
+    chain = keys(*range(40))
+    cached(cache, chain)
+
+    land(cache, the_copy(cache.handle(c.Evict(keys=keys(*moved)), 0.0)))
+
+    assert found(cache, chain) == (40 - len(moved), len(moved))
+    assert reserve(cache, 41, "r", chain).device_hit_tokens == moved[0] * TOKENS_PER_BLOCK
+    assert cache.check() == []
+
+
+def test_long_chain_that_names_a_block_twice_is_refused() -> None:
+    """A key that is there twice is noticed among many, too."""
+    cache = a_cache(41)
+    cached(cache, keys(*range(40)))
+
+    with pytest.raises(InvalidError, match="twice"):
+        reserve(cache, 41, "r", keys(*range(39), 7))

@@ -73,3 +73,15 @@ def test_columns_are_those_that_are_laid_out() -> None:
         (name, getattr(records, name).dtype, getattr(records, name).size)
         for name in TierRecords.__slots__
     ]
+
+
+def test_seal_of_an_entry_does_not_depend_on_its_company() -> None:
+    """Many entries are sealed as each of them alone."""
+    records, everything = TierRecords.plain(3_000), as_ids(range(3_000))
+    records.generation[:] = everything
+
+    together = seal(records, everything, 99)
+
+    assert together.tolist() == [
+        int(seal(records, everything[at : at + 1], 99)[0]) for at in everything
+    ]

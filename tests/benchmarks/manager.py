@@ -1,0 +1,359 @@
+"""Own the figures of the block manager: the core alone beside the manager inside vLLM, on the same requests.
+
+The floor runs in a process of its own, round by round in turns with ours; hashing is on neither side. Then the cost per
+block over pools of growing size, which has no floor: it ought to be the same in all of them.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import monotonic, perf_counter_ns
+from typing import Final
+
+import numpy as np
+from measure import NS_PER_US, Figure, in_turns, median_of, paired
+
+from kvlease.ids import BYTES_PER_KEY, Epoch, LeaseId, WorkerId
+from kvleased.core import Cache, CacheShape, commands
+from kvleased.core.effects import Evicted, Reserved, Stepped
+from kvleased.core.records import CacheRecords
+from kvleased.core.stepping import StepVerb
+
+ROOT: Final = Path(__file__).parents[2]
+REFERENCE: Final = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
+NO_FLOOR: Final = "no floor: make test-vllm makes .venv-vllm"
+TOKENS_PER_BLOCK: Final = 16
+POOL_PER_REQUEST: Final = 4
+NUM_RUNNING: Final = 64
+BLOCKS_TO_GROW: Final = 4_096
+ROUNDS: Final = 7
+CALLS: Final = {64: 30, 512: 12, 8_192: 3}
+"""Blocks of a request, and how often it is measured in a round."""
+TIMES: Final = {
+    "reserve": ("reserve, no hit", 3),
+    "hit": ("reserve, all hit", 3),
+    "extend": ("extend by a block", 3),
+    "commit": ("commit", 3),
+    "release": ("release", 3),
+    "evict": ("evict", 3),
+    "churn": ("reserve that evicts, and commit", 3),
+}
+"""What the figures are called, and how many times faster than the floor they ought to be."""
+TIMES_OF_LARGE: Final = {"hit": 10, "churn": 5}
+BLOCKS_EACH: Final = 64
+"""Blocks of the requests to pools of different sizes."""
+BLOCKS_AT_ONCE: Final = 512
+"""Blocks of the chains that a pool is filled with before."""
+CHAINS_KNOWN_MIN: Final = 8
+POOLS: Final = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+WORKER: Final = WorkerId(1)
+
+_names = map(str, itertools.count())
+
+
+def manager(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark gets one
+    """Measure requests of each size beside their floor, then pools of each size."""
+    with _reference() as floor:
+        figures = [figure for num_blocks in CALLS for figure in _beside(num_blocks, floor)]
+    return figures + _over_pools()
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    """A cache and its only worker."""
+
+    def __init__(self, num_blocks: int, max_blocks_per_lease: int) -> None:
+        """Start with everything free."""
+        shape = CacheShape(
+            num_blocks=num_blocks,
+            num_slots=0,
+            tokens_per_block=TOKENS_PER_BLOCK,
+            max_blocks_per_lease=max_blocks_per_lease,
+            max_leases=2 * NUM_RUNNING,
+        )
+        self.cache = Cache(shape, CacheRecords.plain(shape), Epoch(1))
+        self.cache.handle(commands.Attach(worker_id=WORKER, tenant_digest=7), monotonic())
+
+    def reserve(self, num_tokens: int, keys: bytes) -> Reserved:
+        """Get blocks for a new request."""
+        command = commands.Reserve(
+            worker_id=WORKER, request_id=next(_names), keys=keys, num_tokens=num_tokens
+        )
+        reply = self.cache.handle(command, monotonic()).reply
+        assert isinstance(reply, Reserved)
+        return reply
+
+    def commit(self, lease_id: LeaseId, keys: bytes) -> None:
+        """Publish all blocks of a lease."""
+        command = commands.Commit(
+            worker_id=WORKER,
+            lease_id=lease_id,
+            num_tokens=len(keys) // BYTES_PER_KEY * TOKENS_PER_BLOCK,
+            first_block=0,
+            keys=keys,
+        )
+        self.cache.handle(command, monotonic())
+
+    def release(self, lease_id: LeaseId) -> None:
+        """End a lease, with all that it leaves to be done."""
+        self.cache.handle(commands.Release(worker_id=WORKER, lease_id=lease_id), monotonic())
+        self.cache.settle()
+
+    def evict(self, num_blocks: int) -> None:
+        """Evict the coldest blocks."""
+        reply = self.cache.handle(commands.Evict(num_blocks=num_blocks), monotonic()).reply
+        assert isinstance(reply, Evicted)
+        assert reply.num_evicted == num_blocks
+
+    def cache_keys(self, keys: bytes) -> None:
+        """Have blocks cached under new keys."""
+        num_tokens = len(keys) // BYTES_PER_KEY * TOKENS_PER_BLOCK
+        lease_id = self.reserve(num_tokens, keys).lease_id
+        self.commit(lease_id, keys)
+        self.release(lease_id)
+
+
+class Sizes:
+    """The caches for requests of one size, in the states that the figures start from."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Fill one cache with cached blocks, and one with running requests; leave one empty."""
+        self.num_blocks = num_blocks
+        self.num_tokens = num_blocks * TOKENS_PER_BLOCK
+        longest = num_blocks + BLOCKS_TO_GROW
+        pool = POOL_PER_REQUEST * num_blocks + 1
+        self.empty = Holder(pool, num_blocks + 1)
+        self.full = Holder(pool, num_blocks + 1)
+        for _ in range(POOL_PER_REQUEST + 1):
+            self.churn()
+        self.busy = Holder(NUM_RUNNING * (num_blocks + 1) + BLOCKS_TO_GROW, longest)
+        self.running: list[LeaseId] = []
+        self.shrink()
+
+    def churn(self) -> int:
+        """Admit a request for which others' cached blocks must leave, and commit its own."""
+        keys = os.urandom(self.num_blocks * BYTES_PER_KEY)
+        start = perf_counter_ns()
+        lease_id = self.full.reserve(self.num_tokens, keys).lease_id
+        self.full.commit(lease_id, keys)
+        taken = perf_counter_ns() - start
+        self.full.release(lease_id)
+        return taken
+
+    def extend(self) -> int:
+        """Let every running request take a block."""
+        self.tokens_each += TOKENS_PER_BLOCK
+        command = commands.Step(
+            worker_id=WORKER,
+            verbs=bytes([StepVerb.EXTEND]) * NUM_RUNNING,
+            lease_ids=np.array(self.running, np.int64).tobytes(),
+            num_tokens=np.full(NUM_RUNNING, self.tokens_each, np.int32).tobytes(),
+        )
+        start = perf_counter_ns()
+        reply = self.busy.cache.handle(command, monotonic()).reply
+        taken = perf_counter_ns() - start
+        assert isinstance(reply, Stepped)
+        assert len(reply.block_ids) == NUM_RUNNING * 4
+        return taken
+
+    def shrink(self) -> None:
+        """Start all running requests over, for the next round."""
+        for lease_id in self.running:
+            self.busy.release(lease_id)
+        self.tokens_each = self.num_tokens
+        self.running = [
+            self.busy.reserve(self.num_tokens, b"").lease_id for _ in range(NUM_RUNNING)
+        ]
+
+    def life(self) -> dict[str, int]:
+        """Take one request through its life, then another with the same prefix."""
+        keys = os.urandom(self.num_blocks * BYTES_PER_KEY)
+        times = [perf_counter_ns()]
+        first = self.empty.reserve(self.num_tokens, keys)
+        times.append(perf_counter_ns())
+        self.empty.commit(first.lease_id, keys)
+        times.append(perf_counter_ns())
+        self.empty.release(first.lease_id)
+        times.append(perf_counter_ns())
+        again = self.empty.reserve(self.num_tokens + 1, keys)
+        times.append(perf_counter_ns())
+        assert (first.device_hit_tokens, again.device_hit_tokens) == (0, self.num_tokens)
+        self.empty.release(again.lease_id)
+        times.append(perf_counter_ns())
+        self.empty.evict(self.num_blocks)
+        times.append(perf_counter_ns())
+        reserve, commit, release, hit, _, evict = (
+            after - before for before, after in itertools.pairwise(times)
+        )
+        return {
+            "reserve": reserve,
+            "commit": commit,
+            "release": release,
+            "hit": hit,
+            "evict": evict,
+        }
+
+    def round(self) -> dict[str, float]:
+        """Return the median nanoseconds of each figure."""
+        num_calls = CALLS[self.num_blocks]
+        lives: list[dict[str, int]] = []
+
+        def live() -> int:
+            lives.append(self.life())
+            return 0
+
+        median_of(live, num_calls)
+        figures: dict[str, float] = {
+            name: median([life[name] for life in lives]) for name in lives[0]
+        }
+        figures["churn"] = median_of(self.churn, num_calls)
+        figures["extend"] = median_of(self.extend, num_calls) / NUM_RUNNING
+        self.shrink()
+        return figures
+
+
+# Floor ----------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _reference() -> Iterator[subprocess.Popen[str] | None]:
+    """Start the process that has the floor, if it can be had."""
+    if not REFERENCE.exists():
+        yield None
+        return
+    process = subprocess.Popen(
+        [REFERENCE, ROOT / "tests" / "vllm" / "manager.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _floor_of(process: subprocess.Popen[str], num_blocks: int) -> dict[str, float]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{num_blocks} {CALLS[num_blocks]}\n")
+    process.stdin.flush()
+    figures: dict[str, float] = json.loads(process.stdout.readline())
+    return figures
+
+
+def _beside(num_blocks: int, process: subprocess.Popen[str] | None) -> list[Figure]:
+    """Return the figures of requests of one size; the first round of either side only warms up."""
+    sizes = Sizes(num_blocks)
+    rounds: list[dict[str, float]] = []
+    floors: list[dict[str, float]] = []
+    for _ in range(1 + ROUNDS):
+        rounds.append(sizes.round())
+        if process is not None:
+            floors.append(_floor_of(process, num_blocks))
+    return [
+        _figure(
+            name, num_blocks, [one[name] for one in rounds[1:]], [one[name] for one in floors[1:]]
+        )
+        for name in TIMES
+    ]
+
+
+def _figure(name: str, num_blocks: int, ours: list[float], floor: list[float]) -> Figure:
+    what, times = TIMES[name]
+    if num_blocks == max(CALLS):
+        times = TIMES_OF_LARGE.get(name, times)
+    title = f"manager: {what}, {num_blocks} blocks"
+    if not floor:
+        return Figure(name=title, ours=median(ours) / NS_PER_US, unit="µs", note=NO_FLOOR)
+    ratio = paired(ours, floor)
+    return Figure(
+        name=title,
+        ours=median(ours) / NS_PER_US,
+        floor=median(floor) / NS_PER_US,
+        unit="µs",
+        ratio=ratio,
+        goal=f"≤ 1/{times}",
+        holds=ratio <= 1 / times,
+        note=f"{1 / ratio:.1f} times faster",
+    )
+
+
+# Pools ----------------------------------------------------------------------------------------------------------------
+
+
+def _over_pools() -> list[Figure]:
+    """Return the cost per block of a request's whole life in full pools, from small to large."""
+    pools = [FullPool(num_in_pool) for num_in_pool in POOLS]
+    sides = [once for pool in pools for once in (pool.hit, pool.churn)]
+    rounds = in_turns(sides, calls_a_round=100)
+    figures = []
+    for first, what in enumerate(
+        ("reserve of hits + release", "evict + reserve + commit + release")
+    ):
+        smallest = rounds[first]
+        for num_in_pool, taken in zip(POOLS, rounds[first::2], strict=True):
+            ratio = paired(taken, smallest)
+            figures.append(
+                Figure(
+                    name=f"manager: {what} of {BLOCKS_EACH} blocks, per block, in a pool of {num_in_pool:,}",
+                    ours=median(taken) / BLOCKS_EACH,
+                    floor=median(smallest) / BLOCKS_EACH,
+                    unit="ns",
+                    ratio=ratio,
+                    goal="≤ 1.3 x",
+                    holds=ratio <= 1.3,
+                    note=f"floor: the same in a pool of {POOLS[0]:,}",
+                )
+            )
+    return figures
+
+
+class FullPool:
+    """A pool of nothing but cached blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Fill it, a large request at a time."""
+        self.holder = Holder(num_blocks, BLOCKS_AT_ONCE)
+        # The oldest ones may have been evicted again.
+        num_known = max(CHAINS_KNOWN_MIN, num_blocks // BLOCKS_AT_ONCE // 2)
+        self.known: deque[bytes] = deque(maxlen=num_known)
+        for at_once, count in (
+            (BLOCKS_AT_ONCE, num_blocks // BLOCKS_AT_ONCE),
+            (BLOCKS_EACH, num_blocks % BLOCKS_AT_ONCE // BLOCKS_EACH),
+        ):
+            for _ in range(count):
+                self.known.append(os.urandom(at_once * BYTES_PER_KEY))
+                self.holder.cache_keys(self.known[-1])
+        self._choose = np.random.default_rng(0)
+
+    def hit(self) -> int:
+        """Reserve cached blocks, and release them."""
+        chain = self.known[self._choose.integers(len(self.known))]
+        keys = chain[: BLOCKS_EACH * BYTES_PER_KEY]
+        start = perf_counter_ns()
+        reserved = self.holder.reserve(BLOCKS_EACH * TOKENS_PER_BLOCK, keys)
+        self.holder.release(reserved.lease_id)
+        taken = perf_counter_ns() - start
+        assert reserved.device_hit_tokens == BLOCKS_EACH * TOKENS_PER_BLOCK
+        return taken
+
+    def churn(self) -> int:
+        """Let new blocks take the place of cached ones."""
+        keys = os.urandom(BLOCKS_EACH * BYTES_PER_KEY)
+        start = perf_counter_ns()
+        self.holder.cache_keys(keys)
+        taken = perf_counter_ns() - start
+        self.known.append(keys)
+        return taken
