@@ -60,12 +60,16 @@ if TYPE_CHECKING:
         Event,
         Evicted,
         Found,
+        Inspection,
+        LeaseInfo,
+        PinInfo,
         Pinned,
         PoolStats,
         Reloaded,
         ReserveSpec,
         Stats,
         StepColumns,
+        WorkerInfo,
     )
     from kvlease.spec import (
         MLA,
@@ -116,6 +120,7 @@ __all__ = [
     "GroupPlan",
     "HiddenState",
     "IdReusedError",
+    "Inspection",
     "InternalError",
     "InvalidError",
     "KVLeaseError",
@@ -124,9 +129,11 @@ __all__ = [
     "Layout",
     "LayoutMismatchError",
     "Lease",
+    "LeaseInfo",
     "NeverFitsError",
     "NotYoursError",
     "ParallelInputs",
+    "PinInfo",
     "Pinned",
     "PlanInputs",
     "PlanOutcome",
@@ -159,6 +166,7 @@ __all__ = [
     "Waste",
     "WhatIf",
     "Worker",
+    "WorkerInfo",
     "WrongStateError",
 ]
 
@@ -176,8 +184,8 @@ _HOMES: Final = {
         "Equation", "ExplainedPlan", "PlanOutcome", "PlanReport", "WhatIf",
     ),
     "kvlease.replies": (
-        "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Found", "Pinned", "PoolStats", "Reloaded",
-        "ReserveSpec", "Stats", "StepColumns",
+        "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Found", "Inspection", "LeaseInfo", "PinInfo",
+        "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats", "StepColumns", "WorkerInfo",
     ),
     "kvlease.spec": (
         "MLA", "ChunkedLocal", "CrossAttention", "EncoderOnly", "FullAttention", "HiddenState", "LayerSpec",

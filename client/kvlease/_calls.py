@@ -4,7 +4,7 @@ An `Ask` is one call, complete but for what its caller adds: token, epoch, idemp
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache as once
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
+from kvlease._checks import given
 from kvlease.errors import InvalidError
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan, PlanReport, WhatIf
@@ -22,11 +23,15 @@ from kvlease.replies import (
     Event,
     Evicted,
     Found,
+    Inspection,
+    LeaseInfo,
+    PinInfo,
     Pinned,
     PoolStats,
     Reloaded,
     ReserveSpec,
     Stats,
+    WorkerInfo,
 )
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -96,7 +101,9 @@ def register(cache: str, inputs: PlanInputs, integrity: str) -> Ask[CacheInfo]:
 def get_cache(cache: str) -> Ask[CacheInfo]:
     """Ask about one cache."""
     return _ask(
-        "get_cache", lambda: pb.GetCacheRequest(cache=cache), lambda reply: _info(reply.info)
+        "get_cache",
+        lambda: pb.GetCacheRequest(**given(cache=cache)),
+        lambda reply: _info(reply.info),
     )
 
 
@@ -111,39 +118,45 @@ def list_caches() -> Ask[tuple[CacheInfo, ...]]:
 
 def delete_cache(cache: str) -> Ask[None]:
     """Ask for a cache to be freed."""
-    return _ask("delete_cache", lambda: pb.DeleteCacheRequest(cache=cache), lambda _: None)
+    return _ask("delete_cache", lambda: pb.DeleteCacheRequest(**given(cache=cache)), lambda _: None)
 
 
 def stats(cache: str) -> Ask[Stats]:
     """Ask for a snapshot."""
-    return _ask("stats", lambda: pb.StatsRequest(cache=cache), _stats)
+    return _ask("stats", lambda: pb.StatsRequest(**given(cache=cache)), _stats)
+
+
+def inspect(cache: str, what: str, limit: int, after_id: int) -> Ask[Inspection]:
+    """Ask for a page of the workers, leases or pins of a cache."""
+    return _ask(
+        "inspect",
+        lambda: pb.InspectRequest(**given(cache=cache, what=what, limit=limit, after_id=after_id)),
+        _inspection,
+    )
 
 
 def watch(cache: str, after_sequence: int) -> Ask[None]:
     """Ask for events."""
     return _ask(
-        "watch", lambda: pb.WatchRequest(cache=cache, after_sequence=after_sequence), lambda _: None
+        "watch",
+        lambda: pb.WatchRequest(**given(cache=cache, after_sequence=after_sequence)),
+        lambda _: None,
     )
 
 
 def lookup(keys: bytes, cache: str = "") -> Ask[Found]:
     """Ask how much of a prefix is cached."""
-    return _ask("lookup", lambda: pb.LookupRequest(keys=keys), _reader(Found), cache=cache)
+    return _ask("lookup", lambda: pb.LookupRequest(**given(keys=keys)), _reader(Found), cache=cache)
 
 
 def pin(keys: bytes, cache: str = "") -> Ask[Pinned]:
     """Ask for cached blocks to be held."""
-    return _ask("pin", lambda: pb.PinRequest(keys=keys), _reader(Pinned), cache=cache)
+    return _ask("pin", lambda: pb.PinRequest(**given(keys=keys)), _reader(Pinned), cache=cache)
 
 
 def unpin(pin_id: int, cache: str = "") -> Ask[bool]:
     """Ask for a pin to end."""
-    return _ask(
-        "unpin",
-        lambda: pb.UnpinRequest(pin_id=pin_id),
-        _is_released,
-        cache=cache,
-    )
+    return _ask("unpin", lambda: pb.UnpinRequest(**given(pin_id=pin_id)), _is_released, cache=cache)
 
 
 def evict(
@@ -153,7 +166,7 @@ def evict(
     return _ask(
         "evict",
         lambda: pb.EvictRequest(
-            lease_id=lease_id, keys=keys, num_blocks=num_blocks, wait_ms=wait_ms
+            **given(lease_id=lease_id, keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         ),
         _reader(Evicted),
         wait_ms=wait_ms,
@@ -165,7 +178,7 @@ def reload_keys(keys: bytes, wait_ms: int, cache: str = "") -> Ask[Reloaded]:
     """Ask for blocks to come back by their keys."""
     return _ask(
         "reload",
-        lambda: pb.ReloadRequest(keys=keys, wait_ms=wait_ms),
+        lambda: pb.ReloadRequest(**given(keys=keys, wait_ms=wait_ms)),
         _reader(Reloaded),
         wait_ms=wait_ms,
         cache=cache,
@@ -176,7 +189,7 @@ def reload_lease(lease_id: int, wait_ms: int) -> Ask[pb.ReloadResponse]:
     """Ask for an evicted lease to come back."""
     return _ask(
         "reload",
-        lambda: pb.ReloadRequest(lease_id=lease_id, wait_ms=wait_ms),
+        lambda: pb.ReloadRequest(**given(lease_id=lease_id, wait_ms=wait_ms)),
         _itself,
         wait_ms=wait_ms,
     )
@@ -188,21 +201,23 @@ def reserve(
     """Ask for blocks for one request."""
     try:
         request = _reserve_request(request_id, num_tokens, keys, wait_ms, token_ids)
+        return Ask("reserve", request, _itself, wait_ms)
     except _WRONG as error:
         raise InvalidError(f"reserve: {error}") from error
-    return Ask("reserve", request, _itself, wait_ms)
 
 
 def map_row(lease_id: int) -> Ask[pb.MapResponse]:
     """Ask for a lease's row to be published."""
-    return _ask("map", lambda: pb.MapRequest(lease_id=lease_id), _itself)
+    return _ask("map", lambda: pb.MapRequest(**given(lease_id=lease_id)), _itself)
 
 
 def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendResponse]:
     """Ask for a lease to cover more tokens."""
     return _ask(
         "extend",
-        lambda: pb.ExtendRequest(lease_id=lease_id, num_tokens=num_tokens, wait_ms=wait_ms),
+        lambda: pb.ExtendRequest(
+            lease_id=lease_id, wait_ms=wait_ms, **given(num_tokens=num_tokens)
+        ),
         _itself,
         wait_ms=wait_ms,
     )
@@ -213,7 +228,7 @@ def commit(lease_id: int, num_tokens: int, keys: bytes, first_block: int) -> Ask
     return _ask(
         "commit",
         lambda: pb.CommitRequest(
-            lease_id=lease_id, num_tokens=num_tokens, keys=keys, first_block=first_block
+            **given(lease_id=lease_id, num_tokens=num_tokens, keys=keys, first_block=first_block)
         ),
         _reader(Committed),
     )
@@ -336,10 +351,24 @@ def _stats(reply: pb.StatsResponse) -> Stats:
     return Stats(epoch=reply.epoch, caches=caches)
 
 
+def _inspection(reply: pb.InspectResponse) -> Inspection:
+    return Inspection(
+        num_total=reply.num_total,
+        workers=tuple(map(_reader(WorkerInfo), reply.workers)),
+        leases=tuple(_lease(lease) for lease in reply.leases),
+        pins=tuple(map(_reader(PinInfo), reply.pins)),
+    )
+
+
+def _lease(message: pb.LeaseInfo) -> LeaseInfo:
+    read: LeaseInfo = _reader(LeaseInfo)(message)
+    return read if message.HasField("age_ms") else replace(read, age_ms=None)
+
+
 def _reserve_request(
     request_id: str, num_tokens: int, keys: bytes, wait_ms: int, token_ids: bytes
 ) -> pb.ReserveRequest:
-    request = pb.ReserveRequest(request_id=request_id, num_tokens=num_tokens)
+    request = pb.ReserveRequest(request_id=request_id, **given(num_tokens=num_tokens))
     if keys:
         request.keys = keys
     if wait_ms:

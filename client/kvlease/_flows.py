@@ -120,8 +120,11 @@ def _pause(link: Link, error: KVLeaseError, num_failures: int, deadline_at: floa
     """Wait before the next try, longer each time; raises `error` where there is no time or no point."""
     seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**num_failures) * link.jitter()
     is_absent = isinstance(error, UnavailableError)
-    if (is_absent and not link.is_reached) or link.clock() + seconds >= deadline_at:
-        link.is_reached = link.is_reached and not is_absent
+    if is_absent and not link.is_worth_waiting():
+        raise error
+    if link.clock() + seconds >= deadline_at:
+        if is_absent:
+            link.give_up()
         raise error
     # A kept-alive connection may just have been closed: the first retry need not wait.
     if num_failures or not is_absent:
@@ -163,7 +166,7 @@ def heartbeat(session: Session) -> Flow[None]:
     """Renew the leases, and learn which of them the daemon has ended."""
     ask = _calls.heartbeat(*session.inventory())
     response, epoch = yield from attempts(session.link, ask)
-    session.forget_unknown(ask.read(response).tolist(), epoch)
+    session.heard(ask.read(response).tolist(), response.newest_lease_id, epoch)
 
 
 def detach(session: Session) -> Flow[int]:
@@ -207,10 +210,10 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
             except KVLeaseError as error:
                 response, epoch = yield from _retried(link, call, error)
             link.is_reached = True
-            if session.is_leftover(response.lease_id, floor):
-                yield from attempts(link, _calls.release(response.lease_id))
-            elif entered := session.enter(grant, response, epoch):
+            if entered := session.enter(grant, response, epoch):
                 return entered
+            if session.is_leftover(response.lease_id):
+                yield from attempts(link, _calls.release(response.lease_id))
         message = (
             f"the daemon restarted {ATTACHES_MAX} times while request {request_id!r} was reserved"
         )

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,9 @@ from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 
+RESTART_SECONDS: Final = 2.0
+"""Seconds that a first call waits for a daemon whose socket is there; a control process starts in one."""
+
 _BYTES_PER_BLOCK_ID: Final = 4
 _PARTS_MAX: Final = 64
 """Parts in which a lease's blocks are kept until they are joined although nobody asked."""
@@ -41,8 +45,12 @@ class Link:
     clock: Callable[[], float] = time.monotonic
     token: str = ""
     epoch: int = 0
+    socket_path: str = ""
+    """The daemon's Unix socket, where the calls go there."""
     is_reached: bool = False
     """Whether the daemon was there lately; where it was not, a call tries once and does not wait for it."""
+    patience_ends_at: float | None = None
+    """Monotonic seconds until which calls wait for a daemon that was never reached; None before the first failure."""
     is_detached: bool = False
     """Whether the caller has said that it is done; then nothing attaches again."""
     process_id: int = field(default_factory=os.getpid)
@@ -67,6 +75,24 @@ class Link:
         if os.getpid() != self.process_id:
             message = f"this session belongs to process {self.process_id}; a forked child must open and attach its own"
             raise InvalidError(message, resource="process")
+
+    def is_worth_waiting(self) -> bool:
+        """Tell whether a daemon that cannot be reached may be back soon.
+
+        One that was there lately may; so may one that was never reached but has left its socket, for a moment: its
+        control process may just be starting again.
+        """
+        if self.is_reached:
+            return True
+        if self.patience_ends_at is None:
+            if not Path(self.socket_path).is_socket():
+                return False
+            self.patience_ends_at = self.clock() + RESTART_SECONDS
+        return self.clock() < self.patience_ends_at
+
+    def give_up(self) -> None:
+        """Note that the daemon was waited for in vain, so that the next calls do not wait."""
+        self.is_reached, self.patience_ends_at = False, self.clock()
 
     def jitter(self) -> float:
         """Return a factor that keeps callers who failed together from coming back together."""
@@ -177,6 +203,10 @@ class Session:
         self.death_proof = response.death_proof
         survivors = set(np.frombuffer(response.lease_ids, "<i8").tolist()) if resumed else set()
         with self.lock:
+            if (
+                not resumed
+            ):  # another worker, perhaps of another cache of the same name, whose ids begin anew
+                self._newest_lease_id = 0
             for grant in list(self.grants.values()):
                 if grant.lease_id in survivors:
                     self._recall(grant)
@@ -201,7 +231,7 @@ class Session:
     # Leases
 
     def begin_reserve(self) -> int:
-        """Note that a lease may be on its way; returns the newest id of which we know, for `end_reserve`."""
+        """Note, before a reserve is sent, that a lease may be on its way; returns what `end_reserve` wants."""
         with self.lock:
             self._floors.append(self._newest_lease_id)
             return self._newest_lease_id
@@ -211,22 +241,29 @@ class Session:
         with self.lock:
             self._floors.remove(floor)
 
-    def is_leftover(self, lease_id: int, floor: int) -> bool:
+    def is_leftover(self, lease_id: int) -> bool:
         """Tell whether a lease was granted to an earlier reserve, whose answer was lost.
 
-        The inventory did not list it, so a heartbeat on its way may be ending it right now: it must not be used.
+        An inventory may have left it out, so a heartbeat on its way may be ending it right now: it must not be used.
+        One above the floor of any reserve on its way is none: no inventory so far spoke of it, and it may be that
+        reserve's. Called while a reserve is on its way.
         """
-        return lease_id <= floor and lease_id not in self.grants
+        return lease_id not in self.grants and lease_id <= min(self._floors)
 
     def enter(self, grant: Grant, response: pb.ReserveResponse, epoch: int) -> Grant | None:
-        """Take over a granted lease; an id that we have keeps its grant. None where the daemon restarted since."""
+        """Take over a granted lease; an id that we have keeps its grant.
+
+        None where the daemon restarted since, or where the lease is a leftover and must be released.
+        """
+        lease_id = response.lease_id
         with self.lock:
             if self.link.epoch != epoch:
                 return None
-            lease_id = response.lease_id
             known = self.grants.get(lease_id)
             if known is not None:
                 return known
+            if self.is_leftover(lease_id):
+                return None
             grant.lease_id, grant.row = lease_id, response.row
             grant.put(response.block_ids)
             grant.device_hit_tokens = response.device_hit_tokens
@@ -283,12 +320,13 @@ class Session:
             if isinstance(error, StaleError | NotYoursError):
                 self._lose(grant, error)
 
-    def forget_unknown(self, lease_ids: list[int], epoch: int) -> None:
-        """Mark leases as lost that the daemon does not know."""
+    def heard(self, unknown_lease_ids: list[int], newest_lease_id: int, epoch: int) -> None:
+        """Take over a heartbeat's answer: leases that the daemon does not know are lost; how far it has granted."""
         with self.lock:
             if self.link.epoch != epoch:
                 return
-            for lease_id in lease_ids:
+            self._newest_lease_id = max(self._newest_lease_id, newest_lease_id)
+            for lease_id in unknown_lease_ids:
                 if grant := self.grants.get(lease_id):
                     self._lose(grant, UnknownLeaseError(f"lease {lease_id} ended in the daemon"))
 
@@ -309,7 +347,19 @@ class Session:
     def inventory(self) -> tuple[bytes, int]:
         """Return the packed ids, and the newest id of which we can say that every older one not listed is not ours.
 
-        An answer on its way carries an id above all that were known when its reserve began.
+        So the daemon may end a lease whose answer was lost. Why it never ends one that we may yet use:
+
+        - `_newest_lease_id` is at most what the daemon had issued when its last answer left, so a reserve that is sent
+          afterwards is granted a larger id: its floor, noted before it is sent, lies below its lease.
+        - While it is on its way the inventory stays at or below that floor; that holds over any connection and for its
+          retries, which are of the same reserve, and for a step, whose reserves share one floor.
+        - Before it began, no inventory said more than its floor. So one still on its way does not reach the lease.
+        - Asking again for a request whose answer was lost brings the old lease, which an inventory may have left out
+          meanwhile: then it is a leftover, because that inventory's newest id is not above the new reserve's floor.
+        - After a restart ids begin above all earlier ones; a lease that survived is listed, or lost as before.
+
+        Why it ends a lost one: when the last reserve that began before a heartbeat told of it has its answer or has
+        failed, floors and newest id are at least its id. Until then, waiting reserves put that off, not for ever.
         """
         with self.lock:
             return self.lease_ids(), min([self._newest_lease_id, *self._floors])

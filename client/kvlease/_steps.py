@@ -42,7 +42,7 @@ def step(
         columns = apply_step(session, request, response, epoch)
         grants = []
         for spec, answer in zip(reserves, response.reserves, strict=True):
-            grants.append((yield from _granted(session, spec, answer, (floor, epoch))))
+            grants.append((yield from _granted(session, spec, answer, epoch)))
     except GeneratorExit:
         doubt_step(session, request, UnavailableError())
         raise
@@ -59,18 +59,17 @@ def step(
 
 
 def _granted(
-    session: Session, spec: ReserveSpec, answer: pb.StepReserve, since: tuple[int, int]
+    session: Session, spec: ReserveSpec, answer: pb.StepReserve, epoch: int
 ) -> _flows.Flow[Grant]:
     """Take over the answer to one reserve of a step; one that cannot be trusted is asked for again by itself."""
     grant = Grant(request_id=spec.request_id)
     if answer.WhichOneof("result") == "error":
         grant.refusal = error_from_proto(answer.error)
         return grant
-    floor, epoch = since
-    if session.is_leftover(answer.granted.lease_id, floor):
-        yield from _flows.attempts(session.link, _calls.release(answer.granted.lease_id))
-    elif entered := session.enter(grant, answer.granted, epoch):
+    if entered := session.enter(grant, answer.granted, epoch):
         return entered
+    if session.is_leftover(answer.granted.lease_id):
+        yield from _flows.attempts(session.link, _calls.release(answer.granted.lease_id))
     return (yield from _flows.reserve(session, spec, 0))
 
 

@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from numpy.typing import ArrayLike
 
 from kvlease import _calls, _flows, _steps
+from kvlease._async_port import AsyncPort
 from kvlease._calls import Ask
 from kvlease._session import Link, Session
-from kvlease.client import DEADLINE_SECONDS, OnDoubt, attach_request, check_options
+from kvlease.client import DEADLINE_SECONDS, Listed, OnDoubt, attach_request, check_options
 from kvlease.errors import KVLeaseError
 from kvlease.lease import AsyncLease, GrantView
 from kvlease.plan import CachePlan, PlanInputs
@@ -21,6 +22,7 @@ from kvlease.replies import (
     Event,
     Evicted,
     Found,
+    Inspection,
     Pinned,
     Reloaded,
     ReserveSpec,
@@ -33,60 +35,10 @@ from kvlease.transports.base import (
     Outgoing,
     default_address,
     parse_address,
-    past_deadline,
 )
 from kvlease.worker import WorkerView, logger
 
 R = TypeVar("R")
-
-
-class AsyncPort:
-    """Carry out what flows ask for, over one asynchronous transport."""
-
-    def __init__(self, transport: AsyncTransport, session: Session | None = None) -> None:
-        """Join a transport to the session whose calls go over it."""
-        self.transport = transport
-        self._session = session
-        self._attaching = asyncio.Lock()
-
-    async def run(self, flow: _flows.Flow[R]) -> R:
-        """Carry out a flow and return its result."""
-        try:
-            action = next(flow)
-            while True:
-                try:
-                    answer = await self._perform(action)
-                except KVLeaseError as error:
-                    action = flow.throw(error)
-                else:
-                    action = flow.send(answer)
-        except StopIteration as stop:
-            result: R = stop.value
-            return result
-        finally:
-            flow.close()
-
-    async def _perform(self, action: _flows.Action) -> Any:
-        if isinstance(action, Outgoing):
-            return await self.transport.send(action)
-        if isinstance(action, _flows.Pause):
-            return await asyncio.sleep(action.seconds)
-        if isinstance(action, _flows.Attach):
-            return await self.transport.attach(action.call)
-        return await self._reattach(action)
-
-    async def _reattach(self, action: _flows.Reattach) -> None:
-        session = self._session
-        assert session is not None, "only a worker attaches again"
-        try:
-            async with (
-                asyncio.timeout(max(0, action.deadline_at - session.link.clock())),
-                self._attaching,
-            ):
-                if session.link.epoch == action.stale_epoch:
-                    await self.run(_flows.reattach(session, action.deadline_at))
-        except TimeoutError as error:
-            raise past_deadline("attach") from error
 
 
 class AsyncWorker(WorkerView):
@@ -138,14 +90,16 @@ class AsyncWorker(WorkerView):
 
     async def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
-        return await self._port.run(_flows.extend(self._session, lease.grant, num_tokens, wait_ms))
+        return await self._port.run(
+            _flows.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+        )
 
     async def commit(
         self, lease: GrantView, num_tokens: int, keys: bytes, first_block: int = 0
     ) -> Committed:
         """Make the full blocks among a lease's first `num_tokens` findable under `keys`, the first of `first_block`."""
         return await self._port.run(
-            _flows.commit(self._session, lease.grant, num_tokens, keys, first_block)
+            _flows.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
         )
 
     async def evict(
@@ -158,7 +112,7 @@ class AsyncWorker(WorkerView):
     ) -> Evicted:
         """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
         if lease is not None:
-            return await self._port.run(_flows.evict(self._session, lease.grant, wait_ms))
+            return await self._port.run(_flows.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return await self._port.run(_flows.missed(self._session, ask, Evicted()))
 
@@ -167,18 +121,18 @@ class AsyncWorker(WorkerView):
     ) -> Reloaded:
         """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
         if lease is not None:
-            return await self._port.run(_flows.reload(self._session, lease.grant, wait_ms))
+            return await self._port.run(_flows.reload(self._session, lease.grant_of(self), wait_ms))
         return await self._port.run(
             _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
         )
 
     async def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table; returns its kernel blocks."""
-        return await self._port.run(_flows.map_row(self._session, lease.grant))
+        return await self._port.run(_flows.map_row(self._session, lease.grant_of(self)))
 
     async def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return await self._port.run(_flows.release(self._session, lease.grant))
+        return await self._port.run(_flows.release(self._session, lease.grant_of(self)))
 
     async def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it."""
@@ -255,9 +209,9 @@ class AsyncClient:
             InvalidError: the address is malformed, or an option out of range.
         """
         check_options(deadline_seconds, on_doubt)
-        self._address = parse_address(address or default_address())
+        self._address = parse_address(default_address() if address in (None, "") else address)
         self._raises = on_doubt == "raise"
-        self._link = Link(deadline_seconds=deadline_seconds)
+        self._link = Link(deadline_seconds=deadline_seconds, socket_path=self._address.path)
         self._port = AsyncPort(open_async_transport(self._address))
 
     def __repr__(self) -> str:
@@ -303,6 +257,12 @@ class AsyncClient:
     async def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""
         return await self._told(_calls.stats(cache))
+
+    async def inspect(
+        self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0
+    ) -> Inspection:
+        """List who uses a cache, by id: a page of up to 256 entries after the last id of the one before."""
+        return await self._told(_calls.inspect(cache, what, limit, after_id))
 
     async def lookup(self, keys: bytes, *, cache: str = "") -> Found:
         """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""

@@ -5,11 +5,21 @@ from typing import Final, Literal, Self, TypeVar
 
 from kvlease import _calls, _flows
 from kvlease._calls import Ask
+from kvlease._checks import check_type
 from kvlease._session import Link, Session
 from kvlease.errors import InvalidError
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
-from kvlease.replies import CacheInfo, Event, Evicted, Found, Pinned, Reloaded, Stats
+from kvlease.replies import (
+    CacheInfo,
+    Event,
+    Evicted,
+    Found,
+    Inspection,
+    Pinned,
+    Reloaded,
+    Stats,
+)
 from kvlease.transports import open_transport
 from kvlease.transports.base import Outgoing, default_address, parse_address
 from kvlease.v1 import kvlease_pb2 as pb
@@ -19,6 +29,9 @@ R = TypeVar("R")
 
 OnDoubt = Literal["miss", "raise"]
 """What a worker does when a call was refused or failed: answer as if nothing was cached, or raise."""
+
+Listed = Literal["workers", "leases", "pins"]
+"""What of a cache can be listed."""
 
 DEADLINE_SECONDS: Final = 5.0
 """Seconds after which a call ends, unless told otherwise; time that the daemon was asked to wait comes on top."""
@@ -40,9 +53,9 @@ class Client:
             InvalidError: the address is malformed, or an option out of range.
         """
         check_options(deadline_seconds, on_doubt)
-        self._address = parse_address(address or default_address())
+        self._address = parse_address(default_address() if address in (None, "") else address)
         self._raises = on_doubt == "raise"
-        self._link = Link(deadline_seconds=deadline_seconds)
+        self._link = Link(deadline_seconds=deadline_seconds, socket_path=self._address.path)
         self._port = Port(open_transport(self._address))
 
     def __repr__(self) -> str:
@@ -88,6 +101,10 @@ class Client:
     def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""
         return self._told(_calls.stats(cache))
+
+    def inspect(self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0) -> Inspection:
+        """List who uses a cache, by id: a page of up to 256 entries after the last id of the one before."""
+        return self._told(_calls.inspect(cache, what, limit, after_id))
 
     def lookup(self, keys: bytes, *, cache: str = "") -> Found:
         """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""
@@ -182,6 +199,7 @@ def attach_request(
 
 def check_options(deadline_seconds: float, on_doubt: str) -> None:
     """Refuse options that no call could honour."""
+    check_type("deadline_seconds", deadline_seconds, int | float)
     if not 0 < deadline_seconds < float("inf"):
         raise InvalidError(
             f"deadline_seconds must be a positive number, not {deadline_seconds}",

@@ -7,20 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease._session import Grant
-from kvlease.errors import KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.replies import Committed, Evicted, Reloaded
 
 if TYPE_CHECKING:
     from kvlease.aio import AsyncWorker
-    from kvlease.worker import Worker
+    from kvlease.worker import Worker, WorkerView
 
 
 class GrantView:
     """What a lease knows of itself; one thread at a time may use a lease's verbs."""
 
-    def __init__(self, grant: Grant) -> None:
-        """Look at a grant, which the worker keeps up to date."""
+    def __init__(self, worker: "WorkerView", grant: Grant) -> None:
+        """Join a grant to the worker that keeps it up to date and sends for it."""
         self.grant = grant
+        self._holder = worker
 
     def __repr__(self) -> str:
         """Show life: live with how many blocks, evicted, or why it is not."""
@@ -30,6 +31,21 @@ class GrantView:
         else:
             state = "evicted" if grant.is_evicted else f"{grant.num_blocks} blocks"
         return f"<{type(self).__name__} {grant.lease_id} of {grant.request_id!r}, {state}>"
+
+    def grant_of(self, worker: "WorkerView") -> Grant:
+        """Return the grant, for a worker that is about to send for it.
+
+        Raises:
+            InvalidError: another worker holds the lease; the grant stays as it is.
+        """
+        holder = self._holder
+        if worker is not holder:
+            message = (
+                f"lease {self.lease_id} is worker {holder.worker_id}'s, not worker {worker.worker_id}'s; "
+                "use it through the worker that reserved it"
+            )
+            raise InvalidError(message, resource="lease", rule="foreign_lease")
+        return self.grant
 
     @property
     def request_id(self) -> str:
@@ -92,7 +108,7 @@ class Lease(GrantView):
     def __init__(self, worker: "Worker", grant: Grant) -> None:
         """Join a grant to the worker that sends for it."""
         self.grant = grant
-        self._worker = worker
+        self._holder = self._worker = worker
 
     def __enter__(self) -> Self:
         """Return the lease."""
@@ -132,7 +148,7 @@ class AsyncLease(GrantView):
 
     def __init__(self, worker: "AsyncWorker", grant: Grant) -> None:
         """Join a grant to the worker that sends for it."""
-        super().__init__(grant)
+        super().__init__(worker, grant)
         self._worker = worker
 
     async def __aenter__(self) -> Self:

@@ -60,6 +60,58 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One worker of a cache."""
+
+    worker_id: int
+    worker_name: str
+    tenant: str
+    rank: int
+    death_proof: str
+    """How the daemon will learn of its death: "pidfd", or "none" where it cannot."""
+    num_leases: int
+    age_ms: int
+    """Since it attached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseInfo:
+    """One lease of a cache."""
+
+    lease_id: int
+    worker_id: int
+    request_digest: str
+    """The xxh3 of the engine's request id, in hex."""
+    phase: str
+    num_blocks: int
+    """Blocks, or slots while it is in the host pool."""
+    num_tokens: int
+    age_ms: int | None
+    """Since it was granted; None where that was in an earlier life of the daemon."""
+    left_ms: int
+    """Until it expires unless it is renewed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinInfo:
+    """One pin of a cache."""
+
+    pin_id: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """One page of the workers, leases or pins of a cache, by id; the other lists are empty."""
+
+    num_total: int
+    """Entries of the whole list."""
+    workers: tuple[WorkerInfo, ...] = ()
+    leases: tuple[LeaseInfo, ...] = ()
+    pins: tuple[PinInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened in the daemon."""
 

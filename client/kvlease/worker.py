@@ -199,14 +199,16 @@ class Worker(WorkerView):
 
     def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
-        return self._port.run(_flows.extend(self._session, lease.grant, num_tokens, wait_ms))
+        return self._port.run(
+            _flows.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+        )
 
     def commit(
         self, lease: GrantView, num_tokens: int, keys: bytes, first_block: int = 0
     ) -> Committed:
         """Make the full blocks among a lease's first `num_tokens` findable under `keys`, the first of `first_block`."""
         return self._port.run(
-            _flows.commit(self._session, lease.grant, num_tokens, keys, first_block)
+            _flows.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
         )
 
     def evict(
@@ -219,7 +221,7 @@ class Worker(WorkerView):
     ) -> Evicted:
         """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
         if lease is not None:
-            return self._port.run(_flows.evict(self._session, lease.grant, wait_ms))
+            return self._port.run(_flows.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return self._port.run(_flows.missed(self._session, ask, Evicted()))
 
@@ -228,18 +230,18 @@ class Worker(WorkerView):
     ) -> Reloaded:
         """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
         if lease is not None:
-            return self._port.run(_flows.reload(self._session, lease.grant, wait_ms))
+            return self._port.run(_flows.reload(self._session, lease.grant_of(self), wait_ms))
         return self._port.run(
             _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
         )
 
     def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table; returns its kernel blocks."""
-        return self._port.run(_flows.map_row(self._session, lease.grant))
+        return self._port.run(_flows.map_row(self._session, lease.grant_of(self)))
 
     def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return self._port.run(_flows.release(self._session, lease.grant))
+        return self._port.run(_flows.release(self._session, lease.grant_of(self)))
 
     def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it."""

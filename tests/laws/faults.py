@@ -9,13 +9,7 @@ def heartbeat(world: World) -> None:
     """Let every worker that is awake renew its leases."""
     for worker in world.workers.values():
         if not worker.is_stalled:
-            world.send(
-                commands.Heartbeat(
-                    worker_id=worker.worker_id,
-                    lease_ids=tuple(worker.leases),
-                    newest_lease_id=worker.newest_lease_id,
-                )
-            )
+            world.beat(worker)
 
 
 def fail_copy(world: World) -> None:

@@ -1,6 +1,4 @@
-"""Bugs to switch on one by one: each is one that a system of this field really had, and each must be found."""
-
-from collections.abc import Callable
+"""Bugs to switch on one by one, and each must be found: those that systems of this field really had, then our own."""
 
 import numpy as np
 import pytest
@@ -11,8 +9,7 @@ from kvleased.core.effects import Detached, Done, Outcome
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.states import Event, State
-
-Mutation = Callable[[pytest.MonkeyPatch], None]
+from tests.laws.mended import MENDED
 
 
 def expiry_frees_memory(patch: pytest.MonkeyPatch) -> None:
@@ -146,9 +143,9 @@ def expired_write_becomes_readable(patch: pytest.MonkeyPatch) -> None:
         request = lease.request
         if lease.phase is Phase.ACTIVE and request is not None and len(private):
             keys = state.split_keys(request.keys)[-len(private) :]
-            new = [key for key in keys if key not in world.device.index]
+            new = [key for key in keys if world.device.index.get(key) < 0]
             if new:
-                world.device.publish(private[: len(new)].copy(), new, Event.COMMIT)
+                world.device.publish(private[: len(new)].copy(), b"".join(new), Event.COMMIT)
         ending.expire(world, lease)
 
     patch.setattr(landing, "expire", expire)
@@ -164,7 +161,7 @@ def lost_copy_frees_its_target(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(cache._VERBS, commands.CopyLost, copy_lost)
 
 
-MUTATIONS: tuple[Mutation, ...] = (
+MUTATIONS = (
     expiry_frees_memory,
     failed_copy_is_published,
     late_commit_of_an_older_grant,
@@ -180,5 +177,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     copy_does_not_hold_its_source,
     expired_write_becomes_readable,
     lost_copy_frees_its_target,
+    *MENDED,
 )
 """Every seeded bug; each bug that is ever fixed adds one."""

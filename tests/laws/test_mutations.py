@@ -3,7 +3,8 @@
 import pytest
 
 from tests.laws.acts import live
-from tests.laws.mutations import MUTATIONS, Mutation
+from tests.laws.mended import Mutation
+from tests.laws.mutations import MUTATIONS
 from tests.laws.world import World
 
 _SEEDS = 120

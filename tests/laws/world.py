@@ -20,6 +20,7 @@ from kvlease.errors import KVLeaseError
 from kvlease.ids import Epoch, LeaseId, PinId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import (
+    Beat,
     Copy,
     Direction,
     Evicted,
@@ -47,6 +48,7 @@ SHAPE = CacheShape(
 Mark = tuple[object, ...]
 ZERO: Mark = ("zero",)
 _NO_LEASE: Final = LeaseId(0)
+_LONGEST_WAIT_SECONDS: Final = 60.0
 _IN_DOUBT: Final = ("BUSY", "COPY_FAILED", "DEADLINE", "POOL_FULL", "WRONG_STATE")
 """Refusals of an evict or a reload after which a worker does not know where its lease is."""
 
@@ -401,6 +403,19 @@ class World:
         )
         self.send(command)
 
+    def beat(self, worker: Worker) -> None:
+        """Let a worker renew its leases, and learn how far the core has granted, as the client does."""
+        command = commands.Heartbeat(
+            worker_id=worker.worker_id,
+            lease_ids=tuple(worker.leases),
+            newest_lease_id=worker.newest_lease_id,
+        )
+        outcome = self.send(command)
+        if not isinstance(outcome, Outcome) or not isinstance(outcome.reply, Beat):
+            self.fail("a heartbeat of an attached worker was refused")
+            return
+        worker.newest_lease_id = max(worker.newest_lease_id, outcome.reply.newest_lease_id)
+
     def learn(self) -> None:
         """Let workers whose evict or reload was interrupted find out where their blocks are, by asking for them."""
         for worker, held in self.unsure[:]:
@@ -457,16 +472,37 @@ class World:
         for ticket in list(self.calls):
             self.calls.pop(ticket, None)
             self.send(commands.Cancel(ticket=ticket))
+        # Reserves whose callers have gone wait for nothing.
+        self.now += _LONGEST_WAIT_SECONDS
+        self.send(commands.Tick())
+        self._settle()
+        for worker in self.workers.values():
+            self._lose_answers(worker)
         self._settle()
         for worker in list(self.workers.values()):
+            # One heartbeat to learn how far the core has granted, one to disown what no answer told of.
+            self.beat(worker)
             self.now += self.shape.lease_seconds
-            self.resume(worker)
+            self.beat(worker)
             for lease_id in list(worker.leases):
                 self.send(commands.Release(worker_id=worker.worker_id, lease_id=lease_id))
             worker.leases.clear()
         self._settle()
         for worker in self.workers.values():
             self._have_it_all(worker)
+
+    def _lose_answers(self, worker: Worker) -> None:
+        """Let a worker reserve what there is and never learn what was granted."""
+        limit = self.shape.max_blocks_per_lease
+        for at in range(0, self.shape.usable_blocks, limit):
+            self.send(
+                commands.Reserve(
+                    worker_id=worker.worker_id,
+                    request_id=f"lost-{at}",
+                    keys=b"",
+                    num_tokens=limit * self.shape.tokens_per_block,
+                )
+            )
 
     def _settle(self) -> None:
         while self.jobs:

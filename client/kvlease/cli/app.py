@@ -5,24 +5,27 @@ Exit status 0: done; 1: the daemon refused or was not there; 2: the command line
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
+from kvlease._version import installed_version
 from kvlease.cli import tables
+from kvlease.cli.listing import first_of
 from kvlease.cli.plan import plan_command
-from kvlease.client import Client
+from kvlease.client import Client, Listed
 from kvlease.errors import KVLeaseError
+from kvlease.replies import Inspection
 
 CONNECT_SECONDS: Final = 5.0
 """Seconds that a command waits for the daemon."""
 
 app = typer.Typer(
     name="kvlease",
-    help="Look at and steer the KV-cache daemon of this node.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -39,11 +42,31 @@ Address = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]
+Limit = Annotated[int, typer.Option(min=1, help="How many of each cache to show.")]
 
 
 def main() -> None:
     """Run the command line."""
     app()
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"kvlease {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Look at and steer the KV-cache daemon of this node."""
 
 
 @app.command()
@@ -69,8 +92,34 @@ def caches(*, address: Address = "", as_json: Json = False) -> None:
         found = client.list_caches()
     if as_json:
         _print_json([dataclasses.asdict(cache) for cache in found])
-    else:
-        Console().print(tables.plans(found))
+        return
+    console = Console()
+    console.print(tables.plans(found))
+    console.print(tables.blocks(found))
+
+
+@app.command()
+def workers(
+    *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
+) -> None:
+    """List the workers with their leases, and whether their death can be proven."""
+    _list("workers", address, cache, limit, as_json=as_json)
+
+
+@app.command()
+def leases(
+    *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
+) -> None:
+    """List the leases with their workers, blocks and ages."""
+    _list("leases", address, cache, limit, as_json=as_json)
+
+
+@app.command()
+def pins(
+    *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
+) -> None:
+    """List the pins with their blocks."""
+    _list("pins", address, cache, limit, as_json=as_json)
 
 
 @app.command()
@@ -91,7 +140,9 @@ def evict(
 
 @app.command()
 def detach(
-    worker_id: Annotated[int, typer.Argument(min=1, help="The worker, as `events` names it.")],
+    worker_id: Annotated[
+        int, typer.Argument(min=1, help="The worker, as `kvlease workers` names it.")
+    ],
     *,
     address: Address = "",
 ) -> None:
@@ -130,6 +181,38 @@ def health(*, address: Address = "") -> None:
         stats = client.stats()
     num_leases = sum(cache.num_leases for cache in stats.caches)
     typer.echo(f"ok: epoch {stats.epoch}, {len(stats.caches)} caches, {num_leases} leases")
+
+
+def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) -> None:
+    """Show one list of one cache, or of all; at its end, what was left out."""
+    with _client(address) as client:
+        names = [cache] if cache else [found.cache for found in client.list_caches()]
+        pages = {name: first_of(client, name, what, limit) for name in names}
+    if as_json:
+        _print_json({name: _listed(page, what) for name, page in pages.items()})
+        return
+    console = Console()
+    for name, page in pages.items():
+        num_shown = len(getattr(page, what))
+        if num_shown:
+            console.print(_TABLES[what](name, page))
+        if num_shown < page.num_total:
+            text = f"{num_shown:,} of {page.num_total:,} shown; --limit shows more"
+            console.print(text, highlight=False)
+    if not any(page.num_total for page in pages.values()):
+        typer.echo(f"no {what}")
+
+
+_TABLES: Final[dict[Listed, Callable[[str, Inspection], Table]]] = {
+    "workers": tables.workers,
+    "leases": tables.leases,
+    "pins": tables.pins,
+}
+
+
+def _listed(page: Inspection, what: Listed) -> dict[str, object]:
+    entries = [dataclasses.asdict(entry) for entry in getattr(page, what)]
+    return {"num_total": page.num_total, what: entries}
 
 
 @contextmanager

@@ -4,18 +4,25 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from kvlease.replies import CacheInfo, CacheStats, Event, Stats
+from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
 
-STATES: Final = ("free", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad")
-"""The states of a block, in the order of a block's life."""
+UNUSUAL_STATES: Final = ("filling", "quarantined", "scrubbing", "bad")
+"""The states that few blocks are in for long, in the order of a block's life; they share one column."""
 
-_USUAL: Final = frozenset({"free", "reserved", "ready"})
-"""The states that are shown even when no block is in them, so that the table fits a terminal."""
+_TEXTS: Final = frozenset(
+    {"cache", "status", "tier", "layout", "other states", "name", "tenant", "death", "phase"}
+)
+"""The columns that are no numbers."""
+
+_FOLDED: Final = frozenset({"cache", "other states", "name", "tenant"})
+"""The columns whose texts may be long."""
 
 _NANOSECONDS: Final = 1e9
+_FINGERPRINT_CHARACTERS: Final = 12
 
 
 def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
@@ -27,9 +34,9 @@ def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
         table.add_row(
             cache.cache,
             info[cache.cache].status if cache.cache in info else "gone",
-            str(cache.num_workers),
-            str(cache.num_leases),
-            str(cache.num_waiting),
+            f"{cache.num_workers:,}",
+            f"{cache.num_leases:,}",
+            f"{cache.num_waiting:,}",
             show_bytes(plan.device_bytes) if plan else "",
             show_bytes(plan.host_bytes) if plan else "",
         )
@@ -38,17 +45,13 @@ def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
 
 def pools(stats: Stats) -> Table:
     """Return one row per pool: its blocks by state, which add up to all of them; unusual states only if any."""
-    found = [pool for cache in stats.caches for pool in cache.pools]
-    shown = [
-        state for state in STATES if state in _USUAL or any(getattr(pool, state) for pool in found)
-    ]
-    table = _table("Pools", "cache", "tier", "blocks", *shown, "held")
-    for cache in stats.caches:
-        for pool in cache.pools:
-            states = [str(getattr(pool, state)) for state in shown]
-            table.add_row(
-                cache.cache, pool.tier, str(pool.num_blocks), *states, str(pool.ready_held)
-            )
+    found = [(cache.cache, pool) for cache in stats.caches for pool in cache.pools]
+    others = [_others(pool) for _, pool in found]
+    columns = ("cache", "tier", "blocks", "free", "reserved", "ready", "held")
+    table = _table("Pools", *columns, *(["other states"] if any(others) else []))
+    for (cache, pool), other in zip(found, others, strict=True):
+        numbers = (pool.num_blocks, pool.free, pool.reserved, pool.ready, pool.ready_held)
+        table.add_row(cache, pool.tier, *(f"{number:,}" for number in numbers), other)
     return table
 
 
@@ -57,12 +60,12 @@ def counters(stats: Stats) -> Table:
     table = _table(
         "Since the start",
         "cache",
-        "leases granted",
-        "tokens hit on device",
-        "reloaded from host",
-        "computed",
-        "blocks evicted",
-        "reloaded",
+        "leases\ngranted",
+        "tokens hit\non device",
+        "tokens hit\non host",
+        "tokens\ncomputed",
+        "blocks\nevicted",
+        "blocks\nreloaded",
     )
     for cache in stats.caches:
         if cache.counters:
@@ -71,37 +74,96 @@ def counters(stats: Stats) -> Table:
 
 
 def plans(found: Sequence[CacheInfo]) -> Table:
-    """Return one row per cache: the numbers of its plan; bytes per block are those of its first rank."""
+    """Return one row per cache: how large its plan is."""
+    table = _table("Caches", "cache", "status", "layers", "tables", "ranks", "longest request")
+    for cache in found:
+        plan = cache.plan
+        table.add_row(
+            cache.cache,
+            cache.status,
+            f"{sum(len(group.layer_names) for group in plan.groups):,}",
+            f"{len(plan.groups):,}",
+            f"{len(plan.ranks):,}",
+            f"{plan.longest_request_tokens:,} tokens",
+        )
+    return table
+
+
+def blocks(found: Sequence[CacheInfo]) -> Table:
+    """Return one row per cache: what its blocks are; bytes per block are those of its first rank."""
     table = _table(
-        "Caches",
+        "Blocks",
         "cache",
-        "status",
-        "layers",
-        "tables",
-        "ranks",
-        "tokens per block",
-        "bytes per block",
-        "device blocks",
-        "host slots",
-        "longest request",
+        "tokens\nper block",
+        "bytes\nper block",
+        "device\nblocks",
+        "host\nslots",
         "layout",
     )
     for cache in found:
         plan = cache.plan
         table.add_row(
             cache.cache,
-            cache.status,
-            str(sum(len(group.layer_names) for group in plan.groups)),
-            str(len(plan.groups)),
-            str(len(plan.ranks)),
-            str(plan.tokens_per_block),
+            f"{plan.tokens_per_block:,}",
             show_bytes(plan.bytes_per_block),
             f"{plan.usable_blocks:,}",
             f"{plan.num_slots:,}",
-            f"{plan.longest_request_tokens:,} tokens",
-            f"{plan.layout} {plan.layout_fingerprint[:12]}",
+            f"{plan.layout} {plan.layout_fingerprint[:_FINGERPRINT_CHARACTERS]}",
         )
     return table
+
+
+def workers(cache: str, page: Inspection) -> Table:
+    """Return one row per worker of a cache."""
+    table = _table(
+        f"Workers of {cache}", "worker", "name", "tenant", "rank", "leases", "death", "age"
+    )
+    for one in page.workers:
+        table.add_row(
+            str(one.worker_id),
+            one.worker_name,
+            one.tenant,
+            str(one.rank),
+            f"{one.num_leases:,}",
+            one.death_proof,
+            show_age(one.age_ms),
+        )
+    return table
+
+
+def leases(cache: str, page: Inspection) -> Table:
+    """Return one row per lease of a cache; `left` is the time until it expires unless it is renewed."""
+    table = _table(
+        f"Leases of {cache}", "lease", "worker", "phase", "blocks", "tokens", "age", "left"
+    )
+    for one in page.leases:
+        table.add_row(
+            str(one.lease_id),
+            str(one.worker_id),
+            one.phase,
+            f"{one.num_blocks:,}",
+            f"{one.num_tokens:,}",
+            "" if one.age_ms is None else show_age(one.age_ms),
+            show_age(one.left_ms),
+        )
+    return table
+
+
+def pins(cache: str, page: Inspection) -> Table:
+    """Return one row per pin of a cache."""
+    table = _table(f"Pins of {cache}", "pin", "blocks")
+    for one in page.pins:
+        table.add_row(str(one.pin_id), f"{one.num_blocks:,}")
+    return table
+
+
+def show_age(milliseconds: int) -> str:
+    """Return a span of time in its largest whole unit."""
+    seconds = milliseconds // 1000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 def event_line(event: Event) -> str:
@@ -128,9 +190,27 @@ def _counted(cache: CacheStats) -> list[str]:
     return [f"{count.get(name, 0):,}" for name in names]
 
 
+def _others(pool: PoolStats) -> str:
+    counts = ((state, getattr(pool, state)) for state in UNUSUAL_STATES)
+    return ", ".join(f"{count:,} {state}" for state, count in counts if count)
+
+
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    """Return a table that fits 80 columns: a long name is folded, and a number is always whole."""
+    table = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for column in columns:
-        is_text = column in {"cache", "status", "tier", "layout"}
-        table.add_column(column, justify="left" if is_text else "right")
+        table.add_column(
+            column,
+            justify="left" if column in _TEXTS else "right",
+            vertical="top",
+            overflow="fold",
+            no_wrap=column not in _FOLDED,
+        )
     return table

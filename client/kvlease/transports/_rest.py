@@ -38,6 +38,7 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
     "unpin": ("DELETE", "/v1/pins/{pin_id}"),
     "step": ("POST", "/v1/step"),
     "stats": ("GET", "/v1/stats"),
+    "inspect": ("GET", "/v1/caches/{cache}/{what}"),
     "watch": ("GET", "/v1/events"),
 }
 """Method and path of every verb."""
@@ -78,7 +79,7 @@ def request_of(call: Outgoing) -> Rest:
     """Return a call as a REST request; what the path says is left out of the body."""
     fields = to_json(call.request)
     method, path = _route_of(call.verb, fields)
-    for name in ("cache", "lease_id", "pin_id", "worker_id"):
+    for name in ("cache", "what", "lease_id", "pin_id", "worker_id"):
         if f"{{{name}}}" in path:
             path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, "")), safe=""))
     query = {"cache": call.cache} if call.cache else {}

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from google.protobuf.message import Message
 
+from kvlease._checks import check_type
 from kvlease.errors import DeadlineError, InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -120,6 +121,7 @@ def parse_address(written: str) -> Address:
     Raises:
         InvalidError: it is not written so.
     """
+    check_type("address", written, str)
     message = (
         f"{written[:80]!r} is no address; write unix:///path, http://host:port, grpc://host:port, …"
     )

@@ -1,49 +1,43 @@
-"""Own the blocking REST connection: http.client, kept alive, over TCP or a Unix socket; calls read as in `_rest`."""
+"""Own the blocking REST connections: http.client, kept alive, over TCP or a Unix socket; calls read as in `_rest`."""
 
 import http.client
 import socket
-import threading
 from collections.abc import Iterator
 
 from google.protobuf.message import Message
 
 from kvlease.errors import UnavailableError
+from kvlease.transports._pool import ConnectionPool
 from kvlease.transports._rest import SseReader, request_of, response_of
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
 
 class HttpTransport:
-    """Calls over one kept-alive connection, one at a time; threads take turns."""
+    """Calls over kept-alive connections of which each carries one at a time; threads do not wait for each other."""
 
     def __init__(self, address: Address) -> None:
         """Remember where the daemon listens."""
         self._address = address
-        self._connection: http.client.HTTPConnection | None = None
-        self._lock = threading.Lock()
+        self._pool = ConnectionPool(lambda: _Connection(address))
 
     def __repr__(self) -> str:
         """Show life: whether it is connected."""
-        return f"<HttpTransport {self._address} {'connected' if self._connection else 'closed'}>"
+        return f"<HttpTransport {self._address} {self._pool}>"
 
     def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
-        if not self._lock.acquire(timeout=call.seconds_left()):
-            raise past_deadline(call.verb)
+        connection, num_closes = self._pool.take(call)
         try:
-            answer = self._begin(call)
-            status, body = answer.status, answer.read()
+            status, body = connection.exchange(call)
         except TimeoutError as error:
-            self.close()
             raise past_deadline(call.verb) from error
         except (OSError, http.client.HTTPException) as error:
-            self.close()
+            # Where one broke the daemon has probably ended: a retry should not try one dead one after another.
+            self._pool.close()
             raise self._unreachable(error) from error
-        except BaseException:
-            self.close()
-            raise
         finally:
-            self._lock.release()
+            self._pool.put_back(connection, num_closes)
         return response_of(call.verb, status, body)
 
     def attach(self, call: Outgoing) -> Attached:
@@ -54,12 +48,12 @@ class HttpTransport:
 
     def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
         """Yield events over a connection of their own until none came for `idle_seconds`."""
-        stream = HttpTransport(self._address)
+        connection = _Connection(self._address)
         try:
-            answer = stream._begin(call)
+            answer = connection.begin(call)
             if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
                 response_of(call.verb, answer.status, answer.read())
-            stream._limit(idle_seconds)
+            connection.limit(idle_seconds)
             events = SseReader()
             while chunk := answer.read1(2**16):
                 yield from events.feed(chunk)
@@ -68,40 +62,68 @@ class HttpTransport:
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
-            stream.close()
-
-    def close(self) -> None:
-        """Close the connection; a later call would open another."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
             connection.close()
 
-    def _begin(self, call: Outgoing) -> http.client.HTTPResponse:
-        request = request_of(call)
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = self._open(call.seconds_left())
-        else:
-            self._limit(call.seconds_left())
-        connection.request(
-            request.method, request.path, body=request.body or None, headers=request.headers
-        )
-        return connection.getresponse()
-
-    def _open(self, seconds: float) -> http.client.HTTPConnection:
-        if self._address.path:
-            return _UnixConnection(self._address.path, seconds)
-        return http.client.HTTPConnection(self._address.host, self._address.port, timeout=seconds)
-
-    def _limit(self, seconds: float | None) -> None:
-        assert self._connection is not None, "a limit without a connection"
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(seconds)
+    def close(self) -> None:
+        """Close the connections; a later call would open another."""
+        self._pool.close()
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         return UnavailableError(
             f"the daemon at {self._address} cannot be reached ({error}); check that it runs and the address"
         )
+
+
+class _Connection:
+    """One connection; opens at its first call, closes at any doubt."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def exchange(self, call: Outgoing) -> tuple[int, bytes]:
+        """Send a call and return the answer's status and body."""
+        try:
+            answer = self.begin(call)
+            return answer.status, answer.read()
+        except BaseException:
+            # Whatever stopped us, an interrupt too: a late answer must not be the next call's.
+            self.close()
+            raise
+
+    def begin(self, call: Outgoing) -> http.client.HTTPResponse:
+        """Send a call and return the answer, whose body is yet to be read."""
+        request = request_of(call)
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._open(call.seconds_left())
+        else:
+            self.limit(call.seconds_left())
+        connection.request(
+            request.method, request.path, body=request.body or None, headers=request.headers
+        )
+        return connection.getresponse()
+
+    def limit(self, seconds: float | None) -> None:
+        """Have every read and write end after so many seconds."""
+        assert self._connection is not None, "a limit without a connection"
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(seconds)
+
+    def close(self) -> None:
+        """Close it; the next call opens it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _open(self, seconds: float) -> http.client.HTTPConnection:
+        if self._address.path:
+            return _UnixConnection(self._address.path, seconds)
+        return http.client.HTTPConnection(self._address.host, self._address.port, timeout=seconds)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -1,4 +1,4 @@
-"""Own the blocking connection over the local socket: one frame out, one frame in, and the descriptors of an attach.
+"""Own the blocking connections over the local socket: one frame out, one frame in, and the descriptors of an attach.
 
 The kernel's own socket timeouts are used, not Python's: those poll before every read and write.
 """
@@ -6,7 +6,6 @@ The kernel's own socket timeouts are used, not Python's: those poll before every
 import math
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,6 +23,7 @@ from kvlease.transports._frames import (
     send_attach,
     unreachable,
 )
+from kvlease.transports._pool import ConnectionPool
 from kvlease.transports.base import Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -33,86 +33,142 @@ _TICKS_PER_SECOND: Final = 100
 
 
 class LocalTransport:
-    """Calls over one connection, one at a time; threads take turns."""
+    """Calls over connections of which each carries one at a time; threads do not wait for each other."""
 
     def __init__(self, path: str) -> None:
         """Remember where the socket is."""
         self._path = path
+        self._pool = ConnectionPool(lambda: _Connection(path))
+
+    def __repr__(self) -> str:
+        """Show life: whether it is connected."""
+        return f"<LocalTransport {self._path} {self._pool}>"
+
+    def send(self, call: Outgoing) -> Message:
+        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        connection, num_closes = self._pool.take(call)
+        try:
+            reply = connection.exchange(call)
+        except OSError as error:
+            raise self._failed(error, call) from error
+        finally:
+            self._pool.put_back(connection, num_closes)
+        return response_of(reply)
+
+    def attach(self, call: Outgoing) -> Attached:
+        """Send an attach over a fresh connection, on which later calls go too; all earlier ones are closed."""
+        self._pool.close()
+        fds: list[int] = []
+        connection, num_closes = self._pool.take(call)
+        try:
+            reply, fds = connection.attach(call)
+            response = response_of(reply)
+        except OSError as error:
+            raise self._failed(error, call) from error
+        except BaseException:
+            close_all(fds)
+            connection.close()
+            raise
+        finally:
+            self._pool.put_back(connection, num_closes)
+        assert isinstance(response, pb.AttachResponse)
+        return Attached(response, fds)
+
+    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+        """Yield events over a connection of their own until none came for `idle_seconds`."""
+        connection = _Connection(self._path)
+        try:
+            yield from connection.events(call, idle_seconds)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise unreachable(self._path, error) from error
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Close the connections; a later call would open another."""
+        self._pool.close()
+
+    def surrender(self, call: Outgoing) -> socket.socket:
+        """Hand the connection of an attach that was just answered over to the caller."""
+        connection, num_closes = self._pool.take(call)
+        sock = connection.surrender()
+        self._pool.put_back(connection, num_closes)
+        return sock
+
+    def _failed(self, error: OSError, call: Outgoing) -> KVLeaseError:
+        if isinstance(error, BlockingIOError):
+            return past_deadline(call.verb)
+        # Where one broke the daemon has probably ended: a retry should not try one dead one after another.
+        self._pool.close()
+        return unreachable(self._path, error)
+
+
+class _Connection:
+    """One connection, and what is remembered from call to call; opens at its first call, closes at any doubt."""
+
+    __slots__ = ("_buffer", "_call_number", "_path", "_socket", "_ticks")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._socket: socket.socket | None = None
-        self._lock = threading.Lock()
         self._buffer = bytearray(_FIRST_BUFFER_BYTES)
         self._ticks = 0
         self._call_number = 0
 
-    def __repr__(self) -> str:
-        """Show life: whether it is connected."""
-        return f"<LocalTransport {self._path} {'connected' if self._socket else 'closed'}>"
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
 
-    def send(self, call: Outgoing) -> Message:
-        """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
-        if not self._lock.acquire(blocking=False):
-            self._take_turn(call)
+    def exchange(self, call: Outgoing) -> pb.Reply:
         try:
             self._call_number += 1
             frame = encode(call, self._call_number)
             sock = self._socket or self._connect(call)
             self._limit(sock, call.seconds_left())
             self._send_all(sock, frame)
-            reply = self._receive(sock, call)
-        except OSError as error:
-            raise self._failed(error, call) from error
+            return self._receive(sock, call)
         except BaseException:
             # Whatever stopped us, an interrupt too: a late reply must not answer the next call.
-            self._drop()
+            self.close()
             raise
-        finally:
-            self._lock.release()
-        return response_of(reply)
 
-    def attach(self, call: Outgoing) -> Attached:
-        """Send an attach over a fresh connection, on which later calls go too."""
-        if not self._lock.acquire(blocking=False):
-            self._take_turn(call)
-        fds: list[int] = []
+    def attach(self, call: Outgoing) -> tuple[pb.Reply, list[int]]:
         try:
-            self._drop()
             frame = self._encode(call)
+            self.close()
             sock = self._connect(call)
             send_attach(sock, frame)
-            reply, fds = receive_attached(sock)
-            response = response_of(reply)
-        except OSError as error:
-            raise self._failed(error, call) from error
+            return receive_attached(sock)
         except BaseException:
-            close_all(fds)
-            self._drop()
+            self.close()
             raise
-        finally:
-            self._lock.release()
-        assert isinstance(response, pb.AttachResponse)
-        return Attached(response, fds)
 
-    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
-        """Yield events over a connection of their own until none came for `idle_seconds`."""
-        stream = LocalTransport(self._path)
-        try:
-            yield from stream._events(call, idle_seconds)
-        finally:
-            stream.close()
-
-    def close(self) -> None:
-        """Close the connection; a later call would open another."""
-        self._drop()
+    def events(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+        pending = bytearray()
+        sock = self._connect(call)
+        sock.sendall(self._encode(call))
+        self._limit(sock, idle_seconds or 0)
+        while True:
+            while len(pending) >= BYTES_OF_LENGTH and len(pending) >= (end := frame_bytes(pending)):
+                response = response_of(decode(pending[BYTES_OF_LENGTH:end]))
+                del pending[:end]
+                assert isinstance(response, pb.WatchResponse)
+                yield response
+            chunk = sock.recv(_FIRST_BUFFER_BYTES)
+            _more(len(chunk))
+            pending += chunk
 
     def surrender(self) -> socket.socket:
-        """Hand the open connection over to the caller."""
         sock, self._socket = self._socket, None
         assert sock is not None, "surrender without a connection"
         return sock
 
-    def _take_turn(self, call: Outgoing) -> None:
-        if not self._lock.acquire(timeout=call.seconds_left()):
-            raise past_deadline(call.verb)
+    def close(self) -> None:
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
 
     def _encode(self, call: Outgoing) -> bytes:
         self._call_number += 1
@@ -154,7 +210,7 @@ class LocalTransport:
         if call_number:
             message = f"call {self._call_number} was answered by a reply to call {call_number}"
             raise UnavailableError(message)
-        self._drop()  # the daemon refuses the connection, not the call
+        self.close()  # the daemon refuses the connection, not the call
         return reply
 
     def _receive_rest(self, sock: socket.socket, call: Outgoing, num_received: int) -> int:
@@ -168,39 +224,6 @@ class LocalTransport:
             with memoryview(buffer) as whole, whole[num_received:] as rest:
                 num_received += _more(sock.recv_into(rest))
         return num_received
-
-    def _events(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
-        pending = bytearray()
-        try:
-            sock = self._connect(call)
-            sock.sendall(self._encode(call))
-            self._limit(sock, idle_seconds or 0)
-            while True:
-                while len(pending) >= BYTES_OF_LENGTH and len(pending) >= (
-                    end := frame_bytes(pending)
-                ):
-                    response = response_of(decode(pending[BYTES_OF_LENGTH:end]))
-                    del pending[:end]
-                    assert isinstance(response, pb.WatchResponse)
-                    yield response
-                chunk = sock.recv(_FIRST_BUFFER_BYTES)
-                _more(len(chunk))
-                pending += chunk
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise self._failed(error, call) from error
-
-    def _failed(self, error: OSError, call: Outgoing) -> KVLeaseError:
-        self._drop()
-        if isinstance(error, BlockingIOError):
-            return past_deadline(call.verb)
-        return unreachable(self._path, error)
-
-    def _drop(self) -> None:
-        sock, self._socket = self._socket, None
-        if sock is not None:
-            sock.close()
 
 
 def _more(num_bytes: int) -> int:

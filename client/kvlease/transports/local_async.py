@@ -54,7 +54,7 @@ class AsyncLocalTransport:
             raise
         async with self._connecting:
             await self.close()
-            self._stream = await self._over(blocking.surrender())
+            self._stream = await self._over(blocking.surrender(call))
         return attached
 
     async def watch(

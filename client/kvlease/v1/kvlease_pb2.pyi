@@ -428,13 +428,15 @@ class Equation(_message.Message):
     def __init__(self, name: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., layer: _Optional[str] = ..., formula: _Optional[str] = ..., arithmetic: _Optional[str] = ..., value: _Optional[int] = ..., value_divisor: _Optional[int] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class PlanReport(_message.Message):
-    __slots__ = ("equations",)
+    __slots__ = ("equations", "notes")
     EQUATIONS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     equations: _containers.RepeatedCompositeFieldContainer[Equation]
-    def __init__(self, equations: _Optional[_Iterable[_Union[Equation, _Mapping]]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, equations: _Optional[_Iterable[_Union[Equation, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanOutcome(_message.Message):
-    __slots__ = ("bytes_per_block", "num_blocks", "usable_blocks", "blocks_per_longest_request", "longest_request_tokens", "largest_request_tokens", "capacity_tokens", "num_slots", "refusal")
+    __slots__ = ("bytes_per_block", "num_blocks", "usable_blocks", "blocks_per_longest_request", "longest_request_tokens", "largest_request_tokens", "capacity_tokens", "num_slots", "refusal", "bytes_per_slot", "num_disk_slots", "num_remote_slots")
     BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +446,9 @@ class PlanOutcome(_message.Message):
     CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REMOTE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     bytes_per_block: int
     num_blocks: int
     usable_blocks: int
@@ -453,7 +458,10 @@ class PlanOutcome(_message.Message):
     capacity_tokens: int
     num_slots: int
     refusal: str
-    def __init__(self, bytes_per_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., blocks_per_longest_request: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., largest_request_tokens: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., num_slots: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+    bytes_per_slot: int
+    num_disk_slots: int
+    num_remote_slots: int
+    def __init__(self, bytes_per_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., blocks_per_longest_request: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., largest_request_tokens: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., num_slots: _Optional[int] = ..., refusal: _Optional[str] = ..., bytes_per_slot: _Optional[int] = ..., num_disk_slots: _Optional[int] = ..., num_remote_slots: _Optional[int] = ...) -> None: ...
 
 class WhatIf(_message.Message):
     __slots__ = ("change", "before", "after")
@@ -622,12 +630,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, lease_ids: _Optional[bytes] = ..., newest_lease_id: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("unknown_lease_ids", "num_orphans_ended")
+    __slots__ = ("unknown_lease_ids", "num_orphans_ended", "newest_lease_id")
     UNKNOWN_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ORPHANS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     unknown_lease_ids: bytes
     num_orphans_ended: int
-    def __init__(self, unknown_lease_ids: _Optional[bytes] = ..., num_orphans_ended: _Optional[int] = ...) -> None: ...
+    newest_lease_id: int
+    def __init__(self, unknown_lease_ids: _Optional[bytes] = ..., num_orphans_ended: _Optional[int] = ..., newest_lease_id: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("request_id", "keys", "num_tokens", "wait_ms", "token_ids")
@@ -926,6 +936,76 @@ class StatsResponse(_message.Message):
     caches: _containers.RepeatedCompositeFieldContainer[CacheStats]
     def __init__(self, epoch: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheStats, _Mapping]]] = ...) -> None: ...
 
+class InspectRequest(_message.Message):
+    __slots__ = ("cache", "what", "limit", "after_id")
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_ID_FIELD_NUMBER: _ClassVar[int]
+    cache: str
+    what: str
+    limit: int
+    after_id: int
+    def __init__(self, cache: _Optional[str] = ..., what: _Optional[str] = ..., limit: _Optional[int] = ..., after_id: _Optional[int] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("worker_id", "worker_name", "tenant", "rank", "death_proof", "num_leases", "age_ms")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DEATH_PROOF_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    worker_name: str
+    tenant: str
+    rank: int
+    death_proof: str
+    num_leases: int
+    age_ms: int
+    def __init__(self, worker_id: _Optional[int] = ..., worker_name: _Optional[str] = ..., tenant: _Optional[str] = ..., rank: _Optional[int] = ..., death_proof: _Optional[str] = ..., num_leases: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
+
+class LeaseInfo(_message.Message):
+    __slots__ = ("lease_id", "worker_id", "request_digest", "phase", "num_blocks", "num_tokens", "age_ms", "left_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    worker_id: int
+    request_digest: str
+    phase: str
+    num_blocks: int
+    num_tokens: int
+    age_ms: int
+    left_ms: int
+    def __init__(self, lease_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., request_digest: _Optional[str] = ..., phase: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_tokens: _Optional[int] = ..., age_ms: _Optional[int] = ..., left_ms: _Optional[int] = ...) -> None: ...
+
+class PinInfo(_message.Message):
+    __slots__ = ("pin_id", "num_blocks")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    pin_id: int
+    num_blocks: int
+    def __init__(self, pin_id: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class InspectResponse(_message.Message):
+    __slots__ = ("num_total", "workers", "leases", "pins")
+    NUM_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    num_total: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseInfo]
+    pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
+    def __init__(self, num_total: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ...) -> None: ...
+
 class Error(_message.Message):
     __slots__ = ("code", "message", "retryable", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies")
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -951,7 +1031,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., resource: _Optional[str] = ..., need: _Optional[int] = ..., available: _Optional[int] = ..., limit: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., rule: _Optional[str] = ..., remedies: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch")
+    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -978,6 +1058,7 @@ class Call(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
+    INSPECT_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     idempotency_key: str
@@ -1004,10 +1085,11 @@ class Call(_message.Message):
     step: StepRequest
     stats: StatsRequest
     watch: WatchRequest
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ...) -> None: ...
+    inspect: InspectRequest
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch")
+    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -1032,6 +1114,7 @@ class Reply(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
+    INSPECT_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     error: Error
@@ -1056,4 +1139,5 @@ class Reply(_message.Message):
     step: StepResponse
     stats: StatsResponse
     watch: WatchResponse
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ...) -> None: ...
+    inspect: InspectResponse
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ...) -> None: ...

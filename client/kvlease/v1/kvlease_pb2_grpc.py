@@ -141,6 +141,11 @@ class KVLeaseServiceStub:
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.StatsRequest.SerializeToString,
                 response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Inspect',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.InspectRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.InspectResponse.FromString,
+                _registered_method=True)
 
 
 class KVLeaseServiceServicer:
@@ -295,6 +300,13 @@ class KVLeaseServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """Inspect lists the workers, leases or pins of a cache, a page at a time; it names neither keys nor tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVLeaseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -402,6 +414,11 @@ def add_KVLeaseServiceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.StatsRequest.FromString,
                     response_serializer=kvlease_dot_v1_dot_kvlease__pb2.StatsResponse.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.InspectRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.InspectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -973,6 +990,33 @@ class KVLeaseService:
             '/kvlease.v1.KVLeaseService/Stats',
             kvlease_dot_v1_dot_kvlease__pb2.StatsRequest.SerializeToString,
             kvlease_dot_v1_dot_kvlease__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Inspect',
+            kvlease_dot_v1_dot_kvlease__pb2.InspectRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.InspectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,7 @@ from kvleased.core import committing, ending, landing, requests
 from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
 from kvleased.core.effects import Effect, Outcome, Wake
+from kvleased.core.listing import LeaseFacts, PinFacts, list_leases, list_pins
 from kvleased.core.records import CacheRecords
 from kvleased.core.recovery import recover
 from kvleased.core.seating import pump
@@ -127,6 +128,18 @@ class Cache:
         """Return every invariant that does not hold, in words; an empty list is what there should be."""
         self.settle()
         return violations(self._state)
+
+    def list_leases(self, after_id: int, limit: int, now: float) -> tuple[LeaseFacts, ...]:
+        """Return up to `limit` leases whose ids are above `after_id`, by id; `now` is in monotonic seconds."""
+        return list_leases(self._state, after_id, limit, now)
+
+    def list_pins(self, after_id: int, limit: int) -> tuple[PinFacts, ...]:
+        """Return up to `limit` pins whose ids are above `after_id`, by id."""
+        return list_pins(self._state, after_id, limit)
+
+    def num_leases_of(self, worker_id: WorkerId) -> int:
+        """Count a worker's leases."""
+        return len(self._state.leases.by_worker.get(worker_id, ()))
 
     def lease_ids_of(self, worker_id: WorkerId) -> bytes:
         """Return the packed int64 ids of a worker's leases."""

@@ -34,6 +34,8 @@ class Beat:
 
     unknown_lease_ids: bytes
     num_orphans_ended: int
+    newest_lease_id: LeaseId
+    """No lease had a larger id when this was said, and every lease that is granted later has one."""
 
 
 @message

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError, UnknownWorkerError
+from kvlease.ids import LeaseId
 from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
 from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
 from kvleased.core.leases import Lease, Phase
@@ -143,7 +144,11 @@ def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> O
 
 
 def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
-    """Renew the leases that a worker still knows, and end those that it has lost."""
+    """Renew the leases that a worker still knows, and end those that it has lost.
+
+    The answer says how far ids have been issued, so that the worker can speak of leases whose answers never reached it;
+    why that is safe is told in the client's `Session`.
+    """
     state.tenant_of(command.worker_id)
     own = state.leases.by_worker.get(command.worker_id, set())
     unknown = [lease_id for lease_id in command.lease_ids if lease_id not in own]
@@ -163,6 +168,8 @@ def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
         state.counters["leases_orphaned"] += 1
     return Outcome(
         reply=Beat(
-            unknown_lease_ids=np.array(unknown, np.int64).tobytes(), num_orphans_ended=len(orphans)
+            unknown_lease_ids=np.array(unknown, np.int64).tobytes(),
+            num_orphans_ended=len(orphans),
+            newest_lease_id=LeaseId(state.newest_id),
         )
     )

@@ -17,6 +17,8 @@ from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
 
 _ACTIVE: Final = Phase.ACTIVE
+_ON_HOST: Final = (Phase.EVICTED, Phase.RELOADING)
+_GRANT: Final = Event.GRANT
 
 
 def blocks_for(state: CacheState, num_tokens: int) -> int:
@@ -103,12 +105,13 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
     if fresh is None:
         if count > num_available(state, hits):
             return None
-        fresh = room(state, count, tenant, hits.tolist(), may_wait=may_wait)
+        fresh = room(state, count, tenant, hits, may_wait=may_wait)
         if fresh is None:
             return None
     lease, blocks = _open(state, waiter, prefix, fresh, now)
     if lease.pending:
         return lease
+    count_grant(state, lease, command.num_tokens)
     return _reserved(state, lease, blocks)
 
 
@@ -121,6 +124,8 @@ def _open(
     device, tenant = state.device, state.workers[command.worker_id]
     slots, hits = prefix.slots, prefix.blocks
     loaded, granted = fresh[: len(slots)], fresh[len(slots) :] if len(slots) else fresh
+    most = waiter.device_hit_blocks_max
+    device_hit_blocks = len(hits) if most is None else min(len(hits), most)
     lease = Lease(
         lease_id=LeaseId(state.next_id()),
         worker_id=command.worker_id,
@@ -130,8 +135,8 @@ def _open(
         phase=_ACTIVE,
         deadline=now + state.shape.lease_seconds,
         granted_at=now,
-        device_hit_blocks=len(hits),
-        host_hit_blocks=len(slots),
+        device_hit_blocks=device_hit_blocks,
+        host_hit_blocks=len(slots) + len(hits) - device_hit_blocks,
         moving_to=NOWHERE,
     )
     if len(hits):
@@ -141,7 +146,7 @@ def _open(
         device.hold(loaded)
         lease.pending.add(flight.copy_id)
     if len(granted):
-        device.take(granted, Event.GRANT, tenant)
+        device.take(granted, _GRANT, tenant)
     if prefix.joined:
         lease.pending |= prefix.joined
     if lease.pending:
@@ -151,12 +156,12 @@ def _open(
     if len(slots):
         blocks[: len(prefix.entries)][prefix.entries < 0] = loaded
     state.leases.open(lease, command.request_id, blocks, command.num_tokens)
-    _count_grant(state, lease, command.num_tokens)
     state.tell("lease_granted", lease, num_blocks=len(blocks))
     return lease, blocks
 
 
-def _count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
+def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
+    """Count each token of a request once: only when it is certain where its bytes come from."""
     tokens_per_block, counters = state.shape.tokens_per_block, state.counters
     device_tokens = lease.device_hit_blocks * tokens_per_block
     host_tokens = lease.host_hit_blocks * tokens_per_block
@@ -168,7 +173,7 @@ def _count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
 
 def reserved(state: CacheState, lease: Lease) -> Reserved:
     """Return the answer to the Reserve that led to a lease."""
-    on_device = lease.phase not in (Phase.EVICTED, Phase.RELOADING)
+    on_device = lease.phase not in _ON_HOST
     return _reserved(state, lease, state.leases.blocks_of(lease) if on_device else NOWHERE)
 
 
@@ -199,9 +204,9 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
         return Extended(block_ids=b"")
     if count > state.device.num_available:
         return None
-    fresh = room(state, count, lease.tenant, (), may_wait=command.wait_ms > 0)
+    fresh = room(state, count, lease.tenant, NOWHERE, may_wait=command.wait_ms > 0)
     if fresh is None:
         return None
-    state.device.take(fresh, Event.GRANT, lease.tenant)
+    state.device.take(fresh, _GRANT, lease.tenant)
     state.leases.append(lease, fresh, command.num_tokens)
     return Extended(block_ids=pack(fresh))

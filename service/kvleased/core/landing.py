@@ -22,19 +22,20 @@ from kvleased.core.commands import (
     CopyLost,
     Drain,
     MoverDied,
+    Reload,
     Reserve,
     Tick,
 )
 from kvleased.core.effects import Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ending import end_lease, expire
 from kvleased.core.flights import Flight, Purpose
-from kvleased.core.granting import reserved
+from kvleased.core.granting import count_grant, reserved
 from kvleased.core.leases import Lease, Phase
-from kvleased.core.moving import finish_evict, finish_reload
+from kvleased.core.moving import finish_evict, finish_reload, here
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.room import evict_blocks
 from kvleased.core.seating import refusal
-from kvleased.core.state import CacheState
+from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
 from kvleased.core.waiting import Waiter
 
@@ -118,15 +119,11 @@ def _take_over(
     good = ~failed
     keyed = good & flight.keyed
     keys = source_pool.keys_of(flight.sources[keyed])
-    is_new = [key not in target_pool.index for key in keys]
+    is_new = target_pool.index.find(keys) < 0
     new = flight.targets[keyed][is_new]
     if len(new):
-        target_pool.publish(
-            new, [key for key, new_one in zip(keys, is_new, strict=True) if new_one], Event.FILLED
-        )
-    private = np.concatenate(
-        [flight.targets[good & ~flight.keyed], flight.targets[keyed][np.logical_not(is_new)]]
-    )
+        target_pool.publish(new, chosen_keys(keys, is_new), Event.FILLED)
+    private = np.concatenate([flight.targets[good & ~flight.keyed], flight.targets[keyed][~is_new]])
     if len(private):
         target_pool.change(private, Event.RESTORED)
 
@@ -161,14 +158,33 @@ def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: f
 def _advance_lease(state: CacheState, lease: Lease, num_copied: int, now: float) -> None:
     ticket, lease.ticket = lease.ticket, None
     if lease.phase is Phase.LOADING:
+        assert lease.request is not None, "nobody loads after a restart"
+        count_grant(state, lease, lease.request.num_tokens)
         lease.granted_at, lease.deadline = now, now + state.shape.lease_seconds
         state.leases.enter(lease, Phase.ACTIVE)
         state.wake(ticket, reserved(state, lease))
     elif lease.phase is Phase.EVICTING:
-        state.wake(ticket, finish_evict(state, lease, now, num_offloaded=num_copied))
+        evicted = finish_evict(state, lease, now, num_offloaded=num_copied)
+        command, lease.next_reload = lease.next_reload, None
+        if command is None:
+            state.wake(ticket, evicted)
+        else:
+            assert ticket is not None, "a reload that nobody waits for any more is forgotten"
+            _turn_back(state, lease, command, ticket)
     else:
         assert lease.phase is Phase.RELOADING
         state.wake(ticket, finish_reload(state, lease, now))
+
+
+def _turn_back(state: CacheState, lease: Lease, command: Reload, ticket: int) -> None:
+    """Let the call that asked for a lease on its way down wait for room, as one that came only now."""
+    waiter = Waiter(
+        ticket=ticket,
+        command=command,
+        worker_id=lease.worker_id,
+        deadline=lease.ticket_deadline,
+    )
+    state.waiting.join(waiter)
 
 
 def _retire_sources(
@@ -218,7 +234,7 @@ def _recorded(state: CacheState, flight: Flight) -> list[tuple[Pool, Ids, NDArra
 
 def _unlist_loading(state: CacheState, flight: Flight) -> None:
     if flight.direction is Direction.RELOAD and not flight.is_lost:
-        for key in state.host.keys_of(flight.sources[flight.keyed]):
+        for key in split_keys(state.host.keys_of(flight.sources[flight.keyed])):
             del state.loading[key]
 
 
@@ -261,6 +277,7 @@ def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
         worker_id=lease.worker_id,
         deadline=lease.ticket_deadline,
         skip_host=skip_host,
+        device_hit_blocks_max=lease.device_hit_blocks,
     )
     state.waiting.rejoin(waiter)
 
@@ -273,7 +290,8 @@ def _call_off(
     lease.deadline = now + state.shape.lease_seconds
     state.leases.enter(lease, phase)
     ticket, lease.ticket = lease.ticket, None
-    state.wake(ticket, error)
+    command, lease.next_reload = lease.next_reload, None
+    state.wake(ticket, error if command is None else here(state, lease))
 
 
 # Time -------------------------------------------------------------------------------------------------------------
@@ -301,6 +319,7 @@ def tick(state: CacheState, command: Tick, now: float) -> Outcome:
 
 def _give_up(state: CacheState, lease: Lease, error: KVLeaseError | None) -> None:
     ticket, lease.ticket = lease.ticket, None
+    lease.next_reload = None
     if error is not None:
         state.wake(ticket, error)
     if lease.phase is Phase.LOADING:

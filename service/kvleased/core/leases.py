@@ -13,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvlease.ids import CopyId, LeaseId, WorkerId
-from kvleased.core.commands import Reserve
+from kvleased.core.commands import Reload, Reserve
 from kvleased.core.pool import Ids
 from kvleased.core.records import LeaseRows
 
@@ -70,6 +70,8 @@ class Lease:
     ticket: int | None = None
     """The call that waits for the phase to change."""
     ticket_deadline: float = 0.0
+    next_reload: Reload | None = None
+    """While EVICTING: the ticket is of this call, which wants the lease back once it is down."""
     moving_to: Ids
     """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in token order."""
 

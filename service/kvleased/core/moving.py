@@ -13,10 +13,10 @@ from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.commands import Evict, Reload
 from kvleased.core.effects import Evicted, Outcome, Reloaded
 from kvleased.core.flights import Purpose
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
-from kvleased.core.room import evict_blocks, host_slots, room
-from kvleased.core.state import CacheState, as_ids, pack, split_keys
+from kvleased.core.room import evict_blocks, host_slots, num_available, room
+from kvleased.core.state import CacheState, pack, split_keys
 from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
 
@@ -33,6 +33,7 @@ def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) 
         lease.ticket, WrongStateError("a later call for the same lease took this one's place")
     )
     lease.ticket, lease.ticket_deadline = state.next_id(), _deadline(wait_ms, now)
+    lease.next_reload = None
     return Outcome(ticket=lease.ticket)
 
 
@@ -58,7 +59,7 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
     blocks = state.leases.blocks_of(lease)
     placed, is_ready = _slots_below(state, blocks)
     missing = placed < 0
-    slots = _slots_for_lease(state, int(missing.sum()), placed[~missing])
+    slots = _slots_for_lease(state, int(np.count_nonzero(missing)), placed[~missing])
     placed[missing] = slots
     state.host.hold(placed[~missing])
     lease.moving_to = placed
@@ -78,8 +79,7 @@ def _slots_below(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]
     """Return for each block the slot that has its bytes already, or -1, and whether the block is READY."""
     is_ready = state.device.records.state[blocks] == State.READY
     placed = np.full(len(blocks), -1, np.intp)
-    keys = state.device.keys_of(blocks[is_ready])
-    placed[is_ready] = [state.host.index.get(key, -1) for key in keys]
+    placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
     return placed, is_ready
 
 
@@ -97,7 +97,7 @@ def _slots_for_lease(state: CacheState, count: int, reused: Ids) -> Ids:
             available=state.host.num_available,
             limit=num_slots,
         )
-    slots = host_slots(state, count, frozenset(reused.tolist()))
+    slots = host_slots(state, count, reused)
     if slots is None:
         msg = f"the lease takes {count} slots and {state.host.num_available} can be had now"
         raise PoolFullError(
@@ -130,19 +130,18 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
     _check_keys(command.keys)
     device, host = state.device, state.host
     if command.keys:
-        found = (device.index.get(key) for key in dict.fromkeys(split_keys(command.keys)))
-        blocks = [block for block in found if block is not None and block in device.order]
+        blocks = device.evictable(device.cached(command.keys))
     else:
-        blocks = device.victims(command.num_blocks, ())
-    dirty = device.unknown_to(host, blocks)
-    slots = host_slots(state, len(dirty), at_most=True)
+        blocks = device.victims(command.num_blocks, NOWHERE)
+    is_copied = device.is_unknown_to(host, blocks)
+    slots = host_slots(state, int(np.count_nonzero(is_copied)), at_most=True)
     num_copied = 0 if slots is None else len(slots)
-    copied = frozenset(dirty[:num_copied])
-    leaving = [block for block in blocks if block not in copied]
+    is_copied[is_copied.nonzero()[0][num_copied:]] = False
+    leaving, dirty = blocks[~is_copied], blocks[is_copied]
     evict_blocks(state, leaving)
-    if not copied or slots is None:
+    if not num_copied or slots is None:
         return Outcome(reply=Evicted(num_evicted=len(leaving), num_offloaded=0))
-    flight = state.fly(Purpose.DISPLACE, as_ids(dirty[:num_copied]), slots, keyed=slots >= 0)
+    flight = state.fly(Purpose.DISPLACE, dirty, slots, keyed=slots >= 0)
     flight.ticket, flight.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)
     flight.num_evicted_before = len(leaving)
     return Outcome(ticket=flight.ticket)
@@ -151,12 +150,21 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
 # Reload -----------------------------------------------------------------------------------------------------------
 
 
+def reload_after_evict(state: CacheState, lease: Lease, command: Reload, now: float) -> Outcome:
+    """Let a reload wait for the end of the copy that takes its lease down; what follows is the landing's."""
+    outcome = supersede_ticket(state, lease, command.wait_ms, now)
+    lease.next_reload = command
+    return outcome
+
+
 def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | Lease | None:
     """Start to bring an evicted lease back if there is room for it; returns as `attempt_reserve` does."""
     command = waiter.command
     assert isinstance(command, Reload)
     # The end of a lease ends its waiting calls, too.
     lease = state.leases.by_id[command.lease_id]  # type: ignore[index]  # one of keys never waits
+    if lease.phase is Phase.ACTIVE:
+        return here(state, lease)
     if lease.phase is not Phase.EVICTED:
         msg = f"the lease is {lease.phase.name.lower()}, only an evicted one can be reloaded"
         raise WrongStateError(msg)
@@ -164,11 +172,10 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
     placed, is_keyed, joined = _blocks_above(state, slots)
     missing = placed < 0
     hits = placed[~missing]
-    count = int(missing.sum())
-    protected = frozenset(hits.tolist())
-    if count > state.device.num_available - sum(block in state.device.order for block in protected):
+    count = int(np.count_nonzero(missing))
+    if count > num_available(state, hits):
         return None
-    fresh = room(state, count, lease.tenant, protected, may_wait=True)
+    fresh = room(state, count, lease.tenant, hits, may_wait=True)
     if fresh is None:
         return None
     state.device.hold(hits)
@@ -193,13 +200,14 @@ def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_]
     """Return for each slot the block with its bytes or -1, whether it is keyed; and the copies to await."""
     is_keyed = state.host.records.state[slots] == State.READY
     placed = np.full(len(slots), -1, np.intp)
-    found: list[int] = []
+    keys = state.host.keys_of(slots[is_keyed])
+    found = state.device.index.find(keys)
     joined: set[CopyId] = set()
-    for key in state.host.keys_of(slots[is_keyed]):
-        loading = state.loading.get(key)
-        if loading is not None:
-            joined.add(loading[1])
-        found.append(loading[0] if loading else state.device.index.get(key, -1))
+    if state.loading:
+        for at, key in enumerate(split_keys(keys)):
+            if key in state.loading:
+                found[at], copy_id = state.loading[key]
+                joined.add(copy_id)
     placed[is_keyed] = found
     return placed, is_keyed, joined
 
@@ -221,35 +229,45 @@ def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
     )
 
 
+def here(state: CacheState, lease: Lease) -> Reloaded:
+    """Tell where the blocks of a lease are that is on the device, so that nothing has to move."""
+    blocks = state.leases.blocks_of(lease)
+    return Reloaded(
+        block_ids=pack(blocks),
+        num_reloaded=0,
+        num_tokens=len(blocks) * state.shape.tokens_per_block,
+        row=lease.row,
+    )
+
+
 def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     """Bring cached blocks back to the device for whoever asks next."""
     _check_keys(command.keys)
-    keys = [
-        key
-        for key in dict.fromkeys(split_keys(command.keys))
-        if key in state.host.index and key not in state.device.index and key not in state.loading
-    ]
-    if not keys:
+    slots = state.host.cached(command.keys)
+    keys = state.host.keys_of(slots)
+    slots = slots[(state.device.index.find(keys) < 0) & ~state.are_loading(keys)]
+    count = len(slots)
+    if not count:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
-    if len(keys) > state.device.num_usable:
-        msg = f"{len(keys)} blocks are asked for and the device pool has {state.device.num_usable}"
+    if count > state.device.num_usable:
+        msg = f"{count} blocks are asked for and the device pool has {state.device.num_usable}"
         raise NeverFitsError(
             msg,
             resource="device_blocks",
-            need=len(keys),
+            need=count,
             available=state.device.num_available,
             limit=state.device.num_usable,
         )
-    slots = as_ids([state.host.index[key] for key in keys])
     fresh = None
-    if len(keys) <= state.device.num_available:
-        fresh = room(state, len(keys), int(state.host.records.tenant[slots[0]]), (), may_wait=False)
+    if count <= state.device.num_available:
+        tenant = int(state.host.records.tenant[slots[0]])
+        fresh = room(state, count, tenant, NOWHERE, may_wait=False)
     if fresh is None:
-        msg = f"{len(keys)} blocks are needed and {state.device.num_available} can be had now"
+        msg = f"{count} blocks are needed and {state.device.num_available} can be had now"
         raise PoolFullError(
             msg,
             resource="device_blocks",
-            need=len(keys),
+            need=count,
             available=state.device.num_available,
             limit=state.device.num_usable,
             retry_after_ms=state.shape.retry_after_ms,

@@ -2,13 +2,20 @@
 
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
 from kvleased.core.commands import Evict, Extend, Reload, Reserve
-from kvleased.core.effects import Extended, Outcome, Reloaded
+from kvleased.core.effects import Extended, Outcome
 from kvleased.core.ending import renew
 from kvleased.core.granting import blocks_for, check_reserve, reserved
 from kvleased.core.leases import Lease, Phase
-from kvleased.core.moving import evict_cached, evict_lease, reload_cached, supersede_ticket
+from kvleased.core.moving import (
+    evict_cached,
+    evict_lease,
+    here,
+    reload_after_evict,
+    reload_cached,
+    supersede_ticket,
+)
 from kvleased.core.seating import seat
-from kvleased.core.state import CacheState, pack
+from kvleased.core.state import CacheState
 
 
 def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
@@ -64,19 +71,11 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
     renew(state, lease, now)
     if lease.phase is Phase.RELOADING:
         return supersede_ticket(state, lease, command.wait_ms, now)
+    if lease.phase is Phase.EVICTING:
+        return reload_after_evict(state, lease, command, now)
     if lease.phase is Phase.ACTIVE:
-        return Outcome(reply=_here(state, lease))
+        return Outcome(reply=here(state, lease))
     return seat(state, command, lease.worker_id, now)
-
-
-def _here(state: CacheState, lease: Lease) -> Reloaded:
-    blocks = state.leases.blocks_of(lease)
-    return Reloaded(
-        block_ids=pack(blocks),
-        num_reloaded=0,
-        num_tokens=len(blocks) * state.shape.tokens_per_block,
-        row=lease.row,
-    )
 
 
 def _check_one_of(**choices: object) -> None:

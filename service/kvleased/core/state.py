@@ -42,12 +42,15 @@ class CacheState:
         self.device = Pool(
             records.device,
             compile_transitions(BLOCK_TRANSITIONS),
-            LeafFirstLRU(),
+            LeafFirstLRU(shape.num_blocks),
             shape.layout_digest,
             shape.null_blocks,
         )
         self.host = Pool(
-            records.host, compile_transitions(SLOT_TRANSITIONS), LeafFirstLRU(), shape.layout_digest
+            records.host,
+            compile_transitions(SLOT_TRANSITIONS),
+            LeafFirstLRU(shape.num_slots),
+            shape.layout_digest,
         )
         self.leases = LeaseBook(records.rows)
         self.waiting = WaitingRoom(shape.max_waiting)
@@ -74,6 +77,11 @@ class CacheState:
         self._next_id += 1
         return self._next_id
 
+    @property
+    def newest_id(self) -> int:
+        """The largest id that was ever issued; all ids come from one count, those of leases among them."""
+        return self._next_id
+
     # Questions ----------------------------------------------------------------------------------------------------
 
     def tenant_of(self, worker_id: WorkerId) -> int:
@@ -91,6 +99,12 @@ class CacheState:
         if lease.worker_id != command.worker_id:
             raise NotYoursError
         return lease
+
+    def are_loading(self, keys: bytes) -> NDArray[np.bool_]:
+        """Tell of each of packed keys whether it is on its way to the device."""
+        if not self.loading:
+            return np.zeros(len(keys) // BYTES_PER_KEY, np.bool_)
+        return np.array([key in self.loading for key in split_keys(keys)], np.bool_)
 
     # Effects ------------------------------------------------------------------------------------------------------
 
@@ -170,7 +184,9 @@ class CacheState:
 
     def _list_loading(self, flight: Flight) -> None:
         keys = self.host.keys_of(flight.sources[flight.keyed])
-        for key, target in zip(keys, flight.targets[flight.keyed].tolist(), strict=True):
+        for key, target in zip(
+            split_keys(keys), flight.targets[flight.keyed].tolist(), strict=True
+        ):
             self.loading[key] = (target, flight.copy_id)
 
 
@@ -188,6 +204,13 @@ _DIRECTIONS = {
 def split_keys(keys: bytes) -> list[bytes]:
     """Return packed keys one by one."""
     return [keys[at : at + BYTES_PER_KEY] for at in range(0, len(keys), BYTES_PER_KEY)]
+
+
+def chosen_keys(keys: bytes, chosen: NDArray[np.bool_]) -> bytes:
+    """Return those of packed keys that were chosen, packed again."""
+    if chosen.all():
+        return keys
+    return np.frombuffer(keys, np.uint8).reshape(-1, BYTES_PER_KEY)[chosen].tobytes()
 
 
 def as_ids(blocks: Collection[int]) -> Ids:

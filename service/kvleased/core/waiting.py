@@ -24,6 +24,8 @@ class Waiter:
     deadline: float
     skip_host: bool = False
     """Take nothing from the host pool: a copy from there has just failed."""
+    device_hit_blocks_max: int | None = None
+    """Hits that count as the device's, where a first try brought more of them up from the host pool."""
 
     @property
     def lease_id(self) -> LeaseId | None:

@@ -1,8 +1,10 @@
 """Laws of the command line: tables for people, JSON for machines, a sentence and a status when it fails."""
 
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from typing import Any, Self
 
 import pytest
@@ -11,7 +13,17 @@ from typer.testing import CliRunner
 from kvlease.cli import app as cli
 from kvlease.errors import PoolFullError
 from kvlease.plan import PlanInputs
-from kvlease.replies import CacheInfo, CacheStats, Event, Evicted, PoolStats, Stats
+from kvlease.replies import (
+    CacheInfo,
+    CacheStats,
+    Event,
+    Evicted,
+    Inspection,
+    LeaseInfo,
+    PoolStats,
+    Stats,
+    WorkerInfo,
+)
 from kvlease.spec import FullAttention
 from kvleased.planning import plan
 
@@ -32,6 +44,13 @@ CACHE = CacheStats(
 )  # fmt: skip
 STATS = Stats(epoch=11, caches=(CACHE,))
 INFO = CacheInfo(cache="demo", status="ready", bytes_populated=262144, num_workers=2, plan=PLAN)
+WORKER = WorkerInfo(
+    worker_id=7, worker_name="engine", tenant="acme", rank=1, death_proof="pidfd", num_leases=2, age_ms=7_200_000,
+)  # fmt: skip
+LEASE = LeaseInfo(
+    lease_id=1, worker_id=7, request_digest="00", phase="active", num_blocks=2, num_tokens=1024, age_ms=None,
+    left_ms=29_999,
+)  # fmt: skip
 EVENT = Event(
     sequence=3, kind="lease_granted", cache="demo", worker_id=1, lease_id=2, num_blocks=4, unix_nanoseconds=10**9,
 )  # fmt: skip
@@ -39,6 +58,9 @@ EVENT = Event(
 
 class ScriptedClient:
     """A client whose daemon always says the same."""
+
+    name = "demo"
+    pools = (POOL,)
 
     def __init__(self, address: str | None, **_: object) -> None:
         """Refuse one address."""
@@ -56,11 +78,21 @@ class ScriptedClient:
         assert cache in {"", "demo"}
         if self.address == "full":
             raise PoolFullError
-        return STATS
+        described = replace(CACHE, cache=self.name, pools=self.pools)
+        return replace(STATS, caches=(described,))
 
     def list_caches(self) -> tuple[CacheInfo, ...]:
         """Return the cache."""
-        return (INFO,)
+        return (replace(INFO, cache=self.name),)
+
+    def inspect(self, cache: str, what: str, *, limit: int = 0, after_id: int = 0) -> Inspection:
+        """Return a page of 300 leases, one worker or no pin."""
+        assert cache == "demo"
+        if what == "workers":
+            return Inspection(num_total=1, workers=(WORKER,))
+        ids = range(after_id + 1, min(300, after_id + limit) + 1) if what == "leases" else ()
+        found = tuple(replace(LEASE, lease_id=lease_id) for lease_id in ids)
+        return Inspection(num_total=300 if found else 0, leases=found)
 
     def evict(self, **asked: Any) -> Evicted:
         """Evict all that was asked for."""
@@ -84,15 +116,37 @@ def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def rows(output: str) -> list[list[str]]:
+    """Return the cells of every line of a table; they are two spaces apart."""
+    return [re.split(r" {2,}", line.strip()) for line in output.splitlines()]
+
+
 def test_status_shows_pools_by_state() -> None:
     """Caches, pools with every state that some block is in and what prefixes were worth, in tables."""
     status, output, _ = run("status")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
 
     assert status == 0
-    assert ["demo", "ready", "2", "5", "6", "256.00 KiB", "0 B"] in rows
-    assert ["demo", "device", "64", "50", "4", "7", "2", "1", "3"] in rows
-    assert ["demo", "9", "4,096", "0", "0", "0", "0"] in rows
+    assert ["demo", "ready", "2", "5", "6", "256.00 KiB", "0 B"] in rows(output)
+    assert ["demo", "device", "64", "50", "4", "7", "3", "2 quarantined, 1 scrubbing"] in rows(
+        output
+    )
+    assert ["demo", "9", "4,096", "0", "0", "0", "0"] in rows(output)
+
+
+@pytest.mark.parametrize("verb", ["status", "caches"])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, verb: str, columns: int) -> None:
+    """With the longest name and large numbers no number is cut, and no line is wider than the terminal."""
+    pool = replace(POOL, num_blocks=123_456, free=123_456, quarantined=12_345)
+    monkeypatch.setattr(ScriptedClient, "name", "n" * 63)
+    monkeypatch.setattr(ScriptedClient, "pools", (pool, pool))
+
+    _, output, _ = run(verb, COLUMNS=str(columns))
+
+    assert max(map(len, output.splitlines())) <= columns
+    assert "…" not in output
+    assert "".join(re.findall(r"^ ?(n+)", output, re.MULTILINE)).count("n") % 63 == 0
+    assert "123,456" in output or verb == "caches"
 
 
 def test_json_is_the_snapshot() -> None:
@@ -106,6 +160,29 @@ def test_caches_shows_plans() -> None:
     """The numbers of a plan, one row a cache."""
     assert "4.00 KiB" in run("caches")[1]
     assert json.loads(run("caches", "--json")[1])[0]["plan"]["num_blocks"] == 64
+
+
+def test_workers_are_a_table() -> None:
+    """Who uses a cache, with what an operator must know to detach it."""
+    status, output, _ = run("workers")
+
+    assert status == 0
+    assert ["7", "engine", "acme", "1", "2", "pidfd", "2 h"] in rows(output)
+    assert json.loads(run("workers", "--json")[1])["demo"]["workers"] == [asdict(WORKER)]
+
+
+def test_list_tells_what_it_left_out() -> None:
+    """A list is put together from pages; where it ends at the limit, it says how much there is."""
+    _, output, _ = run("leases", "--limit", "299")
+
+    assert ["299", "7", "active", "2", "1,024", "29 s"] in rows(output)
+    assert "299 of 300 shown" in output
+    assert "shown" not in run("leases", "--limit", "300")[1]
+
+
+def test_empty_list_is_a_sentence() -> None:
+    """Where there is nothing, no table is drawn."""
+    assert run("pins", "--cache", "demo") == (0, "no pins\n", "")
 
 
 def test_evict_says_what_left() -> None:
@@ -126,6 +203,11 @@ def test_events_are_lines() -> None:
 def test_health_is_a_status() -> None:
     """A daemon that answers is healthy."""
     assert run("health") == (0, "ok: epoch 11, 1 caches, 5 leases\n", "")
+
+
+def test_version_is_that_of_the_package() -> None:
+    """`kvlease --version` prints the version that is installed, and calls nobody."""
+    assert run("--version", KVLEASE_ADDRESS="full") == (0, f"kvlease {version('kvlease')}\n", "")
 
 
 def test_refusal_is_a_sentence() -> None:

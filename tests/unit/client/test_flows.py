@@ -1,5 +1,7 @@
 """Laws of retries, attaching again and doubt, with time passed in and nothing sent."""
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,41 @@ def test_absent_daemon_is_not_waited_for_again(session: Session, clock: Clock) -
         _flows.told(session.link, _calls.list_caches())
     )
     assert session.link.is_reached
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> str:
+    """Give the path of a socket that nobody listens at, as a killed daemon leaves it."""
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    return path
+
+
+def test_first_call_waits_for_a_daemon_that_restarts(clock: Clock, socket_path: str) -> None:
+    """A first call that finds the socket but nobody there tries again."""
+    session = session_of(clock, raises=True)
+    session.link = Link(deadline_seconds=5, clock=clock, socket_path=socket_path)
+    away = [UnavailableError()] * 4
+    played = Played(session, clock, *away, pb.ListCachesResponse())
+
+    played.run(_flows.told(session.link, _calls.list_caches()))
+
+    assert len(played.sent) == 5
+    assert session.link.is_reached
+
+
+def test_socket_that_a_dead_daemon_left_is_waited_for_once(clock: Clock, socket_path: str) -> None:
+    """The first call waits two seconds, and the next ones not at all."""
+    session = session_of(clock, raises=True)
+    session.link = Link(deadline_seconds=5, clock=clock, socket_path=socket_path)
+    absent = Played(session, clock, UnavailableError())
+
+    for _ in range(3):
+        with pytest.raises(UnavailableError):
+            absent.run(_flows.told(session.link, _calls.list_caches()))
+
+    assert 2 <= clock.now - 100 < 2.5
 
 
 def test_starting_cache_is_waited_for(session: Session, clock: Clock) -> None:
@@ -452,6 +489,65 @@ def test_leftover_of_a_lost_answer_is_released_first(session: Session, clock: Cl
 
     assert [call.verb for call in played.sent] == ["reserve", "release", "reserve"]
     assert grant.lease_id == 12
+
+
+def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock: Clock) -> None:
+    """Once a heartbeat has told how far the daemon has granted, the next one speaks of leases never heard of."""
+    Played(session, clock, DeadlineError()).run(_flows.reserve(session, SPEC, 0))
+    told = Played(session, clock, pb.HeartbeatResponse(newest_lease_id=50))
+
+    for _ in range(2):
+        told.run(_flows.heartbeat(session))
+
+    newest = [call.request.newest_lease_id for call in told.sent]  # type: ignore[attr-defined]  # heartbeats
+    assert newest == [0, 50]
+
+
+def test_heartbeat_never_speaks_of_a_lease_on_its_way(session: Session, clock: Clock) -> None:
+    """While a reserve has no answer, the inventory stays below whatever that may be, however it ends."""
+    leased(session, clock, 5)
+    floor = session.begin_reserve()
+    session.heard([], 50, session.link.epoch)
+    assert session.inventory()[1] == 5
+
+    session.end_reserve(floor)
+
+    assert session.inventory()[1] == 50
+
+
+def test_lease_that_an_inventory_may_have_left_out_is_not_used(
+    session: Session, clock: Clock
+) -> None:
+    """Asked again, a request whose answer was lost has its old lease released where a heartbeat may be ending it."""
+    session.heard([], 20, session.link.epoch)
+    played = Played(session, clock, granted(15), pb.ReleaseResponse(released=True), granted(21))
+
+    grant = played.run(_flows.reserve(session, SPEC, 0))
+
+    assert [call.verb for call in played.sent] == ["reserve", "release", "reserve"]
+    assert grant.lease_id == 21
+
+
+def test_lease_of_another_reserve_on_its_way_is_no_leftover(session: Session, clock: Clock) -> None:
+    """Two callers who reserve one request at once share its lease, whoever is answered first."""
+    floor = session.begin_reserve()
+    session.heard([], 20, session.link.epoch)
+    played = Played(session, clock, granted(15))
+
+    grant = played.run(_flows.reserve(session, SPEC, 0))
+    session.end_reserve(floor)
+
+    assert [call.verb for call in played.sent] == ["reserve"]
+    assert (grant.lease_id, grant.is_live) == (15, True)
+
+
+def test_new_worker_knows_no_newest_lease(session: Session) -> None:
+    """Who attached afresh may be in a cache whose ids begin anew."""
+    session.heard([], 20, session.link.epoch)
+
+    session.adopt(Attached(attached(epoch=1), []), resumed=False)
+
+    assert session.inventory()[1] == 0
 
 
 def test_same_request_reserved_twice_is_one_lease(session: Session, clock: Clock) -> None:

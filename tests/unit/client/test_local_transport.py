@@ -1,7 +1,9 @@
 """Laws of the local socket's connection, over real sockets."""
 
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from kvlease.errors import (
     TooLargeError,
     UnavailableError,
 )
+from kvlease.transports import _pool
 from kvlease.transports.base import Outgoing
 from kvlease.transports.local import LocalTransport
 from kvlease.v1 import kvlease_pb2 as pb
@@ -227,3 +230,110 @@ def test_watch_yields_until_idle(tmp_path: Path) -> None:
         events = list(transport.watch(call("watch", pb.WatchRequest()), 0.05))
 
     assert [event.sequence for event in events] == [0, 1, 2]
+
+
+# Threads
+
+
+RESERVE = pb.ReserveRequest(request_id="r", num_tokens=16)
+
+
+class Waits:
+    """Answers a release at once, and a reserve only after it."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.is_released = threading.Event(), threading.Event()
+
+    def __call__(self, sent: pb.Call) -> Message:
+        """Answer a call."""
+        if sent.WhichOneof("request") == "release":
+            self.is_released.set()
+            return pb.ReleaseResponse(released=True)
+        self.is_asked.set()
+        assert self.is_released.wait(5)
+        return pb.ReserveResponse(lease_id=1)
+
+
+def test_waiting_call_does_not_hold_back_another_thread(tmp_path: Path) -> None:
+    """A release goes through while a reserve waits for it, and afterwards both connections serve again."""
+    waits = Waits()
+    with (
+        FrameServer(path=tmp_path / "s", answer=waits) as server,
+        ThreadPoolExecutor() as threads,
+    ):
+        transport = LocalTransport(str(server.path))
+        reserve = threads.submit(transport.send, call("reserve", RESERVE))
+        assert waits.is_asked.wait(5)
+
+        assert transport.send(call()) == pb.ReleaseResponse(released=True)
+
+        assert reserve.result(5) == pb.ReserveResponse(lease_id=1)
+        for _ in range(3):
+            transport.send(call())
+        assert len(server._connections) == 2
+        transport.close()
+
+
+def test_calls_above_the_limit_wait_for_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every connection in use a call waits: until its deadline, or until one is put back."""
+    monkeypatch.setattr(_pool, "CONNECTIONS_MAX", 1)
+    waits = Waits()
+    with (
+        FrameServer(path=tmp_path / "s", answer=waits) as server,
+        ThreadPoolExecutor() as threads,
+    ):
+        transport = LocalTransport(str(server.path))
+        reserve = threads.submit(transport.send, call("reserve", RESERVE))
+        assert waits.is_asked.wait(5)
+
+        with pytest.raises(DeadlineError):
+            transport.send(call(seconds=0.05))
+        queued = threads.submit(transport.send, call())
+        waits.is_released.set()
+
+        assert reserve.result(5) == pb.ReserveResponse(lease_id=1)
+        assert queued.result(5) == pb.ReleaseResponse(released=True)
+        assert len(server._connections) == 1
+        transport.close()
+
+
+def test_broken_connection_takes_the_idle_ones_along(tmp_path: Path) -> None:
+    """After the daemon's end one call fails, and not one more for every connection that was open."""
+    waits = Waits()
+    with (
+        FrameServer(path=tmp_path / "s", answer=waits) as server,
+        ThreadPoolExecutor() as threads,
+    ):
+        transport = LocalTransport(str(server.path))
+        reserve = threads.submit(transport.send, call("reserve", RESERVE))
+        assert waits.is_asked.wait(5)
+        transport.send(call())
+        reserve.result(5)
+        server.break_connections()
+
+        with pytest.raises(UnavailableError):
+            transport.send(call())
+
+        for _ in range(2):
+            assert transport.send(call()) == pb.ReleaseResponse(released=True)
+        transport.close()
+
+
+def test_connection_in_use_is_closed_after_its_call(tmp_path: Path) -> None:
+    """Closing the transport lets a call of another thread end, and keeps no connection open."""
+    waits = Waits()
+    with (
+        FrameServer(path=tmp_path / "s", answer=waits) as server,
+        ThreadPoolExecutor() as threads,
+    ):
+        transport = LocalTransport(str(server.path))
+        reserve = threads.submit(transport.send, call("reserve", RESERVE))
+        assert waits.is_asked.wait(5)
+
+        transport.close()
+        waits.is_released.set()
+
+        assert reserve.result(5) == pb.ReserveResponse(lease_id=1)
+        assert repr(transport) == f"<LocalTransport {server.path} closed>"

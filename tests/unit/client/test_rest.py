@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,13 @@ def test_every_verb_has_a_path() -> None:
         ("evict", pb.EvictRequest(lease_id=5), "POST", "/v1/leases/5/evict?cache=c%201", {}),
         ("stats", pb.StatsRequest(cache="a"), "GET", "/v1/stats?cache=a", None),
         ("get_cache", pb.GetCacheRequest(cache="a/b"), "GET", "/v1/caches/a%2Fb", None),
+        (
+            "inspect",
+            pb.InspectRequest(cache="a", what="leases", limit=5, after_id=7),
+            "GET",
+            "/v1/caches/a/leases?limit=5&after_id=7",
+            None,
+        ),
         ("watch", pb.WatchRequest(after_sequence=7), "GET", "/v1/events?after_sequence=7", None),
     ],
 )
@@ -330,3 +338,26 @@ def test_absent_server_is_unavailable(tmp_path: Path) -> None:
 
     with pytest.raises(UnavailableError, match=r"none\.sock"):
         HttpTransport(address).send(call("release", RELEASE))
+
+
+def test_waiting_http_call_does_not_hold_back_another_thread(served: tuple[Any, str]) -> None:
+    """A call goes through while another one waits for it."""
+    server, address = served
+    is_asked = threading.Event()
+
+    def wait(handler: Handler) -> None:
+        is_asked.set()
+        assert handler.server.release.wait(5)  # type: ignore[attr-defined]  # the fixture's
+
+    server.ways = [wait]
+    transport = HttpTransport(parse_address(address))
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(transport.send, call("release", RELEASE))
+        assert is_asked.wait(5)
+
+        assert transport.send(call("release", RELEASE)) == pb.ReleaseResponse(released=True)
+
+        assert not waiting.done()
+        server.release.set()
+        assert waiting.result(5) == pb.ReleaseResponse(released=True)
+    transport.close()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from kvlease.memory import table_layout
 from kvlease.tables import TableLayout
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import Drop, FrameServer, Hang, Regions
+
+LEASE = pb.LeaseInfo(lease_id=6, age_ms=0)
 
 
 class Daemon:
@@ -63,6 +66,7 @@ class Daemon:
             "detach": pb.DetachResponse(num_leases=1),
             "heartbeat": pb.HeartbeatResponse(),
             "list_caches": pb.ListCachesResponse(),
+            "inspect": pb.InspectResponse(num_total=3, leases=[pb.LeaseInfo(lease_id=5), LEASE]),
             "stats": pb.StatsResponse(
                 epoch=1, caches=[pb.CacheStats(cache="demo", counters={"grants": 2})]
             ),
@@ -125,6 +129,65 @@ def test_lease_is_released_at_the_end_of_its_block(client: Client, server: Frame
         assert (lease.is_live, worker.num_leases) == (False, 0)
 
     assert server.verbs() == ["attach", "reserve", "release", "detach"]
+
+
+def test_lease_is_used_through_its_own_worker_only(client: Client, server: FrameServer) -> None:
+    """A verb of another worker's lease is refused before it is sent, and the lease stays as it is."""
+    with client.attach("demo") as owner, client.attach("demo") as other:
+        lease = owner.reserve("r", num_tokens=32)
+
+        for use in (
+            lambda: other.extend(lease, 48),
+            lambda: other.commit(lease, 16, bytes(32)),
+            lambda: other.evict(lease),
+            lambda: other.reload(lease),
+            lambda: other.map(lease),
+            lambda: other.release(lease),
+        ):
+            with pytest.raises(InvalidError, match="worker 7's, not worker 7's"):
+                use()
+
+        assert (lease.is_live, lease.refusal, owner.num_leases) == (True, None, 1)
+        assert lease.release()
+    assert server.verbs() == ["attach", "attach", "reserve", "release", "detach", "detach"]
+
+
+@pytest.mark.parametrize("client_type", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"address": 5}, "address"),
+        ({"address": 0}, "address"),
+        ({"deadline_seconds": "5"}, "deadline_seconds"),
+        ({"deadline_seconds": None}, "deadline_seconds"),
+        ({"deadline_seconds": True}, "deadline_seconds"),
+        ({"deadline_seconds": 0}, "deadline_seconds"),
+    ],
+)
+def test_options_of_the_wrong_type_are_refused(
+    client_type: Any, arguments: dict[str, Any], name: str
+) -> None:
+    """What is no address and no number of seconds is refused by name."""
+    with pytest.raises(InvalidError) as caught:
+        client_type(**arguments)
+
+    assert caught.value.resource == name
+
+
+def test_none_is_no_argument(client: Client) -> None:
+    """None in place of keys or a number is a mistake of the caller, not a miss."""
+    nothing: Any = None
+    with client.attach("demo") as worker, worker.reserve("r", num_tokens=32) as lease:
+        for name, use in (
+            ("num_tokens", lambda: worker.reserve("s", num_tokens=nothing)),
+            ("num_tokens", lambda: lease.extend(nothing)),
+            ("keys", lambda: lease.commit(16, nothing)),
+            ("keys", lambda: worker.lookup(nothing)),
+            ("keys", lambda: worker.pin(nothing)),
+        ):
+            with pytest.raises(InvalidError) as caught:
+                use()
+            assert caught.value.resource == name
 
 
 def test_lease_and_worker_show_life(client: Client) -> None:
@@ -371,6 +434,16 @@ def test_statistics_read_by_name(client: Client) -> None:
         "demo",
         {"grants": 2},
     )
+
+
+def test_inspection_reads_as_records(client: Client, server: FrameServer) -> None:
+    """A page is the entries as records; a lease of an earlier life of the daemon has no age."""
+    page = client.inspect("demo", "leases", limit=2, after_id=4)
+
+    assert (page.num_total, page.workers, page.pins) == (3, (), ())
+    assert [(lease.lease_id, lease.age_ms) for lease in page.leases] == [(5, None), (6, 0)]
+    asked = pb.InspectRequest(cache="demo", what="leases", limit=2, after_id=4)
+    assert server.calls[-1].inspect == asked
 
 
 def test_operators_errors_are_always_raised(client: Client, daemon: Daemon) -> None:

@@ -1,0 +1,27 @@
+"""Own the putting together of lists from the pages in which the daemon gives them; how a list looks is `tables`'s."""
+
+from typing import Any, Final
+
+from kvlease.client import Client, Listed
+from kvlease.replies import Inspection
+
+PAGE_ENTRIES: Final = 256
+"""Entries that the daemon gives at once."""
+_ID_OF: Final[dict[Listed, str]] = {
+    "workers": "worker_id",
+    "leases": "lease_id",
+    "pins": "pin_id",
+}
+
+
+def first_of(client: Client, cache: str, what: Listed, limit: int) -> Inspection:
+    """Return the first `limit` entries of a list as one page; entries may come and go between two of its pages."""
+    entries: list[Any] = []
+    while True:
+        after_id = getattr(entries[-1], _ID_OF[what]) if entries else 0
+        wanted = min(PAGE_ENTRIES, limit - len(entries))
+        page = client.inspect(cache, what, limit=wanted, after_id=after_id)
+        found = getattr(page, what)
+        entries += found
+        if len(found) < wanted or len(entries) >= limit:
+            return Inspection(num_total=page.num_total, **{what: tuple(entries)})

@@ -1,0 +1,98 @@
+"""Own the connections of a blocking transport, one a call that is under way; what travels over them is the transport's.
+
+A call carries its token, so that any connection will do, and a thread that waits in the daemon holds nobody back.
+Taking and putting back need no lock as long as a connection is idle: `list.pop` and `list.append` are atomic.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeVar
+
+from kvlease.transports.base import Outgoing, past_deadline
+
+CONNECTIONS_MAX: Final = 32
+"""Calls of one transport that can be under way at once; more wait for their turn."""
+
+
+class Connection(Protocol):
+    """A connection that opens at its first call, and again at the first after a `close`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+        ...
+
+    def close(self) -> None:
+        """Close it; the next call opens it again."""
+        ...
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+class ConnectionPool(Generic[ConnectionT]):
+    """Connections, made when they are needed and kept for the next call."""
+
+    def __init__(self, make: Callable[[], ConnectionT]) -> None:
+        """Begin without a connection."""
+        self._make = make
+        self._idle: list[ConnectionT] = []
+        self._num_made = 0
+        self._num_closes = 0
+        self._num_queued = 0
+        self._put = threading.Condition()
+
+    def __repr__(self) -> str:
+        """Show life: whether a connection is open, of those that no call uses."""
+        return "connected" if any(one.is_open for one in self._idle) else "closed"
+
+    def take(self, call: Outgoing) -> tuple[ConnectionT, int]:
+        """Return a connection for one call, the one that was used last, and what `put_back` wants.
+
+        Raises:
+            DeadlineError: all were in use until the call's deadline.
+        """
+        num_closes = self._num_closes
+        try:
+            return self._idle.pop(), num_closes
+        except IndexError:
+            return self._another(call), num_closes
+
+    def put_back(self, connection: ConnectionT, num_closes: int) -> None:
+        """Keep a connection for the next call; after a doubt its user has closed it."""
+        if num_closes != self._num_closes:
+            connection.close()
+        self._idle.append(connection)
+        # Who queues counts itself before it looks for an idle connection: it finds this one, or is counted here.
+        if self._num_queued:
+            with self._put:
+                self._put.notify()
+
+    def close(self) -> None:
+        """Close all connections, those in use after their calls; later calls open them again."""
+        self._num_closes += 1
+        closed = []
+        while self._idle:
+            connection = self._idle.pop()
+            connection.close()
+            closed.append(connection)
+        for connection in closed:
+            self.put_back(connection, self._num_closes)
+
+    def _another(self, call: Outgoing) -> ConnectionT:
+        """Make a connection, or wait for one where there are enough."""
+        with self._put:
+            if self._num_made < CONNECTIONS_MAX:
+                self._num_made += 1
+                return self._make()
+            self._num_queued += 1
+            try:
+                while True:
+                    # Others pop without the lock, so only the pop itself tells whether one is idle.
+                    with suppress(IndexError):
+                        return self._idle.pop()
+                    if not self._put.wait(call.seconds_left()):
+                        raise past_deadline(call.verb)
+            finally:
+                self._num_queued -= 1

@@ -1,0 +1,65 @@
+"""Own the lists of leases and pins that people read, a page at a time; how many there are is `census`'s to count."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+
+from kvlease.ids import LeaseId, PinId, WorkerId
+from kvleased.core.leases import Lease
+from kvleased.core.state import CacheState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseFacts:
+    """One lease at one instant; its keys and tokens are nobody's business."""
+
+    lease_id: LeaseId
+    worker_id: WorkerId
+    request_digest: int
+    """64 bits that stand for the engine's request id."""
+    phase: str
+    num_blocks: int
+    """Blocks that its row lists, or slots while it is in the host pool."""
+    num_tokens: int
+    age_seconds: float | None
+    """None where it was granted in an earlier life of the daemon."""
+    seconds_left: float
+    """Until it expires unless it is renewed; 0 where it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinFacts:
+    """One pin."""
+
+    pin_id: PinId
+    num_blocks: int
+
+
+def list_leases(state: CacheState, after_id: int, limit: int, now: float) -> tuple[LeaseFacts, ...]:
+    """Return up to `limit` leases whose ids are above `after_id`, by id."""
+    page = _page(state.leases.by_id, after_id, limit)
+    return tuple(_facts(state, state.leases.by_id[LeaseId(number)], now) for number in page)
+
+
+def list_pins(state: CacheState, after_id: int, limit: int) -> tuple[PinFacts, ...]:
+    """Return up to `limit` pins whose ids are above `after_id`, by id."""
+    page = [PinId(number) for number in _page(state.pins, after_id, limit)]
+    return tuple(PinFacts(pin_id=one, num_blocks=len(state.pins[one])) for one in page)
+
+
+def _page(ids: Iterable[int], after_id: int, limit: int) -> list[int]:
+    return sorted(one for one in ids if one > after_id)[:limit]
+
+
+def _facts(state: CacheState, lease: Lease, now: float) -> LeaseFacts:
+    rows, row = state.leases.rows, lease.row
+    return LeaseFacts(
+        lease_id=lease.lease_id,
+        worker_id=lease.worker_id,
+        request_digest=int(rows.request_digest[row]),
+        phase=lease.phase.name.lower(),
+        num_blocks=int(rows.num_blocks[row]),
+        num_tokens=int(rows.num_tokens[row]),
+        age_seconds=now - lease.granted_at if isfinite(lease.granted_at) else None,
+        seconds_left=max(0.0, lease.deadline - now),
+    )

@@ -1,0 +1,143 @@
+"""Bugs that this core itself once had, or came close to; each has a golden case, too, among the tests of the core.
+
+Those that other systems had are in `mutations`, which lists all.
+"""
+
+from collections.abc import Callable, Container
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvlease.ids import LeaseId
+from kvleased.core import cache, commands, ending, landing, moving, recovery, room, state
+from kvleased.core.effects import Beat, Outcome
+from kvleased.core.flights import Flight
+from kvleased.core.leases import Lease, LeaseBook
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.states import State
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+"""What switches one bug on."""
+
+
+def released_lease_is_extended_in_the_same_step(patch: pytest.MonkeyPatch) -> None:
+    """The extends of a step are done before its releases, also for a lease that it released before."""
+    patch.setattr(LeaseBook, "are_distinct", lambda *_: True)
+
+
+def restart_forgets_whose_bytes_a_free_block_holds(patch: pytest.MonkeyPatch) -> None:
+    """After a restart no free block counts as another tenant's."""
+    rebuild = Pool.rebuild
+
+    def forgetful(self: Pool) -> None:
+        rebuild(self)
+        self._tenants = set()
+
+    patch.setattr(Pool, "rebuild", forgetful)
+
+
+def restart_frees_under_the_old_generation(patch: pytest.MonkeyPatch) -> None:
+    """A restart frees what nobody holds without a new generation."""
+
+    def free_unheld(pool: Pool) -> None:
+        states = pool.records.state
+        used = np.isin(states, (State.RESERVED, State.FILLING, State.SCRUBBING))
+        states[used & (pool.holds == 0)] = State.FREE
+
+    patch.setattr(recovery, "_free_unheld", free_unheld)
+
+
+def restart_grants_the_null_block(patch: pytest.MonkeyPatch) -> None:
+    """A restart takes every block that is free for one that can be granted."""
+    rebuild = Pool.rebuild
+
+    def generous(self: Pool) -> None:
+        null_blocks, self._null_blocks = self._null_blocks, 0
+        rebuild(self)
+        self._null_blocks = null_blocks
+
+    patch.setattr(Pool, "rebuild", generous)
+
+
+def key_on_its_way_is_committed_again(patch: pytest.MonkeyPatch) -> None:
+    """A commit does not look at what a copy in flight will publish."""
+    commit = cache._VERBS[commands.Commit]
+
+    def blind(world: state.CacheState, command: commands.Commit, now: float) -> Outcome:
+        loading, world.loading = world.loading, {}
+        try:
+            return commit(world, command, now)
+        finally:
+            world.loading = loading
+
+    patch.setitem(cache._VERBS, commands.Commit, blind)
+
+
+def shared_slot_makes_room_for_its_own_eviction(patch: pytest.MonkeyPatch) -> None:
+    """The slots that an eviction shares may be dropped to make room for the same eviction."""
+    host_slots = room.host_slots
+
+    def greedy(
+        world: state.CacheState,
+        count: int,
+        protected: Container[int] = (),
+        *,
+        at_most: bool = False,
+    ) -> Ids | None:
+        del protected
+        return host_slots(world, count, at_most=at_most)
+
+    patch.setattr(moving, "host_slots", greedy)
+
+
+def block_that_was_taken_up_meanwhile_is_evicted(patch: pytest.MonkeyPatch) -> None:
+    """An eviction takes every block that it copied, also one that a lease came to hold meanwhile."""
+
+    def evictable(self: Pool, ids: Ids) -> Ids:
+        ready: Ids = ids[self.records.state[ids] == State.READY]
+        return ready
+
+    patch.setattr(Pool, "evictable", evictable)
+
+
+def released_blocks_are_never_let_go_of(patch: pytest.MonkeyPatch) -> None:
+    """What a release leaves for after its answer is left for ever."""
+    patch.setattr(ending, "settle", lambda world: world.leaving.clear())
+
+
+def failed_flight_keeps_others_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Only the lease that started a copy learns that it failed, not those that joined it."""
+    waiting_for = landing._waiting_for
+
+    def own(world: state.CacheState, flight: Flight) -> list[Lease]:
+        return [one for one in waiting_for(world, flight) if one.lease_id == flight.lease_id]
+
+    patch.setattr(landing, "_waiting_for", own)
+
+
+def heartbeat_tells_nothing_of_grants(patch: pytest.MonkeyPatch) -> None:
+    """A worker knows only of ids that reached it, so it cannot disown a lease whose answer was lost."""
+    beat = cache._VERBS[commands.Heartbeat]
+
+    def silent(world: state.CacheState, command: commands.Heartbeat, now: float) -> Outcome:
+        outcome = beat(world, command, now)
+        assert isinstance(outcome.reply, Beat)
+        return replace(outcome, reply=replace(outcome.reply, newest_lease_id=LeaseId(0)))
+
+    patch.setitem(cache._VERBS, commands.Heartbeat, silent)
+
+
+MENDED: tuple[Mutation, ...] = (
+    released_lease_is_extended_in_the_same_step,
+    restart_forgets_whose_bytes_a_free_block_holds,
+    restart_frees_under_the_old_generation,
+    restart_grants_the_null_block,
+    key_on_its_way_is_committed_again,
+    shared_slot_makes_room_for_its_own_eviction,
+    block_that_was_taken_up_meanwhile_is_evicted,
+    released_blocks_are_never_let_go_of,
+    failed_flight_keeps_others_waiting,
+    heartbeat_tells_nothing_of_grants,
+)
+"""Every mended bug that the simulation can find."""
