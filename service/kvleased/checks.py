@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from kvlease.errors import InvalidError, TooLargeError
@@ -68,6 +68,14 @@ def label(field: str, value: str) -> str:
 def _described(value: str) -> str:
     kind = "characters" if value.isprintable() else "characters, some of them not printable"
     return f"{len(value)} {kind}"
+
+
+def one_of(field: str, value: str, names: Collection[str]) -> str:
+    """Return a name that is one of several."""
+    if value not in names:
+        message = f"{field} is {value[:40]!r}; it must be one of {', '.join(names)}"
+        raise InvalidError(message, resource=field)
+    return value
 
 
 def cache_name(value: str) -> str:

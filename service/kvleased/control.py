@@ -68,6 +68,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     daemon = Daemon(settings, keeper, epoch, metrics.copied)
     metrics.watch_caches(lambda: {entry.name: entry.core.census() for entry in daemon.registry})
     await daemon.start(kept)
+    _tell_of_pins(daemon)
     servers: list[Server] = [LocalServer(metrics)]
     try:
         # Workers of an earlier life come back over the local socket, while REST is still being imported.
@@ -115,6 +116,16 @@ async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") ->
         addresses["tcp"] = f"grpc://{settings.tcp_host}:{server.grpc_port}"
     _LOG.info("grpc_ready", **addresses)
     return cast("Server", server)
+
+
+def _tell_of_pins(daemon: Daemon) -> None:
+    """Say which caches an earlier life may have had pins in; how many is not known, for pins are in no record."""
+    if caches := [entry.name for entry in daemon.registry]:
+        _LOG.warning(
+            "pins_dropped",
+            caches=caches,
+            advice="a restart ends all pins; pin again what must stay",
+        )
 
 
 def _check_free(host: str, port: int) -> None:

@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Final
 
 _SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -30,6 +32,21 @@ def line(level: str, event: str, **fields: object) -> None:
     record = {"timestamp": stamp, "level": level, "event": event, "pid": os.getpid(), **fields}
     sys.stderr.write(json.dumps(record, default=str) + "\n")
     sys.stderr.flush()
+
+
+def catch_all(role: str) -> None:
+    """Have whatever nobody expected in this process logged as one event, with its traceback in a field."""
+
+    def log(
+        kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not issubclass(kind, (KeyboardInterrupt, SystemExit)):
+            lines = traceback.format_exception(kind, error, trace)
+            line("error", "unexpected_exception", role=role, error=str(error), trace="".join(lines))
+
+    sys.excepthook = log
+    threading.excepthook = lambda args: log(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: log(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def import_structlog() -> None:

@@ -3,7 +3,6 @@
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -15,6 +14,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from kvlease._version import installed_version
 from kvleased.core.census import Census
 
 BUCKETS: Final = (
@@ -102,7 +102,7 @@ class Metrics:
         yield from self._of_caches(self._census())
 
     def _of_process(self) -> Iterator[Metric]:
-        facts = {"version": _version(), "python": platform.python_version()}
+        facts = {"version": installed_version(), "python": platform.python_version()}
         yield InfoMetricFamily("kvlease_build", "The running build.", facts)
         yield GaugeMetricFamily(
             "kvlease_epoch", "The daemon's life; grows with every start.", self.epoch
@@ -213,10 +213,3 @@ def _counters(caches: Mapping[str, Census]) -> Iterator[Metric]:
         for outcome, counter in PREFIX_OUTCOMES.items():
             prefixes.add_metric((cache, outcome), census.counters.get(counter, 0))
     yield prefixes
-
-
-def _version() -> str:
-    try:
-        return version("kvlease")
-    except PackageNotFoundError:  # run from a tree that was never installed
-        return "unknown"

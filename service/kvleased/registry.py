@@ -99,6 +99,8 @@ class WorkerEntry:
     pidfd: int | None
     """Becomes readable when the process has ended; None where its end cannot be proven."""
     replies: Replies
+    attached_unix_seconds: float
+    """When the process first attached, in whichever life of the daemon."""
 
     @property
     def death_proof(self) -> str:

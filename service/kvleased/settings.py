@@ -5,22 +5,34 @@ the defaults below.
 """
 
 import argparse
+import difflib
 import ipaddress
 import os
 import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 MIB = 1 << 20
 """Bytes of a mebibyte."""
+_PREFIX: Final = "KVLEASED_"
+_SOCKETS: Final = ("kvlease.sock", "http.sock", "grpc.sock")
+_SOCKET_PATH_BYTES_MAX: Final = 107
+"""The longest path of a Unix socket in bytes: what `sockaddr_un` has, less the zero at its end."""
+_SHOWN_MAX: Final = 40
+"""Characters of a wrong value that are repeated."""
+_BYTES_MAX: Final = 1 << 60
+"""More memory than any node has."""
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
 def default_runtime_dir() -> Path:
@@ -37,7 +49,8 @@ class Settings(BaseModel):
 
     runtime_dir: Path = Field(
         default_factory=default_runtime_dir,
-        description="Directory of the Unix sockets; created with mode 0700.",
+        validate_default=True,
+        description="Directory of the Unix sockets; made with mode 0700, or private to this user already.",
     )
     listen_tcp: bool = Field(
         default=True, description="Whether REST and gRPC also listen on loopback TCP."
@@ -55,19 +68,28 @@ class Settings(BaseModel):
     device_bytes_default: int = Field(
         default=0,
         ge=0,
+        le=_BYTES_MAX,
         description="Bytes of a device pool that names no number; 0 takes a quarter of the limit.",
     )
     memory_bytes_max: int = Field(
         default=0,
         ge=0,
+        le=_BYTES_MAX,
         description="Bytes of all pools together; 0 takes 80 % of the cgroup's memory limit.",
     )
     populate_chunk_bytes: int = Field(
-        default=64 * MIB, ge=MIB, description="Bytes of memory that are populated in one go."
+        default=64 * MIB,
+        ge=MIB,
+        le=_BYTES_MAX,
+        description="Bytes of memory that are populated in one go.",
     )
 
     drain_seconds: float = Field(
-        default=10.0, ge=0, le=3_600, description="Seconds that SIGTERM waits for leases to end."
+        default=10.0,
+        ge=0,
+        le=3_600,
+        allow_inf_nan=False,
+        description="Seconds that SIGTERM waits for leases to end.",
     )
     tick_seconds: Seconds = Field(
         default=0.25, description="Seconds between two looks at the clock."
@@ -83,11 +105,15 @@ class Settings(BaseModel):
         description="Seconds that a mover may take for one batch before it is replaced.",
     )
     wait_ms_max: int = Field(
-        default=60_000, ge=1, description="Milliseconds that a call may wait at most."
+        default=60_000,
+        ge=1,
+        le=600_000,
+        description="Milliseconds that a call may wait at most.",
     )
     copy_wait_ms: int = Field(
         default=10_000,
         ge=1,
+        le=600_000,
         description="Milliseconds that evict and reload wait when the call names none.",
     )
     retry_after_ms: Count = Field(
@@ -124,6 +150,28 @@ class Settings(BaseModel):
         default=4_096, ge=1, le=4_096, description="Block copies in one batch of a mover."
     )
 
+    @field_validator("runtime_dir", mode="before")
+    @classmethod
+    def _named(cls, directory: object) -> object:
+        if directory == "":
+            message = "it is empty; name a directory, or leave it out for the default"
+            raise ValueError(message)
+        return directory
+
+    @field_validator("runtime_dir")
+    @classmethod
+    def _reachable(cls, directory: Path) -> Path:
+        absolute = Path(os.path.abspath(directory))  # noqa: PTH100 - a link may be pointed elsewhere later
+        longest = len(os.fsencode(absolute / max(_SOCKETS, key=len)))
+        if longest > _SOCKET_PATH_BYTES_MAX:
+            message = (
+                f"the path of a socket in it would take {longest} bytes, and the kernel allows "
+                f"{_SOCKET_PATH_BYTES_MAX}; name a directory with a path shorter by "
+                f"{longest - _SOCKET_PATH_BYTES_MAX}"
+            )
+            raise ValueError(message)
+        return absolute
+
     @field_validator("tcp_host")
     @classmethod
     def _loopback_only(cls, host: str) -> str:
@@ -145,17 +193,17 @@ class Settings(BaseModel):
     @property
     def local_socket(self) -> Path:
         """The socket that the library talks to on a node."""
-        return self.runtime_dir / "kvlease.sock"
+        return self.runtime_dir / _SOCKETS[0]
 
     @property
     def http_socket(self) -> Path:
         """The Unix socket of REST."""
-        return self.runtime_dir / "http.sock"
+        return self.runtime_dir / _SOCKETS[1]
 
     @property
     def grpc_socket(self) -> Path:
         """The Unix socket of gRPC."""
-        return self.runtime_dir / "grpc.sock"
+        return self.runtime_dir / _SOCKETS[2]
 
 
 def load(argv: Sequence[str]) -> Settings:
@@ -170,7 +218,7 @@ def load(argv: Sequence[str]) -> Settings:
         TomlConfigSettingsSource,
     )
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kvleased serve",
         description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
         epilog="Each flag is also an environment variable, KVLEASED_ and its name in capitals, and a TOML key.",
@@ -183,14 +231,14 @@ def load(argv: Sequence[str]) -> Settings:
     scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scout.add_argument("--config")
     known, _ = scout.parse_known_args(argv)
-    config: str | None = known.config or os.environ.get("KVLEASED_CONFIG")
+    config: str | None = known.config or os.environ.get(f"{_PREFIX}CONFIG")
     if config is not None and not Path(config).is_file():
         parser.error(f"--config {config}: there is no such file")
 
     class Loaded(BaseSettings, Settings):
         """The same settings, read from their sources."""
 
-        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="KVLEASED_")
+        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=_PREFIX)
 
         @classmethod
         def settings_customise_sources(
@@ -220,5 +268,47 @@ def load(argv: Sequence[str]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"
-        parser.error(f"{where}: {first['msg']}")
+        is_unknown = first["type"] == "extra_forbidden"
+        parser.error(f"{where}: {_no_such(where) if is_unknown else _reason(first)}")
     return Settings.model_validate(loaded.model_dump())
+
+
+def unknown_variables() -> dict[str, str]:
+    """Return the variables of the environment that look like settings and are none, with what to say of each.
+
+    They are ignored rather than refused: Kubernetes adds such names for a service that is called kvleased.
+    """
+    names = {name: name[len(_PREFIX) :].lower() for name in os.environ if _is_ours(name)}
+    return {
+        name: _no_such(setting, prefix=_PREFIX)
+        for name, setting in sorted(names.items())
+        if setting != "config" and setting not in Settings.model_fields
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong before anything else, and where the settings are listed, without listing them."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists every setting.\n")
+
+
+def _reason(error: "ErrorDetails") -> str:
+    """Say what is wrong with a value, and which it is."""
+    message = error["msg"].removeprefix("Value error, ")
+    is_ours = error["type"] == "value_error"
+    return message if is_ours else f"{message}, not {str(error['input'])[:_SHOWN_MAX]}"
+
+
+def _is_ours(variable: str) -> bool:
+    return variable.upper().startswith(_PREFIX)
+
+
+def _no_such(setting: str, prefix: str = "") -> str:
+    """Say that there is no such setting, and which one was perhaps meant."""
+    found = difflib.get_close_matches(setting, [*Settings.model_fields, "config"], n=1)
+    meant = prefix + (found[0].upper() if prefix else found[0]) if found else ""
+    return (
+        f"there is no such setting; did you mean {meant}?" if meant else "there is no such setting"
+    )

@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from kvlease import (
     AsyncClient,
     Client,
+    DeadlineError,
     Event,
     FullAttention,
     InvalidError,
@@ -45,8 +49,9 @@ SECONDS_TO_START = 120.0
 class Serving:
     """A daemon of its own, started from the command line."""
 
-    def __init__(self, runtime_dir: Path) -> None:
+    def __init__(self, runtime_dir: Path, *options: str) -> None:
         self.runtime_dir = runtime_dir
+        self.options = options
         self.start()
 
     def start(self) -> None:
@@ -62,7 +67,7 @@ class Serving:
         options = ["--no-listen-tcp", "--drain-seconds", "0.1"]
         self.log = (self.runtime_dir.parent / "log").open("w+")
         self.process = subprocess.Popen(
-            [*command, *options], cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT
+            [*command, *options, *self.options], cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT
         )
 
     def address(self, scheme: str) -> str:
@@ -100,11 +105,17 @@ class Serving:
 
     def kill_control(self) -> None:
         """Kill the process that serves, which the supervisor starts again over the same memory."""
+        os.kill(self.control(), signal.SIGKILL)
+
+    def control(self) -> int:
+        """Return the process that serves."""
         with Client(self.address("unix")) as client:
-            sock = client._port.transport
             client.stats()
-            peer = sock._socket.getsockopt(1, 17, 12)  # type: ignore[attr-defined]  # SO_PEERCRED of the local transport
-        os.kill(int.from_bytes(peer[:4], "little"), signal.SIGKILL)
+            transport: Any = client._port.transport
+            peer = transport._pool._idle[0]._socket.getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, 12
+            )
+        return int.from_bytes(peer[:4], "little")
 
     def stop(self) -> None:
         """Stop the daemon, or kill it where it does not stop."""
@@ -309,6 +320,50 @@ def test_worker_finds_its_way_into_a_daemon_that_lost_everything(daemon: Serving
         assert (lost.is_live, worker.memory_generation) == (False, 2)
 
 
+def test_lease_whose_answer_was_lost_is_ended_though_the_pool_is_full(tmp_path: Path) -> None:
+    """A reserve of everything that the caller gave up on does not keep the pool: heartbeats disown what it brought."""
+    serving = Serving(tmp_path / "run", "--lease-seconds", "3", "--heartbeat-seconds", "0.5")
+    try:
+        serving.wait_until_ready()
+        with (
+            registered(serving) as client,
+            Client(serving.address("unix"), deadline_seconds=1) as hasty,
+            hasty.attach("demo") as worker,
+        ):
+            control = serving.control()
+            os.kill(control, signal.SIGSTOP)
+            lost = worker.reserve("lost", num_tokens=32 * 16)
+            os.kill(control, signal.SIGCONT)
+            serving._poll(lambda: blocks_in_use(client) > 0)
+
+            serving._poll(lambda: blocks_in_use(client) == 0)
+
+            assert isinstance(lost.refusal, DeadlineError)
+            assert worker.reserve("all", num_tokens=32 * 16).is_live
+    finally:
+        serving.stop()
+
+
+@pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
+def test_threads_of_a_worker_do_not_hold_each_other_back(daemon: Serving, scheme: str) -> None:
+    """A reserve that waits for blocks gets them when another thread of its worker releases them."""
+    with registered(daemon, scheme) as client, client.attach("demo") as worker:
+        held = worker.reserve("held", num_tokens=32 * 16)
+        waiting: list[bool] = []
+        thread = threading.Thread(
+            target=lambda: waiting.append(
+                worker.reserve("waits", num_tokens=16, wait_ms=60_000).is_live
+            )
+        )
+        thread.start()
+        daemon._poll(lambda: client.stats("demo").caches[0].num_waiting == 1)
+
+        assert held.release()
+
+        thread.join(30)
+        assert waiting == [True]
+
+
 async def test_async_worker_does_the_same(daemon: Serving) -> None:
     """The asynchronous client serves many requests at once, through a death of the daemon, too."""
     async with AsyncClient(daemon.address("unix")) as client:
@@ -336,6 +391,22 @@ def test_quickstart_runs(daemon: Serving) -> None:
 
     assert "first: 0 of 100 tokens are cached" in run.stdout
     assert "second: 96 of 100 tokens are cached" in run.stdout
+
+
+def test_code_of_the_quickstart_page_runs(daemon: Serving) -> None:
+    """What the page tells to paste runs as it stands, and the second request hits two blocks."""
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert run.stdout.splitlines()[-1] == "hit 32"
 
 
 @pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])

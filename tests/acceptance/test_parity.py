@@ -248,6 +248,24 @@ def step(run: Run, token: str) -> None:
     run.call("heartbeat", pb.HeartbeatRequest(newest_lease_id=-1), token=token)
 
 
+def inspect(run: Run) -> None:
+    """List workers, leases and pins, a page at a time."""
+    pin_id = run.call("pin", pb.PinRequest(keys=keys(1, 2)), cache=CACHE).pin_id
+    for what in ("workers", "leases", "pins"):
+        page = run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, limit=1))
+        (first,) = getattr(page, what)
+        after_id = getattr(first, what.removesuffix("s") + "_id")
+        run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, after_id=after_id))
+        for _, told in run.said[-2:]:
+            # Times are those of the run, and only the local socket proves a death.
+            for entry in told[what]:
+                for name in ("age_ms", "left_ms", "death_proof"):
+                    entry.pop(name, None)
+        run.call("inspect", pb.InspectRequest(cache="unknown", what=what))
+        run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, limit=10_000))
+    run.call("unpin", pb.UnpinRequest(pin_id=pin_id))
+
+
 def end(run: Run, token: str, other: str) -> None:
     """Take stock, detach and delete."""
     run.call("stats", pb.StatsRequest(cache=CACHE))
@@ -305,6 +323,7 @@ def play(address: Address) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple
     lease_id = grant(run, token, other)
     move(run, token, lease_id)
     step(run, token)
+    inspect(run)
     end(run, token, other)
     events = run.events()
     run.transport.close()

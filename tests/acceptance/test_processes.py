@@ -110,10 +110,15 @@ class Served:
         )
         until(lambda: self.events("ready"), "the daemon")
 
+    def lines(self) -> list[str]:
+        """Return the log."""
+        return Path(self._log.name).read_text().splitlines()
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the log's events of one name."""
-        lines = Path(self._log.name).read_text().splitlines()
-        events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        events = [
+            json.loads(line) for line in self.lines() if line.startswith("{") and line.endswith("}")
+        ]
         return [event for event in events if event["event"] == name]
 
     def child(self, role: str) -> int:
@@ -227,6 +232,21 @@ def test_killed_control_process_comes_back_over_the_same_memory(
     assert not Path(f"/proc/{mover}").exists()
     os.close(pidfd)
     again.close()
+
+
+def test_killed_control_process_leaves_one_event_a_line(
+    served: Served, worker: tuple[Connection, pb.AttachResponse]
+) -> None:
+    """A restart tells that pins have ended, and no process leaves a bare traceback among the events."""
+    connection, attached = worker
+    _commit_blocks(connection, attached)
+
+    os.kill(served.child("control"), signal.SIGKILL)
+    until(lambda: len(served.events("ready")) == 2, "the next control process")
+
+    (dropped,) = served.events("pins_dropped")
+    assert dropped["caches"] == ["main"]
+    assert all(line.startswith("{") for line in served.lines())
 
 
 def test_killed_worker_frees_its_blocks(served: Served) -> None:

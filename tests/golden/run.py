@@ -1,7 +1,7 @@
 """Answer the vectors of files and say which answers differ: `python tests/golden/run.py FILE...`.
 
-Prints one JSON object per vector with `id`, `ok`, `got` and, where it differs or is explained, `why`. Exits with 1 if
-any vector differs.
+Prints one JSON object per vector with `id`, `ok`, `got` and, where it differs or is explained, `why`; a file or a
+vector that is not of the format gets one, too. Exits with 1 if any vector differs, and with 2 without a file.
 """
 
 import importlib
@@ -51,6 +51,9 @@ SUITES = {
 }
 """The module under suites/ that answers each operation, with a function of the operation's name."""
 
+_FIELDS = frozenset({"id", "op", "input", "expected"})
+"""What every vector has; tags only sort them."""
+
 
 def answer(op: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return what we make of the input, in the vectors' words; a refusal or a fault of ours is an `error`."""
@@ -67,8 +70,18 @@ def answer(op: str, given: dict[str, Any]) -> dict[str, Any]:
     return got
 
 
-def judge(vector: dict[str, Any]) -> dict[str, Any]:
+def judge(vector: Any) -> dict[str, Any]:
     """Return the vector's id, whether our answer is right, the answer, and why if there is anything to say."""
+    if not isinstance(vector, dict) or not vector.keys() >= _FIELDS:
+        missing = sorted(_FIELDS - set(vector)) if isinstance(vector, dict) else "it is no object"
+        return _unreadable(vector, f"this is no vector: {missing}")
+    try:
+        return _judged(vector)
+    except Exception as fault:  # noqa: BLE001  # a vector that cannot even be compared must not stop the others
+        return _unreadable(vector, f"this vector cannot be judged: {type(fault).__name__}: {fault}")
+
+
+def _judged(vector: dict[str, Any]) -> dict[str, Any]:
     got = answer(vector["op"], vector["input"])
     verdict = {"id": vector["id"], "ok": True, "got": got}
     found = list(_against(vector["expected"], got))
@@ -81,14 +94,30 @@ def judge(vector: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the verdict of every vector of a file."""
-    content = json.loads(path.read_text())
-    for vector in content["vectors"]:
+    """Yield the verdict of every vector of a file, or one that says why there are none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        vectors = content["vectors"]
+    except (OSError, ValueError, TypeError, KeyError) as fault:
+        yield _unreadable({"id": str(path)}, f"this is no file of vectors: {fault}")
+        return
+    if not isinstance(vectors, list):
+        yield _unreadable({"id": str(path)}, "this is no file of vectors: vectors is no list")
+        return
+    for vector in vectors:
         yield judge(vector)
 
 
+def _unreadable(vector: Any, why: str) -> dict[str, Any]:
+    found = vector.get("id") if isinstance(vector, dict) else None
+    return {"id": found, "ok": False, "got": None, "why": [why]}
+
+
 def main(paths: list[str]) -> int:
-    """Judge all files; return 1 if any vector differs."""
+    """Judge all files; return 1 if any vector differs, 2 if there is no file."""
+    if not paths:
+        sys.stderr.write(f"{__doc__}\n")
+        return 2
     differs = False
     for path in paths:
         for verdict in verdicts(Path(path)):

@@ -75,3 +75,38 @@ def test_same_as_stands_for_an_earlier_entry() -> None:
 
     assert not list(mismatches(expected, [{"n": 1}, {"n": 1}]))
     assert list(mismatches(expected, [{"n": 1}, {"n": 2}]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"vectors": 3}', '{"vectors": {}}'],
+    ids=["empty", "list", "object", "number", "map"],
+)
+def test_file_of_another_format_is_said_so(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that holds no vectors ends with 1 and a line that says why; so does one that is not there."""
+    path = tmp_path / "other.json"
+    path.write_text(text)
+
+    assert main([str(path), str(tmp_path / "none.json")]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["ok"] for line in lines] == [False, False]
+    assert all("no file of vectors" in line["why"][0] for line in lines)
+
+
+@pytest.mark.parametrize("broken", [3, {}, {"id": "x"}, {**WIDTH, "expected": 7}])
+def test_broken_vector_does_not_stop_the_others(
+    broken: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vector that cannot be judged is not ok, and those after it are judged all the same."""
+    code = main([file_of(tmp_path, broken, WIDTH)])
+
+    verdicts = [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()]
+    assert (code, verdicts) == (1, [False, True])
+
+
+def test_no_file_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a file there is nothing to judge: the usage is shown and the status is 2."""
+    assert main([]) == 2
+    assert "FILE" in capsys.readouterr().err

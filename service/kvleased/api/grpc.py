@@ -32,8 +32,10 @@ STOP_SECONDS: Final = 1.0
 HEALTH_SECONDS: Final = 0.5
 """Seconds between two looks at whether the daemon is ready."""
 
-_MESSAGES_ABOVE_LIMIT: Final = 4
-"""Times the limit up to which a message is read, so that its refusal can say what the limit is."""
+_READ_BYTES_MAX: Final = 64 << 20
+"""Bytes up to which a message is read although it is above the limit, so that its refusal can say what the limit is."""
+_SLACK_BYTES: Final = 1 << 20
+"""The same, where the limit itself is as large as that."""
 _KEEPALIVE_MS: Final = 30_000
 
 
@@ -58,7 +60,7 @@ class GrpcServer:
             options=(
                 (
                     "grpc.max_receive_message_length",
-                    _MESSAGES_ABOVE_LIMIT * settings.max_message_bytes,
+                    max(_READ_BYTES_MAX, settings.max_message_bytes + _SLACK_BYTES),
                 ),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),

@@ -24,6 +24,10 @@ class Probes:
         self._metrics = metrics
         self._was_ready = False
 
+    def note_start(self) -> None:
+        """Take note that the daemon serves now, so that a drain that begins before the first probe is no start."""
+        self._was_ready = True
+
     def add_to(self, app: Starlette) -> None:
         """Serve the probes beside the API."""
         for path, probe in (

@@ -47,6 +47,7 @@ class RestServer:
         self._sockets: list[socket.socket] = []
         self._streams: Streams = set()
         self._behind: _Behind
+        self._probes: Probes
         self.http_port = 0
         """The TCP port; 0 where there is none."""
 
@@ -63,6 +64,7 @@ class RestServer:
             self.http_port = tcp.getsockname()[1]
         app = make_app(daemon, self._metrics, message_bytes_max=settings.max_message_bytes)
         self._streams, self._behind = app.state.streams, app.state.behind
+        self._probes = app.state.probes
         config = uvicorn.Config(
             app,
             http=Guarded,
@@ -87,7 +89,8 @@ class RestServer:
         self._server = server
 
     async def complete(self) -> None:
-        """Make the part of the app that is seldom the first to be called."""
+        """Take note that the daemon serves, and make the part of the app that is seldom the first to be called."""
+        self._probes.note_start()
         await self._behind.made()
 
     async def stop(self) -> None:
@@ -113,7 +116,8 @@ def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> S
         endpoints[route] = answers
         if route.is_hot:
             app.routes.append(_Exact(route.path, answers, methods=[route.method]))
-    Probes(daemon, metrics).add_to(app)
+    app.state.probes = Probes(daemon, metrics)
+    app.state.probes.add_to(app)
     app.state.behind = app.router.default = _Behind(endpoints, app)
     return app
 
@@ -163,10 +167,22 @@ class _Behind:
 async def _refused_by_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for nothing else"
     detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
-    answer = refusal(InvalidError(detail, resource="path"), error.status_code)
+    wrong = _wrong_argument(request.method, request.scope["path"])
+    answer = refusal(wrong or InvalidError(detail, resource="path"), error.status_code)
     for name, value in (error.headers or {}).items():
         answer.raw_headers.append((name.lower().encode(), value.encode()))
     return answer
+
+
+def _wrong_argument(method: str, path: str) -> InvalidError | None:
+    """Name the argument that is empty or has a slash in it, so that no route takes the path although one is meant."""
+    for route in ROUTES:
+        prefix, _, name = route.path.partition("{")
+        if route.method == method and name.endswith("}") and path.startswith(prefix):
+            value = path.removeprefix(prefix)
+            message = f"{name[:-1]} is {value[:80]!r}; it must not be empty, nor have a slash in it"
+            return InvalidError(message, resource=name[:-1])
+    return None
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's contract; it logs the error itself

@@ -56,6 +56,11 @@ _QUERY: Final = {
         Annotated[int, Query(ge=0, description="The last sequence number seen.")],
         0,
     ),
+    "limit": (
+        Annotated[int, Query(ge=0, description="Entries of the page at most; 0 means 256.")],
+        0,
+    ),
+    "after_id": (Annotated[int, Query(description="The last id of the page before.")], 0),
 }
 _MEANT: Final = Annotated[
     str, Query(description="The cache that an operator means; needless where there is but one.")

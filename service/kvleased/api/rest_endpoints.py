@@ -72,6 +72,7 @@ class Endpoint:
         self._route = route
         self._request_class = route.request_class
         self._in_path = route.in_path
+        self._settled = route.settled
         self._daemon = daemon
         self._metrics = metrics
         self._message_bytes_max = message_bytes_max
@@ -95,7 +96,7 @@ class Endpoint:
 
     async def _read(self, request: Request) -> tuple[Message, Caller]:
         caller, content_type = _caller(request)
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = dict(self._settled)
         body_class = self._route.body
         if body_class is not None:
             body = await _body(request, self._message_bytes_max)
@@ -232,7 +233,11 @@ def _as_invalid(verb: str) -> Iterator[None]:
 
 
 async def _body(request: Request, bytes_max: int) -> bytes:
-    """Read the body, no more of it than is allowed."""
+    """Read the body, no more of it than is allowed.
+
+    Raises:
+        TooLargeError: it is longer; `need` is its length where the head tells it, else what was read of it.
+    """
     message = await request.receive()
     body: bytes = message.get("body", b"")
     if message.get("more_body"):
@@ -244,5 +249,11 @@ async def _body(request: Request, bytes_max: int) -> bytes:
         except TimeoutError as error:
             raise InvalidError("the body did not arrive in time", resource="body") from error
     if len(body) > bytes_max:
-        raise TooLargeError(resource="message_bytes", need=len(body), limit=bytes_max)
+        need = max(len(body), _announced_bytes(request))
+        raise TooLargeError(resource="message_bytes", need=need, limit=bytes_max)
     return body
+
+
+def _announced_bytes(request: Request) -> int:
+    """Return the Content-Length, which httptools has checked; 0 where the body comes in chunks."""
+    return int(dict(request.scope["headers"]).get(b"content-length", 0))

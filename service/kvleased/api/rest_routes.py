@@ -28,6 +28,8 @@ class Route:
     """Query parameters that are fields of the request."""
     takes_cache: bool = False
     """Whether an operator may say which cache is meant by `?cache=`."""
+    settled: tuple[tuple[str, str], ...] = ()
+    """Fields of the request that the path says without a parameter."""
     name: str = ""
     """The operation id where the verb is not unique."""
 
@@ -101,6 +103,12 @@ ROUTES: Final = (
           summary="Free a cache that no worker is attached to"),
     Route(verb="stats", method="GET", path="/v1/stats", tag="watching", query=("cache",),
           summary="Describe pools, leases and counters"),
+    *(
+        Route(verb="inspect", method="GET", path=f"/v1/caches/{{cache}}/{what}", tag="watching",
+              query=("limit", "after_id"), settled=(("what", what),), name=f"list_{what}",
+              summary=f"List the {what} of a cache, a page at a time")
+        for what in ("workers", "leases", "pins")
+    ),
     Route(verb="watch", method="GET", path="/v1/events", tag="watching", query=("after_sequence", "cache"),
           summary="Stream events, oldest first, as server-sent events"),
 )  # fmt: skip

@@ -37,7 +37,14 @@ class Engine:
         self._untouched: dict[int, list[NDArray[np.uint8]]] = {}
 
     def run(self) -> None:
-        """Carry out packets in the order in which they come."""
+        """Carry out packets in the order in which they come, until the other end is gone, in whatever way."""
+        try:
+            self._serve()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # Its process was killed; the supervisor ends this one, too, and starts both anew.
+            logs.line("info", "mover_ends", reason="control_gone", error=type(error).__name__)
+
+    def _serve(self) -> None:
         while True:
             self._touch_while_idle()
             packet, fds = receive_packet(

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from kvlease.errors import CacheInUseError, InvalidError, LayoutMismatchError, NeverFitsError
+from kvlease.errors import CacheInUseError, LayoutMismatchError, NeverFitsError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
@@ -27,7 +27,7 @@ from kvleased.movers.link import MoverLink
 from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
-from kvleased.verbs import plans
+from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.runner import Verb
 
@@ -74,6 +74,7 @@ class CacheVerbs:
             "list_caches": self.list_caches,
             "delete_cache": self.delete_cache,
             "stats": self.stats,
+            "inspect": self.inspect,
         }
 
     def plan(self, request: pb.PlanRequest, _: Caller) -> Answer:
@@ -86,10 +87,7 @@ class CacheVerbs:
     def register_cache(self, request: pb.RegisterCacheRequest, _: Caller) -> Answer:
         """Create a cache, or find an equal one."""
         name = checks.cache_name(request.cache)
-        integrity = request.integrity or INTEGRITIES[0]
-        if integrity not in INTEGRITIES:
-            message = f"integrity is {integrity[:40]!r}; it must be one of {', '.join(INTEGRITIES)}"
-            raise InvalidError(message, resource="integrity")
+        integrity = checks.one_of("integrity", request.integrity or INTEGRITIES[0], INTEGRITIES)
         return asyncio.ensure_future(self._register(name, request.inputs, integrity))
 
     def get_cache(self, request: pb.GetCacheRequest, _: Caller) -> Answer:
@@ -123,6 +121,10 @@ class CacheVerbs:
             name = self._registry.cache_of(caller).name
         entries: Iterable[CacheEntry] = [self._registry.cache(name)] if name else self._registry
         return pb.StatsResponse(epoch=self._epoch, caches=[_stats(entry) for entry in entries])
+
+    def inspect(self, request: pb.InspectRequest, _: Caller) -> Answer:
+        """List who uses a cache."""
+        return inspecting.inspect(self._registry, request)
 
     def recover(
         self, kept: Iterable[Kept], workers: Mapping[str, Mapping[WorkerId, int]], now: float

@@ -52,7 +52,10 @@ def _is_given(ranks: Sequence[pb.RankInputs]) -> bool:
 
 
 def require_servable(planned: CachePlan) -> None:
-    """Refuse a plan that is right but that no mover can carry out yet."""
+    """Refuse a plan that is right but that keeps nothing, or that no mover can carry out yet."""
+    if not planned.groups:
+        message = "the plan has no layer that keeps anything, so there is no memory to share; give at least 1 layer"
+        raise InvalidError(message, resource="layers", rule="keeps_nothing", need=1, available=0)
     if planned.blocks_per_slot != 1:
         message = (
             f"blocks_per_slot is {planned.blocks_per_slot}; slots of several blocks can be planned but not yet "

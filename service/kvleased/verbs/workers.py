@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -197,6 +198,7 @@ class WorkerVerbs:
             "name": request.worker_name,
             "rank": request.rank,
             "proof": "none" if pidfd is None else "pidfd",
+            "attached_unix_seconds": time.time(),
         }
         worker = self._entry_of(entry, metadata, pidfd)
         self._runner.apply(entry, c.Attach(worker_id=worker_id, tenant_digest=worker.tenant_digest))
@@ -283,6 +285,7 @@ class WorkerVerbs:
             rank=metadata["rank"],
             pidfd=pidfd,
             replies=Replies(self._settings.max_remembered_replies),
+            attached_unix_seconds=metadata["attached_unix_seconds"],
         )
 
     def _keep(self, worker: WorkerEntry, metadata: Mapping[str, Any]) -> None:
@@ -317,7 +320,9 @@ class WorkerVerbs:
 
 def _beat(reply: e.Beat) -> pb.HeartbeatResponse:
     return pb.HeartbeatResponse(
-        unknown_lease_ids=reply.unknown_lease_ids, num_orphans_ended=reply.num_orphans_ended
+        unknown_lease_ids=reply.unknown_lease_ids,
+        num_orphans_ended=reply.num_orphans_ended,
+        newest_lease_id=reply.newest_lease_id,
     )
 
 

@@ -123,6 +123,19 @@ async def test_bad_input_is_refused(
     assert not served.daemon.calls
 
 
+async def test_message_far_above_the_limit_is_told_the_limit(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    """However large a call is, its refusal is ours and names both numbers."""
+    info, _ = explained(await refused(channel, b"x" * (6 << 20)))
+
+    assert info.reason == "TOO_LARGE"
+    assert (info.metadata["need"], info.metadata["limit"]) == (
+        str(6 << 20),
+        str(served.settings.max_message_bytes),
+    )
+
+
 async def test_waiting_call_is_answered(served: Served, channel: grpc.aio.Channel) -> None:
     """A call that the daemon makes wait is answered when the daemon does."""
     future = asyncio.get_running_loop().create_future()

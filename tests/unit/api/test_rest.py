@@ -60,6 +60,8 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
     ("POST", "/v1/step", {"verbs": "AQ==", "lease_ids": PACKED, "reserves": [{"request_id": "r"}]}, "step",
      pb.StepRequest(verbs=b"\1", lease_ids=(5).to_bytes(8, "little"),
                     reserves=[pb.ReserveRequest(request_id="r")])),
+    *(("GET", f"/v1/caches/demo/{what}?limit=5&after_id=7", None, "inspect",
+       pb.InspectRequest(cache="demo", what=what, limit=5, after_id=7)) for what in ("workers", "leases", "pins")),
     ("GET", "/v1/stats?cache=demo", None, "stats", pb.StatsRequest(cache="demo")),
 ]  # fmt: skip
 
@@ -227,6 +229,13 @@ async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:
     assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
 
 
+async def test_refused_body_is_told_its_length(served: Served) -> None:
+    """A body that says its length is refused with that length, however little of it was read."""
+    answer = await http(served, "POST", "/v1/leases", b" " * 1_000_000)
+
+    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1_000_000, 65_536)
+
+
 async def test_body_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that stops in the middle of a body gets an answer."""
     monkeypatch.setattr(rest_endpoints, "BODY_SECONDS_MAX", 0.01)
@@ -362,6 +371,33 @@ async def test_started_is_for_good(served: Served) -> None:
     served.daemon.readiness = (False, "draining")
 
     assert (await http(served, "GET", "/startupz")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "argument"),
+    [
+        pytest.param("PUT", "/v1/caches/", "cache", id="no name"),
+        pytest.param("PUT", "/v1/caches/..%2Fx", "cache", id="slash in a name"),
+        pytest.param("DELETE", "/v1/pins/", "pin_id", id="no pin"),
+        pytest.param("POST", "/v1/nothing/", "path", id="no route"),
+    ],
+)
+async def test_argument_that_no_path_can_carry_is_named(
+    served: Served, method: str, path: str, argument: str
+) -> None:
+    """The caller passed an argument, not a path, and learns which one is wrong."""
+    answer = await http(served, method, path)
+
+    assert (answer.json["code"], answer.json["resource"]) == ("INVALID", argument)
+
+
+async def test_start_is_over_even_when_the_first_probe_meets_a_drain(served: Served) -> None:
+    """Who asks late is not told that a daemon which ends has never started."""
+    await served.rest.complete()
+    served.daemon.readiness = (False, "draining")
+
+    assert (await http(served, "GET", "/startupz")).status == 200
+    assert (await http(served, "GET", "/readyz")).status == 503
 
 
 async def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

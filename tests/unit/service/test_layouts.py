@@ -168,18 +168,6 @@ async def test_rank_that_keeps_nothing_attaches(node: Node) -> None:
         assert len(daemon.fds(reply.worker_id)) == 2
 
 
-async def test_cache_that_keeps_nothing_becomes_ready(node: Node) -> None:
-    """A cache none of whose ranks keeps a layer has no memory to wait for, and nothing to lease."""
-    async with node.life():
-        info = await node.register(ranks=[pb.RankInputs(keeps_nothing=True)], host_bytes=1 << 20)
-        worker = await node.attach()
-
-        with pytest.raises(WrongStateError):
-            await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=4), worker)
-
-    assert (info.status, info.bytes_populated) == ("ready", 0)
-
-
 async def test_every_rank_survives_a_restart(node: Node) -> None:
     """In the next life every rank has the same bytes, and workers are of the rank that they were."""
     async with node.life() as daemon:

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import logging
 from kvleased import logs
@@ -41,3 +43,25 @@ def test_logs_are_lines_of_json_without_values() -> None:
     assert "it failed" in json.dumps(records[2])
     assert "it failed" in json.dumps(records[3])
     assert "CANARY" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        pytest.param("raise RuntimeError('it failed')", id="the process"),
+        pytest.param("Thread(target=int, args=('it failed',)).start()", id="a thread"),
+        pytest.param("logging.getLogger('asyncio').error('it failed')", id="a library"),
+    ],
+)
+def test_unexpected_exception_is_one_event(fail: str) -> None:
+    """Whatever nobody caught is one line of JSON, so that no reader of logs meets half a traceback."""
+    script = "import logging\nfrom threading import Thread\nfrom kvleased import logs\n"
+    script += f"logs.catch_all('mover')\nlogging.basicConfig(handlers=[logs._Lines()])\n{fail}"
+
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    (line,) = result.stderr.splitlines()
+    assert "it failed" in line
+    assert json.loads(line)["level"] == "error"

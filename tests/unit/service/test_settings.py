@@ -1,12 +1,15 @@
 """Settings come from flags, environment and file, in this order, and are checked."""
 
+import json
+import os
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from kvleased.__main__ import EX_CONFIG, run
-from kvleased.settings import Settings, load
+from kvleased.__main__ import EX_CONFIG, _enter, run
+from kvleased.settings import Settings, load, unknown_variables
 
 
 def test_flags_win_over_environment_over_file(
@@ -31,6 +34,11 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--drain-seconds", "-1"], "drain_seconds", id="negative"),
         pytest.param(["--lease-seconds", "5"], "twice", id="lease shorter than its heartbeats"),
         pytest.param(["--no-such-flag"], "no-such-flag", id="unknown flag"),
+        pytest.param(["--lease-seconds", "nan"], "finite number, not nan", id="no number"),
+        pytest.param(["--wait-ms-max", "600001"], "600000, not 600001", id="longest wait"),
+        pytest.param(["--memory-bytes-max", "9" * 30], f"{1 << 60}", id="more than any node has"),
+        pytest.param(["--runtime-dir", ""], "it is empty", id="no directory"),
+        pytest.param(["--runtime-dir", f"/{'d' * 100}"], "114 bytes", id="long socket path"),
         pytest.param(["--config", "/no/such/file"], "no such file", id="no file"),
     ],
 )
@@ -41,8 +49,31 @@ def test_settings_without_sense_are_refused(
     with pytest.raises(SystemExit) as end:
         load(arguments)
 
+    first, *others = capsys.readouterr().err.splitlines()
     assert end.value.code == 2
-    assert says in capsys.readouterr().err
+    assert says in first
+    assert len(others) <= 2
+
+
+def test_relative_runtime_directory_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses are printed for others, who are elsewhere."""
+    monkeypatch.chdir(tmp_path)
+
+    assert load(["--runtime-dir", "run"]).local_socket == tmp_path / "run" / "kvlease.sock"
+
+
+def test_default_runtime_directory_is_checked_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A base directory with a long path ends the start with a sentence, not a traceback."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"/{'d' * 100}")
+
+    with pytest.raises(SystemExit):
+        load([])
+
+    assert "107" in capsys.readouterr().err
 
 
 def test_file_with_an_unknown_key_is_refused(
@@ -55,7 +86,54 @@ def test_file_with_an_unknown_key_is_refused(
     with pytest.raises(SystemExit):
         load(["--config", str(file)])
 
-    assert "max_lease" in capsys.readouterr().err
+    assert (
+        "max_lease: there is no such setting; did you mean max_leases?" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        pytest.param("KVLEASED_HTTP_PROT", "; did you mean KVLEASED_HTTP_PORT?", id="misspelt"),
+        pytest.param("kvleased_max_lease", "; did you mean KVLEASED_MAX_LEASES?", id="small"),
+        pytest.param("KVLEASED_CONFIGS", "; did you mean KVLEASED_CONFIG?", id="file"),
+        pytest.param("KVLEASED_ZZZ", "", id="like none"),
+    ],
+)
+def test_unknown_variable_is_named_with_the_nearest_setting(
+    monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    """A variable that looks like a setting and is none is told with the setting that was perhaps meant."""
+    monkeypatch.setenv(variable, "1")
+
+    assert unknown_variables() == {variable: f"there is no such setting{meant}"}
+
+
+def test_variables_of_settings_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of a setting, in whichever case it is written, nor of the file."""
+    for variable in ("KVLEASED_CONFIG", "KVLEASED_HTTP_PORT", "kvleased_max_leases", "KVLEASE_X"):
+        monkeypatch.setenv(variable, "1")
+
+    assert not unknown_variables()
+
+
+def test_start_warns_of_unknown_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A start logs one line for each variable that it ignores."""
+    monkeypatch.setenv("KVLEASED_HTTP_PROT", "1")
+    (tmp_path / "file").touch()
+
+    run(["serve", "--runtime-dir", str(tmp_path / "file")])
+
+    logged = json.loads(capsys.readouterr().err.splitlines()[0])
+    assert (logged["level"], logged["variable"]) == ("warning", "KVLEASED_HTTP_PROT")
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """`kvleased --version` prints the version that is installed."""
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"kvleased {version('kvlease')}\n"
 
 
 def test_file_that_is_no_toml_is_refused(
@@ -82,6 +160,49 @@ def test_runtime_directory_that_cannot_be_used_is_refused(
 
     assert status == EX_CONFIG
     assert "cannot be used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "mode", [0o1777, 0o755, 0o710], ids=["sticky", "readable", "entered by a group"]
+)
+def test_runtime_directory_that_others_may_enter_is_refused_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int
+) -> None:
+    """What others use is not taken from them, and what others may enter is no place for sockets."""
+    tmp_path.chmod(mode)
+
+    status = run(["serve", "--runtime-dir", str(tmp_path)])
+
+    assert status == EX_CONFIG
+    assert f"{mode:04o}" in capsys.readouterr().err
+    assert tmp_path.stat().st_mode & 0o7777 == mode
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory somebody else's")
+def test_runtime_directory_of_somebody_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its owner could put sockets of his own in our place."""
+    os.chown(tmp_path, 12345, 12345)
+
+    assert run(["serve", "--runtime-dir", str(tmp_path)]) == EX_CONFIG
+    assert "belongs to user 12345" in capsys.readouterr().err
+
+
+def test_runtime_directory_is_made_private_or_taken_as_it_is(tmp_path: Path) -> None:
+    """One that is missing is made, whatever the umask; one that is private already is entered."""
+    directory = tmp_path / "above" / "run"
+    before = os.umask(0o277)
+    try:
+        os.close(_enter(directory))
+    except PermissionError:
+        pytest.fail("the umask decided")
+    finally:
+        os.umask(before)
+
+    os.close(_enter(directory))
+    assert directory.stat().st_mode & 0o7777 == 0o700
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,14 +139,14 @@ DAMAGES: dict[str, Damage] = {
     "the free list is not the set": lambda it: put(
         it.device.records.state, free_block(it), State.BAD
     ),
-    "the index does not name just": lambda it: it.device.index.popitem(),
+    "the index does not name just": lambda it: it.device.index.discard(as_ids([cached_block(it)])),
     "is indexed under another key": lambda it: put(
         it.device.records.key, (cached_block(it), 0), 77
     ),
     "a ready block's seal does not match": lambda it: put(
         it.device.records.seal, cached_block(it), 0
     ),
-    "the evictable blocks are not": lambda it: it.device.order.discard([cached_block(it)]),
+    "the evictable blocks are not": lambda it: it.device.order.discard(as_ids([cached_block(it)])),
     "a free block is held": lambda it: put(it.device.holds, free_block(it), 1),
     "a block in use is held by nobody": lambda it: put(it.device.holds, blocks(it)[1], 0),
     "device: holds of blocks": lambda it: put(it.device.holds, blocks(it)[1], 5),

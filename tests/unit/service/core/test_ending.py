@@ -294,6 +294,17 @@ def test_heartbeat_ends_orphans() -> None:
     assert cache.census().counters["leases_orphaned"] == 1
 
 
+def test_heartbeat_tells_how_far_ids_were_granted() -> None:
+    """No lease, whoever holds it, is newer than what a heartbeat tells, and every later one is."""
+    cache = a_cache()
+    theirs = reserve(cache, 1, "theirs", worker_id=MATE)
+    command = c.Heartbeat(worker_id=WORKER, lease_ids=(), newest_lease_id=LeaseId(0))
+
+    told = answer(cache.handle(command, 0.0), Beat).newest_lease_id
+
+    assert theirs.lease_id <= told < reserve(cache, 1, "later").lease_id
+
+
 def test_heartbeat_spares_leases_that_are_news() -> None:
     """A lease that is newer than what the heartbeat knew of, or whose answer is on its way, is no orphan."""
     cache = a_cache()

@@ -13,6 +13,7 @@ from tests.unit.service.core.builders import (
     MATE,
     STRANGER,
     TENANT,
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     WORKER,
     a_cache,
@@ -100,9 +101,25 @@ def test_reserve_starts_over_without_the_damaged_bytes() -> None:
     landed = land(cache, copy, failed=(1,))
 
     lease = woken(landed, ticket, Reserved)
-    assert lease.device_hit_tokens == 4
+    assert (lease.device_hit_tokens, lease.host_hit_tokens) == (0, 4)
     assert cache.census().host["bad"] == 1
     assert cache.check() == []
+
+
+def test_reserve_that_started_over_counts_its_tokens_once() -> None:
+    """What was on the device, what was brought up and what is to be computed add up to the request."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2, 3))
+    land(cache, the_copy(reload_keys(cache, keys(1))))
+    copy, _ = loading(cache, keys(1, 2, 3))
+    before = cache.census().counters
+
+    land(cache, copy, failed=(1,))
+
+    after = cache.census().counters
+    names = [f"prefix_tokens_{part}" for part in ("device", "host", "computed")]
+    assert [after[name] - before.get(name, 0) for name in names] == [TOKENS_PER_BLOCK] * 3
+    assert after["leases_granted"] == before["leases_granted"] + 1
 
 
 def test_reserve_that_joined_a_damaged_copy_starts_over_too() -> None:

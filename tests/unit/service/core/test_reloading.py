@@ -3,14 +3,18 @@
 import pytest
 
 from kvlease.errors import (
+    DeadlineError,
     NeverFitsError,
     PoolFullError,
     WrongStateError,
 )
-from kvleased.core.effects import Reloaded
+from kvleased.core import commands as c
+from kvleased.core.effects import Evicted, Reloaded
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
+    MATE,
     TOKENS_PER_BLOCK,
+    WAIT_MS,
     a_cache,
     a_reload,
     answer,
@@ -18,6 +22,7 @@ from tests.unit.service.core.builders import (
     copies,
     evict,
     evicted,
+    fail,
     found,
     ids,
     keys,
@@ -30,6 +35,7 @@ from tests.unit.service.core.builders import (
     reserve,
     the_copy,
     tick,
+    wait_for,
     wakes,
     woken,
 )
@@ -120,14 +126,88 @@ def test_later_reload_waits_in_the_place_of_the_first() -> None:
     reloaded(landed, second.ticket)
 
 
-def test_reload_while_evicting_is_refused() -> None:
-    """A lease goes one way at a time."""
+def test_reload_while_evicting_waits_until_its_lease_is_down() -> None:
+    """A lease goes one way at a time, and comes back with every byte; who asked for the other way is told."""
+    cache = a_cache()
+    lease = reserve(cache, 2)
+    down = evict(cache, lease.lease_id)
+
+    back = reload(cache, lease.lease_id)
+    up = land(cache, the_copy(down))
+    landed = land(cache, the_copy(up))
+
+    woken(back, down.ticket, WrongStateError)
+    assert wakes(up) == []
+    assert reloaded(landed, back.ticket).num_reloaded == 2
+    assert cache.check() == []
+
+
+def test_reload_of_a_lease_that_did_not_get_down_finds_it_on_the_device() -> None:
+    """The copy that failed moved nothing, so there is nothing to bring back."""
+    cache = a_cache()
+    lease = reserve(cache, 2)
+    down = evict(cache, lease.lease_id)
+    back = reload(cache, lease.lease_id)
+
+    failed = fail(cache, the_copy(down))
+
+    reply = reloaded(failed, back.ticket)
+    assert (reply.block_ids, reply.num_reloaded) == (lease.block_ids, 0)
+    assert cache.check() == []
+
+
+def test_reload_that_gave_up_while_evicting_moves_nothing() -> None:
+    """Nobody waits any more, so the lease stays where the evict has brought it."""
     cache = a_cache()
     lease = reserve(cache, 1)
-    evict(cache, lease.lease_id)
+    down = evict(cache, lease.lease_id)
+    back = reload(cache, lease.lease_id)
 
-    with pytest.raises(WrongStateError, match="evicting"):
-        reload(cache, lease.lease_id)
+    woken(tick(cache, WAIT_MS / 1000), back.ticket, DeadlineError)
+
+    landed = land(cache, the_copy(down))
+    assert (wakes(landed), copies(landed)) == ([], [])
+
+
+def test_evict_after_a_reload_that_waits_has_the_last_word() -> None:
+    """The later call takes the place of the earlier one, whatever that wanted."""
+    cache = a_cache()
+    lease = reserve(cache, 1)
+    down = evict(cache, lease.lease_id)
+    back = reload(cache, lease.lease_id)
+
+    again = evict(cache, lease.lease_id)
+
+    woken(again, back.ticket, WrongStateError)
+    woken(land(cache, the_copy(down)), again.ticket, Evicted)
+
+
+def test_lease_that_is_back_already_answers_the_second_of_two_waiting_reloads() -> None:
+    """Two calls that waited for their turn both learn where the blocks of the lease are."""
+    cache = a_cache(4)
+    lease = evicted(cache, keys(1))
+    land(cache, the_copy(reload_keys(cache, keys(1))))
+    reserve(cache, 2, "holder")
+    wait_for(cache, 3, "ahead", worker_id=MATE)
+    first, second = reload(cache, lease.lease_id), reload(cache, lease.lease_id)
+
+    ended = cache.handle(c.Detach(worker_id=MATE), 0.0)
+
+    replies = [reloaded(ended, outcome.ticket) for outcome in (first, second)]
+    assert replies[0].block_ids == replies[1].block_ids
+
+
+def test_second_of_two_waiting_reloads_is_told_that_its_lease_is_on_its_way() -> None:
+    """One copy brings a lease back, and one caller learns of its end."""
+    cache = a_cache(2)
+    lease = evicted(cache, keys(1))
+    holder = reserve(cache, 2, "holder")
+    first, second = reload(cache, lease.lease_id), reload(cache, lease.lease_id)
+
+    ended = release(cache, holder.lease_id)
+
+    woken(ended, second.ticket, WrongStateError)
+    assert reloaded(land(cache, the_copy(ended)), first.ticket).num_reloaded == 1
 
 
 def test_reload_waits_for_room() -> None:

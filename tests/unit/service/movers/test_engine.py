@@ -1,5 +1,6 @@
 """A mover carries out packets at once, and readies its memory while there is none."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -115,3 +116,16 @@ def test_packet_ends_the_readying(pool_fds: list[int]) -> None:
         engine._touch_while_idle()
 
     assert not any(os.fstat(fd).st_blocks for fd in pool_fds)
+
+
+def test_mover_ends_quietly_when_the_daemon_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unread answers at the other end's death are one line of the log, not a traceback."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.send(b"unread")
+        ours.close()
+
+        Engine(theirs).run()
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "mover_ends"
