@@ -334,12 +334,12 @@ def test_lease_whose_answer_was_lost_is_ended_though_the_pool_is_full(tmp_path: 
             os.kill(control, signal.SIGSTOP)
             lost = worker.reserve("lost", num_tokens=32 * 16)
             os.kill(control, signal.SIGCONT)
-            serving._poll(lambda: blocks_in_use(client) > 0)
 
-            serving._poll(lambda: blocks_in_use(client) == 0)
+            # Mostly the daemon grants it, and nobody learns of that; it may also find the caller gone before.
+            serving._poll(lambda: worker.reserve("all", num_tokens=32 * 16).is_live)
 
             assert isinstance(lost.refusal, DeadlineError)
-            assert worker.reserve("all", num_tokens=32 * 16).is_live
+            assert blocks_in_use(client) == 32
     finally:
         serving.stop()
 
