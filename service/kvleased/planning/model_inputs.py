@@ -30,12 +30,14 @@ def with_model_facts(inputs: PlanInputs) -> PlanInputs:
 
 
 def require_encoder_tokens(layers: Sequence[LayerSpec], inputs: PlanInputs) -> None:
-    """Refuse cross attention of which nothing says how many tokens it keeps: it would count as no block at all.
+    """Refuse a model's cross attention of which nothing says how many tokens it keeps: it would count as no block.
+
+    Who gives layers by hand says with 0 that there is no encoder's input.
 
     Raises:
         InvalidError: rule missing_encoder_tokens.
     """
-    if inputs.engine.encoder_tokens_max:
+    if inputs.engine.encoder_tokens_max or not inputs.model_config:
         return
     for layer in layers:
         if isinstance(layer, CrossAttention):

@@ -108,15 +108,12 @@ def test_cross_attention_over_nothing_is_refused() -> None:
     assert given.groups[1].blocks_per_longest_request == 7
 
 
-def test_cross_attention_that_is_given_by_hand_needs_its_input_as_well() -> None:
-    """Layers by hand are refused as a config is."""
+def test_cross_attention_by_hand_may_have_no_input() -> None:
+    """Who gives the layers says with 0 that no encoder's input is kept."""
     cross = CrossAttention(name="c", num_kv_heads=2, head_size=32, dtype="bfloat16")
     inputs = PlanInputs(layers=(cross,), tokens_per_block=16, device_bytes=1 << 20)
 
-    with pytest.raises(InvalidError) as refusal:
-        plan(inputs)
-
-    assert refusal.value.rule == "missing_encoder_tokens"
+    assert plan(inputs).groups[0].blocks_per_longest_request == 0
 
 
 @pytest.mark.parametrize(
