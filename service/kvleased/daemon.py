@@ -107,7 +107,6 @@ class Daemon:
         self._waiting: dict[tuple[int, int], _Waiting] = {}
         self._unsettled: list[tuple[CacheEntry, Sequence[Effect]]] = []
         self._unremembered: list[_Unremembered] = []
-        """Effects of the call that was answered last, and its reply where a retry could ask for it."""
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready = "starting"
 
@@ -237,7 +236,7 @@ class Daemon:
             # Two processes that pick the same key must not become one worker.
             replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
         if (verb, key) in replies:
-            return replies.answer(verb, key, digest_of(request, salt), carry_out, request, caller)
+            return replies.recall(verb, key, digest_of(request, salt))
         answer = carry_out(request, caller)
         if isinstance(answer, Message):
             self._unremembered.append(_Unremembered(replies, verb, request, caller, salt, answer))

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Final, ParamSpec
+from typing import Final
 
 import xxhash
 from google.protobuf.message import Message
 
 from kvlease.errors import IdReusedError
-
-P = ParamSpec("P")
 
 Answer = Message | asyncio.Future[Message]
 """A reply, or the promise of one."""
@@ -66,33 +63,17 @@ class Replies:
         """Tell whether the reply to a verb and key is remembered."""
         return name in self._entries
 
-    def answer(
-        self,
-        verb: str,
-        key: str,
-        digest: int,
-        work: Callable[P, Answer],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Answer:
-        """Return the remembered reply to this very call, or do the work and remember its reply.
+    def recall(self, verb: str, key: str, digest: int) -> Answer:
+        """Return the remembered reply to this very call, or the promise of it.
 
         Raises:
             IdReusedError: the key stands for a call with another body.
         """
-        name = (verb, key)
-        remembered = self._entries.get(name)
-        if remembered is not None:
-            if remembered[0] != digest:
-                message = f"the idempotency key was used for another {verb}; retries must repeat the call exactly"
-                raise IdReusedError(message, resource="idempotency_key")
-            reply = remembered[1]
-            return reply.follow() if isinstance(reply, Shared) else reply
-        answer = work(*args, **kwargs)
-        if isinstance(answer, Message):
-            self.remember(verb, key, digest, answer)
-            return answer
-        return self.promise(verb, key, digest, answer)
+        known, reply = self._entries[verb, key]
+        if known != digest:
+            message = f"the idempotency key was used for another {verb}; retries must repeat the call exactly"
+            raise IdReusedError(message, resource="idempotency_key")
+        return reply.follow() if isinstance(reply, Shared) else reply
 
     def promise(
         self, verb: str, key: str, digest: int, work: asyncio.Future[Message]

@@ -218,15 +218,7 @@ def load(argv: Sequence[str]) -> Settings:
         TomlConfigSettingsSource,
     )
 
-    parser = _Parser(
-        prog="kvleased serve",
-        description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
-        epilog="Each flag is also an environment variable, KVLEASED_ and its name in capitals, and a TOML key.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
-    )
+    parser = _parser()
     # The file must be known before the sources are put together.
     scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scout.add_argument("--config")
@@ -292,6 +284,20 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
         self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists every setting.\n")
+
+
+def _parser() -> _Parser:
+    """Return the parser of the command line, to which the settings add their flags."""
+    parser = _Parser(
+        prog="kvleased serve",
+        description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
+        epilog="Each flag is also an environment variable, KVLEASED_ and its name in capitals, and a TOML key.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
+    )
+    return parser
 
 
 def _reason(error: "ErrorDetails") -> str:

@@ -239,7 +239,7 @@ def _replicas_divide(vector: Vector, got: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _blocks_would_overlap(vector: Vector) -> bool:
-    if vector["op"] not in ("allocate_views", "plan", "offload_plan"):
+    if vector["op"] not in ("plan", "offload_plan"):
         return False
     given = vector["input"].get("plan", vector["input"])
     layout: str = given.get("kv_cache_layout") or given["config"]["kv_cache_layout"]

@@ -91,7 +91,7 @@ class Cache:
         if state.leaving:
             ending.settle(state)
         outcome = _VERBS[type(command)](state, command, now)
-        if state.waiting.num_waiting:
+        if len(state.waiting):
             ending.settle(state)
             pump(state, now)
             outcome = self._answered(outcome)

@@ -29,7 +29,7 @@ def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = Non
         state.device.let_go(entries)
     else:
         _let_go_of_both(state, lease, entries)
-    if lease.ticket is not None or state.waiting.num_waiting:
+    if lease.ticket is not None or len(state.waiting):
         _answer_waiting(state, lease, reason)
 
 
@@ -66,7 +66,7 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
     if lease.phase is _ACTIVE:
         state.leaving.append(state.leases.blocks_of(lease))
         state.leases.close(lease)
-        if state.waiting.num_waiting:
+        if len(state.waiting):
             _answer_waiting(state, lease, None)
     else:
         end_lease(state, lease)

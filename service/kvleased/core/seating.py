@@ -39,7 +39,7 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
         worker_id=worker_id,
         deadline=now + command.wait_ms / 1000,
     )
-    num_ahead = state.waiting.num_ahead(command) if state.waiting.num_waiting else 0
+    num_ahead = state.waiting.num_ahead(command) if len(state.waiting) else 0
     result = None if num_ahead else _ATTEMPTS[type(command)](state, waiter, now)
     if isinstance(result, Lease):
         return Outcome(ticket=waiter.ticket)

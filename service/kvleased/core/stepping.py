@@ -105,7 +105,7 @@ def _extend_together(
 
 def _offered(state: CacheState, worker_id: WorkerId, num_blocks: int) -> Ids | None:
     """Take blocks for a worker if there are so many free ones and nobody waits for them."""
-    if state.waiting.num_waiting:
+    if len(state.waiting):
         return None
     tenant = state.workers[worker_id]
     blocks = state.device.suitable(num_blocks, tenant)

@@ -38,15 +38,13 @@ class WaitingRoom:
 
     def __init__(self, max_waiting: int) -> None:
         """Start empty."""
-        self.num_waiting = 0
-        """How many calls wait; a plain number, because every command asks."""
         self._max_waiting = max_waiting
         self._running: dict[int, Waiter] = {}
         self._new: dict[int, Waiter] = {}
 
     def __len__(self) -> int:
         """Count the waiting calls."""
-        return self.num_waiting
+        return len(self._running) + len(self._new)
 
     def __iter__(self) -> Iterator[Waiter]:
         """Go through the waiting calls in the order in which they will be served."""
@@ -70,16 +68,12 @@ class WaitingRoom:
         """Put a call at the end of its queue."""
         queue = self._running if isinstance(waiter.command, Extend) else self._new
         queue[waiter.ticket] = waiter
-        self.num_waiting += 1
 
     def rejoin(self, waiter: Waiter) -> None:
         """Put a call back at the head of its queue."""
         assert not isinstance(waiter.command, Extend)
         self._new = {waiter.ticket: waiter, **self._new}
-        self.num_waiting += 1
 
     def leave(self, ticket: int) -> Waiter | None:
         """Take a call out, if it is there."""
-        waiter = self._running.pop(ticket, None) or self._new.pop(ticket, None)
-        self.num_waiting -= waiter is not None
-        return waiter
+        return self._running.pop(ticket, None) or self._new.pop(ticket, None)

@@ -135,8 +135,8 @@ class Capacity:
             return largest
         need, usable = self.request_blocks(1), self.usable_blocks
         message = (
-            f"no request fits: one token takes {need} blocks of {self.memory.bytes_per_block} bytes and rank "
-            f"{self.memory.rank} has {usable} that can be granted; give more memory or fewer tokens_per_block"
+            f"no request fits: blocks that even one token needs: {need}, of {self.memory.bytes_per_block} bytes; those "
+            f"that rank {self.memory.rank} can grant: {usable}; give more memory or fewer tokens_per_block"
         )
         raise NeverFitsError(
             message,

@@ -29,7 +29,7 @@ from kvleased.planning.lower_tiers import (
 )
 from kvleased.planning.match_units import MatchUnits, match_units
 from kvleased.planning.model_inputs import require_encoder_tokens, with_model_facts
-from kvleased.planning.pool import check_layout, place
+from kvleased.planning.pool import check_blocks_apart, check_layout, place
 from kvleased.planning.sizing import PoolPart, Pools, demand_of, different_specs, sized
 from kvleased.planning.waste import (
     HostAccount,
@@ -58,6 +58,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
     pools = sized(inputs, layout, groups, layers_of_ranks)
     for part in pools.different_parts:
         check_layout(part.groups, layout)
+        check_blocks_apart(part.groups, layout)
     slots = slot_geometry(
         [part.bytes_per_block for part in pools.parts],
         blocks_per_slot=inputs.blocks_per_slot,

@@ -51,11 +51,44 @@ def check_layout(groups: Sequence[Group], layout: Layout) -> None:
     pages = {run.page_bytes for run in runs}
     if len(pages) > 1 and not layout.is_block_compact:
         raise _mixed_pages(f"pages of {_listed(pages)} bytes", layout, _COMPACT)
-    if layout.is_block_outermost or len(groups) == 1:
+    if len(pages) > 1 and len(groups) > 1 and layout.is_layer_outermost:
+        raise _mixed_pages(f"groups with pages of {_listed(pages)} bytes", layout, _PACKED)
+
+
+def check_blocks_apart(groups: Sequence[Group], layout: Layout) -> None:
+    """Refuse groups that can be placed, but where a block of one would overwrite other blocks of another.
+
+    Their pages lie at different distances, or each head lies by itself and groups have different heads.
+
+    Raises:
+        InvalidError: rule layout_cannot_express_mixed_pages, or too_many_pieces where heads lie by themselves and are
+            very many; the message names other layouts.
+    """
+    if layout.is_block_outermost:
         return
-    padded = {run.padded_page_bytes for run in runs}
-    if len(padded) > 1:
+    padded = {run.padded_page_bytes for group in groups for run in _runs(group)}
+    if len(padded) > 1 and len(groups) > 1:
         raise _mixed_pages(f"groups with pages of {_listed(padded)} bytes", layout, _PACKED)
+    if layout.is_block_compact:
+        return
+    num_pieces = max(
+        (sum(layer.head_slots for layer in group.layers) for group in groups), default=0
+    )
+    if num_pieces > PIECES_MAX:
+        message = (
+            f"in layout {layout} a block is {num_pieces} pieces, one for each head of each layer; at most {PIECES_MAX} "
+            f"are planned, so use {_COMPACT}"
+        )
+        raise InvalidError(
+            message,
+            resource="layout",
+            rule="too_many_pieces",
+            need=num_pieces,
+            limit=PIECES_MAX,
+        )
+    heads = {layer.head_slots for group in groups for layer in group.layers}
+    if len(heads) > 1 and len(groups) > 1:
+        raise _mixed_pages(f"groups with pages of {_listed(heads)} heads", layout, _COMPACT)
 
 
 def place(
@@ -66,7 +99,6 @@ def place(
     Raises:
         InvalidError: the layout has no room for the padding of a page, or takes pages apart that it cannot.
     """
-    _check_heads(groups, layout)
     runs_by_group = [_runs(group) for group in groups]
     block = _bytes_per_block(runs_by_group, layout, block_multiple_bytes)
     layers: list[LayerPlacement] = []
@@ -88,30 +120,6 @@ def place(
     if layout.is_block_outermost and block:
         pieces = {(0, block, block)}
     return tuple(layers), tuple(tensors), _in_slot(pieces)
-
-
-def _check_heads(groups: Sequence[Group], layout: Layout) -> None:
-    """Refuse groups of different heads where each head lies by itself: their blocks would not cover the same bytes."""
-    if layout.is_block_outermost or layout.is_block_compact:
-        return
-    num_pieces = max(
-        (sum(layer.head_slots for layer in group.layers) for group in groups), default=0
-    )
-    if num_pieces > PIECES_MAX:
-        message = (
-            f"in layout {layout} a block is {num_pieces} pieces, one for each head of each layer; at most {PIECES_MAX} "
-            f"are planned, so use {_COMPACT}"
-        )
-        raise InvalidError(
-            message,
-            resource="layout",
-            rule="too_many_pieces",
-            need=num_pieces,
-            limit=PIECES_MAX,
-        )
-    heads = {layer.head_slots for group in groups for layer in group.layers}
-    if len(heads) > 1 and len(groups) > 1:
-        raise _mixed_pages(f"groups with pages of {_listed(heads)} heads", layout, _COMPACT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

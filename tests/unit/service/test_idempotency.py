@@ -1,6 +1,7 @@
 """Retries get the answer of the first try."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from google.protobuf.descriptor import Descriptor
@@ -8,9 +9,22 @@ from google.protobuf.message import Message
 
 from kvlease.errors import IdReusedError, PoolFullError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.idempotency import Replies, digest_of
+from kvleased.idempotency import Answer, Replies, digest_of
 
 REPLY = pb.ReleaseResponse(released=True)
+
+
+def answer(
+    replies: Replies, verb: str, key: str, digest: int, work: Callable[[], Answer]
+) -> Answer:
+    """Answer a call as the daemon does: once, and then from memory."""
+    if (verb, key) in replies:
+        return replies.recall(verb, key, digest)
+    found = work()
+    if isinstance(found, asyncio.Future):
+        return replies.promise(verb, key, digest, found)
+    replies.remember(verb, key, digest, found)
+    return found
 
 
 def test_refusal_is_not_remembered() -> None:
@@ -21,21 +35,21 @@ def test_refusal_is_not_remembered() -> None:
         raise PoolFullError
 
     with pytest.raises(PoolFullError):
-        replies.answer("release", "k", 1, refuse)
+        answer(replies, "release", "k", 1, refuse)
 
-    assert replies.answer("release", "k", 1, lambda: REPLY) is REPLY
+    assert answer(replies, "release", "k", 1, lambda: REPLY) is REPLY
 
 
 def test_oldest_reply_is_forgotten_first() -> None:
     """No more replies than the limit are remembered."""
     replies = Replies(2)
     for key in ("a", "b", "c"):
-        replies.answer("release", key, 1, lambda: REPLY)
+        answer(replies, "release", key, 1, lambda: REPLY)
 
     assert len(replies) == 2
-    assert replies.answer("release", "a", 2, lambda: REPLY) is REPLY
+    assert answer(replies, "release", "a", 2, lambda: REPLY) is REPLY
     with pytest.raises(IdReusedError):
-        replies.answer("release", "c", 2, lambda: REPLY)
+        answer(replies, "release", "c", 2, lambda: REPLY)
 
 
 async def test_retry_of_a_waiting_call_shares_its_answer() -> None:
@@ -47,8 +61,8 @@ async def test_retry_of_a_waiting_call_shares_its_answer() -> None:
         calls.append(1)
         return work
 
-    first = replies.answer("reserve", "k", 1, wait)
-    second = replies.answer("reserve", "k", 1, wait)
+    first = answer(replies, "reserve", "k", 1, wait)
+    second = answer(replies, "reserve", "k", 1, wait)
     assert isinstance(first, asyncio.Future)
     assert isinstance(second, asyncio.Future)
     first.cancel()
@@ -57,13 +71,13 @@ async def test_retry_of_a_waiting_call_shares_its_answer() -> None:
 
     assert await second is REPLY
     assert len(calls) == 1
-    assert replies.answer("reserve", "k", 1, wait) is REPLY
+    assert answer(replies, "reserve", "k", 1, wait) is REPLY
 
 
 async def test_work_is_given_up_when_nobody_waits() -> None:
     """When all who wait for a call have gone, the call is cancelled."""
     replies, work = Replies(4), asyncio.get_running_loop().create_future()
-    waiting = replies.answer("reserve", "k", 1, lambda: work)
+    waiting = answer(replies, "reserve", "k", 1, lambda: work)
     assert isinstance(waiting, asyncio.Future)
 
     waiting.cancel()
@@ -75,7 +89,7 @@ async def test_work_is_given_up_when_nobody_waits() -> None:
 async def test_late_refusal_reaches_every_try() -> None:
     """A call that waits and is refused is refused to each try, and then not remembered."""
     replies, work = Replies(4), asyncio.get_running_loop().create_future()
-    tries = [replies.answer("reserve", "k", 1, lambda: work) for _ in range(2)]
+    tries = [answer(replies, "reserve", "k", 1, lambda: work) for _ in range(2)]
 
     work.set_exception(PoolFullError())
 

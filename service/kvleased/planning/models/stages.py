@@ -29,7 +29,7 @@ def pipeline_stages(
     if not 0 < pipeline_ranks <= max(1, total):
         message = (
             f"{total} layers cannot be shared by {pipeline_ranks} pipeline stages; "
-            f"set pipeline_ranks from 1 to {total}"
+            f"set pipeline_ranks {f'from 1 to {total}' if total > 1 else 'to 1'}"
         )
         raise InvalidError(
             message,

@@ -1,6 +1,7 @@
 """Laws of the pool: where pages lie in each layout, what a block is made of, and what no layout can hold."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,7 +10,14 @@ from kvlease.layout import Layout
 from kvlease.plan import Extent, TensorPlan
 from kvlease.spec import FullAttention, LayerSpec, StateSpace
 from kvleased.planning.grouping import Group
-from kvleased.planning.pool import Places, bytes_in_block, bytes_per_block, check_layout, place
+from kvleased.planning.pool import (
+    Places,
+    bytes_in_block,
+    bytes_per_block,
+    check_blocks_apart,
+    check_layout,
+    place,
+)
 
 FULL = FullAttention(name="", tokens_per_block=4, num_kv_heads=2, head_size=8, dtype="float16")
 """Pages of 2 heads * 4 tokens * 32 bytes = 256 bytes."""
@@ -173,6 +181,12 @@ def test_group_takes_the_pages_of_its_layers() -> None:
     assert bytes_in_block(spaced, Layout.LBHNC) == 600
 
 
+def check(groups: Sequence[Group], layout: Layout) -> None:
+    """Check groups as the planner does."""
+    check_layout(groups, layout)
+    check_blocks_apart(groups, layout)
+
+
 WIDE = dataclasses.replace(FULL, num_kv_heads=4)
 FEW_WIDE_HEADS = dataclasses.replace(FULL, num_kv_heads=1, head_size=16)
 
@@ -199,10 +213,10 @@ def test_pages_that_would_not_cover_the_same_bytes_are_refused(
 ) -> None:
     """A block of one group must cover the bytes of the same block of another; the refusal names a layout that does."""
     with pytest.raises(InvalidError, match="BLHNC") as refusal:
-        check_layout(groups, Layout(layout))
+        check(groups, Layout(layout))
 
     assert refusal.value.rule == "layout_cannot_express_mixed_pages"
-    check_layout(groups, Layout.BLHNC)
+    check(groups, Layout.BLHNC)
 
 
 def test_groups_of_different_heads_are_not_taken_apart() -> None:
@@ -210,11 +224,12 @@ def test_groups_of_different_heads_are_not_taken_apart() -> None:
     groups = (group(FULL, "a"), group(FEW_WIDE_HEADS, "b"))
 
     with pytest.raises(InvalidError) as refusal:
-        placed(*groups, layout="LHBNC")
+        check_blocks_apart(groups, Layout.LHBNC)
 
     assert refusal.value.rule == "layout_cannot_express_mixed_pages"
     for layout in ("LBHNC", "BHLNC", "BLHNC"):
         check_layout(groups, Layout(layout))
+        check_blocks_apart(groups, Layout(layout))
         placed(*groups, layout=layout)
 
 
@@ -230,9 +245,9 @@ def test_block_of_too_many_pieces_is_refused() -> None:
     """A piece for each of very many heads is no way to move a block; the refusal names another layout."""
     many = dataclasses.replace(FULL, num_kv_heads=2**15)
 
-    placed(group(many, "a", "b"), layout="LHBNC")
+    check_blocks_apart((group(many, "a", "b"),), Layout.LHBNC)
     with pytest.raises(InvalidError, match="BLHNC") as refusal:
-        placed(group(many, "a", "b", "c"), layout="LHBNC")
+        check_blocks_apart((group(many, "a", "b", "c"),), Layout.LHBNC)
 
     assert (refusal.value.rule, refusal.value.need) == ("too_many_pieces", 3 * 2**15)
 
