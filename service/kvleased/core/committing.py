@@ -11,7 +11,7 @@ from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Rel
 from kvleased.core.ending import renew
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
-from kvleased.core.room import match
+from kvleased.core.search import match
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
 

@@ -11,7 +11,8 @@ from kvleased.core.effects import Extended, Reserved
 from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
-from kvleased.core.room import NOTHING, Match, match, num_available, room
+from kvleased.core.room import num_available, room
+from kvleased.core.search import NOTHING, Match, match
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter

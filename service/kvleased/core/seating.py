@@ -10,7 +10,8 @@ from kvleased.core.effects import Outcome, Reply
 from kvleased.core.granting import attempt_extend, attempt_reserve, blocks_for
 from kvleased.core.leases import Lease
 from kvleased.core.moving import attempt_reload
-from kvleased.core.room import match, num_available
+from kvleased.core.room import num_available
+from kvleased.core.search import match
 from kvleased.core.state import CacheState
 from kvleased.core.waiting import Waitable, Waiter
 
