@@ -77,9 +77,9 @@ def _beside_echo(
             folder = directory / where
             node = stack.enter_context(bench_node(folder, placed))
             worker = stack.enter_context(attached(node.local))
-            echo = stack.enter_context(_Echo.over(folder))
+            echo = stack.enter_context(Echo.over(folder))
             ours = measured(worker)
-            with _tapped(worker) as sent:
+            with tapped(worker) as sent:
                 ours()
             turns = in_turns((ours, echo.once_of(sent)), calls_a_round=200)
             figures.append(at_most(name, *turns, times=times))
@@ -163,7 +163,7 @@ def grpc_calls(directory: Path) -> list[Figure]:
     with ExitStack() as stack:
         node = stack.enter_context(bench_node(directory))
         worker = stack.enter_context(attached(f"grpc+unix://{node.grpc_socket}"))
-        with _tapped(worker) as sent:
+        with tapped(worker) as sent:
             worker.reserve("sample", num_tokens=NUM_TOKENS).release()
         reply = sent[0][1].SerializeToString()
         floor = stack.enter_context(floor_server("grpc", directory / "floor-grpc.sock", reply))
@@ -323,7 +323,7 @@ class _Tap:
 
 
 @contextmanager
-def _tapped(worker: Worker) -> Iterator[list[tuple[Outgoing, Message]]]:
+def tapped(worker: Worker) -> Iterator[list[tuple[Outgoing, Message]]]:
     """Record a worker's calls and their answers."""
     port = worker._port
     transport, tap = port.transport, _Tap(port.transport)
@@ -334,7 +334,7 @@ def _tapped(worker: Worker) -> Iterator[list[tuple[Outgoing, Message]]]:
         port.transport = transport
 
 
-class _Echo:
+class Echo:
     """The client's end of an echo: frames of the same bytes as a call of ours and its answer."""
 
     def __init__(self, path: Path) -> None:
@@ -344,10 +344,10 @@ class _Echo:
 
     @staticmethod
     @contextmanager
-    def over(directory: Path) -> Iterator["_Echo"]:
+    def over(directory: Path) -> Iterator["Echo"]:
         """Start the echo and connect to it."""
         with floor_server("echo", directory / "echo.sock") as path:
-            echo = _Echo(path)
+            echo = Echo(path)
             try:
                 yield echo
             finally:

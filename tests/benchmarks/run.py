@@ -17,6 +17,7 @@ import copies
 import core_alone
 import manager
 import plans
+import serving
 import starts
 from measure import Figure
 from rich.console import Console
@@ -27,6 +28,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "rest": calls.rest,
     "grpc": calls.grpc_calls,
     "step": calls.step,
+    "serving": serving.serving,
     "copies": copies.evict_and_reload,
     "start": starts.restarts,
     "core": core_alone.core_alone,
