@@ -35,7 +35,8 @@ if TYPE_CHECKING:
         UnknownWorkerError,
         WrongStateError,
     )
-    from kvlease.keys import BlockKeys
+    from kvlease.items import ContextItem, EmbeddedSpan
+    from kvlease.keys import BlockKeys, KeyChain
     from kvlease.layout import Layout
     from kvlease.lease import AsyncLease, Lease
     from kvlease.plan import (
@@ -104,10 +105,12 @@ __all__ = [
     "ChunkedLocal",
     "Client",
     "Committed",
+    "ContextItem",
     "CopyFailedError",
     "CrossAttention",
     "DeadlineError",
     "DrainingError",
+    "EmbeddedSpan",
     "EncoderOnly",
     "EngineInputs",
     "Equation",
@@ -124,6 +127,7 @@ __all__ = [
     "InternalError",
     "InvalidError",
     "KVLeaseError",
+    "KeyChain",
     "LayerPlacement",
     "LayerSpec",
     "Layout",
@@ -173,7 +177,8 @@ __all__ = [
 _HOMES: Final = {
     "kvlease.aio": ("AsyncClient", "AsyncWorker"),
     "kvlease.client": ("Client",),
-    "kvlease.keys": ("BlockKeys",),
+    "kvlease.items": ("ContextItem", "EmbeddedSpan"),
+    "kvlease.keys": ("BlockKeys", "KeyChain"),
     "kvlease.lease": ("AsyncLease", "Lease"),
     "kvlease.layout": ("Layout",),
     "kvlease.plan": (

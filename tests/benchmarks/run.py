@@ -15,6 +15,7 @@ from typing import Final
 import calls
 import copies
 import core_alone
+import keys
 import manager
 import plans
 import serving
@@ -33,6 +34,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "start": starts.restarts,
     "core": core_alone.core_alone,
     "manager": manager.manager,
+    "keys": keys.keys,
     "plan": plans.plans,
 }
 

@@ -133,6 +133,7 @@ class Direction(Enum):
 
     OFFLOAD = "device_to_host"
     RELOAD = "host_to_device"
+    DUPLICATE = "device_to_device"
     SCRUB = "scrub"
     """Zeros to the device; there is no source."""
 

@@ -111,7 +111,7 @@ class CpuPools:
         return sum(track.host.shape[1] for track in self.tracks if not track.is_replica)
 
     def carry_out(self, batch: Batch) -> Copied:
-        """Copy or scrub what the batch says.
+        """Copy or scrub what the batch says; a duplicate never has one block as both source and target.
 
         Raises:
             OutOfBoundsError: some id lies outside its pool; then nothing was written.
@@ -122,6 +122,9 @@ class CpuPools:
             _check_bounds(targets, self.num_blocks)
             targets = np.sort(targets)
             _scrub(self.tracks, self._runs(targets, targets))
+            return Copied()
+        if batch.direction is Direction.DUPLICATE:
+            self._duplicate(sources, targets)
             return Copied()
         is_offload = batch.direction is Direction.OFFLOAD
         num_slots = len(self.slots)
@@ -142,6 +145,23 @@ class CpuPools:
             return Copied(failed=np.flatnonzero((wanted != 0) & (sums != wanted)).tolist())
         self._copy(runs, is_offload=is_offload, is_summed=False)
         return Copied()
+
+    def _duplicate(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copy blocks to other ones of the device pool, on every rank: none of them leaves its region."""
+        _check_bounds(sources, self.num_blocks)
+        _check_bounds(targets, self.num_blocks)
+        if len(sources) != len(targets):
+            raise OutOfBoundsError
+        assert not np.intersect1d(sources, targets).size, "a block is copied over while it is read"
+        order = np.argsort(targets)
+        runs = self._runs(sources[order], targets[order])
+        for track in self.tracks:
+            if track.device.flags.c_contiguous:
+                _copy(track.device, track.device, runs)
+                continue
+            for source_id, target_id, count in runs:
+                source = track.device[source_id : source_id + count]
+                track.device[target_id : target_id + count] = source
 
     def _copy(self, runs: Iterable[_Run], *, is_offload: bool, is_summed: bool) -> list[int]:
         """Copy, and return the checksum of each block's bytes in a slot; none where none are wanted."""

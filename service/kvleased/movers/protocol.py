@@ -29,7 +29,12 @@ PIECES_A_PACKET_MAX: Final = 3072
 FDS_A_PACKET: Final = RANKS_MAX + 1
 """Descriptors beside one packet: a device region of each rank, and the host region; the kernel allows 253."""
 
-_DIRECTIONS: Final = (Direction.OFFLOAD, Direction.RELOAD, Direction.SCRUB)
+_DIRECTIONS: Final = (
+    Direction.OFFLOAD,
+    Direction.RELOAD,
+    Direction.SCRUB,
+    Direction.DUPLICATE,
+)
 _BATCH_HEADER: Final = struct.Struct("<cBBxIQIII")
 _PIECES_HEADER: Final = struct.Struct("<cxxxI")
 _PIECE: Final = struct.Struct("<5q")

@@ -1,5 +1,7 @@
 """Laws of block keys: equal keys mean equal tokens before and in the block, context and tenant."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -100,6 +102,8 @@ def test_key_is_a_keyed_digest_of_parent_and_tokens() -> None:
         pytest.param([2**80, 0], id="beyond any integer"),
         pytest.param(["1", "2"], id="text"),
         pytest.param([[1, 2], [3]], id="ragged"),
+        pytest.param(np.array([2**31, 0]), id="array too large"),
+        pytest.param(np.zeros((2, 2), np.int32), id="array of two dimensions"),
     ],
 )
 def test_what_is_no_token_is_refused(tokens: list[object]) -> None:
@@ -108,14 +112,80 @@ def test_what_is_no_token_is_refused(tokens: list[object]) -> None:
         KEYS.chain(tokens, 2)  # type: ignore[arg-type]  # wrong on purpose
 
 
+@pytest.mark.parametrize(
+    ("block_keys", "tokens", "tokens_per_block", "keys"),
+    [
+        pytest.param(
+            KEYS,
+            range(32),
+            16,
+            "a1739f256760665d47f79be0542b8db554f644933c3b53d662d81e046fa4a633"
+            "b4a0c5137dd02dbc4f591dcc0b29a1490d4654b2c8f6c76565cc32ced9451005",
+            id="two blocks",
+        ),
+        pytest.param(
+            BlockKeys(bytes(range(32)), "layout", "model", "adapter", "salt"),
+            [-1, 2**31 - 1, 0, 7],
+            2,
+            "a74cd6d32d79b2e1f16c244e4fffa1dc5144694e140f33971972db67021487a5"
+            "ef010f2af1ab6529e6b8c43000a7a0b1b6fc32c2bb2a05f3f1aa2cc6e7bdf6cd",
+            id="all of the context",
+        ),
+        pytest.param(
+            BlockKeys(bytes(32), "", ""),
+            [5],
+            1,
+            "f16027d62b5f4a0d2ac67c5e32b71213f5f21564484a16972f67fcd7a6e5d0af",
+            id="no context",
+        ),
+    ],
+)
+def test_keys_are_those_of_the_first_release(
+    block_keys: BlockKeys, tokens: Sequence[int], tokens_per_block: int, keys: str
+) -> None:
+    """What was cached under a key stays findable: recorded keys never change."""
+    assert block_keys.chain(tokens, tokens_per_block).hex() == keys
+
+
+@given(TOKENS, st.integers(1, 8), st.data())
+def test_tokens_are_hashed_as_they_come(
+    tokens: list[int], tokens_per_block: int, data: st.DataObject
+) -> None:
+    """However tokens are dealt out, a growing request gets the keys of all at once, each as its block fills."""
+    chain = KEYS.grow(tokens_per_block)
+    fresh, start = [], 0
+    while start < len(tokens):
+        end = data.draw(st.integers(start, len(tokens)))
+        fresh.append(chain.append(tokens[start : end + 1]))
+        start = end + 1
+
+    assert b"".join(fresh) == chain.keys == KEYS.chain(tokens, tokens_per_block)
+    assert chain.num_tokens == len(tokens)
+
+
+def test_refused_tokens_change_nothing() -> None:
+    """A growing request goes on after a refusal as if nothing had been said."""
+    chain = KEYS.grow(2)
+    chain.append([1, 2, 3])
+
+    with pytest.raises(InvalidError):
+        chain.append([2**31])
+
+    assert chain.append([4]) == KEYS.chain([1, 2, 3, 4], 2)[32:]
+    assert repr(chain) == "<KeyChain 4 tokens, 2 keys>"
+
+
 def test_malformed_parents_keys_and_blocks_are_refused() -> None:
     """A parent is a key, a tenant's key is 32 bytes, a block has tokens."""
     with pytest.raises(InvalidError, match="parent"):
         KEYS.chain([1], 1, b"short")
     with pytest.raises(InvalidError, match="tenant"):
         BlockKeys(b"short", "", "").chain([1], 1)
-    with pytest.raises(InvalidError, match="tokens_per_block"):
-        KEYS.chain([1], 0)
+    with pytest.raises(InvalidError, match="tenant"):
+        BlockKeys(b"short", "", "").grow(1)
+    for name in (KEYS.grow, lambda tokens_per_block: KEYS.chain([1], tokens_per_block)):
+        with pytest.raises(InvalidError, match="tokens_per_block"):
+            name(0)
 
 
 def test_repr_keeps_the_secret() -> None:

@@ -193,6 +193,46 @@ def test_unknown_checksum_proves_nothing(make: Callable[[], Memory]) -> None:
     assert memory.block(0) == memory.pools.slots[0, : memory.pools.bytes_per_block].tobytes()
 
 
+@every_memory
+@given(blocks=st.permutations(range(NUM_BLOCKS)), num_copies=st.integers(0, NUM_BLOCKS // 2))
+def test_duplicates_have_all_bytes_of_their_sources(
+    make: Callable[[], Memory], blocks: list[int], num_copies: int
+) -> None:
+    """A duplicated block has the bytes of its source, of every piece and rank, and nothing else changes."""
+    memory = make()
+    before = [memory.block(block) for block in range(NUM_BLOCKS)]
+    host = memory.host.copy()
+    sources, targets = blocks[:num_copies], blocks[-num_copies:] if num_copies else []
+
+    done = memory.pools.carry_out(_batch(Direction.DUPLICATE, sources, targets))
+
+    source_of = dict(zip(targets, sources, strict=True))
+    assert done == Copied()
+    for block in range(NUM_BLOCKS):
+        assert memory.block(block) == before[source_of.get(block, block)]
+    assert np.array_equal(memory.host, host)
+
+
+@every_memory
+def test_one_block_is_duplicated_many_times(make: Callable[[], Memory]) -> None:
+    """Several forks of one request may each take a copy of the same block."""
+    memory = make()
+    before = memory.block(3)
+
+    memory.pools.carry_out(_batch(Direction.DUPLICATE, [3, 3, 3], [0, 1, 9]))
+
+    assert [memory.block(block) for block in (0, 1, 3, 9)] == [before] * 4
+
+
+@every_memory
+def test_duplicate_over_a_source_is_a_fault_of_ours(make: Callable[[], Memory]) -> None:
+    """A block that is read is never written in one batch: the core holds sources and takes free targets."""
+    memory = make()
+
+    with pytest.raises(AssertionError):
+        memory.pools.carry_out(_batch(Direction.DUPLICATE, [3, 4], [4, 5]))
+
+
 def test_scrub_leaves_zeros_in_its_blocks_only() -> None:
     """Scrubbed blocks are zero over all ranks and layers, their neighbours are as before."""
     memory = _two_ranks()
@@ -222,6 +262,20 @@ def test_ranks_that_keep_the_same_share_a_cell() -> None:
     assert all(np.array_equal(device[192:256], first) for device in memory.devices)
 
 
+def test_duplicates_stay_on_their_rank() -> None:
+    """Of ranks with one cell each duplicates its own bytes: none of them travels."""
+    pieces = [
+        Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
+        for rank in range(2)
+    ]
+    memory = _memory(pieces, [NUM_BLOCKS * 64] * 2)
+    own = [device[:64].copy() for device in memory.devices]
+
+    memory.pools.carry_out(_batch(Direction.DUPLICATE, [0], [3]))
+
+    assert all(map(np.array_equal, (device[192:256] for device in memory.devices), own))
+
+
 @every_memory
 @pytest.mark.parametrize(
     "batch",
@@ -230,6 +284,9 @@ def test_ranks_that_keep_the_same_share_a_cell() -> None:
         pytest.param(_batch(Direction.OFFLOAD, [0, 1], [0, NUM_SLOTS]), id="target beyond"),
         pytest.param(_batch(Direction.RELOAD, [0, -1], [0, 1]), id="negative"),
         pytest.param(_batch(Direction.SCRUB, [], [NUM_BLOCKS]), id="scrub beyond"),
+        pytest.param(_batch(Direction.DUPLICATE, [0, NUM_BLOCKS], [1, 2]), id="original beyond"),
+        pytest.param(_batch(Direction.DUPLICATE, [0, 1], [2, NUM_BLOCKS]), id="duplicate beyond"),
+        pytest.param(_batch(Direction.DUPLICATE, [0], [1, 2]), id="unequal duplicates"),
         pytest.param(_batch(Direction.OFFLOAD, [0, 1], [0]), id="unequal"),
         pytest.param(_batch(Direction.RELOAD, [0, 1], [0, 1], bytes(8)), id="checksums missing"),
     ],
