@@ -18,7 +18,7 @@ import uvloop
 from kvleased import logs
 from kvleased.daemon import Daemon
 from kvleased.keeper_link import KeeperLink
-from kvleased.settings import Settings
+from kvleased.settings import Settings, TenantSettings
 
 if TYPE_CHECKING:
     from kvleased.metrics import Metrics
@@ -51,7 +51,11 @@ def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
 def read_settings(settings_fd: int) -> Settings:
     """Return the settings that were resolved and validated when the supervisor started; each life reads them anew."""
     values = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
-    return Settings.model_construct(**values | {"runtime_dir": Path(values["runtime_dir"])})
+    tenants = {
+        name: TenantSettings.model_construct(**one) for name, one in values["tenants"].items()
+    }
+    resolved = {"runtime_dir": Path(values["runtime_dir"]), "tenants": tenants}
+    return Settings.model_construct(**values | resolved)
 
 
 async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) -> int:

@@ -124,7 +124,7 @@ class Daemon:
     async def start(self, kept: Sequence[Kept]) -> None:
         """Bring back what was kept, then let time pass."""
         self._keeper.start(self)
-        self._workers.root_secret = await self._load_root_secret(kept)
+        self._caches.root_secret = self._workers.root_secret = await self._load_root_secret(kept)
         living = self._workers.living(kept)
         self._caches.recover(kept, self._workers.tenants(living), monotonic())
         self._workers.recover(living)

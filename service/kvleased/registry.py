@@ -110,7 +110,7 @@ class WorkerEntry:
     @property
     def tenant_digest(self) -> int:
         """64 bits that name the tenant in the core, never 0."""
-        return int.from_bytes(blake3(self.tenant_key).digest(8), "little") or 1
+        return tenant_digest(self.tenant_key)
 
 
 class Registry:
@@ -235,3 +235,8 @@ def new_token() -> str:
 def tenant_key(root_secret: bytes, tenant: str) -> bytes:
     """Return the key of a tenant's block keys: blake3(root secret; label ‖ tenant), the same in every life."""
     return blake3(b"kvlease tenant 1\0" + tenant.encode(), key=root_secret).digest()
+
+
+def tenant_digest(key: bytes) -> int:
+    """Return 64 bits that name the tenant of a key in the core, never 0."""
+    return int.from_bytes(blake3(key).digest(8), "little") or 1

@@ -11,6 +11,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self
 
@@ -27,11 +28,15 @@ _SOCKET_PATH_BYTES_MAX: Final = 107
 """The longest path of a Unix socket in bytes: what `sockaddr_un` has, less the zero at its end."""
 _SHOWN_MAX: Final = 40
 """Characters of a wrong value that are repeated."""
+_TENANT_CHARACTERS_MAX: Final = 128
+"""The longest name of a tenant, as attach takes it."""
 _BYTES_MAX: Final = 1 << 60
 """More memory than any node has."""
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+TenantName = Annotated[str, Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
@@ -39,6 +44,28 @@ def default_runtime_dir() -> Path:
     """Return the directory of the sockets: below XDG_RUNTIME_DIR where there is one, else private in /tmp."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base, "kvlease") if base else Path(tempfile.gettempdir(), f"kvlease-{os.getuid()}")
+
+
+class TenantSettings(BaseModel):
+    """What one tenant may have of the device pool of each cache; a tenant that is not named has the defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_percent: Percent = 0.0
+    """Of the pool, which the tenant can always come to have."""
+    max_percent: Percent = 100.0
+    """Of the pool, which the tenant's bytes take at most, cached ones among them."""
+    weight: float = Field(default=1.0, gt=0, le=1_000, allow_inf_nan=False)
+    """Its share of the pool is its weight among those of the attached tenants; whoever is above it gives way first."""
+    pinned_percent_max: Percent = 25.0
+    """Of the pool, which pins hold of the tenant's at most."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.min_percent > self.max_percent:
+            message = f"min_percent ({self.min_percent:g}) must be at most max_percent ({self.max_percent:g})"
+            raise ValueError(message)
+        return self
 
 
 class Settings(BaseModel):
@@ -149,6 +176,13 @@ class Settings(BaseModel):
     max_copies_a_batch: int = Field(
         default=4_096, ge=1, le=4_096, description="Block copies in one batch of a mover."
     )
+    tenants: dict[TenantName, TenantSettings] = Field(
+        default_factory=dict,
+        description=(
+            "Limits by tenant's name, as JSON or TOML tables with min_percent (0), max_percent (100), weight (1) and "
+            "pinned_percent_max (25), all of the device pool; every other tenant has the values in parentheses."
+        ),
+    )
 
     @field_validator("runtime_dir", mode="before")
     @classmethod
@@ -190,6 +224,14 @@ class Settings(BaseModel):
             raise ValueError(message)
         return self
 
+    @model_validator(mode="after")
+    def _minima_fit(self) -> Self:
+        percent = sum(Fraction(str(tenant.min_percent)) for tenant in self.tenants.values())
+        if percent > 100:  # noqa: PLR2004 - per cent
+            message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
+            raise ValueError(message)
+        return self
+
     @property
     def local_socket(self) -> Path:
         """The socket that the library talks to on a node."""
@@ -215,6 +257,7 @@ def load(argv: Sequence[str]) -> Settings:
         EnvSettingsSource,
         PydanticBaseSettingsSource,
         SettingsConfigDict,
+        SettingsError,
         TomlConfigSettingsSource,
     )
 
@@ -257,6 +300,9 @@ def load(argv: Sequence[str]) -> Settings:
         loaded = Loaded()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         parser.error(f"--config {config}: this is not TOML: {error}")
+    except SettingsError:
+        # Every other setting is a plain value.
+        parser.error('tenants: this is no JSON such as {"chat": {"min_percent": 20}}')
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"
@@ -313,7 +359,9 @@ def _is_ours(variable: str) -> bool:
 
 def _no_such(setting: str, prefix: str = "") -> str:
     """Say that there is no such setting, and which one was perhaps meant."""
-    found = difflib.get_close_matches(setting, [*Settings.model_fields, "config"], n=1)
+    table, _, name = setting.rpartition(".")
+    names = list(TenantSettings.model_fields) if table else [*Settings.model_fields, "config"]
+    found = difflib.get_close_matches(name, names, n=1)
     meant = prefix + (found[0].upper() if prefix else found[0]) if found else ""
     return (
         f"there is no such setting; did you mean {meant}?" if meant else "there is no such setting"

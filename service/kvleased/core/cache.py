@@ -19,6 +19,7 @@ from kvleased.core.seating import pump
 from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.stepping import step
+from kvleased.core.tenants import TenantFacts, list_tenants
 
 _Verb = Callable[..., Outcome]  # each verb takes its own kind of command
 
@@ -90,6 +91,8 @@ class Cache:
         state = self._state
         if state.leaving:
             ending.settle(state)
+        if state.device.owners is not None:
+            state.device.owners.order.now = now
         outcome = _VERBS[type(command)](state, command, now)
         if len(state.waiting):
             ending.settle(state)
@@ -136,6 +139,11 @@ class Cache:
     def list_pins(self, after_id: int, limit: int) -> tuple[PinFacts, ...]:
         """Return up to `limit` pins whose ids are above `after_id`, by id."""
         return list_pins(self._state, after_id, limit)
+
+    def list_tenants(self) -> tuple[TenantFacts, ...]:
+        """Return what each tenant has and may have, of all that are attached, configured or use blocks; by digest."""
+        self.settle()
+        return list_tenants(self._state)
 
     def num_leases_of(self, worker_id: WorkerId) -> int:
         """Count a worker's leases."""

@@ -13,6 +13,7 @@ from kvleased.core.leases import Phase
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
+from kvleased.core.tenants import tenant_violations
 
 _ON_HOST = (Phase.EVICTED, Phase.RELOADING)
 
@@ -28,6 +29,7 @@ def violations(state: CacheState) -> list[str]:
         *_flights(state),
         *_waits(state),
         *_bounds(state),
+        *tenant_violations(state),
     ]
 
 

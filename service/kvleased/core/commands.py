@@ -46,6 +46,10 @@ class Reserve:
     """32-byte keys of the reusable prefix, from block 0 on."""
     num_tokens: int
     wait_ms: int = 0
+    priority: int = 1
+    """0 is low, 1 normal, 2 high: how soon it is served, and how long its blocks stay."""
+    retain_seconds: int = 0
+    """Seconds for which committed blocks keep the priority after their last use; 0: for as long as they are cached."""
 
 
 @message
@@ -121,6 +125,8 @@ class Pin:
     """Hold cached blocks on the device."""
 
     keys: bytes
+    tenant_digest: int | None = None
+    """Whose blocks count; None, for an operator, counts everybody's."""
 
 
 @message

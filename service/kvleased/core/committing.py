@@ -14,6 +14,7 @@ from kvleased.core.pool import Ids
 from kvleased.core.search import match
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
+from kvleased.core.tenants import blocks_to_pin
 
 _WORDS_PER_KEY: Final = BYTES_PER_KEY // 8
 # Reading a member of an enumeration costs as much as a small array operation, and comparing an array with one ten.
@@ -122,7 +123,7 @@ def pin(state: CacheState, command: Pin, now: float) -> Outcome:
             msg, resource="pins", need=1, available=0, limit=state.shape.max_pins,
             retry_after_ms=state.shape.retry_after_ms,
         )  # fmt: skip
-    blocks = state.device.cached(command.keys)
+    blocks = blocks_to_pin(state, command)
     if not len(blocks):
         return Outcome(reply=Pinned(pin_id=_NO_PIN, num_blocks=0))
     pin_id = PinId(state.next_id())

@@ -10,6 +10,7 @@ from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDie
 from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
+from kvleased.core.retention import keep_class
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
 
@@ -24,6 +25,8 @@ def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = Non
     What a copy in flight still holds stays held until that copy ends.
     """
     entries, phase = state.leases.blocks_of(lease), lease.phase
+    if state.device.has_classes:
+        keep_class(state, lease, entries)
     state.leases.close(lease)
     if phase is _ACTIVE:
         state.device.let_go(entries)
@@ -65,6 +68,8 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
     lease = state.lease_of(command)
     if lease.phase is _ACTIVE:
         state.leaving.append(state.leases.blocks_of(lease))
+        if state.device.has_classes:
+            keep_class(state, lease, state.leaving[-1])
         state.leases.close(lease)
         if len(state.waiting):
             _answer_waiting(state, lease, None)

@@ -8,13 +8,16 @@ from kvlease.errors import InvalidError, NeverFitsError, WrongStateError
 from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
+from kvleased.core.eviction.classes import NORMAL
 from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
+from kvleased.core.retention import check_class
 from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
+from kvleased.core.tenants import check_fits
 from kvleased.core.waiting import Waiter
 
 _ACTIVE: Final = Phase.ACTIVE
@@ -75,6 +78,10 @@ def _never_fits(
 def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
     num_blocks = blocks_for(state, command.num_tokens)
+    if state.is_limited:
+        check_fits(state, state.workers[command.worker_id], num_blocks)
+    if command.priority != NORMAL or command.retain_seconds:
+        check_class(state, command)
     if not command.keys:
         return
     if len(command.keys) % BYTES_PER_KEY:
@@ -102,9 +109,9 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
     count = -(-command.num_tokens // state.shape.tokens_per_block) - len(hits)
     if not state.leases.free_rows:
         return None
-    fresh = state.device.suitable(count, tenant)
+    fresh = None if state.is_limited else state.device.suitable(count, tenant)
     if fresh is None:
-        if count > num_available(state, hits):
+        if count > num_available(state, tenant, hits):
             return None
         fresh = room(state, count, tenant, hits, may_wait=may_wait)
         if fresh is None:
@@ -203,7 +210,7 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
     count = num_blocks - int(state.leases.rows.num_blocks[lease.row])
     if count <= 0:
         return Extended(block_ids=b"")
-    if count > state.device.num_available:
+    if count > num_available(state, lease.tenant, NOWHERE):
         return None
     fresh = room(state, count, lease.tenant, NOWHERE, may_wait=command.wait_ms > 0)
     if fresh is None:

@@ -15,9 +15,11 @@ from kvleased.core.effects import Evicted, Outcome, Reloaded
 from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
+from kvleased.core.retention import keep_class
 from kvleased.core.room import evict_blocks, host_slots, num_available, room
 from kvleased.core.state import CacheState, pack, split_keys
 from kvleased.core.states import State
+from kvleased.core.tenants import check_fits, of_one_tenant, victims
 from kvleased.core.waiting import Waiter
 
 _SECONDS_DEFAULT = 30.0
@@ -115,6 +117,8 @@ def finish_evict(state: CacheState, lease: Lease, now: float, *, num_offloaded: 
     """Hand a lease over to the slots that its bytes are in now, and free its blocks."""
     blocks = state.leases.blocks_of(lease)
     num_free_before = state.device.num_free
+    if state.device.has_classes:
+        keep_class(state, lease, blocks)
     state.leases.rewrite(lease, lease.moving_to, Phase.EVICTED)
     state.device.let_go(blocks)
     evict_blocks(state, state.device.evictable(blocks))
@@ -132,7 +136,8 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
     if command.keys:
         blocks = device.evictable(device.cached(command.keys))
     else:
-        blocks = device.victims(command.num_blocks, NOWHERE)
+        tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
+        blocks = victims(state, tenant, command.num_blocks, NOWHERE)
     is_copied = device.is_unknown_to(host, blocks)
     slots = host_slots(state, int(np.count_nonzero(is_copied)), at_most=True)
     num_copied = 0 if slots is None else len(slots)
@@ -173,7 +178,7 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
     missing = placed < 0
     hits = placed[~missing]
     count = int(np.count_nonzero(missing))
-    if count > num_available(state, hits):
+    if count > num_available(state, lease.tenant, hits):
         return None
     fresh = room(state, count, lease.tenant, hits, may_wait=True)
     if fresh is None:
@@ -246,6 +251,7 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     slots = state.host.cached(command.keys)
     keys = state.host.keys_of(slots)
     slots = slots[(state.device.index.find(keys) < 0) & ~state.are_loading(keys)]
+    slots = of_one_tenant(state, slots)
     count = len(slots)
     if not count:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
@@ -258,17 +264,18 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
             available=state.device.num_available,
             limit=state.device.num_usable,
         )
-    fresh = None
-    if count <= state.device.num_available:
-        tenant = int(state.host.records.tenant[slots[0]])
+    tenant, fresh = int(state.host.records.tenant[slots[0]]), None
+    check_fits(state, tenant, count)
+    available = max(0, num_available(state, tenant, NOWHERE))
+    if count <= available:
         fresh = room(state, count, tenant, NOWHERE, may_wait=False)
     if fresh is None:
-        msg = f"{count} blocks are needed and {state.device.num_available} can be had now"
+        msg = f"{count} blocks are needed and {available} can be had now"
         raise PoolFullError(
             msg,
             resource="device_blocks",
             need=count,
-            available=state.device.num_available,
+            available=available,
             limit=state.device.num_usable,
             retry_after_ms=state.shape.retry_after_ms,
         )

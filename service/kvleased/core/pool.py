@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.eviction import EvictionOrder
 from kvleased.core.index import KeyIndex
+from kvleased.core.owners import Owners
 from kvleased.core.records import TierRecords
 from kvleased.core.seals import seal
 from kvleased.core.states import CompiledTransitions, Event, State, advance
@@ -53,6 +54,11 @@ class Pool:
         self._free: Ids = np.arange(null_blocks, len(records.state), dtype=np.intp)[::-1].copy()
         self._num_free = len(self._free)
         self._tenants: set[int] = set()
+        self.owners: Owners | None = None
+        """Whose the blocks in use are; None while nobody needs to know, because it is one tenant at most."""
+        self.has_classes = False
+        """Whether some leases are of another class than the normal one."""
+        self._parts_tenants = False
         self._offered: Ids | None = None
         self._keys = records.key.view(np.dtype((np.void, BYTES_PER_KEY))).reshape(-1)
         """A key as one element, which is written in half the time of its bytes."""
@@ -192,6 +198,10 @@ class Pool:
         elif tenant is not None:
             self._tenants.update(tenant.tolist())
             self.records.tenant[ids] = tenant
+        if self.owners is not None:
+            self.owners.take(ids, tenant)
+        elif self._parts_tenants and (tenant is None or len(self._tenants) > 1):
+            self._begin_owners().take(ids, tenant)
         advance(self._transitions, self.records.state, ids, event)
         self.holds[ids] = 1
         if ids is not self._offered:
@@ -213,9 +223,40 @@ class Pool:
         generations += _ONE
         self.records.generation[ids] = generations
         advance(self._transitions, self.records.state, ids, event)
+        if self.owners is not None:
+            self.owners.free(ids)
         self._offered = None
         self._free[self._num_free : self._num_free + len(ids)] = ids
         self._num_free += len(ids)
+
+    # Tenants and classes ------------------------------------------------------------------------------------------
+
+    def part_tenants(self, *, at_once: bool) -> None:
+        """Know what each tenant uses as soon as there are two, or at once; the order keeps their blocks apart then."""
+        self._parts_tenants = True
+        if at_once:
+            self._begin_owners()
+
+    def usage(self) -> dict[int, tuple[int, int]]:
+        """Count the blocks in use, and those of them that can be evicted, of each tenant that has any."""
+        if self.owners is not None:
+            return self.owners.usage()
+        num_used = self.num_usable - self._num_free
+        return {one: (num_used, len(self.order)) for one in self._tenants if num_used}
+
+    def begin_classes(self) -> None:
+        """Go by the classes of leases from now on; all before were normal."""
+        owners = self._begin_owners() if self.owners is None else self.owners
+        owners.order.begin_classes()
+        self.has_classes = True
+
+    def _begin_owners(self) -> Owners:
+        owners = Owners(len(self))
+        used = np.flatnonzero(self.records.state != State.FREE)
+        owners.take(used, self.records.tenant[used])
+        owners.order.add(self.order.coldest(len(self.order), used[:0]))
+        self.owners, self.order = owners, owners.order
+        return owners
 
     # Keys ---------------------------------------------------------------------------------------------------------
 
@@ -251,6 +292,8 @@ class Pool:
         """Derive free list, order and index from the columns and holds, after a restart."""
         state = self.records.state
         self._tenants = set(np.unique(self.records.tenant).tolist()) - {0}
+        if self.owners is not None or (self._parts_tenants and len(self._tenants) > 1):
+            self._begin_owners()
         free = np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks
         self._num_free = len(free)
         self._free[: self._num_free] = free[::-1]

@@ -39,6 +39,7 @@ def recover(state: CacheState, workers: Mapping[WorkerId, int], now: float) -> N
     for pool in (state.device, state.host):
         _free_unheld(pool)
         pool.rebuild()
+    state.used_before = {one: used for one, (used, _) in state.device.usage().items()}
 
 
 def _distrust(pool: Pool) -> None:

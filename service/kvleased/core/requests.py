@@ -16,6 +16,7 @@ from kvleased.core.moving import (
 )
 from kvleased.core.seating import seat
 from kvleased.core.state import CacheState
+from kvleased.core.tenants import check_fits
 
 
 def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
@@ -47,6 +48,8 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     lease = state.lease_of(command)
     renew(state, lease, now)
     num_blocks = blocks_for(state, command.num_tokens)
+    if state.is_limited:
+        check_fits(state, lease.tenant, num_blocks)
     if lease.phase is Phase.ACTIVE and num_blocks <= state.leases.rows.num_blocks[lease.row]:
         # Who needs nothing waits for nobody.
         return Outcome(reply=Extended(block_ids=b""))
@@ -75,6 +78,7 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
         return reload_after_evict(state, lease, command, now)
     if lease.phase is Phase.ACTIVE:
         return Outcome(reply=here(state, lease))
+    check_fits(state, lease.tenant, int(state.leases.rows.num_blocks[lease.row]))
     return seat(state, command, lease.worker_id, now)
 
 

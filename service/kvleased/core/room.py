@@ -6,6 +6,7 @@ from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.state import CacheState
+from kvleased.core.tenants import available_to, num_above_maximum, num_idle, victims
 
 
 def room(
@@ -18,28 +19,34 @@ def room(
     been started.
     """
     device = state.device
-    found = device.suitable(count, tenant)
+    num_own = num_above_maximum(state, tenant, count)
+    found = None if num_own else device.suitable(count, tenant)
     if found is not None:
         return found
-    deficit = count - device.num_free
+    deficit = max(num_own, count - device.num_free)
     if deficit > 0:
-        if may_wait and count <= device.num_free + _num_coming(state):
+        if may_wait and _are_coming(state, deficit, num_own, tenant):
             return None
-        victims = device.victims(deficit, protected)
-        if len(victims) < deficit or (may_wait and write_back(state, victims)):
+        leaving = victims(state, tenant, deficit, protected, num_own=num_own)
+        if len(leaving) < deficit or (may_wait and write_back(state, leaving)):
             return None
-        evict_blocks(state, victims)
+        evict_blocks(state, leaving)
     found = device.suitable(count, tenant)
     if found is None and not _num_coming(state):
         state.fly(Purpose.SCRUB, NOWHERE, device.unsuitable(count, tenant))
     return found
 
 
-def num_available(state: CacheState, protected: Ids) -> int:
-    """Count the blocks that a call could get if nobody else came: free, evictable and not part of its own prefix."""
+def num_available(state: CacheState, tenant: int, protected: Ids) -> int:
+    """Count the blocks that a call could get if nobody else came: free, evictable and not part of its own prefix.
+
+    Where tenants have limits, it may be below 0; see `available_to`.
+    """
+    if state.is_limited:
+        return available_to(state, tenant, protected)
     if not len(protected):
         return state.device.num_available
-    return state.device.num_available - int(np.count_nonzero(state.device.holds[protected] == 0))
+    return state.device.num_available - num_idle(state, protected)
 
 
 def write_back(state: CacheState, victims: Ids) -> bool:
@@ -88,6 +95,20 @@ def evict_blocks(state: CacheState, blocks: Ids) -> None:
 
 def _num_unknown(pool: Pool, other: Pool, blocks: Ids) -> int:
     return int(np.count_nonzero(pool.is_unknown_to(other, blocks)))
+
+
+def _are_coming(state: CacheState, count: int, num_own: int, tenant: int) -> bool:
+    """Tell whether so many blocks can be had soon, so many of them of the tenant's own cache."""
+    if count > _num_coming(state):
+        return False
+    if not num_own:
+        return True
+    tenants = [
+        state.device.records.tenant[flight.sources]
+        for flight in state.flights.values()
+        if flight.purpose is Purpose.WRITE_BACK and not flight.is_lost
+    ]
+    return num_own <= sum(int(np.count_nonzero(one == tenant)) for one in tenants)
 
 
 def _num_coming(state: CacheState) -> int:

@@ -1,6 +1,7 @@
 """Own who is served when: a call is served at once, or waits for its turn, or is refused with numbers."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from kvlease.errors import BusyError, DrainingError, InvalidError, KVLeaseError, PoolFullError
@@ -8,11 +9,13 @@ from kvlease.ids import WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Outcome, Reply
 from kvleased.core.granting import attempt_extend, attempt_reserve, blocks_for
-from kvleased.core.leases import Lease
+from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.moving import attempt_reload
+from kvleased.core.pool import Ids
 from kvleased.core.room import num_available
 from kvleased.core.search import match
 from kvleased.core.state import CacheState
+from kvleased.core.tenants import is_held_back, limit_of
 from kvleased.core.waiting import Waitable, Waiter
 
 WAIT_MS_MAX: Final = 600_000
@@ -40,7 +43,7 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
         worker_id=worker_id,
         deadline=now + command.wait_ms / 1000,
     )
-    num_ahead = state.waiting.num_ahead(command) if len(state.waiting) else 0
+    num_ahead = _num_ahead(state, command, worker_id) if len(state.waiting) else 0
     result = None if num_ahead else _ATTEMPTS[type(command)](state, waiter, now)
     if isinstance(result, Lease):
         return Outcome(ticket=waiter.ticket)
@@ -62,8 +65,12 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
 
 
 def pump(state: CacheState, now: float) -> None:
-    """Serve waiting calls in their order until one cannot be served yet."""
-    while (waiter := state.waiting.first()) is not None:
+    """Serve waiting calls in their order until one cannot be served yet, passing over tenants that are held back."""
+    passed: set[int] = set()
+    for waiter in list(state.waiting):
+        tenant = state.workers[waiter.worker_id]
+        if tenant in passed:
+            continue
         try:
             result = _ATTEMPTS[type(waiter.command)](state, waiter, now)
         except KVLeaseError as error:
@@ -71,15 +78,37 @@ def pump(state: CacheState, now: float) -> None:
             state.wake(waiter.ticket, error)
             continue
         if result is None:
-            return
+            if not _is_passed(state, waiter):
+                return
+            passed.add(tenant)
+            continue
         state.waiting.leave(waiter.ticket)
         if not isinstance(result, Lease):
             state.wake(waiter.ticket, result)
 
 
+def _num_ahead(state: CacheState, command: Waitable, worker_id: WorkerId) -> int:
+    """Count the calls that would be served before this one, less those of other tenants that are held back."""
+    num_ahead = state.waiting.num_ahead(command)
+    if not state.is_limited:
+        return num_ahead
+    tenant = state.workers[worker_id]
+    return sum(
+        state.workers[waiter.worker_id] == tenant or not _is_passed(state, waiter)
+        for waiter in islice(state.waiting, num_ahead)
+    )
+
+
+def _is_passed(state: CacheState, waiter: Waiter) -> bool:
+    """Tell whether a call waits for its tenant's limits alone, so that calls of others need not wait behind it."""
+    return state.is_limited and is_held_back(state, *_shortage(state, waiter.command))
+
+
 def refusal(state: CacheState, command: Waitable, num_ahead: int) -> PoolFullError:
     """Explain why a call was not served."""
-    need, available = _shortage(state, command)
+    tenant, need, hits = _shortage(state, command)
+    available = max(0, num_available(state, tenant, hits))
+    resource, limit = limit_of(state, tenant, available)
     if isinstance(command, Reserve) and not state.leases.free_rows:
         num_leases = len(state.leases)
         return PoolFullError(
@@ -92,27 +121,28 @@ def refusal(state: CacheState, command: Waitable, num_ahead: int) -> PoolFullErr
         )
     reason = f"{num_ahead} calls wait before this one" if num_ahead else "the rest is held"
     return PoolFullError(
-        f"{need} blocks are needed and {available} of {state.device.num_usable} can be had now: {reason}; "
+        f"{need} blocks are needed and {available} of {limit} can be had now: {reason}; "
         "try again after retry_after_ms, or allow a longer wait_ms",
-        resource="device_blocks",
+        resource=resource,
         need=need,
         available=available,
-        limit=state.device.num_usable,
+        limit=limit,
         retry_after_ms=_patience(state, num_ahead),
     )
 
 
-def _shortage(state: CacheState, command: Waitable) -> tuple[int, int]:
-    device, leases = state.device, state.leases
+def _shortage(state: CacheState, command: Waitable) -> tuple[int, int, Ids]:
+    """Return the tenant of a call, the blocks that it needs, and the blocks that it has found already."""
+    leases = state.leases
     if isinstance(command, Reserve):
         tenant = state.tenant_of(command.worker_id)
         hits = match(state, command.keys, tenant, use_host=False).blocks
-        return blocks_for(state, command.num_tokens) - len(hits), num_available(state, hits)
+        return tenant, blocks_for(state, command.num_tokens) - len(hits), hits
     lease = leases.by_id[command.lease_id]  # type: ignore[index]  # a Reload of keys never waits
     held = int(leases.rows.num_blocks[lease.row])
     if isinstance(command, Extend):
-        return blocks_for(state, command.num_tokens) - held, device.num_available
-    return held, device.num_available
+        return lease.tenant, blocks_for(state, command.num_tokens) - held, NOWHERE
+    return lease.tenant, held, NOWHERE
 
 
 def _patience(state: CacheState, num_ahead: int) -> int:

@@ -1,6 +1,9 @@
 """Own the numbers and limits of one cache as the core uses them; where they come from is the planner's business."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvleased.core.limits import UNLIMITED, TenantLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +34,20 @@ class CacheShape:
     """What a refusal tells the first caller in an empty queue to wait."""
     layout_digest: int = 0
     """64 bits of the layout fingerprint, stored in every header."""
+    tenants: Mapping[int, TenantLimits] = field(default_factory=dict, hash=False)
+    """Limits by tenant digest; their minima are at most usable_blocks together."""
+    tenant_default: TenantLimits = UNLIMITED
+    """The limits of every other tenant, whose minimum is 0."""
 
     @property
     def usable_blocks(self) -> int:
         """num_blocks - null_blocks: what can be granted."""
         return self.num_blocks - self.null_blocks
+
+    @property
+    def limits_tenants(self) -> bool:
+        """Whether some tenant has a minimum, or a maximum below the whole pool."""
+        return any(
+            one.min_blocks or one.max_blocks < self.usable_blocks
+            for one in (self.tenant_default, *self.tenants.values())
+        )

@@ -46,6 +46,11 @@ class CacheState:
             shape.layout_digest,
             shape.null_blocks,
         )
+        self.is_limited = shape.limits_tenants
+        """Whether tenants have minima or maxima."""
+        self.used_before: dict[int, int] = {}
+        """Blocks that each tenant used when the control process started anew, perhaps with lower limits."""
+        self.device.part_tenants(at_once=self.is_limited)
         self.host = Pool(
             records.host,
             compile_transitions(SLOT_TRANSITIONS),

@@ -18,6 +18,7 @@ from kvleased.core.pool import Ids
 from kvleased.core.requests import extend, reserve
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
+from kvleased.core.tenants import may_take_free
 
 _NO_IDS: Final = b""
 _BYTES_PER_NUMBER: Final = 4
@@ -108,6 +109,8 @@ def _offered(state: CacheState, worker_id: WorkerId, num_blocks: int) -> Ids | N
     if len(state.waiting):
         return None
     tenant = state.workers[worker_id]
+    if state.is_limited and not may_take_free(state, tenant, num_blocks):
+        return None
     blocks = state.device.suitable(num_blocks, tenant)
     if blocks is not None:
         state.device.take(blocks, Event.GRANT, tenant)

@@ -29,6 +29,7 @@ from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
+from kvleased.verbs.limits import with_tenants
 from kvleased.verbs.runner import Verb
 
 INTEGRITIES: Final = ("xxh3", "none")
@@ -62,6 +63,8 @@ class CacheVerbs:
         self._populating: dict[str, asyncio.Task[None]] = {}
         limit_bytes = memory_limit_bytes()
         self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
+        self.root_secret = b""
+        """What tenants' digests are derived from; set before the first call."""
         self._device_bytes_default = settings.device_bytes_default or limit_bytes // 4
 
     @property
@@ -165,7 +168,7 @@ class CacheVerbs:
         """Return the numbers that the core of a cache works with."""
         settings = self._settings
         why_no_leases = plans.why_no_leases(planned)
-        return CacheShape(
+        shape = CacheShape(
             num_blocks=planned.num_blocks,
             num_slots=planned.num_slots,
             tokens_per_block=planned.tokens_per_block,
@@ -180,6 +183,7 @@ class CacheVerbs:
             retry_after_ms=settings.retry_after_ms,
             layout_digest=int(planned.layout_fingerprint[:16], 16),
         )
+        return with_tenants(shape, settings.tenants, self.root_secret)
 
     async def _register(
         self, name: str, inputs: pb.PlanInputs, integrity: str

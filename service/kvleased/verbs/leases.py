@@ -142,7 +142,9 @@ class LeaseVerbs:
     def pin(self, request: pb.PinRequest, caller: Caller) -> Answer:
         """Hold cached blocks on the device."""
         checks.keys("keys", request.keys, self._keys_max)
-        return self._run(self._registry.cache_of(caller), c.Pin(keys=request.keys), _pinned)
+        tenant = self._registry.worker(caller.token).tenant_digest if caller.token else None
+        command = c.Pin(keys=request.keys, tenant_digest=tenant)
+        return self._run(self._registry.cache_of(caller), command, _pinned)
 
     def unpin(self, request: pb.UnpinRequest, caller: Caller) -> Answer:
         """End a pin."""

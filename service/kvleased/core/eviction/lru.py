@@ -8,7 +8,7 @@ later; so adding, taking out and finding victims are array operations whatever t
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ _PLACES_AT_ONCE: Final = 64
 """Places to look at in one go, at the least."""
 _FIRST: Final = 1 << 60
 """The number of the first place; from there it goes up and down without ever coming to 0, which is no place."""
+_PLACES_PER_PART_SHIFT: Final = 42
+"""Places of one part of an order, as a power of two: more than it ever uses."""
 
 
 class LeafFirstLRU:
@@ -34,8 +36,19 @@ class LeafFirstLRU:
         self._ring: NDArray[np.int32] = np.zeros(num_places, np.int32)
         self._place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
         """Of each block; 0 where it is not evictable."""
-        self._begin = self._end = _FIRST
+        self._first = self._begin = self._end = _FIRST
         self._num_blocks = 0
+
+    @classmethod
+    def part(cls, place: NDArray[np.int64], number: int) -> Self:
+        """Return one of several orders that part the blocks among them, and write their places into the same column.
+
+        Nothing is discarded from a part alone: who clears places tells it by `left`.
+        """
+        order = cls(0)
+        order._place = place
+        order._first = order._begin = order._end = _FIRST + (number << _PLACES_PER_PART_SHIFT)
+        return order
 
     def __len__(self) -> int:
         """Count the evictable blocks."""
@@ -47,11 +60,15 @@ class LeafFirstLRU:
 
     def __iter__(self) -> Iterator[int]:
         """Go through the evictable blocks, the coldest first."""
-        return iter(self._between(self._begin, self._end).tolist())
+        return iter(self.blocks().tolist())
 
     def __repr__(self) -> str:
         """Show how many blocks are evictable."""
         return f"<LeafFirstLRU {len(self)} evictable>"
+
+    def blocks(self) -> Ids:
+        """Return the evictable blocks, the coldest first."""
+        return self._between(self._begin, self._end)
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
         """Tell of each block whether it is evictable."""
@@ -76,20 +93,24 @@ class LeafFirstLRU:
             self._num_blocks -= int(np.count_nonzero(self._place[blocks]))
             self._place[blocks] = 0
 
+    def left(self, count: int) -> None:
+        """Note that so many blocks of this part of an order have no places any more."""
+        self._num_blocks -= count
+
     def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` of the coldest blocks that are not protected."""
         if not len(protected):
-            found = self._first(count)
+            found = self._coldest(count)
             if count:
                 self._begin = int(self._place[found[0]]) if len(found) else self._end
             return found
         places = self._place[protected]
         self._place[protected] = 0
-        found = self._first(count)
+        found = self._coldest(count)
         self._place[protected] = places
         return found
 
-    def _first(self, count: int) -> Ids:
+    def _coldest(self, count: int) -> Ids:
         found: list[Ids] = []
         begin, missing, at_once = self._begin, count, max(count, _PLACES_AT_ONCE)
         while missing > 0 and begin < self._end:
@@ -122,8 +143,21 @@ class LeafFirstLRU:
         """Gather the blocks if the ring has no room for more, leaving out the places of those that are gone."""
         if self._end - self._begin + count <= len(self._ring):
             return
-        blocks = self._between(self._begin, self._end)
-        self._begin = self._end = _FIRST
+        blocks = self.blocks()
+        num_places = len(self._ring)
+        while num_places < 2 * (len(blocks) + count):
+            num_places *= 2
+        if num_places > len(self._ring):
+            self._mask = num_places - 1
+            self._ring = np.zeros(num_places, np.int32)
+        self._begin = self._end = self._first
         self._num_blocks = 0
         self._write(blocks, self._begin)
         self._end += len(blocks)
+
+
+def ring_numbers(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which parts of an order the places are of."""
+    half = 1 << (_PLACES_PER_PART_SHIFT - 1)
+    numbers: NDArray[np.int64] = (places - (_FIRST - half)) >> _PLACES_PER_PART_SHIFT
+    return numbers

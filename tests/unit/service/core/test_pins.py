@@ -9,7 +9,11 @@ from kvlease.ids import PinId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Pinned, Released
+from kvleased.core.limits import TenantLimits
 from tests.unit.service.core.builders import (
+    OTHER_TENANT,
+    STRANGER,
+    TENANT,
     WAIT_MS,
     a_cache,
     a_full_cache,
@@ -22,9 +26,9 @@ from tests.unit.service.core.builders import (
 )
 
 
-def pin(cache: Cache, packed: bytes) -> Pinned:
-    """Pin cached blocks."""
-    return answer(cache.handle(c.Pin(keys=packed), 0.0), Pinned)
+def pin(cache: Cache, packed: bytes, tenant: int | None = None) -> Pinned:
+    """Pin cached blocks, as a tenant's worker or as an operator."""
+    return answer(cache.handle(c.Pin(keys=packed, tenant_digest=tenant), 0.0), Pinned)
 
 
 def unpin(cache: Cache, pin_id: PinId) -> bool:
@@ -103,3 +107,75 @@ def test_pinned_prefix_is_shared_with_leases() -> None:
         reserve(cache, 2, "next")
 
     assert outcome.reply is not None
+
+
+# Budgets --------------------------------------------------------------------------------------------------------------
+
+
+def test_worker_pins_its_own_tenants_blocks_only() -> None:
+    """Another tenant's blocks count as not there."""
+    cache = a_cache()
+    cached(cache, keys(1, 2))
+    cached(cache, keys(7), worker_id=STRANGER)
+
+    assert pin(cache, keys(1, 7), TENANT).num_blocks == 1
+    assert pin(cache, keys(1, 2), OTHER_TENANT).pin_id == 0
+
+
+def test_pinned_blocks_of_a_tenant_are_bounded() -> None:
+    """A tenant has no more pinned blocks than its budget, each counted once; the refusal says how many there may be."""
+    cache = a_cache(max_pins=8, tenants={TENANT: TenantLimits(pinned_blocks_max=3)})
+    cached(cache, keys(1, 2, 3, 4))
+    pin(cache, keys(1, 2), TENANT)
+    pin(cache, keys(2, 3), TENANT)
+
+    with pytest.raises(PoolFullError, match="unpin some") as refusal:
+        pin(cache, keys(3, 4), TENANT)
+
+    assert (refusal.value.resource, refusal.value.limit) == ("pinned_blocks", 3)
+    assert (refusal.value.need, refusal.value.available) == (1, 0)
+    assert refusal.value.retry_after_ms == 50
+
+
+def test_operator_is_bounded_by_all_tenants_together() -> None:
+    """An operator may pin more of one tenant's blocks than that may, but no more than all of them may."""
+    limits = {TENANT: TenantLimits(pinned_blocks_max=1)}
+    cache = a_cache(max_pins=8, tenants=limits, tenant_default=TenantLimits(pinned_blocks_max=1))
+    cached(cache, keys(1, 2, 3))
+
+    assert pin(cache, keys(1, 2)).num_blocks == 2
+    with pytest.raises(PoolFullError) as refusal:
+        pin(cache, keys(3))
+
+    assert (refusal.value.resource, refusal.value.limit) == ("pinned_blocks", 2)
+
+
+@pytest.mark.parametrize("tenant", [TENANT, None], ids=["worker", "operator"])
+def test_pins_leave_every_minimum(tenant: int | None) -> None:
+    """Blocks that another tenant needs for its minimum cannot be pinned; what it has pinned itself is part of it."""
+    cache = a_cache(8, max_pins=8, tenants={OTHER_TENANT: TenantLimits(min_blocks=5)})
+    cached(cache, keys(7), worker_id=STRANGER)
+    pin(cache, keys(7), OTHER_TENANT)
+    cached(cache, keys(1, 2, 3))
+    cache.handle(c.Detach(worker_id=STRANGER), 0.0)
+    cached(cache, keys(11))
+
+    pin(cache, keys(1, 2, 3), tenant)
+    with pytest.raises(PoolFullError) as refusal:
+        pin(cache, keys(11), tenant)
+
+    assert (refusal.value.resource, refusal.value.available) == ("pinned_blocks", 0)
+    assert cache.check() == []
+
+
+def test_pins_above_what_is_left_are_found() -> None:
+    """Pins that take what a minimum needs are a violation."""
+    cache = a_cache(4, tenants={OTHER_TENANT: TenantLimits(min_blocks=2)})
+    cache.handle(c.Detach(worker_id=STRANGER), 0.0)
+    cached(cache, keys(1, 2, 3))
+    state = cache._state
+    blocks = state.device.cached(keys(1, 2, 3))
+    state.device.hold(blocks)
+    state.pins[PinId(1)] = blocks
+
+    assert cache.check() == ["pins and minima are more than the pool"]

@@ -1,0 +1,79 @@
+"""Own whose bytes the blocks of a pool hold, and how many each tenant uses; what it may have is told in `tenants`.
+
+A tenant goes by a small number here, its place in the lists, so that blocks of several are counted in one go. Number 0
+is nobody: a block that is being zeroed is in use, but no tenant's.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased.core.eviction.classes import ClassedLRU
+
+Ids = NDArray[np.intp]
+
+NOBODY: Final = 0
+
+
+class Owners:
+    """The tenants of a pool's blocks, and the order that its evictable blocks are kept in for their sake."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Start with a pool of which no block is in use."""
+        self._digests: list[int] = [NOBODY]
+        self._numbers: dict[int, int] = {}
+        self._used: list[int] = [0]
+        self._owner: NDArray[np.int32] = np.zeros(num_blocks, np.int32)
+        """The number of the tenant of each block in use; meaningless for the free ones."""
+        self.order = ClassedLRU(num_blocks, self._owner)
+
+    def __repr__(self) -> str:
+        """Show how many blocks each tenant uses."""
+        return f"<Owners {dict(zip(self._digests, self._used, strict=True))}>"
+
+    def usage(self) -> dict[int, tuple[int, int]]:
+        """Count the blocks in use, and those of them that can be evicted, of each tenant that has any."""
+        return {
+            self._digests[number]: (used, self.order.num_of(number))
+            for number, used in enumerate(self._used)
+            if used and number != NOBODY
+        }
+
+    def coldest(self, digest: int, count: int, protected: Ids) -> Ids:
+        """Return up to `count` of a tenant's blocks that should leave next, none of them protected; changes nothing."""
+        return self.order.coldest_of(self._numbers[digest], count, protected)
+
+    def take(self, blocks: Ids, tenant: int | NDArray[np.uint64] | None) -> None:
+        """Note that free blocks come into use for a tenant, each for its own, or to be zeroed for nobody."""
+        if isinstance(tenant, int):
+            number = self._number(tenant)
+            self._owner[blocks] = number
+            self._used[number] += len(blocks)
+        elif tenant is None:
+            self._owner[blocks] = NOBODY
+            self._used[NOBODY] += len(blocks)
+        else:
+            for digest in set(tenant.tolist()):
+                self.take(blocks[tenant == digest], digest)
+        self.order.forget(blocks)
+
+    def free(self, blocks: Ids) -> None:
+        """Note that blocks are not in use any more."""
+        owners = self._owner[blocks]
+        # Nearly always they are all one tenant's; bytes are compared in a tenth of the time that is counted in.
+        first = owners[:1].tobytes()
+        if first and owners.tobytes() == first * len(owners):
+            self._used[owners[0]] -= len(blocks)
+            return
+        numbers = np.bincount(owners)
+        for number in numbers.nonzero()[0].tolist():
+            self._used[number] -= int(numbers[number])
+
+    def _number(self, digest: int) -> int:
+        number = self._numbers.get(digest)
+        if number is None:
+            number = self._numbers[digest] = len(self._digests)
+            self._digests.append(digest)
+            self._used.append(0)
+        return number

@@ -1,0 +1,39 @@
+"""Own how long the blocks of a lease stay cached: the class that it leaves them; `eviction.classes` heeds it.
+
+A restart forgets the classes: what was committed before is normal after it.
+"""
+
+from math import inf
+
+from kvlease.errors import InvalidError
+from kvleased.core.commands import Reserve
+from kvleased.core.eviction.classes import HIGH, LOW, NORMAL
+from kvleased.core.leases import Lease, Phase
+from kvleased.core.pool import Ids
+from kvleased.core.state import CacheState
+
+
+def check_class(state: CacheState, command: Reserve) -> None:
+    """Refuse a class or a time that makes no sense, and begin to go by classes with the first that is not normal."""
+    if not LOW <= command.priority <= HIGH:
+        msg = f"priority is {command.priority}, it must be from {LOW} to {HIGH}"
+        raise InvalidError(msg, resource="priority", need=command.priority, limit=HIGH)
+    if command.retain_seconds < 0:
+        msg = f"retain_seconds is {command.retain_seconds}, it must be at least 0"
+        raise InvalidError(msg, resource="retain_seconds", need=command.retain_seconds)
+    if command.priority != NORMAL and not state.device.has_classes:
+        state.device.begin_classes()
+
+
+def keep_class(state: CacheState, lease: Lease, entries: Ids) -> None:
+    """Give blocks that a lease is about to let go of its class, unless they have a higher one."""
+    owners = state.device.owners
+    assert owners is not None, "classes are kept beside the owners"
+    if lease.phase is Phase.EVICTED:
+        return
+    blocks = lease.moving_to if lease.phase is Phase.RELOADING else entries
+    request = lease.request
+    if request is None:
+        owners.order.raise_to(blocks, NORMAL, inf)
+    else:
+        owners.order.raise_to(blocks, request.priority, request.retain_seconds or inf)

@@ -1,0 +1,291 @@
+"""Own what each tenant may have of the device pool: minimum, maximum and share; whose blocks leave first; and pins.
+
+A tenant uses the blocks that hold its bytes and are not free, whether anybody holds them or not. Three rules:
+
+- maximum: a call that would take its tenant above it gets for the rest only blocks of the tenant's own cache;
+- minimum: others cannot evict what a tenant has cached up to it, and do not get the blocks that an attached tenant
+  still lacks for it;
+- share: what is evicted is taken from those whose use is furthest above their share of the pool, by weight among the
+  attached tenants; the caller's use counts as what it will be.
+
+Where there are no limits and but one tenant, none of this costs anything.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlease.errors import NeverFitsError, PoolFullError
+from kvleased.core.commands import Pin
+from kvleased.core.effects import Direction
+from kvleased.core.leases import NOWHERE
+from kvleased.core.limits import TenantLimits
+from kvleased.core.pool import Ids
+from kvleased.core.state import CacheState
+from kvleased.core.states import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFacts:
+    """What one tenant has of a cache and what it may have, at one instant."""
+
+    tenant_digest: int
+    used_blocks: int
+    """Blocks that hold its bytes."""
+    held_blocks: int
+    """Those of them that somebody holds, so that they cannot be evicted."""
+    pinned_blocks: int
+    min_blocks: int
+    max_blocks: int
+    """At most the blocks of the pool that can be granted."""
+    pinned_blocks_max: int
+    weight: float
+
+
+def list_tenants(state: CacheState) -> tuple[TenantFacts, ...]:
+    """Describe every tenant that is attached, configured or uses blocks, by digest."""
+    usage, pinned = state.device.usage(), pinned_by_tenant(state)
+    digests = {*usage, *state.workers.values(), *state.shape.tenants}
+    return tuple(_facts(state, one, usage.get(one, (0, 0)), pinned) for one in sorted(digests))
+
+
+def _facts(
+    state: CacheState, digest: int, usage: tuple[int, int], pinned: dict[int, int]
+) -> TenantFacts:
+    limits, usable = limits_of(state, digest), state.shape.usable_blocks
+    return TenantFacts(
+        tenant_digest=digest,
+        used_blocks=usage[0],
+        held_blocks=usage[0] - usage[1],
+        pinned_blocks=pinned.get(digest, 0),
+        min_blocks=limits.min_blocks,
+        max_blocks=min(limits.max_blocks, usable),
+        pinned_blocks_max=min(limits.pinned_blocks_max, usable),
+        weight=limits.weight,
+    )
+
+
+def limits_of(state: CacheState, tenant: int) -> TenantLimits:
+    """Return the limits of a tenant."""
+    return state.shape.tenants.get(tenant, state.shape.tenant_default)
+
+
+# Maximum and minimum ----------------------------------------------------------------------------------------------
+
+
+def check_fits(state: CacheState, tenant: int, num_blocks: int) -> None:
+    """Refuse a request that takes more blocks than its tenant can ever have."""
+    limit = limits_of(state, tenant).max_blocks
+    if num_blocks <= limit:
+        return
+    msg = (
+        f"{num_blocks} blocks are needed, but the tenant can never have more than {limit}; "
+        "ask for fewer tokens, or raise the tenant's max_percent"
+    )
+    raise NeverFitsError(
+        msg,
+        resource="tenant_blocks",
+        need=num_blocks,
+        available=max(0, available_to(state, tenant, NOWHERE)),
+        limit=limit,
+    )
+
+
+def available_to(state: CacheState, tenant: int, protected: Ids) -> int:
+    """Count the blocks that a tenant's call could get beside its own prefix, heeding all limits.
+
+    Below 0 the tenant has more than is left to it beside the others' minima: it cannot even have its prefix.
+    """
+    usage = state.device.usage()
+    used, cached = usage.get(tenant, (0, 0))
+    cached -= num_idle(state, protected)
+    within_pool = state.device.num_free + cached
+    for other, (in_use, evictable) in usage.items():
+        if other != tenant:
+            within_pool += max(0, min(evictable, in_use - limits_of(state, other).min_blocks))
+    for other in set(state.workers.values()) - {tenant}:
+        in_use, _ = usage.get(other, (0, 0))
+        within_pool -= max(0, limits_of(state, other).min_blocks - in_use)
+    return min(within_pool, limits_of(state, tenant).max_blocks - used + cached)
+
+
+def may_take_free(state: CacheState, tenant: int, count: int) -> bool:
+    """Tell whether a tenant may have so many of the free blocks, without giving up any of its own."""
+    is_below = not num_above_maximum(state, tenant, count)
+    return is_below and count <= available_to(state, tenant, NOWHERE)
+
+
+def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
+    """Return the resource that leaves no more than so many blocks to a tenant, and how much there is of it in all."""
+    used, cached = state.device.usage().get(tenant, (0, 0))
+    most = limits_of(state, tenant).max_blocks
+    if most - used + cached <= available:
+        return "tenant_blocks", most
+    return "device_blocks", state.shape.usable_blocks
+
+
+def of_one_tenant(state: CacheState, slots: Ids) -> Ids:
+    """Return those of the slots that hold bytes of the first one's tenant, where tenants have limits, or all."""
+    if not state.is_limited or not len(slots):
+        return slots
+    tenants = state.host.records.tenant[slots]
+    own: Ids = slots[tenants == tenants[0]]
+    return own
+
+
+def is_held_back(state: CacheState, tenant: int, count: int, protected: Ids) -> bool:
+    """Tell whether nothing but limits of tenants keeps a call from its blocks, so that others need not wait behind."""
+    in_all = state.device.num_available - num_idle(state, protected)
+    return available_to(state, tenant, protected) < count <= in_all
+
+
+def num_idle(state: CacheState, blocks: Ids) -> int:
+    """Count those of the cached blocks that nobody holds."""
+    return int(np.count_nonzero(state.device.holds[blocks] == 0)) if len(blocks) else 0
+
+
+def num_above_maximum(state: CacheState, tenant: int, count: int) -> int:
+    """Count the blocks that a tenant must give up of its own to be given so many."""
+    if not state.is_limited:
+        return 0
+    used, _ = state.device.usage().get(tenant, (0, 0))
+    return max(0, used + count - limits_of(state, tenant).max_blocks)
+
+
+# Who is evicted from ----------------------------------------------------------------------------------------------
+
+
+def victims(
+    state: CacheState, tenant: int | None, count: int, protected: Ids, *, num_own: int = 0
+) -> Ids:
+    """Return up to `count` blocks to evict for a tenant, `num_own` of them at least its own; changes nothing.
+
+    None stands for an operator, who may evict anybody's. The protected blocks are the tenant's own.
+    """
+    device = state.device
+    if device.owners is None:
+        return device.victims(count, protected)
+    usage, attached = device.usage(), set(state.workers.values())
+    total = sum(limits_of(state, one).weight for one in attached)
+    heights, caps = [], []
+    for one, (used, cached) in usage.items():
+        limits = limits_of(state, one)
+        share = int(state.shape.usable_blocks * limits.weight / total) if one in attached else 0
+        if one == tenant:
+            heights.append(used - share + count - num_own)
+            caps.append(cached - num_idle(state, protected) - num_own)
+        else:
+            heights.append(used - share)
+            floor = 0 if tenant is None else limits.min_blocks
+            caps.append(max(0, min(cached, used - floor)))
+    counts = level_out(heights, caps, count - num_own)
+    found = [
+        device.owners.coldest(one, number + (num_own if one == tenant else 0), protected)
+        for one, number in zip(usage, counts, strict=True)
+        if number or (num_own and one == tenant)
+    ]
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate(found) if found else NOWHERE
+
+
+def level_out(heights: Sequence[int], caps: Sequence[int], count: int) -> list[int]:
+    """Return how much of `count` to take from each height, always from the highest, and from none more than its cap."""
+    if count >= sum(caps):
+        return list(caps)
+
+    def taken(level: int) -> list[int]:
+        return [min(cap, max(0, one - level)) for one, cap in zip(heights, caps, strict=True)]
+
+    lowest = min(one - cap for one, cap in zip(heights, caps, strict=True))
+    levels = range(lowest, max(heights) + 1)
+    # The lowest level at which no more than `count` is taken; what is missing comes from who is above the next one.
+    level = levels[bisect_left(levels, True, key=lambda one: sum(taken(one)) <= count)]
+    counts, below = taken(level), taken(level - 1)
+    missing = count - sum(counts)
+    for at in range(len(counts)):
+        more = min(missing, below[at] - counts[at])
+        counts[at] += more
+        missing -= more
+    return counts
+
+
+# Pins -------------------------------------------------------------------------------------------------------------
+
+
+def pinned_by_tenant(state: CacheState, more: Ids = NOWHERE) -> dict[int, int]:
+    """Count the blocks that pins hold, each once, by the tenant whose bytes they hold; and `more` as if pinned."""
+    is_pinned = np.zeros(len(state.device), np.bool_)
+    for blocks in (*state.pins.values(), more):
+        is_pinned[blocks] = True
+    digests, counts = np.unique(state.device.records.tenant[is_pinned], return_counts=True)
+    return dict(zip(digests.tolist(), counts.tolist(), strict=True))
+
+
+def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
+    """Return the cached blocks that a pin is about, or refuse it where they are more than may be pinned.
+
+    An operator may pin as many blocks as all tenants together. Pins never take what is left of a tenant's minimum.
+    """
+    tenant, blocks = command.tenant_digest, state.device.cached(command.keys)
+    if tenant is not None:
+        blocks = blocks[state.device.records.tenant[blocks] == tenant]
+    before, after = pinned_by_tenant(state), pinned_by_tenant(state, blocks)
+    limit = state.shape.usable_blocks - _num_owed(state, after)
+    if tenant is None:
+        pinned, need = sum(before.values()), sum(after.values())
+        known = {*state.workers.values(), *state.shape.tenants, *state.device.usage()}
+        limit = min(limit, sum(limits_of(state, one).pinned_blocks_max for one in known))
+    else:
+        pinned, need = before.get(tenant, 0), after.get(tenant, 0)
+        limit -= sum(after.values()) - need
+        limit = min(limit, limits_of(state, tenant).pinned_blocks_max)
+    if need > limit:
+        msg = (
+            f"{need - pinned} more blocks would be pinned, and {max(0, limit - pinned)} more may be; "
+            "unpin some, or raise the tenant's pinned_percent_max"
+        )
+        raise PoolFullError(
+            msg, resource="pinned_blocks", need=need - pinned, available=max(0, limit - pinned),
+            limit=limit, retry_after_ms=state.shape.retry_after_ms,
+        )  # fmt: skip
+    return blocks
+
+
+def _num_owed(state: CacheState, pinned: dict[int, int]) -> int:
+    """Count the blocks of all minima that are not pinned for their tenants."""
+    return sum(
+        max(0, limits.min_blocks - pinned.get(one, 0))
+        for one, limits in state.shape.tenants.items()
+    )
+
+
+# Invariants -------------------------------------------------------------------------------------------------------
+
+
+def tenant_violations(state: CacheState) -> list[str]:
+    """Return what does not hold of tenants: the counts are what the columns say, and the minima can all be had."""
+    found = []
+    usage = state.device.usage()
+    records, usable = state.device.records, state.shape.usable_blocks
+    is_used = records.state != State.FREE
+    for flight in state.flights.values():
+        if flight.direction is Direction.SCRUB:
+            is_used[flight.targets] = False
+    is_idle = state.device.order.holds(np.arange(len(state.device)))
+    for digest in {*usage, *np.unique(records.tenant[is_used]).tolist()}:
+        is_own = is_used & (records.tenant == digest)
+        counted = int(is_own.sum()), int((is_own & is_idle).sum())
+        if usage.get(digest, (0, 0)) != counted:
+            found.append(
+                f"tenant {digest} uses {counted} blocks, and {usage.get(digest)} are counted"
+            )
+        most = max(limits_of(state, digest).max_blocks, state.used_before.get(digest, 0))
+        if counted[0] > most:
+            found.append(f"tenant {digest} uses {counted[0]} blocks, and may use {most}")
+    pinned = pinned_by_tenant(state)
+    if sum(pinned.values()) + _num_owed(state, pinned) > usable:
+        found.append("pins and minima are more than the pool")
+    return found

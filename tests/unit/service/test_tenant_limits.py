@@ -1,0 +1,139 @@
+"""Tenants of the settings become limits in blocks, under the digests that their workers have."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kvleased.control import read_settings
+from kvleased.core.limits import TenantLimits
+from kvleased.core.shape import CacheShape
+from kvleased.registry import tenant_digest, tenant_key
+from kvleased.settings import Settings, TenantSettings, load
+from kvleased.verbs.limits import with_tenants
+
+SECRET = bytes(range(32))
+CHAT = tenant_digest(tenant_key(SECRET, "chat"))
+BATCH = tenant_digest(tenant_key(SECRET, "batch"))
+
+
+def a_shape(usable_blocks: int, **tenants: TenantSettings) -> CacheShape:
+    """Return the shape of a cache with one null block and some tenants."""
+    shape = CacheShape(
+        num_blocks=usable_blocks + 1,
+        num_slots=0,
+        tokens_per_block=4,
+        max_blocks_per_lease=4,
+        null_blocks=1,
+    )
+    return with_tenants(shape, tenants, SECRET)
+
+
+def test_percent_are_of_the_blocks_that_can_be_granted() -> None:
+    """A minimum is rounded up, a maximum and a budget of pins are rounded down."""
+    tenant = TenantSettings(min_percent=29, max_percent=57, weight=2, pinned_percent_max=12)
+
+    shape = a_shape(101, chat=tenant)
+
+    assert shape.tenants == {
+        CHAT: TenantLimits(min_blocks=30, max_blocks=57, weight=2.0, pinned_blocks_max=12)
+    }
+
+
+def test_percent_are_exact() -> None:
+    """29 % of 100 blocks are 29, though the nearest floating-point number below it is 28.99…."""
+    shape = a_shape(100, chat=TenantSettings(min_percent=29, max_percent=29))
+
+    assert (shape.tenants[CHAT].min_blocks, shape.tenants[CHAT].max_blocks) == (29, 29)
+
+
+def test_tenant_that_is_not_named_has_the_defaults() -> None:
+    """It may have the whole pool, is promised nothing of it, and pins a quarter at most."""
+    assert a_shape(100).tenant_default == TenantLimits(max_blocks=100, pinned_blocks_max=25)
+    assert not a_shape(100).limits_tenants
+
+
+def test_rounded_minima_are_never_more_than_the_pool() -> None:
+    """Where not all minima can be rounded up, some are rounded down; none is above its own maximum."""
+    shape = a_shape(
+        5, chat=TenantSettings(min_percent=50), batch=TenantSettings(min_percent=50, max_percent=50)
+    )
+
+    assert (shape.tenants[BATCH].min_blocks, shape.tenants[CHAT].min_blocks) == (2, 2)
+    assert sum(one.min_blocks for one in shape.tenants.values()) <= shape.usable_blocks
+
+
+def test_limits_are_noticed() -> None:
+    """A cache is limited by one tenant with a minimum, or with a maximum below the pool."""
+    assert a_shape(10, chat=TenantSettings(min_percent=10)).limits_tenants
+    assert a_shape(10, chat=TenantSettings(max_percent=90)).limits_tenants
+    assert not a_shape(10, chat=TenantSettings(weight=5)).limits_tenants
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_tenants_come_from_file_environment_and_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of the file, and JSON in the environment or in a flag; what differs is taken from the highest of them."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text("[tenants.chat]\nmin_percent = 40\n")
+
+    from_file = load(["--config", str(file)]).tenants
+    monkeypatch.setenv("KVLEASED_TENANTS", '{"chat": {"weight": 2}}')
+    from_environment = load([]).tenants
+    from_flag = load(["--tenants", '{"chat": {"max_percent": 50}}']).tenants
+
+    assert from_file == {"chat": TenantSettings(min_percent=40)}
+    assert from_environment == {"chat": TenantSettings(weight=2)}
+    assert from_flag["chat"].max_percent == 50
+
+
+@pytest.mark.parametrize(
+    ("tenants", "says"),
+    [
+        pytest.param({"a": {"min_percent": 60}, "b": {"min_percent": 41}}, "101", id="too much"),
+        pytest.param(
+            {"a": {"min_percent": 6, "max_percent": 5}}, "at most max_p", id="upside down"
+        ),
+        pytest.param({"a": {"min_percent": -1}}, "tenants.a.min_percent", id="negative"),
+        pytest.param({"a": {"max_percent": 101}}, "tenants.a.max_percent", id="above all"),
+        pytest.param({"a": {"weight": 0}}, "tenants.a.weight", id="weightless"),
+        pytest.param({"a": {"min_per_cent": 1}}, "did you mean min_percent?", id="misspelt"),
+        pytest.param({"": {}}, "tenants", id="nameless"),
+        pytest.param({"a" * 129: {}}, "tenants", id="long name"),
+    ],
+)
+def test_tenants_without_sense_are_refused(
+    tenants: object, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Limits that cannot all be kept, or that are none, end the start with a sentence that names them."""
+    with pytest.raises(SystemExit):
+        load(["--tenants", json.dumps(tenants)])
+
+    assert says in capsys.readouterr().err.splitlines()[0]
+
+
+def test_tenants_that_are_no_table_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no JSON is told with an example, from wherever it comes."""
+    with pytest.raises(SystemExit):
+        load(["--tenants", "chat"])
+    monkeypatch.setenv("KVLEASED_TENANTS", "chat")
+    with pytest.raises(SystemExit):
+        load([])
+
+    assert capsys.readouterr().err.count("tenants: this is no JSON such as") == 2
+
+
+def test_control_process_gets_tenants_as_they_were_resolved() -> None:
+    """What the supervisor hands over is read back with all of its tenants."""
+    settings = Settings(tenants={"chat": TenantSettings(min_percent=40)})
+    fd = os.memfd_create("settings")
+    os.write(fd, settings.model_dump_json().encode())
+
+    assert read_settings(fd).tenants == settings.tenants
+    os.close(fd)
