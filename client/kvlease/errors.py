@@ -28,6 +28,7 @@ The tree::
 """
 
 import inspect
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "CopyFailedError",
     "DeadlineError",
     "DrainingError",
+    "Holding",
     "IdReusedError",
     "InternalError",
     "InvalidError",
@@ -57,6 +59,17 @@ __all__ = [
     "UnknownWorkerError",
     "WrongStateError",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Some blocks of a pool, by who has them and what for; the holdings of a refusal add up to the whole pool."""
+
+    owner: str
+    """"you", "others" or "nobody"."""
+    state: str
+    """"leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad" or "free"."""
+    num_blocks: int
 
 
 class KVLeaseError(Exception):
@@ -81,11 +94,12 @@ class KVLeaseError(Exception):
         retry_after_ms: int | None = None,
         rule: str | None = None,
         remedies: tuple[str, ...] = (),
+        holdings: tuple[Holding, ...] = (),
     ) -> None:
         """Keep the explanation; the class docstring is the message where none is given.
 
         `rule` is the stable name of the rule that was broken, where there are several under one code; `remedies` are
-        settings, each written name=value, with which the same call would work.
+        settings, each written name=value, with which the same call would work; `holdings` tell who has the pool.
         """
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
         self.resource = resource
@@ -95,6 +109,7 @@ class KVLeaseError(Exception):
         self.retry_after_ms = retry_after_ms
         self.rule = rule
         self.remedies = remedies
+        self.holdings = holdings
 
     @property
     def message(self) -> str:

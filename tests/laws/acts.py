@@ -46,6 +46,7 @@ def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Res
         keys=b"".join(keys),
         num_tokens=num_blocks * world.shape.tokens_per_block - world.rng.randint(0, 3),
         wait_ms=wait_ms,
+        priority=world.rng.randint(0, 2),
     )
 
 

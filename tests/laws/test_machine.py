@@ -105,8 +105,16 @@ class CacheMachine(RuleBasedStateMachine):
 
     # What workers do ----------------------------------------------------------------------------------------------
 
-    @rule(worker_id=WORKERS, num_blocks=BLOCKS, hits=st.integers(0, 4), wait_ms=WAITS_MS)
-    def reserve(self, worker_id: WorkerId, num_blocks: int, hits: int, wait_ms: int) -> None:
+    @rule(
+        worker_id=WORKERS,
+        num_blocks=BLOCKS,
+        hits=st.integers(0, 4),
+        wait_ms=WAITS_MS,
+        priority=st.integers(0, 2),
+    )
+    def reserve(
+        self, worker_id: WorkerId, num_blocks: int, hits: int, wait_ms: int, priority: int
+    ) -> None:
         """A new request comes."""
         self.num_requests += 1
         reply = self._send(
@@ -116,6 +124,7 @@ class CacheMachine(RuleBasedStateMachine):
                 keys=_keys(TENANTS[worker_id], min(hits, num_blocks), 0),
                 num_tokens=num_blocks * SHAPE.tokens_per_block,
                 wait_ms=wait_ms,
+                priority=priority,
             )
         )
         if isinstance(reply, Reserved):

@@ -20,6 +20,7 @@ from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.stepping import step
 from kvleased.core.tenants import TenantFacts, list_tenants
+from kvleased.core.waiting_list import WaitingFacts, list_waiting
 
 _Verb = Callable[..., Outcome]  # each verb takes its own kind of command
 
@@ -144,6 +145,11 @@ class Cache:
         """Return what each tenant has and may have, of all that are attached, configured or use blocks; by digest."""
         self.settle()
         return list_tenants(self._state)
+
+    def list_waiting(self, after_id: int, limit: int, now: float) -> tuple[WaitingFacts, ...]:
+        """Return up to `limit` waiting calls whose ids are above `after_id`, by id; `now` is in monotonic seconds."""
+        self.settle()
+        return list_waiting(self._state, after_id, limit, now)
 
     def num_leases_of(self, worker_id: WorkerId) -> int:
         """Count a worker's leases."""

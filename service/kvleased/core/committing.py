@@ -9,6 +9,7 @@ from kvlease.ids import BYTES_PER_KEY, PinId
 from kvleased.core.commands import Commit, Lookup, Map, Pin, Unpin
 from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Released
 from kvleased.core.ending import renew
+from kvleased.core.holdings import holdings
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.search import match
@@ -121,7 +122,7 @@ def pin(state: CacheState, command: Pin, now: float) -> Outcome:
         msg = f"there are {len(state.pins)} pins, which is the limit; unpin one first"
         raise PoolFullError(
             msg, resource="pins", need=1, available=0, limit=state.shape.max_pins,
-            retry_after_ms=state.shape.retry_after_ms,
+            retry_after_ms=state.shape.retry_after_ms, holdings=holdings(state, state.device, None),
         )  # fmt: skip
     blocks = blocks_to_pin(state, command)
     if not len(blocks):

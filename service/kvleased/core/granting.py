@@ -61,6 +61,7 @@ def _never_fits(
             need=num_tokens,
             available=longest,
             limit=longest,
+            remedies=(f"num_tokens={longest}",),
         )
     msg = (
         f"{num_tokens} tokens take {num_blocks} blocks, but a lease can never have more than {limit}; "
@@ -72,6 +73,7 @@ def _never_fits(
         need=num_blocks,
         available=state.device.num_available,
         limit=limit,
+        remedies=(f"num_tokens={longest}",),
     )
 
 

@@ -14,7 +14,7 @@ Cases at the end of a flight:
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.errors import CopyFailedError, DeadlineError, DrainingError, KVLeaseError
+from kvlease.errors import CopyFailedError, DrainingError, KVLeaseError
 from kvleased.core.commands import (
     Cancel,
     CopyDone,
@@ -33,8 +33,9 @@ from kvleased.core.granting import count_grant, reserved
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.moving import finish_evict, finish_reload, here
 from kvleased.core.pool import Ids, Pool
+from kvleased.core.refusals import flight_late, lease_late
 from kvleased.core.room import evict_blocks
-from kvleased.core.seating import refusal
+from kvleased.core.seating import end_waits
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
 from kvleased.core.waiting import Waiter
@@ -300,19 +301,15 @@ def _call_off(
 def tick(state: CacheState, command: Tick, now: float) -> Outcome:
     """Expire leases that were not renewed, and answer callers whose time is up."""
     del command
-    for waiter in [waiter for waiter in state.waiting if waiter.deadline <= now]:
-        state.wake(waiter.ticket, refusal(state, waiter.command, 0))
-        state.waiting.leave(waiter.ticket)
-        state.counters["waits_refused"] += 1
-    late = DeadlineError("the copies did not end before the caller's deadline")
+    end_waits(state, now)
     for lease in list(state.leases.by_id.values()):
         if lease.ticket is not None and lease.ticket_deadline <= now:
-            _give_up(state, lease, late)
+            _give_up(state, lease, lease_late(state, lease))
         elif lease.phase in (Phase.ACTIVE, Phase.EVICTED) and lease.deadline <= now:
             expire(state, lease)
     for flight in state.flights.values():
         if flight.ticket is not None and flight.ticket_deadline <= now:
-            state.wake(flight.ticket, late)
+            state.wake(flight.ticket, flight_late(state, flight))
             flight.ticket = None
     return Outcome(reply=Done())
 

@@ -6,27 +6,25 @@ from numpy.typing import NDArray
 from kvlease.errors import (
     InvalidError,
     NeverFitsError,
-    PoolFullError,
     WrongStateError,
 )
-from kvlease.ids import BYTES_PER_KEY, CopyId
+from kvlease.ids import BYTES_PER_KEY, CopyId, WorkerId
 from kvleased.core.commands import Evict, Reload
 from kvleased.core.effects import Evicted, Outcome, Reloaded
 from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
+from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
 from kvleased.core.retention import keep_class
 from kvleased.core.room import evict_blocks, host_slots, num_available, room
 from kvleased.core.state import CacheState, pack, split_keys
 from kvleased.core.states import State
 from kvleased.core.tenants import check_fits, of_one_tenant, victims
-from kvleased.core.waiting import Waiter
-
-_SECONDS_DEFAULT = 30.0
+from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
 
 
 def _deadline(wait_ms: int, now: float) -> float:
-    return now + (wait_ms / 1000 if wait_ms else _SECONDS_DEFAULT)
+    return now + (wait_ms / 1000 if wait_ms else WAIT_SECONDS_DEFAULT)
 
 
 def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) -> Outcome:
@@ -61,7 +59,7 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
     blocks = state.leases.blocks_of(lease)
     placed, is_ready = _slots_below(state, blocks)
     missing = placed < 0
-    slots = _slots_for_lease(state, int(np.count_nonzero(missing)), placed[~missing])
+    slots = _slots_for_lease(state, int(np.count_nonzero(missing)), placed[~missing], lease.tenant)
     placed[missing] = slots
     state.host.hold(placed[~missing])
     lease.moving_to = placed
@@ -85,31 +83,10 @@ def _slots_below(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]
     return placed, is_ready
 
 
-def _slots_for_lease(state: CacheState, count: int, reused: Ids) -> Ids:
-    num_slots = len(state.host)
-    if count > num_slots:
-        msg = (
-            f"the lease takes {count} slots and the host pool has {num_slots}; "
-            "register the cache with more host_bytes"
-        )
-        raise NeverFitsError(
-            msg,
-            resource="host_slots",
-            need=count,
-            available=state.host.num_available,
-            limit=num_slots,
-        )
+def _slots_for_lease(state: CacheState, count: int, reused: Ids, tenant: int) -> Ids:
     slots = host_slots(state, count, reused)
     if slots is None:
-        msg = f"the lease takes {count} slots and {state.host.num_available} can be had now"
-        raise PoolFullError(
-            msg,
-            resource="host_slots",
-            need=count,
-            available=state.host.num_available,
-            limit=num_slots,
-            retry_after_ms=state.shape.retry_after_ms,
-        )
+        raise slots_never_fit(state, count + len(reused)) or slots_full(state, count, tenant)
     return slots
 
 
@@ -263,6 +240,7 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
             need=count,
             available=state.device.num_available,
             limit=state.device.num_usable,
+            remedies=(f"num_keys={state.device.num_usable}",),
         )
     tenant, fresh = int(state.host.records.tenant[slots[0]]), None
     check_fits(state, tenant, count)
@@ -270,14 +248,8 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     if count <= available:
         fresh = room(state, count, tenant, NOWHERE, may_wait=False)
     if fresh is None:
-        msg = f"{count} blocks are needed and {available} can be had now"
-        raise PoolFullError(
-            msg,
-            resource="device_blocks",
-            need=count,
-            available=available,
-            limit=state.device.num_usable,
-            retry_after_ms=state.shape.retry_after_ms,
+        raise keys_full(
+            state, count, available, state.workers.get(command.worker_id or WorkerId(0))
         )
     flight = state.fly(Purpose.PREFETCH, slots, fresh, keyed=slots >= 0)
     flight.ticket, flight.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)

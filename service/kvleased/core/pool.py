@@ -88,6 +88,10 @@ class Pool:
         """Blocks that are nobody's or may be evicted."""
         return self._num_free + len(self.order)
 
+    def is_only_of(self, tenant: int) -> bool:
+        """Tell whether no other tenant ever had a block."""
+        return self._tenants <= {tenant}
+
     @property
     def free_ids(self) -> Ids:
         """The free blocks, the next to be taken last."""

@@ -30,6 +30,8 @@ class CacheShape:
     max_pins: int = 256
     lease_seconds: float = 30.0
     """Seconds after which a lease that was not renewed is quarantined."""
+    ageing_seconds: float = 5.0
+    """Seconds after which a waiting request rises to the next priority."""
     retry_after_ms: int = 50
     """What a refusal tells the first caller in an empty queue to wait."""
     layout_digest: int = 0

@@ -58,7 +58,7 @@ class CacheState:
             shape.layout_digest,
         )
         self.leases = LeaseBook(records.rows)
-        self.waiting = WaitingRoom(shape.max_waiting)
+        self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
         self.workers: dict[WorkerId, int] = {}
         """The tenant digest of every attached worker."""
         self.flights: dict[CopyId, Flight] = {}
@@ -70,6 +70,8 @@ class CacheState:
         self.counters: Counter[str] = Counter()
         self.effects: list[Effect] = []
         self.is_draining = False
+        self.is_terse = False
+        """Whether a refusal need say no more than its code, for nobody reads the rest."""
         self._next_id = epoch << EPOCH_SHIFT
 
     @classmethod
@@ -95,6 +97,11 @@ class CacheState:
             return self.workers[worker_id]
         except KeyError:
             raise UnknownWorkerError from None
+
+    def weight_of(self, tenant: int) -> float:
+        """Return a tenant's share of what is given to those that wait, in proportion to the others'."""
+        del tenant
+        return 1.0
 
     def lease_of(self, command: OfLease) -> Lease:
         """Return the lease that a command speaks of, if it is the speaker's own."""

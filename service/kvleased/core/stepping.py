@@ -186,9 +186,13 @@ def _check(name: str, packed: bytes, bytes_per_item: int, count: int) -> None:
 
 def _extend(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> bytes:
     lease_id, num_tokens, _, _ = operation
-    reply = extend(
-        state, Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=num_tokens), now
-    ).reply
+    state.is_terse = True
+    try:
+        reply = extend(
+            state, Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=num_tokens), now
+        ).reply
+    finally:
+        state.is_terse = False
     assert isinstance(reply, Extended), "a call that may not wait is answered"
     return reply.block_ids
 

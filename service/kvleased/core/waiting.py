@@ -1,17 +1,37 @@
-"""Own the queues of calls that wait for room: running requests first, then new ones, each in the order of arrival.
+"""Own the order of the calls that wait for room: running requests first, then new ones by priority and fair share.
 
-Running requests go first because only they give blocks back: a new request that overtook them could
-wait for blocks that they hold while they wait behind it. Nobody in a queue holds anything, so
-nothing can wait in a circle.
+The order, from its head:
+
+1. extends, in the order of arrival; they go first because only running requests give blocks back: a new request that
+   overtook them could wait for blocks that they hold while they wait behind it;
+2. reloads, in the order of arrival;
+3. new requests that were served once and have to start over;
+4. new requests by class (high, normal, low), inside a class by fair share, then in the order of arrival.
+
+Whoever is at the head keeps those behind it waiting, so the small do not starve the large. Nobody in a queue holds
+anything, so nothing can wait in a circle. A new request rises one class for every `ageing_seconds` that it waits, so it
+is in the highest one after two of them at the latest; inside a class each other tenant gets no more before it than it
+asks for itself, with what its own tenant has there before it (see `FairQueue`).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from math import inf
+from typing import Final
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 
 Waitable = Reserve | Extend | Reload
+
+PRIORITY_MAX: Final = 2
+"""High; 0 is low and 1 is normal."""
+WAIT_MS_MAX: Final = 600_000
+"""Ten minutes: the longest that a call may wait."""
+WAIT_SECONDS_DEFAULT: Final = 30.0
+"""How long a call waits that must wait for copies although it gave no time."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -19,6 +39,7 @@ class Waiter:
     """A call that waits for room."""
 
     ticket: int
+    """Also its rank by arrival."""
     command: Waitable
     worker_id: WorkerId
     deadline: float
@@ -26,54 +47,186 @@ class Waiter:
     """Take nothing from the host pool: a copy from there has just failed."""
     device_hit_blocks_max: int | None = None
     """Hits that count as the device's, where a first try brought more of them up from the host pool."""
+    tenant: int = 0
+    """Of a new request: whose share it counts to."""
+    cost: float = 1.0
+    """Of a new request: its blocks, divided by its tenant's weight."""
+    priority: int = PRIORITY_MAX
+    """The class that it has come to."""
+    tag: float = 0.0
+    """Its place in that class: the smallest is served first."""
 
     @property
     def lease_id(self) -> LeaseId | None:
         """The lease that the call is about, if there is one already."""
         return None if isinstance(self.command, Reserve) else self.command.lease_id
 
+    @property
+    def since(self) -> float:
+        """Monotonic seconds at which the call came."""
+        return self.deadline - (self.command.wait_ms / 1000 or WAIT_SECONDS_DEFAULT)
+
+
+class FairQueue:
+    """The new requests of one class, in the order of self-clocked fair queueing over tenants.
+
+    A request's tag is  max(virtual time, the last tag that its tenant has here) + its cost,  and the virtual time is
+    the largest tag that was served. So between a request's coming, at virtual time v and with tag T, and its turn, the
+    later ones of any other tenant that are served cost at most  T - v,  which is its own cost and what its tenant had
+    here before it.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._waiters: list[Waiter] = []
+        self.virtual_time = 0.0
+
+    def __len__(self) -> int:
+        """Count the waiting requests."""
+        return len(self._waiters)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """Go through the requests in their order."""
+        return iter(self._waiters)
+
+    def place(self, waiter: Waiter) -> int:
+        """Give a request its tag, and return how many would be served before it."""
+        tags = (other.tag for other in self._waiters if other.tenant == waiter.tenant)
+        waiter.tag = max(self.virtual_time, max(tags, default=0.0)) + waiter.cost
+        return bisect_left(self._waiters, _turn(waiter), key=_turn)
+
+    def join(self, waiter: Waiter) -> None:
+        """Put a request where its share has it."""
+        self._waiters.insert(self.place(waiter), waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Take a request out; what it was not served counts to nobody."""
+        self._waiters.remove(waiter)
+
+    def count(self, waiter: Waiter) -> None:
+        """Take note that a request was served."""
+        self.virtual_time = max(self.virtual_time, waiter.tag)
+
 
 class WaitingRoom:
     """The queues, bounded."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, ageing_seconds: float = inf) -> None:
         """Start empty."""
         self._max_waiting = max_waiting
-        self._running: dict[int, Waiter] = {}
+        self._ageing_seconds = ageing_seconds
+        self._extends: dict[int, Waiter] = {}
+        self._reloads: dict[int, Waiter] = {}
+        self._again: dict[int, Waiter] = {}
+        self._classes = tuple(FairQueue() for _ in range(PRIORITY_MAX + 1))
         self._new: dict[int, Waiter] = {}
+        """All that are in one of the classes."""
+        self._rises_at = inf
+        """When the next one rises to a higher class, or earlier."""
 
     def __len__(self) -> int:
         """Count the waiting calls."""
-        return len(self._running) + len(self._new)
+        return len(self._extends) + len(self._reloads) + len(self._again) + len(self._new)
 
     def __iter__(self) -> Iterator[Waiter]:
-        """Go through the waiting calls in the order in which they will be served."""
-        yield from self._running.values()
-        yield from self._new.values()
+        """Go through the waiting calls in the order in which they would be served."""
+        return chain(
+            self._extends.values(),
+            self._reloads.values(),
+            self._again.values(),
+            *reversed(self._classes),
+        )
+
+    @property
+    def max_waiting(self) -> int:
+        """Calls that may wait at once."""
+        return self._max_waiting
 
     @property
     def is_full(self) -> bool:
         """Whether another call must be refused."""
         return len(self) >= self._max_waiting
 
-    def num_ahead(self, command: Waitable) -> int:
-        """Count the calls that would be served before this one."""
-        return len(self._running) if isinstance(command, Extend) else len(self)
+    def num_ahead(self, waiter: Waiter, now: float) -> int:
+        """Count the calls that would be served before one that comes now; a new request gets its tag."""
+        self._age(now)
+        num_ahead = len(self._extends)
+        command = waiter.command
+        if isinstance(command, Extend):
+            return num_ahead
+        num_ahead += len(self._reloads)
+        if isinstance(command, Reload):
+            return num_ahead
+        higher = self._classes[command.priority + 1 :]
+        waiter.priority = command.priority
+        num_ahead += len(self._again) + sum(len(one) for one in higher)
+        return num_ahead + self._classes[command.priority].place(waiter)
 
-    def first(self) -> Waiter | None:
+    def ordered(self, now: float) -> list[Waiter]:
+        """Return the waiting calls in the order in which they would be served now."""
+        self._age(now)
+        return list(self)
+
+    def first(self, now: float) -> Waiter | None:
         """Return the call to serve next."""
+        self._age(now)
         return next(iter(self), None)
 
     def join(self, waiter: Waiter) -> None:
-        """Put a call at the end of its queue."""
-        queue = self._running if isinstance(waiter.command, Extend) else self._new
-        queue[waiter.ticket] = waiter
+        """Let a call wait for its turn."""
+        command = waiter.command
+        if isinstance(command, Reserve):
+            waiter.priority = command.priority
+            self._classes[waiter.priority].join(waiter)
+            self._new[waiter.ticket] = waiter
+            self._rises_at = min(self._rises_at, self._rise_of(waiter))
+        elif isinstance(command, Reload):
+            self._reloads[waiter.ticket] = waiter
+        else:
+            self._extends[waiter.ticket] = waiter
 
     def rejoin(self, waiter: Waiter) -> None:
-        """Put a call back at the head of its queue."""
-        assert not isinstance(waiter.command, Extend)
-        self._new = {waiter.ticket: waiter, **self._new}
+        """Put a new request back that was served once: before all others."""
+        assert isinstance(waiter.command, Reserve)
+        self._again = {waiter.ticket: waiter, **self._again}
+
+    def serve(self, waiter: Waiter) -> None:
+        """Take a call out that has been served, or never had to wait; its tenant's share is the less."""
+        self.leave(waiter.ticket)
+        if waiter.tag:
+            self._classes[waiter.priority].count(waiter)
 
     def leave(self, ticket: int) -> Waiter | None:
-        """Take a call out, if it is there."""
-        return self._running.pop(ticket, None) or self._new.pop(ticket, None)
+        """Take a call out that is not served any more, if it is there."""
+        waiter = self._new.pop(ticket, None)
+        if waiter is not None:
+            self._classes[waiter.priority].leave(waiter)
+            return waiter
+        for queue in (self._extends, self._reloads, self._again):
+            if ticket in queue:
+                return queue.pop(ticket)
+        return None
+
+    # Ageing -------------------------------------------------------------------------------------------------------
+
+    def _age(self, now: float) -> None:
+        """Let those rise that have waited for long enough; each joins its new class as if it came only now."""
+        if now < self._rises_at:
+            return
+        for lower in range(PRIORITY_MAX):
+            for waiter in [one for one in self._classes[lower] if self._rise_of(one) <= now]:
+                self._classes[lower].leave(waiter)
+                waiter.priority = lower + 1
+                self._classes[lower + 1].join(waiter)
+        self._rises_at = min(map(self._rise_of, self._new.values()), default=inf)
+
+    def _rise_of(self, waiter: Waiter) -> float:
+        """Return when a request rises to the next class."""
+        assert isinstance(waiter.command, Reserve)
+        if waiter.priority == PRIORITY_MAX:
+            return inf
+        return waiter.since + self._ageing_seconds * (waiter.priority - waiter.command.priority + 1)
+
+
+def _turn(waiter: Waiter) -> tuple[float, int]:
+    return waiter.tag, waiter.ticket

@@ -17,6 +17,7 @@ from tests.unit.service.core.builders import (
     WAIT_MS,
     a_cache,
     a_reload,
+    an_extend,
     answer,
     cached,
     copies,
@@ -35,7 +36,6 @@ from tests.unit.service.core.builders import (
     reserve,
     the_copy,
     tick,
-    wait_for,
     wakes,
     woken,
 )
@@ -188,7 +188,8 @@ def test_lease_that_is_back_already_answers_the_second_of_two_waiting_reloads() 
     lease = evicted(cache, keys(1))
     land(cache, the_copy(reload_keys(cache, keys(1))))
     reserve(cache, 2, "holder")
-    wait_for(cache, 3, "ahead", worker_id=MATE)
+    ahead = reserve(cache, 1, "ahead", worker_id=MATE)
+    cache.handle(an_extend(ahead.lease_id, 3, worker_id=MATE, wait_ms=WAIT_MS), 0.0)
     first, second = reload(cache, lease.lease_id), reload(cache, lease.lease_id)
 
     ended = cache.handle(c.Detach(worker_id=MATE), 0.0)

@@ -10,6 +10,7 @@ from kvlease.errors import (
 from kvleased.core.effects import Extended, Reserved
 from tests.unit.service.core.builders import (
     MATE,
+    STRANGER,
     WAIT_MS,
     a_cache,
     a_reserve,
@@ -141,7 +142,7 @@ def test_waiting_calls_are_bounded() -> None:
     cache = a_cache(2, max_waiting=2)
     reserve(cache, 2)
     wait_for(cache, 1, "a")
-    wait_for(cache, 1, "b")
+    wait_for(cache, 1, "b", worker_id=STRANGER)
 
     with pytest.raises(BusyError, match="2 calls wait") as refusal:
         wait_for(cache, 1, "c")

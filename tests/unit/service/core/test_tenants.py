@@ -501,7 +501,7 @@ def test_tenants_own_calls_wait_for_their_turn() -> None:
     reserve(cache, 1, "own")
     wait_for(cache, 2, "large")
 
-    with pytest.raises(PoolFullError, match="1 calls wait before"):
+    with pytest.raises(PoolFullError, match="1 call waits before"):
         reserve(cache, 1, "small")
     ticket = wait_for(cache, 1, "small")
     outcome = cache.handle(c.Tick(), 1.0)
@@ -515,8 +515,18 @@ def test_call_that_wants_room_keeps_others_waiting() -> None:
     cache = limited(4, max_blocks=3)
     reserve(cache, 3, "others", worker_id=STRANGER)
     wait_for(cache, 2, "large")
+    small = c.Reserve(
+        worker_id=STRANGER,
+        request_id="small",
+        keys=b"",
+        num_tokens=SHAPE.tokens_per_block,
+        priority=0,
+    )
 
-    assert held(cache, 1, "small", STRANGER) == "POOL_FULL device_blocks"
+    with pytest.raises(PoolFullError) as refusal:
+        cache.handle(small, 0.0)
+
+    assert (refusal.value.resource, refusal.value.rule) == ("device_blocks", "position")
 
 
 # Restart and checks ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,291 @@
+"""Own what a refused call is told: what it lacks, why, who has it, when to try again, and what would be granted."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kvlease.errors import BusyError, DeadlineError, InvalidError, NeverFitsError, PoolFullError
+from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.commands import Extend, Reload, Reserve
+from kvleased.core.flights import Flight, Purpose
+from kvleased.core.granting import blocks_for
+from kvleased.core.holdings import holdings
+from kvleased.core.leases import Lease
+from kvleased.core.room import num_available
+from kvleased.core.search import NOTHING, Match, match
+from kvleased.core.state import CacheState
+from kvleased.core.tenants import limit_of
+from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
+
+RETRY_AFTER_MS_MAX: Final = 5_000
+"""The longest that a refusal tells a caller to wait, unless the first in an empty queue is told to wait longer."""
+_WAIT_MS_LEAST: Final = 2_000
+"""The shortest wait that a refusal recommends."""
+_MAKES_ROOM: Final = (Purpose.WRITE_BACK, Purpose.DISPLACE, Purpose.PREEMPT, Purpose.SCRUB)
+
+
+class Reason(Enum):
+    """Why a call is not served."""
+
+    BLOCKS = "blocks"
+    """More are needed than can be had."""
+    COPIES = "copies"
+    """Enough can be had as soon as copies or scrubs have ended."""
+    POSITION = "position"
+    """Others come first."""
+    LEASES = "leases"
+    """All rows of the block table are in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What a call lacks at one instant."""
+
+    need: int
+    """Blocks."""
+    available: int
+    """Blocks that it could have if nobody else came."""
+    reason: Reason
+    num_ahead: int
+    prefix: Match
+    """What it could reuse."""
+
+
+def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
+    """Return what a call lacks that comes after `num_ahead` others."""
+    command, prefix = waiter.command, _prefix(state, waiter)
+    need = max(0, _covered(state, command) - _held(state, command) - len(prefix.blocks))
+    tenant = state.workers[waiter.worker_id]
+    available = max(0, num_available(state, tenant, prefix.blocks))
+    if isinstance(command, Reserve) and not state.leases.free_rows:
+        reason = Reason.LEASES
+    elif num_ahead:
+        reason = Reason.POSITION
+    else:
+        reason = Reason.COPIES if need <= available else Reason.BLOCKS
+    return Shortage(
+        need=need, available=available, reason=reason, num_ahead=num_ahead, prefix=prefix
+    )
+
+
+def _prefix(state: CacheState, waiter: Waiter) -> Match:
+    command = waiter.command
+    if not isinstance(command, Reserve) or not command.keys:
+        return NOTHING
+    use_host = command.wait_ms > 0 and not waiter.skip_host
+    try:
+        return match(state, command.keys, state.workers[command.worker_id], use_host=use_host)
+    except InvalidError:
+        # Found only when its turn comes, and told then.
+        return NOTHING
+
+
+def _covered(state: CacheState, command: Waitable) -> int:
+    """Return the blocks that a lease has after a call."""
+    if isinstance(command, Reload):
+        # The slots that its row lists.
+        return _row_blocks(state, command)
+    return blocks_for(state, command.num_tokens)
+
+
+def _held(state: CacheState, command: Waitable) -> int:
+    return _row_blocks(state, command) if isinstance(command, Extend) else 0
+
+
+def _row_blocks(state: CacheState, command: Extend | Reload) -> int:
+    lease = state.leases.by_id[command.lease_id]  # type: ignore[index]  # one of keys never waits
+    return int(state.leases.rows.num_blocks[lease.row])
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def refusal(
+    state: CacheState, waiter: Waiter, num_ahead: int, waited: float = 0.0
+) -> PoolFullError:
+    """Explain why a call was not served, at once or for all the seconds that it waited."""
+    if state.is_terse:
+        return PoolFullError(retry_after_ms=state.shape.retry_after_ms)
+    lack = shortage(state, waiter, num_ahead)
+    tenant = state.workers[waiter.worker_id]
+    is_leases = lack.reason is Reason.LEASES
+    num_leases = len(state.leases)
+    resource, most = limit_of(state, tenant, lack.available)
+    short = (
+        f"all {num_leases} leases are in use"
+        if is_leases
+        else f"{lack.need} blocks are needed and {lack.available} of {most} can be had now"
+    )
+    after = f"after {waited:.1f} s: " if waited else ""
+    return PoolFullError(
+        f"{after}{short}: {_because(lack)}; try again after retry_after_ms, or allow a longer wait_ms",
+        resource="leases" if is_leases else resource,
+        need=1 if is_leases else lack.need,
+        available=0 if is_leases else lack.available,
+        limit=num_leases if is_leases else most,
+        retry_after_ms=patience(state, lack),
+        rule=lack.reason.value,
+        remedies=_remedies(state, waiter, lack),
+        holdings=holdings(state, state.device, tenant),
+    )
+
+
+def _because(lack: Shortage) -> str:
+    if lack.num_ahead:
+        wait = "call waits" if lack.num_ahead == 1 else "calls wait"
+        return f"{lack.num_ahead} {wait} before this one"
+    return "the others are being made ready" if lack.reason is Reason.COPIES else "the rest is held"
+
+
+def busy(
+    state: CacheState, waiter: Waiter, num_ahead: int, num_waiting: int, limit: int
+) -> BusyError:
+    """Explain why a call may not even wait: `num_waiting` calls do, of its tenant unless all places are taken."""
+    whose = "" if state.waiting.is_full else "of this tenant "
+    return BusyError(
+        f"{num_waiting} calls {whose}wait already, and the limit is {limit}; try again after retry_after_ms",
+        resource="waiting_calls",
+        need=1,
+        available=0,
+        limit=limit,
+        retry_after_ms=patience(state, shortage(state, waiter, num_ahead)),
+        rule="tenant_places" if whose else "places",
+        holdings=holdings(state, state.device, state.workers.get(waiter.worker_id)),
+    )
+
+
+def slots_never_fit(state: CacheState, need: int) -> NeverFitsError | None:
+    """Explain why a lease can never be moved to the host pool, if it cannot."""
+    host = state.host
+    limit = len(host) - host.counts()["bad"]
+    if need <= limit:
+        return None
+    return NeverFitsError(
+        f"the lease takes {need} slots and the host pool has {limit}; "
+        "release it instead, or register the cache with more host_bytes",
+        resource="host_slots",
+        need=need,
+        available=host.num_available,
+        limit=limit,
+        remedies=(f"num_slots={need}",),
+    )
+
+
+def slots_full(state: CacheState, need: int, tenant: int) -> PoolFullError:
+    """Explain why a lease cannot be moved to the host pool now."""
+    host = state.host
+    return PoolFullError(
+        f"the lease takes {need} slots and {host.num_available} can be had now",
+        resource="host_slots",
+        need=need,
+        available=host.num_available,
+        limit=len(host),
+        retry_after_ms=state.shape.retry_after_ms,
+        rule=Reason.BLOCKS.value,
+        holdings=holdings(state, host, tenant),
+    )
+
+
+def keys_full(state: CacheState, need: int, available: int, tenant: int | None) -> PoolFullError:
+    """Explain why cached blocks cannot be brought to the device now."""
+    limit = state.device.num_usable
+    reason = Reason.COPIES if need <= available else Reason.BLOCKS
+    return PoolFullError(
+        f"{need} blocks are needed and {available} of {limit} can be had now; try again after retry_after_ms",
+        resource="device_blocks",
+        need=need,
+        available=available,
+        limit=limit,
+        retry_after_ms=state.shape.retry_after_ms,
+        rule=reason.value,
+        remedies=(f"num_keys={available}",) if 0 < available < need else (),
+        holdings=holdings(state, state.device, tenant),
+    )
+
+
+def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
+    """Explain why a call ends whose lease still waits for copies."""
+    flights = [state.flights[copy_id] for copy_id in lease.pending]
+    return _late(state, flights, lease.tenant)
+
+
+def flight_late(state: CacheState, flight: Flight) -> DeadlineError:
+    """Explain why a call ends whose own copy still goes on."""
+    return _late(state, [flight], None)
+
+
+def _late(state: CacheState, flights: list[Flight], tenant: int | None) -> DeadlineError:
+    num_blocks = sum(len(flight.targets) for flight in flights)
+    return DeadlineError(
+        f"the copies did not end before the caller's deadline: {num_blocks} blocks are still being copied; "
+        "try again with a longer wait_ms",
+        resource="copies",
+        need=num_blocks,
+        available=0,
+        limit=sum(len(flight.targets) for flight in state.flights.values()),
+        retry_after_ms=state.shape.retry_after_ms,
+        rule=Reason.COPIES.value,
+        remedies=(f"wait_ms={_WAIT_MS_LEAST}",),
+        holdings=holdings(state, state.device, tenant),
+    )
+
+
+# When and what instead ------------------------------------------------------------------------------------------------
+
+
+def patience(state: CacheState, lack: Shortage) -> int:
+    """Return when to try again: after a turn for each call before, or half of one if copies make room."""
+    turn = state.shape.retry_after_ms
+    if lack.reason in (Reason.BLOCKS, Reason.COPIES) and _is_coming(state, lack):
+        return max(1, turn // 2)
+    return min(turn * (1 + lack.num_ahead), max(turn, RETRY_AFTER_MS_MAX))
+
+
+def _is_coming(state: CacheState, lack: Shortage) -> bool:
+    """Tell whether a call lacks nothing any more when the copies in flight have ended."""
+    return lack.need <= lack.available + _num_coming(state)
+
+
+def _num_coming(state: CacheState) -> int:
+    """Count the blocks that come free when copies in flight end."""
+    return sum(
+        len(flight.sources) or len(flight.targets)
+        for flight in state.flights.values()
+        if flight.purpose in _MAKES_ROOM and not flight.is_lost
+    )
+
+
+def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
+    found = []
+    command = waiter.command
+    if lack.reason is Reason.BLOCKS and not isinstance(command, Reload):
+        found += _fewer_tokens(state, command, lack)
+    if lack.reason is not Reason.LEASES and _is_coming(state, lack):
+        found.append(f"wait_ms={min(WAIT_MS_MAX, max(_WAIT_MS_LEAST, 2 * command.wait_ms))}")
+    return tuple(found)
+
+
+def _fewer_tokens(state: CacheState, command: Reserve | Extend, lack: Shortage) -> list[str]:
+    """Return the largest number of tokens that the call would get at once, with as many of its keys as they cover."""
+    tenant = state.workers[command.worker_id]
+    at_once = _num_at_once(state, tenant, lack)
+    if not at_once:
+        return []
+    num_blocks = _held(state, command) + len(lack.prefix.blocks) + at_once
+    num_tokens = num_blocks * state.shape.tokens_per_block
+    num_keys = len(command.keys) // BYTES_PER_KEY if isinstance(command, Reserve) else 0
+    if num_keys <= num_blocks:
+        return [f"num_tokens={num_tokens}"]
+    return [] if len(lack.prefix.slots) else [f"num_tokens={num_tokens} num_keys={num_blocks}"]
+
+
+def _num_at_once(state: CacheState, tenant: int, lack: Shortage) -> int:
+    """Count the blocks that a call could have without waiting for any to be scrubbed for its tenant."""
+    device = state.device
+    if device.is_only_of(tenant):
+        return lack.available
+    num_unsuitable = len(device.unsuitable(device.num_free, tenant))
+    evictable = device.victims(len(device.order), lack.prefix.blocks)
+    if not num_unsuitable and (device.records.tenant[evictable] == tenant).all():
+        return lack.available
+    return min(lack.available, device.num_free - num_unsuitable)
