@@ -70,6 +70,8 @@ if TYPE_CHECKING:
         ReserveSpec,
         Stats,
         StepColumns,
+        TenantInfo,
+        WaitingInfo,
         WorkerInfo,
     )
     from kvlease.spec import (
@@ -161,12 +163,14 @@ __all__ = [
     "StateSpace",
     "Stats",
     "StepColumns",
+    "TenantInfo",
     "TensorPlan",
     "TooLargeError",
     "UnavailableError",
     "UnknownCacheError",
     "UnknownLeaseError",
     "UnknownWorkerError",
+    "WaitingInfo",
     "Waste",
     "WhatIf",
     "Worker",
@@ -190,7 +194,8 @@ _HOMES: Final = {
     ),
     "kvlease.replies": (
         "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Found", "Inspection", "LeaseInfo", "PinInfo",
-        "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats", "StepColumns", "WorkerInfo",
+        "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats", "StepColumns", "TenantInfo",
+        "WaitingInfo", "WorkerInfo",
     ),
     "kvlease.spec": (
         "MLA", "ChunkedLocal", "CrossAttention", "EncoderOnly", "FullAttention", "HiddenState", "LayerSpec",

@@ -4,34 +4,28 @@ An `Ask` is one call, complete but for what its caller adds: token, epoch, idemp
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from functools import cache as once
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
+from kvlease import _answers
 from kvlease._checks import given
 from kvlease.errors import InvalidError
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan, PlanReport, WhatIf
 from kvlease.replies import (
     CacheInfo,
-    CacheStats,
     Committed,
-    Event,
     Evicted,
     Found,
     Inspection,
-    LeaseInfo,
-    PinInfo,
     Pinned,
-    PoolStats,
+    Priority,
     Reloaded,
     ReserveSpec,
     Stats,
-    WorkerInfo,
 )
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -46,6 +40,8 @@ KEYED: Final = frozenset(
         "commit",
         "evict",
         "reload",
+        "fork",
+        "trim",
         "release",
         "pin",
         "unpin",
@@ -94,7 +90,7 @@ def register(cache: str, inputs: PlanInputs, integrity: str) -> Ask[CacheInfo]:
     return _ask(
         "register_cache",
         lambda: pb.RegisterCacheRequest(cache=cache, inputs=inputs.to_proto(), integrity=integrity),
-        lambda reply: _info(reply.info),
+        lambda reply: _answers.info(reply.info),
     )
 
 
@@ -103,7 +99,7 @@ def get_cache(cache: str) -> Ask[CacheInfo]:
     return _ask(
         "get_cache",
         lambda: pb.GetCacheRequest(**given(cache=cache)),
-        lambda reply: _info(reply.info),
+        lambda reply: _answers.info(reply.info),
     )
 
 
@@ -112,7 +108,7 @@ def list_caches() -> Ask[tuple[CacheInfo, ...]]:
     return _ask(
         "list_caches",
         pb.ListCachesRequest,
-        lambda reply: tuple(_info(info) for info in reply.caches),
+        lambda reply: tuple(_answers.info(info) for info in reply.caches),
     )
 
 
@@ -123,15 +119,15 @@ def delete_cache(cache: str) -> Ask[None]:
 
 def stats(cache: str) -> Ask[Stats]:
     """Ask for a snapshot."""
-    return _ask("stats", lambda: pb.StatsRequest(**given(cache=cache)), _stats)
+    return _ask("stats", lambda: pb.StatsRequest(**given(cache=cache)), _answers.stats)
 
 
 def inspect(cache: str, what: str, limit: int, after_id: int) -> Ask[Inspection]:
-    """Ask for a page of the workers, leases or pins of a cache."""
+    """Ask for a page of one of a cache's lists."""
     return _ask(
         "inspect",
         lambda: pb.InspectRequest(**given(cache=cache, what=what, limit=limit, after_id=after_id)),
-        _inspection,
+        _answers.inspection,
     )
 
 
@@ -146,17 +142,23 @@ def watch(cache: str, after_sequence: int) -> Ask[None]:
 
 def lookup(keys: bytes, cache: str = "") -> Ask[Found]:
     """Ask how much of a prefix is cached."""
-    return _ask("lookup", lambda: pb.LookupRequest(**given(keys=keys)), _reader(Found), cache=cache)
+    return _ask(
+        "lookup", lambda: pb.LookupRequest(**given(keys=keys)), _answers.reader(Found), cache=cache
+    )
 
 
 def pin(keys: bytes, cache: str = "") -> Ask[Pinned]:
     """Ask for cached blocks to be held."""
-    return _ask("pin", lambda: pb.PinRequest(**given(keys=keys)), _reader(Pinned), cache=cache)
+    return _ask(
+        "pin", lambda: pb.PinRequest(**given(keys=keys)), _answers.reader(Pinned), cache=cache
+    )
 
 
 def unpin(pin_id: int, cache: str = "") -> Ask[bool]:
     """Ask for a pin to end."""
-    return _ask("unpin", lambda: pb.UnpinRequest(**given(pin_id=pin_id)), _is_released, cache=cache)
+    return _ask(
+        "unpin", lambda: pb.UnpinRequest(**given(pin_id=pin_id)), _answers.is_released, cache=cache
+    )
 
 
 def evict(
@@ -168,7 +170,7 @@ def evict(
         lambda: pb.EvictRequest(
             **given(lease_id=lease_id, keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         ),
-        _reader(Evicted),
+        _answers.reader(Evicted),
         wait_ms=wait_ms,
         cache=cache,
     )
@@ -179,7 +181,7 @@ def reload_keys(keys: bytes, wait_ms: int, cache: str = "") -> Ask[Reloaded]:
     return _ask(
         "reload",
         lambda: pb.ReloadRequest(**given(keys=keys, wait_ms=wait_ms)),
-        _reader(Reloaded),
+        _answers.reader(Reloaded),
         wait_ms=wait_ms,
         cache=cache,
     )
@@ -190,25 +192,78 @@ def reload_lease(lease_id: int, wait_ms: int) -> Ask[pb.ReloadResponse]:
     return _ask(
         "reload",
         lambda: pb.ReloadRequest(**given(lease_id=lease_id, wait_ms=wait_ms)),
-        _itself,
+        _answers.itself,
         wait_ms=wait_ms,
     )
 
 
-def reserve(
-    request_id: str, num_tokens: int, keys: bytes, wait_ms: int, token_ids: bytes
+def reserve(  # noqa: PLR0913 - one parameter a field
+    *,
+    request_id: str,
+    num_tokens: int,
+    keys: bytes = b"",
+    wait_ms: int = 0,
+    token_ids: bytes = b"",
+    priority: Priority = "normal",
+    retain_seconds: int = 0,
 ) -> Ask[pb.ReserveResponse]:
     """Ask for blocks for one request."""
     try:
-        request = _reserve_request(request_id, num_tokens, keys, wait_ms, token_ids)
-        return Ask("reserve", request, _itself, wait_ms)
+        request = pb.ReserveRequest(request_id=request_id, **given(num_tokens=num_tokens))
+        if keys:
+            request.keys = keys
+        if wait_ms:
+            request.wait_ms = wait_ms
+        if token_ids:
+            request.token_ids = token_ids
+        if priority != "normal":
+            request.priority = priority
+        if retain_seconds:
+            request.retain_seconds = retain_seconds
     except _WRONG as error:
         raise InvalidError(f"reserve: {error}") from error
+    return Ask("reserve", request, _answers.itself, wait_ms)
+
+
+def reserve_of(spec: ReserveSpec, wait_ms: int = 0) -> Ask[pb.ReserveResponse]:
+    """Ask for blocks for one request of a step."""
+    return reserve(
+        request_id=spec.request_id,
+        num_tokens=spec.num_tokens,
+        keys=spec.keys,
+        wait_ms=wait_ms,
+        token_ids=spec.token_ids,
+        priority=spec.priority,
+        retain_seconds=spec.retain_seconds,
+    )
+
+
+def fork(lease_id: int, request_id: str, num_tokens: int, wait_ms: int) -> Ask[pb.ReserveResponse]:
+    """Ask for a second lease that goes on from a first one."""
+    return _ask(
+        "fork",
+        lambda: pb.ForkRequest(
+            lease_id=lease_id,
+            wait_ms=wait_ms,
+            **given(request_id=request_id, num_tokens=num_tokens),
+        ),
+        _answers.forked,
+        wait_ms=wait_ms,
+    )
+
+
+def trim(lease_id: int, num_tokens: int) -> Ask[int]:
+    """Ask for blocks behind so many tokens to leave a lease."""
+    return _ask(
+        "trim",
+        lambda: pb.TrimRequest(lease_id=lease_id, **given(num_tokens=num_tokens)),
+        lambda reply: int(reply.num_given_back),
+    )
 
 
 def map_row(lease_id: int) -> Ask[pb.MapResponse]:
     """Ask for a lease's row to be published."""
-    return _ask("map", lambda: pb.MapRequest(**given(lease_id=lease_id)), _itself)
+    return _ask("map", lambda: pb.MapRequest(**given(lease_id=lease_id)), _answers.itself)
 
 
 def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendResponse]:
@@ -218,7 +273,7 @@ def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendRespons
         lambda: pb.ExtendRequest(
             lease_id=lease_id, wait_ms=wait_ms, **given(num_tokens=num_tokens)
         ),
-        _itself,
+        _answers.itself,
         wait_ms=wait_ms,
     )
 
@@ -230,13 +285,13 @@ def commit(lease_id: int, num_tokens: int, keys: bytes, first_block: int) -> Ask
         lambda: pb.CommitRequest(
             **given(lease_id=lease_id, num_tokens=num_tokens, keys=keys, first_block=first_block)
         ),
-        _reader(Committed),
+        _answers.reader(Committed),
     )
 
 
 def release(lease_id: int) -> Ask[bool]:
     """Ask for a lease to end."""
-    return Ask("release", pb.ReleaseRequest(lease_id=lease_id), _is_released)
+    return Ask("release", pb.ReleaseRequest(lease_id=lease_id), _answers.is_released)
 
 
 def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
@@ -277,19 +332,10 @@ def step(  # noqa: PLR0913 - one parameter a column
             num_keys=b"" if num_keys is None else _packed(num_keys, _INT32),
             first_blocks=b"" if first_blocks is None else _packed(first_blocks, _INT32),
             keys=keys,
-            reserves=[
-                _reserve_request(spec.request_id, spec.num_tokens, spec.keys, 0, spec.token_ids)
-                for spec in reserves
-            ],
+            reserves=[_request_of(spec) for spec in reserves],
         ),
-        _itself,
+        _answers.itself,
     )
-
-
-def event(message: pb.WatchResponse) -> Event:
-    """Read one event."""
-    read: Callable[[Any], Event] = _reader(Event)
-    return read(message)
 
 
 def _ask(
@@ -311,70 +357,9 @@ _WRONG: Final = (TypeError, ValueError, OverflowError)
 """What protobuf raises for a value that its field does not take."""
 
 
-def _itself(reply: R) -> R:
-    return reply
-
-
-def _is_released(reply: pb.ReleaseResponse | pb.UnpinResponse) -> bool:
-    return reply.released
-
-
-@once
-def _reader(record: Callable[..., R]) -> Callable[[Any], R]:
-    """Return a function that makes `record` of a message with fields of the same names."""
-    names = tuple(field.name for field in fields(record))  # type: ignore[arg-type]  # every record is a dataclass
-    return lambda message: record(**{name: getattr(message, name) for name in names})
-
-
-def _info(message: pb.CacheInfo) -> CacheInfo:
-    return CacheInfo(
-        cache=message.cache,
-        status=message.status,
-        bytes_populated=message.bytes_populated,
-        num_workers=message.num_workers,
-        plan=CachePlan.from_proto(message.plan),
-    )
-
-
-def _stats(reply: pb.StatsResponse) -> Stats:
-    caches = tuple(
-        CacheStats(
-            cache=each.cache,
-            pools=tuple(map(_reader(PoolStats), each.pools)),
-            num_leases=each.num_leases,
-            num_waiting=each.num_waiting,
-            num_workers=each.num_workers,
-            counters=dict(each.counters),
-        )
-        for each in reply.caches
-    )
-    return Stats(epoch=reply.epoch, caches=caches)
-
-
-def _inspection(reply: pb.InspectResponse) -> Inspection:
-    return Inspection(
-        num_total=reply.num_total,
-        workers=tuple(map(_reader(WorkerInfo), reply.workers)),
-        leases=tuple(_lease(lease) for lease in reply.leases),
-        pins=tuple(map(_reader(PinInfo), reply.pins)),
-    )
-
-
-def _lease(message: pb.LeaseInfo) -> LeaseInfo:
-    read: LeaseInfo = _reader(LeaseInfo)(message)
-    return read if message.HasField("age_ms") else replace(read, age_ms=None)
-
-
-def _reserve_request(
-    request_id: str, num_tokens: int, keys: bytes, wait_ms: int, token_ids: bytes
-) -> pb.ReserveRequest:
-    request = pb.ReserveRequest(request_id=request_id, **given(num_tokens=num_tokens))
-    if keys:
-        request.keys = keys
-    if wait_ms:
-        request.wait_ms = wait_ms
-    if token_ids:
-        request.token_ids = token_ids
+def _request_of(spec: ReserveSpec) -> pb.ReserveRequest:
+    request = reserve_of(spec).request
+    assert isinstance(request, pb.ReserveRequest), "a reserve asks with something else"
     return request
 
 

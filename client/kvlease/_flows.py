@@ -1,28 +1,25 @@
-"""Own the course of every call: retries, attaching again, and what a failure means for a lease.
+"""Own the course of every call: retries and attaching again; what a failure means for a lease is `_verbs`' business.
 
 A flow is a generator: it yields what must be done, is sent the answer or thrown the error, and returns the result.
 It neither waits nor touches a connection, so the blocking and the asynchronous client share all of it and differ only
 in the doing.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from os import getpid
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kvlease import _calls
 from kvlease._calls import Ask
-from kvlease._session import Grant, Link, Session, is_doubt
+from kvlease._session import Link, Session
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
     StaleEpochError,
     StartingError,
     UnavailableError,
-    UnknownLeaseError,
     UnknownWorkerError,
-    WrongStateError,
 )
-from kvlease.replies import Committed, Evicted, Reloaded, ReserveSpec
 from kvlease.transports.base import Attached, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -71,16 +68,16 @@ def attempts(link: Link, ask: Ask[Any]) -> Flow[tuple[Any, int]]:
     The cases: the connection failed or the cache's memory is not ready: again after a pause, with the same
     idempotency key; the daemon restarted: attach again, then send again; everything else is the answer.
     """
-    call = _call(link, ask)
+    call = first_try(link, ask)
     try:
         response = yield call
     except KVLeaseError as error:
-        return (yield from _retried(link, call, error))
+        return (yield from retried(link, call, error))
     link.is_reached = True
     return response, call.epoch
 
 
-def _call(link: Link, ask: Ask[Any]) -> Outgoing:
+def first_try(link: Link, ask: Ask[Any]) -> Outgoing:
     """Return the first try of a call."""
     if getpid() != link.process_id:
         link.check_process()
@@ -92,7 +89,7 @@ def _call(link: Link, ask: Ask[Any]) -> Outgoing:
     return Outgoing(verb, request, deadline_at, link.token, link.epoch, key, cache)
 
 
-def _retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any, int]]:
+def retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any, int]]:
     """Go on after a try that failed with `error`."""
     num_failures = num_attaches = 0
     while True:
@@ -189,173 +186,6 @@ def detach(session: Session) -> Flow[int]:
         link.is_detached = True
         session.forget_all()
     return ask.read(response)
-
-
-def reserve(session: Session, spec: ReserveSpec, wait_ms: int) -> Flow[Grant]:
-    """Return a grant: live, or refused with the reason."""
-    ask = _calls.reserve(spec.request_id, spec.num_tokens, spec.keys, wait_ms, spec.token_ids)
-    return reserved(session, spec.request_id, ask)
-
-
-def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) -> Flow[Grant]:
-    """Return the grant that a reserve asks for: live, or refused with the reason."""
-    link, grant = session.link, Grant(request_id=request_id)
-    floor = session.begin_reserve()
-    try:
-        for _ in range(ATTACHES_MAX):
-            # As in `attempts`; one generator less counts in the verbs that are called most.
-            call = _call(link, ask)
-            try:
-                response, epoch = (yield call), call.epoch
-            except KVLeaseError as error:
-                response, epoch = yield from _retried(link, call, error)
-            link.is_reached = True
-            if entered := session.enter(grant, response, epoch):
-                return entered
-            if session.is_leftover(response.lease_id):
-                yield from attempts(link, _calls.release(response.lease_id))
-        message = (
-            f"the daemon restarted {ATTACHES_MAX} times while request {request_id!r} was reserved"
-        )
-        raise UnavailableError(message)
-    except InvalidError:
-        raise
-    except KVLeaseError as error:
-        grant.refusal = error
-        if session.raises:
-            raise
-        return grant
-    finally:
-        session.end_reserve(floor)
-
-
-def extend(session: Session, grant: Grant, num_tokens: int, wait_ms: int) -> Flow[bool]:
-    """Return whether the lease covers `num_tokens`."""
-
-    def apply(response: pb.ExtendResponse, epoch: int) -> bool:
-        session.extended(((grant.lease_id, response.block_ids, num_tokens),), epoch)
-        return grant.is_live
-
-    def doubt() -> None:
-        session.doubtful.add(grant.lease_id)
-
-    return _verb(
-        session,
-        grant,
-        _calls.extend(grant.lease_id, num_tokens, wait_ms),
-        apply,
-        idle=False,
-        doubt=doubt,
-    )
-
-
-def commit(
-    session: Session, grant: Grant, num_tokens: int, keys: bytes, first_block: int
-) -> Flow[Committed]:
-    """Make full blocks findable."""
-    ask = _calls.commit(grant.lease_id, num_tokens, keys, first_block)
-    return _verb(session, grant, ask, lambda response, _: ask.read(response), idle=Committed())
-
-
-def map_row(session: Session, grant: Grant) -> Flow[int]:
-    """Publish a lease's row; returns its kernel blocks."""
-
-    def apply(response: pb.MapResponse, _: int) -> int:
-        grant.row = response.row
-        return response.num_kernel_blocks
-
-    return _verb(session, grant, _calls.map_row(grant.lease_id), apply, idle=0)
-
-
-def evict(session: Session, grant: Grant, wait_ms: int) -> Flow[Evicted]:
-    """Move a lease to the host pool; where that is in doubt, its blocks count as gone."""
-    ask = _calls.evict(lease_id=grant.lease_id, wait_ms=wait_ms)
-
-    def apply(response: pb.EvictResponse, _: int) -> Evicted:
-        session.evicted(grant)
-        return ask.read(response)
-
-    return _verb(session, grant, ask, apply, idle=Evicted(), doubt=lambda: session.evicted(grant))
-
-
-def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
-    """Bring an evicted lease back; where it is elsewhere in its life than we think, it is lost."""
-
-    def apply(response: pb.ReloadResponse, epoch: int) -> Reloaded:
-        session.reloaded(grant, response, epoch)
-        return Reloaded(num_reloaded=response.num_reloaded, num_tokens=response.num_tokens)
-
-    reloaded = yield from _verb(
-        session, grant, _calls.reload_lease(grant.lease_id, wait_ms), apply, idle=Reloaded()
-    )
-    if grant.is_live and isinstance(grant.refusal, WrongStateError):
-        session.refused(
-            grant,
-            UnknownLeaseError(
-                f"lease {grant.lease_id} was not evicted as thought: {grant.refusal.message}"
-            ),
-        )
-    return reloaded
-
-
-def release(session: Session, grant: Grant) -> Flow[bool]:
-    """End a lease; ended it is, even where the daemon learns of it only by the next heartbeat."""
-    if not grant.is_live:
-        return False
-    link = session.link
-    try:
-        call = _call(link, _calls.release(grant.lease_id))
-        try:
-            response = yield call
-        except KVLeaseError as error:
-            response, _ = yield from _retried(link, call, error)
-        link.is_reached = True
-    except InvalidError:
-        raise
-    except KVLeaseError as error:
-        session.refused(grant, error)
-        if session.raises:
-            raise
-        return False
-    else:
-        grant.refusal = None
-        return bool(response.released)
-    finally:
-        session.released(grant)
-
-
-def _verb(
-    session: Session,
-    grant: Grant,
-    ask: Ask[Any],
-    apply: Callable[[Any, int], R],
-    *,
-    idle: R,
-    doubt: Callable[[], None] = lambda: None,
-) -> Flow[R]:
-    """Send a verb of a live lease and apply its answer; on failure note what it means, then raise or return `idle`."""
-    if not grant.is_live:
-        if session.raises:
-            raise grant.refusal or UnknownLeaseError(f"lease {grant.lease_id} was released")
-        return idle
-    try:
-        response, epoch = yield from attempts(session.link, ask)
-    except (
-        GeneratorExit
-    ):  # the caller was cancelled or interrupted: the call may be carried out all the same
-        doubt()
-        raise
-    except InvalidError:
-        raise
-    except KVLeaseError as error:
-        if is_doubt(error):
-            doubt()
-        session.refused(grant, error)
-        if session.raises:
-            raise
-        return idle
-    grant.refusal = None
-    return apply(response, epoch)
 
 
 def missed(session: Session, ask: Ask[R], idle: R) -> Flow[R]:

@@ -5,14 +5,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvlease._grants import Grant, GroupedGrant
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
@@ -21,9 +21,11 @@ from kvlease.errors import (
     StaleError,
     UnknownLeaseError,
 )
+from kvlease.groups import GroupShape, Keeps
 from kvlease.keys import BlockKeys
 from kvlease.memory import WorkerMemory, identity_of
 from kvlease.plan import CachePlan
+from kvlease.plan_groups import groups_of
 from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
@@ -31,10 +33,9 @@ from kvlease.v1 import kvlease_pb2 as pb
 RESTART_SECONDS: Final = 2.0
 """Seconds that a first call waits for a daemon whose socket is there; a control process starts in one."""
 
-_BYTES_PER_BLOCK_ID: Final = 4
-_PARTS_MAX: Final = 64
-"""Parts in which a lease's blocks are kept until they are joined although nobody asked."""
-_NOTHING_READ: Final[tuple[list[bytes], int, NDArray[np.int32]]] = ([], 0, np.empty(0, np.int32))
+Added = tuple[int, bytes, Sequence[int], int, int]
+"""What an extend brought a lease: its id, packed block ids, how many for each group, and the tokens asked for and
+those that must be covered by now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,64 +100,6 @@ class Link:
         return random.uniform(0.5, 1)  # noqa: S311 - no secret
 
 
-class Grant:
-    """What is known of one lease; its blocks are kept as they came, and put together when somebody asks for them."""
-
-    __slots__ = (
-        "_parts",
-        "_read",
-        "device_hit_tokens",
-        "host_hit_tokens",
-        "is_evicted",
-        "is_live",
-        "lease_id",
-        "num_blocks",
-        "refusal",
-        "request_id",
-        "row",
-    )
-
-    def __init__(self, *, request_id: str, refusal: KVLeaseError | None = None) -> None:
-        """Begin without blocks."""
-        self.request_id = request_id
-        self.lease_id = 0
-        self.row = 0
-        self.device_hit_tokens = 0
-        self.host_hit_tokens = 0
-        self.is_live = False
-        self.is_evicted = False
-        self.refusal = refusal
-        """Why there is no lease, or why its last verb was refused."""
-        self.num_blocks = 0
-        self._parts: list[bytes] = []
-        self._read = _NOTHING_READ
-
-    @property
-    def block_ids(self) -> NDArray[np.int32]:
-        """The blocks, in token order."""
-        parts = self._parts
-        read_parts, num_read, block_ids = self._read
-        if read_parts is not parts or num_read != len(parts):
-            # Another thread may append or put another list in place meanwhile, and is noticed by the next reader.
-            taken = parts[:]
-            block_ids = np.frombuffer(bytearray(b"".join(taken)), "<i4")
-            self._read = (parts, len(taken), block_ids)
-        return block_ids
-
-    def put(self, packed: bytes) -> None:
-        """Replace the blocks by packed int32 ids."""
-        self._parts = [packed] if packed else []
-        self.num_blocks = len(packed) // _BYTES_PER_BLOCK_ID
-
-    def add(self, packed: bytes) -> None:
-        """Append packed int32 ids to the blocks."""
-        parts = self._parts
-        if len(parts) >= _PARTS_MAX:
-            parts = self._parts = [b"".join(parts)]
-        parts.append(packed)
-        self.num_blocks += len(packed) // _BYTES_PER_BLOCK_ID
-
-
 class Session:
     """A worker as it knows itself; threads share it, so what goes together changes under its lock."""
 
@@ -170,6 +113,7 @@ class Session:
         self.heartbeat_seconds = 1.0
         self.death_proof = "none"
         self.plan: CachePlan
+        self.groups: tuple[GroupShape, ...] = ()
         self.keys: BlockKeys
         self.memory: WorkerMemory | None = None
         self.lock = threading.Lock()
@@ -196,7 +140,7 @@ class Session:
                     old.close()
         finally:
             close_all(attached.fds)
-        self.plan = plan
+        self.plan, self.groups = plan, groups_of(plan)
         self.keys = BlockKeys(response.tenant_key, plan.layout_fingerprint, plan.model_digest)
         self.worker_id = response.worker_id
         self.heartbeat_seconds = response.heartbeat_seconds or self.heartbeat_seconds
@@ -229,6 +173,19 @@ class Session:
         return request
 
     # Leases
+
+    @property
+    def has_plain_leases(self) -> bool:
+        """Whether leases have one group that keeps everything, with no place ever empty."""
+        groups = self.groups
+        return len(groups) == 1 and groups[0].keeps is Keeps.EVERYTHING
+
+    def fresh_grant(self, request_id: str, refusal: KVLeaseError | None = None) -> Grant:
+        """Return what will be known of a lease that is asked for, or why there is none."""
+        if self.has_plain_leases:
+            tokens_per_block = self.groups[0].tokens_per_block
+            return Grant(request_id=request_id, tokens_per_block=tokens_per_block, refusal=refusal)
+        return GroupedGrant(request_id=request_id, groups=self.groups, refusal=refusal)
 
     def begin_reserve(self) -> int:
         """Note, before a reserve is sent, that a lease may be on its way; returns what `end_reserve` wants."""
@@ -265,31 +222,48 @@ class Session:
             if self.is_leftover(lease_id):
                 return None
             grant.lease_id, grant.row = lease_id, response.row
-            grant.put(response.block_ids)
+            grant.cover(response.covered_tokens)
+            grant.put(response.block_ids, unpacked(response.num_blocks))
             grant.device_hit_tokens = response.device_hit_tokens
             grant.host_hit_tokens = response.host_hit_tokens
+            grant.compute(response.device_hit_tokens + response.host_hit_tokens)
             grant.is_live, grant.refusal = True, None
             self.grants[lease_id] = grant
             self._newest_lease_id = max(self._newest_lease_id, lease_id)
             return grant
 
-    def extended(self, leases: Iterable[tuple[int, bytes, int]], epoch: int) -> None:
-        """Add packed blocks to leases by their ids, and make sure that each covers so many tokens, else it is lost."""
-        tokens_per_block, doubtful = self.plan.tokens_per_block, self.doubtful
+    def extended(self, added: Iterable[Added], epoch: int) -> None:
+        """Add blocks to leases, and make sure that each covers what it should, else it is lost."""
+        doubtful = self.doubtful
         with self.lock:
             grant_of, is_same_life = self.grants.get, self.link.epoch == epoch
-            for lease_id, added, num_tokens in leases:
+            for lease_id, packed, num_added, num_tokens, covered_tokens in added:
                 grant = grant_of(lease_id)
                 if grant is None:
                     continue
                 if is_same_life:
-                    grant.add(added)
+                    grant.add(packed, num_added, num_tokens)
                 else:
                     self._recall(grant)
-                if grant.num_blocks * tokens_per_block < num_tokens:
-                    self._make_up(grant, num_tokens)
+                # Blocks that we were not told of leave no hole to be seen where places may be empty.
+                is_unsure = doubtful and grant.has_groups and lease_id in doubtful
+                if is_unsure or grant.covered_tokens < covered_tokens:
+                    self._make_up(grant, num_tokens, covered_tokens)
                 if doubtful:
                     doubtful.discard(lease_id)
+
+    def computed(self, grant: Grant, num_tokens: int) -> None:
+        """Note that so many of a lease's tokens are computed, so that it has given back what no later one needs."""
+        if grant.has_groups:
+            with self.lock:
+                grant.compute(num_tokens)
+
+    def trimmed(self, grant: Grant, num_tokens: int, *, is_sure: bool) -> None:
+        """Drop a lease's blocks behind so many tokens, also where it is not sure that they left it."""
+        with self.lock:
+            grant.cut(num_tokens)
+            if not is_sure:
+                self.doubtful.add(grant.lease_id)
 
     def evicted(self, grant: Grant) -> None:
         """Note that a lease's blocks left the device, or may have."""
@@ -300,7 +274,7 @@ class Session:
         """Note where an evicted lease's blocks are now."""
         with self.lock:
             if self.link.epoch == epoch:
-                grant.put(response.block_ids)
+                grant.put(response.block_ids, unpacked(response.num_blocks))
                 grant.row, grant.is_evicted = response.row, False
             else:
                 self._recall(grant)
@@ -364,26 +338,29 @@ class Session:
         with self.lock:
             return self.lease_ids(), min([self._newest_lease_id, *self._floors])
 
-    def _make_up(self, grant: Grant, num_tokens: int) -> None:
+    def _make_up(self, grant: Grant, num_tokens: int, covered_tokens: int) -> None:
         """Find the blocks that a lease lacks: where an extend's answer was lost, its row knows them."""
-        self._recall(grant)
-        if grant.is_live and grant.num_blocks * self.plan.tokens_per_block < num_tokens:
+        grant.cover(num_tokens)
+        is_known = self._recall(grant)
+        is_short = grant.covered_tokens < covered_tokens or (grant.has_groups and not is_known)
+        if grant.is_live and is_short:
             message = (
                 f"lease {grant.lease_id} has blocks that this worker was not told of; reserve again"
             )
             self._lose(grant, UnknownLeaseError(message))
 
-    def _recall(self, grant: Grant) -> None:
+    def _recall(self, grant: Grant) -> bool:
         """Read a lease's blocks from its row, which outlives restarts; without a table they stay doubtful."""
         row = None if self.memory is None else self.memory.row(grant.row, grant.lease_id)
         if row is None:
             self.doubtful.add(grant.lease_id)
-        elif row.is_on_device:
-            grant.put(row.block_ids.tobytes())
-            grant.is_evicted = False
+            return False
+        if row.is_active:
+            grant.put(row.block_ids.tobytes(), row.num_blocks.tolist())
         else:
             grant.put(b"")
-            grant.is_evicted = True
+        grant.is_evicted = not row.is_active
+        return True
 
     def _lose(self, grant: Grant, error: KVLeaseError) -> None:
         grant.is_live, grant.refusal = False, error
@@ -393,6 +370,11 @@ class Session:
     def _forget(self, grant: Grant) -> None:
         self.grants.pop(grant.lease_id, None)
         self.doubtful.discard(grant.lease_id)
+
+
+def unpacked(counts: bytes) -> list[int]:
+    """Return counts of blocks by group; none where there is one group."""
+    return np.frombuffer(counts, "<i4").tolist() if counts else []
 
 
 def is_doubt(error: KVLeaseError) -> bool:

@@ -1,14 +1,15 @@
 """Own a scheduler step: what its columns did to the leases, or may have done; retries are the flows' business."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease import _calls, _flows
+from kvlease import _calls, _flows, _verbs
 from kvlease._calls import Ask
-from kvlease._session import Grant, Session
+from kvlease._grants import Grant
+from kvlease._session import Added, Session
 from kvlease.errors import (
     BY_NUMBER,
     InternalError,
@@ -25,7 +26,9 @@ from kvlease.v1 import kvlease_pb2 as pb
 _INT32: Final = np.dtype("<i4")
 _INT64: Final = np.dtype("<i8")
 _EXTEND: Final[int] = pb.STEP_VERB_EXTEND
+_COMMIT: Final[int] = pb.STEP_VERB_COMMIT
 _RELEASE: Final[int] = pb.STEP_VERB_RELEASE
+_COMMIT_BYTE: Final = bytes([_COMMIT])
 _RELEASE_BYTE: Final = bytes([_RELEASE])
 _BYTES_PER_BLOCK_ID: Final = _INT32.itemsize
 
@@ -52,7 +55,7 @@ def step(
         columns = doubt_step(session, request, error)
         if session.raises:
             raise
-        return columns, [Grant(request_id=spec.request_id, refusal=error) for spec in reserves]
+        return columns, [session.fresh_grant(spec.request_id, error) for spec in reserves]
     finally:
         session.end_reserve(floor)
     return columns, grants
@@ -62,7 +65,7 @@ def _granted(
     session: Session, spec: ReserveSpec, answer: pb.StepReserve, epoch: int
 ) -> _flows.Flow[Grant]:
     """Take over the answer to one reserve of a step; one that cannot be trusted is asked for again by itself."""
-    grant = Grant(request_id=spec.request_id)
+    grant = session.fresh_grant(spec.request_id)
     if answer.WhichOneof("result") == "error":
         grant.refusal = error_from_proto(answer.error)
         return grant
@@ -70,7 +73,7 @@ def _granted(
         return entered
     if session.is_leftover(answer.granted.lease_id):
         yield from _flows.attempts(session.link, _calls.release(answer.granted.lease_id))
-    return (yield from _flows.reserve(session, spec, 0))
+    return (yield from _verbs.reserve(session, spec, 0))
 
 
 def apply_step(
@@ -78,9 +81,10 @@ def apply_step(
 ) -> StepColumns:
     """Take over what the columns of a step did to leases; costs per lease only where something changed."""
     packed_codes, packed_ids, verbs = response.codes, response.block_ids, sent.verbs
+    is_plain = session.has_plain_leases
     columns = StepColumns(
         codes=np.frombuffer(packed_codes, _INT32),
-        num_blocks=np.frombuffer(response.num_blocks, _INT32),
+        num_blocks=_by_group(session, response.num_blocks),
         block_ids=np.frombuffer(packed_ids, _INT32),
     )
     lease_ids = np.frombuffer(sent.lease_ids, _INT64)
@@ -89,14 +93,18 @@ def apply_step(
     at = _changed(session, verbs, lease_ids, columns)
     if len(at):
         num_tokens = np.frombuffer(sent.num_tokens, _INT32)[at].tolist()
-        num_blocks = columns.num_blocks[at].tolist()
-        extended, end = [], 0
-        for lease_id, added, tokens in zip(
-            lease_ids[at].tolist(), num_blocks, num_tokens, strict=True
-        ):
-            begin, end = end, end + added * _BYTES_PER_BLOCK_ID
-            extended.append((lease_id, packed_ids[begin:end], tokens))
-        session.extended(extended, epoch)
+        extended = lease_ids[at].tolist()
+        if is_plain:
+            num_added = columns.num_blocks[at].tolist()
+            added = _plain_added(extended, num_added, num_tokens, packed_ids)
+        else:
+            num_added = columns.num_blocks[at].reshape(len(at), -1).tolist()
+            added = _grouped_added(session, extended, num_added, num_tokens, packed_ids)
+        session.extended(added, epoch)
+    if not is_plain and _COMMIT_BYTE in verbs:
+        for lease_id, tokens in _commits(sent, columns.codes == 0):
+            if grant := session.grants.get(lease_id):
+                session.computed(grant, tokens)
     if not all_done:
         _end_refused(session, lease_ids.tolist(), columns.codes.tolist())
     if _RELEASE_BYTE in verbs:
@@ -105,17 +113,63 @@ def apply_step(
     return columns
 
 
+def _plain_added(
+    lease_ids: list[int], num_added: list[int], num_tokens: list[int], packed_ids: bytes
+) -> list[Added]:
+    """Return what each lease of one group that keeps everything got of the added blocks."""
+    parts: list[Added] = []
+    end = 0
+    for lease_id, added, tokens in zip(lease_ids, num_added, num_tokens, strict=True):
+        begin, end = end, end + added * _BYTES_PER_BLOCK_ID
+        parts.append((lease_id, packed_ids[begin:end], (), tokens, tokens))
+    return parts
+
+
+def _grouped_added(
+    session: Session,
+    lease_ids: list[int],
+    num_added: list[list[int]],
+    num_tokens: list[int],
+    packed_ids: bytes,
+) -> list[Added]:
+    """Return the same for leases of groups, whose windows bound what an extend covers."""
+    parts: list[Added] = []
+    end = 0
+    for lease_id, added, tokens in zip(lease_ids, num_added, num_tokens, strict=True):
+        begin, end = end, end + sum(added) * _BYTES_PER_BLOCK_ID
+        grant = session.grants.get(lease_id)
+        covered = tokens if grant is None else grant.reach(tokens)
+        parts.append((lease_id, packed_ids[begin:end], added, tokens, covered))
+    return parts
+
+
+def _by_group(session: Session, packed: bytes) -> NDArray[np.int32]:
+    """Return counts of blocks, [operations], or [operations, groups] where there are several groups."""
+    counts = np.frombuffer(packed, _INT32)
+    return counts if len(session.groups) == 1 else counts.reshape(-1, len(session.groups))
+
+
+def _commits(sent: pb.StepRequest, is_wanted: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield the lease and the computed tokens of the commits among the operations that are wanted."""
+    at = (np.frombuffer(sent.verbs, np.uint8) == _COMMIT) & is_wanted
+    lease_ids = np.frombuffer(sent.lease_ids, _INT64)[at].tolist()
+    yield from zip(lease_ids, np.frombuffer(sent.num_tokens, _INT32)[at].tolist(), strict=True)
+
+
 def _changed(
     session: Session, verbs: bytes, lease_ids: NDArray[np.int64], columns: StepColumns
 ) -> NDArray[np.intp]:
     """Return where extends added blocks, and where they were done for doubtful leases, which are always checked."""
     changed: NDArray[np.intp]
+    is_added = columns.num_blocks != 0
+    if is_added.ndim > 1:
+        is_added = is_added.any(axis=1)
     if session.doubtful:
         is_extended = (np.frombuffer(verbs, np.uint8) == _EXTEND) & (columns.codes == 0)
         is_doubtful = np.isin(lease_ids, list(session.doubtful))
-        (changed,) = (is_extended & is_doubtful | (columns.num_blocks != 0)).nonzero()
+        (changed,) = (is_extended & is_doubtful | is_added).nonzero()
     else:
-        (changed,) = columns.num_blocks.nonzero()
+        (changed,) = is_added.nonzero()
     return changed
 
 
@@ -124,10 +178,13 @@ def doubt_step(session: Session, sent: pb.StepRequest, error: KVLeaseError) -> S
     verbs = np.frombuffer(sent.verbs, np.uint8)
     lease_ids = np.frombuffer(sent.lease_ids, _INT64)
     session.doubtful.update(lease_ids[verbs == _EXTEND].tolist())
+    for lease_id, tokens in _commits(sent, np.ones(len(verbs), np.bool_)):
+        if grant := session.grants.get(lease_id):
+            grant.give_back(tokens)
     _end_released(session, lease_ids[verbs == _RELEASE])
     return StepColumns(
         codes=np.full(len(verbs), error.number, np.int32),
-        num_blocks=np.zeros(len(verbs), np.int32),
+        num_blocks=_by_group(session, bytes(len(verbs) * len(session.groups) * _INT32.itemsize)),
         block_ids=np.zeros(0, np.int32),
     )
 

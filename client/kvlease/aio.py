@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from kvlease import _calls, _flows, _steps
+from kvlease import _answers, _calls, _flows, _steps, _verbs
 from kvlease._async_port import AsyncPort
 from kvlease._calls import Ask
 from kvlease._session import Link, Session
@@ -24,6 +24,7 @@ from kvlease.replies import (
     Found,
     Inspection,
     Pinned,
+    Priority,
     Reloaded,
     ReserveSpec,
     Stats,
@@ -66,7 +67,7 @@ class AsyncWorker(WorkerView):
         """Detach and close."""
         await self.close()
 
-    async def reserve(
+    async def reserve(  # noqa: PLR0913 - the fields of a reserve
         self,
         request_id: str,
         *,
@@ -74,33 +75,63 @@ class AsyncWorker(WorkerView):
         keys: bytes = b"",
         wait_ms: int = 0,
         token_ids: bytes = b"",
+        priority: Priority = "normal",
+        retain_seconds: int = 0,
     ) -> AsyncLease:
         """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
 
-        With on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
+        `priority` says how soon it is served and how long its committed blocks stay cached after their last use: for
+        `retain_seconds`, or with 0 always. With on_doubt="miss" a refusal or a failure gives a lease that is not live
+        and says why in `refusal`.
 
         Raises:
             InvalidError: the call is malformed.
             KVLeaseError: it was refused or failed, and on_doubt is "raise".
         """
-        spec = ReserveSpec(
-            request_id=request_id, num_tokens=num_tokens, keys=keys, token_ids=token_ids
+        ask = _calls.reserve(
+            request_id=request_id,
+            num_tokens=num_tokens,
+            keys=keys,
+            wait_ms=wait_ms,
+            token_ids=token_ids,
+            priority=priority,
+            retain_seconds=retain_seconds,
         )
-        return AsyncLease(self, await self._port.run(_flows.reserve(self._session, spec, wait_ms)))
+        flow = _verbs.reserved(self._session, request_id, ask)
+        return AsyncLease(self, await self._port.run(flow))
 
     async def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
         return await self._port.run(
-            _flows.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+            _verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
         )
 
     async def commit(
         self, lease: GrantView, num_tokens: int, keys: bytes, first_block: int = 0
     ) -> Committed:
-        """Make the full blocks among a lease's first `num_tokens` findable under `keys`, the first of `first_block`."""
+        """Make the full blocks among a lease's first `num_tokens`, all of them computed, findable under `keys`.
+
+        There is one key for each `hash_block_tokens` of the plan; `first_block` is the index of the first one that is
+        given. What no later token needs leaves the lease.
+        """
         return await self._port.run(
-            _flows.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
+            _verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
         )
+
+    async def fork(
+        self, lease: GrantView, request_id: str, num_tokens: int, *, wait_ms: int = 0
+    ) -> AsyncLease:
+        """Lease blocks to a second request that goes on from a running one: shared as far as they are committed.
+
+        Blocks that are written but not committed are copied. A refusal gives what it gives of a reserve.
+        """
+        source = lease.grant_of(self)
+        flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
+        return AsyncLease(self, await self._port.run(flow))
+
+    async def trim(self, lease: GrantView, num_tokens: int) -> int:
+        """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
+        return await self._port.run(_verbs.trim(self._session, lease.grant_of(self), num_tokens))
 
     async def evict(
         self,
@@ -112,7 +143,7 @@ class AsyncWorker(WorkerView):
     ) -> Evicted:
         """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
         if lease is not None:
-            return await self._port.run(_flows.evict(self._session, lease.grant_of(self), wait_ms))
+            return await self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return await self._port.run(_flows.missed(self._session, ask, Evicted()))
 
@@ -121,18 +152,18 @@ class AsyncWorker(WorkerView):
     ) -> Reloaded:
         """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
         if lease is not None:
-            return await self._port.run(_flows.reload(self._session, lease.grant_of(self), wait_ms))
+            return await self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return await self._port.run(
             _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
         )
 
     async def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table; returns its kernel blocks."""
-        return await self._port.run(_flows.map_row(self._session, lease.grant_of(self)))
+        return await self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
 
     async def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return await self._port.run(_flows.release(self._session, lease.grant_of(self)))
+        return await self._port.run(_verbs.release(self._session, lease.grant_of(self)))
 
     async def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it."""
@@ -261,7 +292,7 @@ class AsyncClient:
     async def inspect(
         self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0
     ) -> Inspection:
-        """List who uses a cache, by id: a page of up to 256 entries after the last id of the one before."""
+        """List who uses or waits for a cache, by id: up to 256 entries after the last id of the page before."""
         return await self._told(_calls.inspect(cache, what, limit, after_id))
 
     async def lookup(self, keys: bytes, *, cache: str = "") -> Found:
@@ -303,7 +334,7 @@ class AsyncClient:
         ask = _calls.watch(cache, after_sequence)
         call = Outgoing(ask.verb, ask.request, self._link.clock() + self._link.deadline_seconds)
         async for message in self._port.transport.watch(call, idle_seconds):
-            yield _calls.event(message)
+            yield _answers.event(message)
 
     async def attach(
         self,
@@ -313,10 +344,12 @@ class AsyncClient:
         rank: int = 0,
         tenant: str = "default",
         layout_fingerprint: str = "",
+        engine: str = "",
     ) -> AsyncWorker:
         """Make this process a worker of a cache, over a connection of its own that this client's end does not close.
 
-        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once.
+        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. Where each
+        rank of an engine calls for itself, `engine` names the engine, and its ranks share the leases of its requests.
         """
         request = attach_request(
             cache,
@@ -324,6 +357,7 @@ class AsyncClient:
             rank=rank,
             tenant=tenant,
             layout_fingerprint=layout_fingerprint,
+            engine=engine,
         )
         # A worker may start before its daemon, and waits for it.
         link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)

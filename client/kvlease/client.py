@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, Literal, Self, TypeVar
 
-from kvlease import _calls, _flows
+from kvlease import _answers, _calls, _flows
 from kvlease._calls import Ask
 from kvlease._checks import check_type
 from kvlease._session import Link, Session
@@ -30,7 +30,7 @@ R = TypeVar("R")
 OnDoubt = Literal["miss", "raise"]
 """What a worker does when a call was refused or failed: answer as if nothing was cached, or raise."""
 
-Listed = Literal["workers", "leases", "pins"]
+Listed = Literal["workers", "leases", "pins", "waiting", "tenants"]
 """What of a cache can be listed."""
 
 DEADLINE_SECONDS: Final = 5.0
@@ -103,7 +103,7 @@ class Client:
         return self._told(_calls.stats(cache))
 
     def inspect(self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0) -> Inspection:
-        """List who uses a cache, by id: a page of up to 256 entries after the last id of the one before."""
+        """List who uses or waits for a cache, by id: up to 256 entries after the last id of the page before."""
         return self._told(_calls.inspect(cache, what, limit, after_id))
 
     def lookup(self, keys: bytes, *, cache: str = "") -> Found:
@@ -144,7 +144,7 @@ class Client:
         self._link.check_process()
         ask = _calls.watch(cache, after_sequence)
         call = Outgoing(ask.verb, ask.request, self._link.clock() + self._link.deadline_seconds)
-        yield from map(_calls.event, self._port.transport.watch(call, idle_seconds))
+        yield from map(_answers.event, self._port.transport.watch(call, idle_seconds))
 
     def attach(
         self,
@@ -154,10 +154,12 @@ class Client:
         rank: int = 0,
         tenant: str = "default",
         layout_fingerprint: str = "",
+        engine: str = "",
     ) -> Worker:
         """Make this process a worker of a cache, over connections of its own that this client's end does not close.
 
-        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once.
+        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. Where each
+        rank of an engine calls for itself, `engine` names the engine, and its ranks share the leases of its requests.
         """
         request = attach_request(
             cache,
@@ -165,6 +167,7 @@ class Client:
             rank=rank,
             tenant=tenant,
             layout_fingerprint=layout_fingerprint,
+            engine=engine,
         )
         # A worker may start before its daemon, and waits for it.
         link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)
@@ -182,7 +185,13 @@ class Client:
 
 
 def attach_request(
-    cache: str, *, worker_name: str, rank: int, tenant: str, layout_fingerprint: str
+    cache: str,
+    *,
+    worker_name: str,
+    rank: int,
+    tenant: str,
+    layout_fingerprint: str,
+    engine: str,
 ) -> pb.AttachRequest:
     """Build the request by which a worker attaches, the first time and after restarts."""
     try:
@@ -192,6 +201,7 @@ def attach_request(
             rank=rank,
             tenant=tenant,
             layout_fingerprint=layout_fingerprint,
+            engine=engine,
         )
     except (TypeError, ValueError) as error:
         raise InvalidError(f"attach: {error}") from error

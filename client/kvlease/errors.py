@@ -71,6 +71,10 @@ class Holding:
     """"leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad" or "free"."""
     num_blocks: int
 
+    def __str__(self) -> str:
+        """Say it in three words, such as "you leased 12"."""
+        return f"{self.owner} {self.state} {self.num_blocks}"
+
 
 class KVLeaseError(Exception):
     """Something went wrong in kvlease."""

@@ -1,6 +1,11 @@
-"""Own the one table from errors to the Error of the protocol and back; statuses are the adapters' business."""
+"""Own the one table from errors to the Error of the protocol and back; statuses are the adapters' business.
 
-from kvlease.errors import BY_CODE, InternalError, KVLeaseError
+Where only text travels, holdings are one sentence, such as "you leased 12, others cached 3".
+"""
+
+from collections.abc import Iterable
+
+from kvlease.errors import BY_CODE, Holding, InternalError, KVLeaseError
 from kvlease.v1 import kvlease_pb2 as pb
 
 
@@ -17,6 +22,10 @@ def error_to_proto(error: KVLeaseError) -> pb.Error:
         retry_after_ms=error.retry_after_ms,
         rule=error.rule or "",
         remedies=error.remedies,
+        holdings=[
+            pb.Holding(owner=one.owner, state=one.state, num_blocks=one.num_blocks)
+            for one in error.holdings
+        ],
     )
 
 
@@ -31,4 +40,23 @@ def error_from_proto(message: pb.Error) -> KVLeaseError:
         retry_after_ms=message.retry_after_ms if message.HasField("retry_after_ms") else None,
         rule=message.rule or None,
         remedies=tuple(message.remedies),
+        holdings=tuple(
+            Holding(owner=one.owner, state=one.state, num_blocks=one.num_blocks)
+            for one in message.holdings
+        ),
     )
+
+
+def holdings_to_text(holdings: Iterable[Holding]) -> str:
+    """Return holdings as one sentence."""
+    return ", ".join(map(str, holdings))
+
+
+def holdings_from_text(text: str) -> list[pb.Holding]:
+    """Return the holdings that a sentence tells, as messages; what is not written so is passed over."""
+    parts = [part.split() for part in text.split(",")]
+    return [
+        pb.Holding(owner=part[0], state=part[1], num_blocks=int(part[2]))
+        for part in parts
+        if len(part) == 3 and part[2].isdecimal()  # noqa: PLR2004 - owner, state, number
+    ]

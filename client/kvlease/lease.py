@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease._session import Grant
+from kvlease._grants import Grant
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.replies import Committed, Evicted, Reloaded
 
@@ -59,8 +59,27 @@ class GrantView:
 
     @property
     def block_ids(self) -> NDArray[np.int32]:
-        """The blocks, in token order; empty while the lease is evicted and after it ended."""
+        """The blocks, in token order; empty while the lease is evicted and after it ended.
+
+        Of several groups, their tables one after another, with 0 where a place needs no block.
+        """
         return self.grant.block_ids
+
+    def blocks(self, group: int = 0) -> NDArray[np.int32]:
+        """Return the table of a group: a block for each place, in token order; 0 where a place needs none.
+
+        Raises:
+            InvalidError: the cache has no such group.
+        """
+        return self.grant.blocks(group)
+
+    @property
+    def covered_tokens(self) -> int:
+        """Tokens that may be computed now: every group's places have room for them.
+
+        A window moves on with what is committed: a longer prompt is covered by extending after each commit.
+        """
+        return self.grant.covered_tokens
 
     @property
     def row(self) -> int:
@@ -123,8 +142,19 @@ class Lease(GrantView):
         return self._worker.extend(self, num_tokens, wait_ms=wait_ms)
 
     def commit(self, num_tokens: int, keys: bytes, first_block: int = 0) -> Committed:
-        """Make the full blocks among the first `num_tokens`, all of them written, findable under `keys`."""
+        """Make the full blocks among the first `num_tokens`, all of them computed, findable under `keys`.
+
+        What no later token needs leaves the lease, such as blocks before a window.
+        """
         return self._worker.commit(self, num_tokens, keys, first_block)
+
+    def fork(self, request_id: str, num_tokens: int, *, wait_ms: int = 0) -> "Lease":
+        """Lease blocks to a second request that goes on from here; committed ones are shared, written ones copied."""
+        return self._worker.fork(self, request_id, num_tokens, wait_ms=wait_ms)
+
+    def trim(self, num_tokens: int) -> int:
+        """Take back the blocks behind those that cover `num_tokens`; returns how many."""
+        return self._worker.trim(self, num_tokens)
 
     def evict(self, *, wait_ms: int = 0) -> Evicted:
         """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload."""
@@ -164,8 +194,21 @@ class AsyncLease(GrantView):
         return self._worker.extend(self, num_tokens, wait_ms=wait_ms)
 
     def commit(self, num_tokens: int, keys: bytes, first_block: int = 0) -> Awaitable[Committed]:
-        """Make the full blocks among the first `num_tokens`, all of them written, findable under `keys`."""
+        """Make the full blocks among the first `num_tokens`, all of them computed, findable under `keys`.
+
+        What no later token needs leaves the lease, such as blocks before a window.
+        """
         return self._worker.commit(self, num_tokens, keys, first_block)
+
+    def fork(
+        self, request_id: str, num_tokens: int, *, wait_ms: int = 0
+    ) -> Awaitable["AsyncLease"]:
+        """Lease blocks to a second request that goes on from here; committed ones are shared, written ones copied."""
+        return self._worker.fork(self, request_id, num_tokens, wait_ms=wait_ms)
+
+    def trim(self, num_tokens: int) -> Awaitable[int]:
+        """Take back the blocks behind those that cover `num_tokens`; returns how many."""
+        return self._worker.trim(self, num_tokens)
 
     def evict(self, *, wait_ms: int = 0) -> Awaitable[Evicted]:
         """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload."""

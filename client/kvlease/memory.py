@@ -3,16 +3,17 @@
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import LayoutMismatchError
-from kvlease.plan import CachePlan
-from kvlease.tables import RowTable, TableLayout
+from kvlease.plan import CachePlan, GroupPlan
+from kvlease.tables import RowTable, TableLayout, TablePart
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -26,8 +27,12 @@ Identity = tuple[tuple[str, int, int], ...]
 class Row(NamedTuple):
     """One row of the block table, as it is, published or not."""
 
-    is_on_device: bool
+    is_active: bool
+    """Whether the lease is on the device; only then are its ids those of blocks."""
     block_ids: NDArray[np.int32]
+    """Group by group, in token order; 0 at places that need no block."""
+    num_blocks: NDArray[np.int32]
+    """[groups]: how many of the ids are of each group."""
 
 
 class WorkerMemory:
@@ -49,7 +54,7 @@ class WorkerMemory:
             # A rank that keeps no layer has a region without a byte, which cannot be mapped.
             self.device = np.zeros(0, np.uint8)
         if "tables" in regions:
-            layout = table_layout(len(regions["tables"]), plan.blocks_per_longest_request)
+            layout = table_layout(len(regions["tables"]), table_parts(plan.groups))
             view = memoryview(regions["tables"])
             self.tables = RowTable(layout, view)
             self._columns = layout.columns(view)
@@ -93,9 +98,17 @@ class WorkerMemory:
             or self._columns["lease_id"][row] != lease_id
         ):
             return None
-        num_blocks = int(self._columns["num_blocks"][row])
-        block_ids: NDArray[np.int32] = self._columns["block_ids"][row, :num_blocks].copy()
-        return Row(int(self._columns["phase"][row]) == PHASE_ACTIVE, block_ids)
+        num_blocks: NDArray[np.int32] = self._columns["num_blocks"][row].copy()
+        places: NDArray[np.int32] = self._columns["block_ids"][row]
+        widths = [part.num_places for part in self.tables.layout.parts]
+        used = [
+            places[end - width : end - width + count]
+            for end, width, count in zip(
+                accumulate(widths), widths, num_blocks.tolist(), strict=True
+            )
+        ]
+        block_ids = np.maximum(np.concatenate(used), np.int32(0))
+        return Row(int(self._columns["phase"][row]) == PHASE_ACTIVE, block_ids, num_blocks)
 
     def close(self) -> None:
         """Drop the arrays and unmap what no view of a caller keeps."""
@@ -116,7 +129,19 @@ def identity_of(attached: Attached) -> Identity:
     )
 
 
-def table_layout(region_bytes: int, blocks_per_row: int) -> TableLayout:
+def table_parts(groups: Iterable[GroupPlan]) -> tuple[TablePart, ...]:
+    """Return the parts of a row of the cache that has these groups."""
+    return tuple(
+        TablePart(
+            num_places=group.table_blocks,
+            kernel_blocks_per_block=group.kernel_blocks_per_block,
+            kernel_block_stride=group.kernel_block_stride,
+        )
+        for group in groups
+    )
+
+
+def table_layout(region_bytes: int, parts: tuple[TablePart, ...]) -> TableLayout:
     """Return the layout of a table region from its bytes, which determine every column's place.
 
     Raises:
@@ -127,11 +152,14 @@ def table_layout(region_bytes: int, blocks_per_row: int) -> TableLayout:
     num_fitting = bisect_right(
         range(region_bytes),
         region_bytes,
-        key=lambda rows: TableLayout(rows, blocks_per_row).region_bytes,
+        key=lambda rows: TableLayout(rows, parts).region_bytes,
     )
-    layout = TableLayout(max(0, num_fitting - 1), blocks_per_row)
+    layout = TableLayout(max(0, num_fitting - 1), parts)
     if layout.region_bytes != region_bytes:
-        message = f"no block table with {blocks_per_row} blocks a row takes {region_bytes} bytes; versions differ"
+        widths = [part.num_places for part in parts]
+        message = (
+            f"no block table with {widths} blocks a row takes {region_bytes} bytes; versions differ"
+        )
         raise LayoutMismatchError(
             message, resource="tables", need=layout.region_bytes, available=region_bytes
         )

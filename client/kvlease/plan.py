@@ -280,6 +280,8 @@ class CachePlan:
     num_disk_slots: int
     num_remote_slots: int
     waste: tuple[Waste, ...]
+    context_ranks: int = 1
+    """Ranks that share the tokens of a request while decoding."""
 
     @property
     def usable_blocks(self) -> int:

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.plan import CachePlan
+
+Priority = Literal["low", "normal", "high"]
+"""How soon a request is served, and how long its blocks stay cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +105,61 @@ class PinInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingInfo:
+    """One call that waits for blocks."""
+
+    call_id: int
+    """Grows with every call."""
+    worker_id: int
+    verb: str
+    """"reserve", "extend" or "reload"."""
+    position: int
+    """Calls that will be served before it."""
+    priority: str
+    """"low", "normal" or "high", as it is by now: who waits long rises."""
+    num_blocks: int
+    """Blocks that it needs."""
+    available_blocks: int
+    """Blocks that it could have now if nobody were before it."""
+    reason: str
+    """Why it waits: "position", "blocks", "copies" or "leases"."""
+    age_ms: int
+    left_ms: int
+    """Until it is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantInfo:
+    """What one tenant has of a cache, and what it may have."""
+
+    tenant_id: int
+    """Its number in this list."""
+    tenant: str
+    used_blocks: int
+    """Blocks that hold its bytes."""
+    held_blocks: int
+    """Of these, blocks that leases, copies or pins hold."""
+    pinned_blocks: int
+    min_blocks: int
+    """Blocks that nobody else can take from it."""
+    max_blocks: int
+    """Blocks that it can have at most."""
+    pinned_blocks_max: int
+    weight: float
+    """Its share of what is fought over, against the others'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """One page of the workers, leases or pins of a cache, by id; the other lists are empty."""
+    """One page of one of a cache's lists, by id; the other lists are empty."""
 
     num_total: int
     """Entries of the whole list."""
     workers: tuple[WorkerInfo, ...] = ()
     leases: tuple[LeaseInfo, ...] = ()
     pins: tuple[PinInfo, ...] = ()
+    waiting: tuple[WaitingInfo, ...] = ()
+    tenants: tuple[TenantInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +183,8 @@ class Found:
     num_device_blocks: int = 0
     num_host_blocks: int = 0
     """Further blocks of the prefix that can be reloaded."""
+    hit_tokens: int = 0
+    """Tokens of the prefix that all groups can serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +202,8 @@ class Committed:
     num_committed: int = 0
     num_duplicates: int = 0
     """Blocks whose key another block already serves; they stay private to the lease."""
+    num_given_back: int = 0
+    """Blocks that left the lease because no token to come needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +232,8 @@ class ReserveSpec:
     num_tokens: int
     keys: bytes = b""
     token_ids: bytes = b""
+    priority: Priority = "normal"
+    retain_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,6 +243,6 @@ class StepColumns:
     codes: NDArray[np.int32]
     """Numbers of errors (`kvlease.errors.BY_NUMBER`), 0 where the operation was done."""
     num_blocks: NDArray[np.int32]
-    """Blocks that each operation added."""
+    """Blocks that each operation added; [operations, groups] where there are several groups."""
     block_ids: NDArray[np.int32]
     """The added blocks, one operation after the other."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
-from kvlease.slots import NO_ROW
+from kvlease.tables import NO_ROW
 from kvlease.units import BLOCKS_MAX, checked_count
 
 Ids = NDArray[np.int32] | Sequence[int]

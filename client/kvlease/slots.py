@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
-from kvlease.tables import whole_numbers
+from kvlease.tables import NO_ROW, whole_numbers
 from kvlease.units import TOKENS_MAX, checked_count
 
 NO_SLOT: Final = -1
 """Stands for a token that is not kept, or not here, and for padding."""
-NO_ROW: Final = -1
-"""Stands for a request that is none, as engines have them to fill a step."""
 
 _RANKS_MAX: Final = 2**16
 

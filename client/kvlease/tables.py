@@ -1,11 +1,16 @@
-"""Own how columns lie in shared memory and how a worker reads its rows of the block table; the daemon writes them.
+"""Own how the block table lies in shared memory and how a worker reads its rows; the daemon writes them.
 
-Columns of one region follow each other, each aligned to a cache line. The block table has one row per live lease: what
-a restart must know of the lease, and its block ids.
+The block table has one row per live lease: what a restart must know of the lease, its block ids, and, once the lease is
+mapped, its blocks as kernels count them.
+
+A row may be read while it is written. Its `sequence` is odd for as long as that takes and larger afterwards, so a copy
+is whole if the number was even before and is the same after copying; else the row is copied again.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import gcd
 from typing import Any, Final
 
@@ -13,105 +18,105 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease._checks import shown
-from kvlease.errors import InvalidError, UnknownLeaseError
-from kvlease.geometry import ALIGNMENT_BYTES, exact_div, round_up
+from kvlease.columns import Buffer, Column, ColumnLayout
+from kvlease.errors import InvalidError, UnavailableError, UnknownLeaseError
+from kvlease.geometry import exact_div, round_up
 from kvlease.units import BLOCKS_MAX, TOKENS_MAX, checked_count
+
+NO_ROW: Final = -1
+"""Stands for a request that is none, as engines have them to fill a step."""
 
 _INT64_MAX: Final = 2**63 - 1
 
-Column = tuple[str, type[np.generic], int]
-"""Name, element type and elements per entry of a column."""
-
-Buffer = memoryview | bytearray | bytes | NDArray[np.uint8]
-"""Bytes that columns can be laid over."""
+Ints = NDArray[np.integer[Any]] | Sequence[int]
 
 ROW_COLUMNS: Final[tuple[Column, ...]] = (
     ("lease_id", np.int64, 1),
     ("worker_id", np.int64, 1),
     ("request_digest", np.uint64, 1),
     ("num_tokens", np.int32, 1),
-    ("num_blocks", np.int32, 1),
-    ("num_published", np.int32, 1),
+    ("num_computed", np.int32, 1),
     ("phase", np.int32, 1),
 )
-"""The columns of the block table, before its block ids; the daemon's records have the same, which a test holds."""
+"""The first columns of the block table; the daemon's records have the same, which a test holds."""
+
+_SPINS_MAX: Final = 100
+_PAUSES_MAX: Final = 500
+_PAUSE_SECONDS: Final = 0.001
+"""A row that is being written is copied again at once, a hundred times, then after pauses, for 0.5 s in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnLayout:
-    """Columns of `num_entries` entries each, one after another."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePart:
+    """The part of every row that one group has."""
 
-    columns_in_order: tuple[Column, ...]
-    num_entries: int
+    num_places: int
+    """Block ids: the group's table_blocks."""
+    kernel_blocks_per_block: int = 1
+    kernel_block_stride: int = 1
 
     @property
-    def region_bytes(self) -> int:
-        """Bytes of a region that holds all columns: the sum of round_up(column, 64)."""
-        return sum(
-            round_up(self._column_bytes(column), ALIGNMENT_BYTES)
-            for column in self.columns_in_order
-        )
+    def is_plain(self) -> bool:
+        """Whether kernels count the group's blocks as the plan does."""
+        return self.kernel_blocks_per_block == self.kernel_block_stride == 1
 
-    def columns(self, buffer: Buffer, start_bytes: int = 0) -> dict[str, NDArray[Any]]:
-        """Lay the columns over `buffer`, from `start_bytes` on; those with more than one element per entry are 2-D.
-
-        Raises:
-            InvalidError: the buffer is too short.
-        """
-        view = memoryview(buffer.data if isinstance(buffer, np.ndarray) else buffer).cast("B")
-        if len(view) < start_bytes + self.region_bytes:
-            message = f"the region holds {len(view)} bytes, its columns need {start_bytes + self.region_bytes}"
-            raise InvalidError(
-                message,
-                resource="region_bytes",
-                need=start_bytes + self.region_bytes,
-                available=len(view),
-            )
-        arrays: dict[str, NDArray[Any]] = {}
-        offset = start_bytes
-        for column in self.columns_in_order:
-            name, dtype, width = column
-            flat = np.frombuffer(view, dtype, count=self.num_entries * width, offset=offset)
-            arrays[name] = flat if width == 1 else flat.reshape(self.num_entries, width)
-            offset += round_up(self._column_bytes(column), ALIGNMENT_BYTES)
-        return arrays
-
-    def _column_bytes(self, column: Column) -> int:
-        _, dtype, width = column
-        return self.num_entries * width * np.dtype(dtype).itemsize
+    @property
+    def kernel_width(self) -> int:
+        """Kernel ids of the part: num_places * kernel_blocks_per_block."""
+        return self.num_places * self.kernel_blocks_per_block
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The block table of one cache: `num_rows` rows of up to `blocks_per_row` block ids."""
+    """The block table of one cache: `num_rows` rows, in each of them a part for every group."""
 
     num_rows: int
-    blocks_per_row: int
+    parts: tuple[TablePart, ...]
 
     @property
     def region_bytes(self) -> int:
         """Bytes of the region that holds the table."""
         return self._layout.region_bytes
 
+    @property
+    def kernel_firsts(self) -> list[int]:
+        """Where each group's kernel ids start in a row."""
+        return list(accumulate((part.kernel_width for part in self.parts), initial=0))[:-1]
+
     def columns(self, buffer: Buffer) -> dict[str, NDArray[Any]]:
-        """Lay the table over `buffer`; `block_ids` is [num_rows, blocks_per_row], the others [num_rows].
+        """Lay the table over `buffer`; those with an element a row are 1-D, the others 2-D, however many elements.
 
         Raises:
             InvalidError: the buffer is too short.
         """
         columns = self._layout.columns(buffer)
-        columns["block_ids"] = columns["block_ids"].reshape(self.num_rows, self.blocks_per_row)
+        for name, _, width in self._wide_columns:
+            columns[name] = columns[name].reshape(self.num_rows, width)
         return columns
 
     @property
     def _layout(self) -> ColumnLayout:
-        return ColumnLayout(
-            (*ROW_COLUMNS, ("block_ids", np.int32, self.blocks_per_row)), self.num_rows
+        num_blocks, block_ids, num_published, kernel_ids = self._wide_columns
+        lease_columns = (*ROW_COLUMNS, num_blocks, block_ids)
+        kernel_columns = (("sequence", np.uint32, 1), num_published, kernel_ids)
+        return ColumnLayout((*lease_columns, *kernel_columns), self.num_rows)
+
+    @property
+    def _wide_columns(self) -> tuple[Column, Column, Column, Column]:
+        return (
+            ("num_blocks", np.int32, len(self.parts)),
+            ("block_ids", np.int32, sum(part.num_places for part in self.parts)),
+            ("num_published", np.int32, len(self.parts)),
+            ("kernel_ids", np.int32, sum(part.kernel_width for part in self.parts)),
         )
 
 
 class RowTable:
-    """Read the block table that the daemon publishes; every answer is checked to be of the lease asked for."""
+    """Read the block table that the daemon publishes; every answer is checked to be whole and of the lease asked for.
+
+    All of its methods raise UnknownLeaseError where a row is not, or no longer, of its lease, and UnavailableError
+    where the daemon does not end what it is writing, as when it is killed; once it is back, the same call succeeds.
+    """
 
     def __init__(self, layout: TableLayout, region: Buffer) -> None:
         """Lay the table over the region.
@@ -121,9 +126,11 @@ class RowTable:
         """
         columns: Mapping[str, NDArray[Any]] = layout.columns(region)
         self.layout = layout
+        self._kernel_firsts = layout.kernel_firsts
         self._lease_ids: NDArray[np.int64] = columns["lease_id"]
+        self._sequence: NDArray[np.uint32] = columns["sequence"]
         self._num_published: NDArray[np.int32] = columns["num_published"]
-        self._block_ids: NDArray[np.int32] = columns["block_ids"]
+        self._kernel_ids: NDArray[np.int32] = columns["kernel_ids"]
 
     def __repr__(self) -> str:
         """Show life: how many rows are of a lease."""
@@ -131,19 +138,117 @@ class RowTable:
             f"<RowTable {np.count_nonzero(self._lease_ids)} of {self.layout.num_rows} rows in use>"
         )
 
-    def block_ids(self, row: int, lease_id: int) -> NDArray[np.int32]:
-        """Return a copy of the block ids that are published for a lease, in token order; none before it is mapped.
+    def kernel_ids(self, row: int, lease_id: int, group: int = 0) -> NDArray[np.int32]:
+        """Return a copy of what a lease has of a group, as kernels count it, in token order; none before it is mapped.
+
+        A place that needs no block, such as one before a window, reads as block 0.
 
         Raises:
-            UnknownLeaseError: the row is not, or no longer, of that lease.
+            InvalidError: rule no_such_group.
         """
-        if not 0 <= row < self.layout.num_rows or self._lease_ids[row] != lease_id:
-            raise _not_of(row, lease_id)
-        ids: NDArray[np.int32] = self._block_ids[row, : self._num_published[row]].copy()
-        # The daemon clears a row's lease id before it hands the row on: an id still there vouches for the copy.
-        if self._lease_ids[row] != lease_id:
-            raise _not_of(row, lease_id)
-        return ids
+        self._check(np.array([row]), np.array([lease_id]))
+        return self.gather([row], [lease_id], group).ravel()
+
+    def block_ids(self, row: int, lease_id: int, group: int = 0) -> NDArray[np.int32]:
+        """Return the same in block ids, whatever blocks kernels count.
+
+        Raises:
+            InvalidError: rule no_such_group.
+        """
+        self._check(np.array([row]), np.array([lease_id]))
+        return self.gather_blocks([row], [lease_id], group).ravel()
+
+    def gather(
+        self, rows: Ints, lease_ids: Ints, group: int = 0, *, width: int | None = None
+    ) -> NDArray[np.int32]:
+        """Return the table of one group for the requests of a step: [requests, width] kernel ids, then zeros.
+
+        A request that is none has the row NO_ROW, and reads as zeros. Without `width`, the table is as wide as the
+        longest of the rows.
+
+        Raises:
+            InvalidError: rule no_such_group; block_table_row_overflow, where a row is longer than `width`; or
+                rows_without_leases, where there are not as many of them; or one of them is no whole number.
+        """
+        part = self._part(group)
+        if width is not None:
+            checked_count("width", width, most=BLOCKS_MAX)
+        wanted = whole_numbers("rows", rows).astype(np.int64)
+        owners = whole_numbers("lease_ids", lease_ids).astype(np.int64)
+        if len(wanted) != len(owners):
+            message = f"there are {len(wanted)} rows and {len(owners)} leases; give one of each for every request"
+            raise InvalidError(message, resource="lease_ids", rule="rows_without_leases")
+        table = np.zeros((len(wanted), part.kernel_width if width is None else width), np.int32)
+        longest = self._copy(table, wanted, owners, group)
+        return table if width is not None else np.ascontiguousarray(table[:, :longest])
+
+    def gather_blocks(
+        self, rows: Ints, lease_ids: Ints, group: int = 0, *, width: int | None = None
+    ) -> NDArray[np.int32]:
+        """Return the same table in block ids, from which `kvlease.slots.run_slots` tells where tokens are kept.
+
+        Raises:
+            InvalidError: as for `gather`; `width` counts blocks.
+        """
+        part = self._part(group)
+        num_parts = part.kernel_blocks_per_block
+        kernel_width = None if width is None else width * num_parts
+        table = self.gather(rows, lease_ids, group, width=kernel_width)
+        return table if part.is_plain else table[:, ::num_parts] // part.kernel_block_stride
+
+    def _part(self, group: int) -> TablePart:
+        num_groups = len(self.layout.parts)
+        if not 0 <= group < num_groups:
+            message = f"there is no group {group}; the cache has {num_groups}"
+            raise InvalidError(
+                message, resource="group", rule="no_such_group", need=group, limit=num_groups
+            )
+        return self.layout.parts[group]
+
+    def _copy(
+        self,
+        table: NDArray[np.int32],
+        rows: NDArray[np.int64],
+        lease_ids: NDArray[np.int64],
+        group: int,
+    ) -> int:
+        """Copy rows to where they stand in `table`, each until its copy is whole; return the length of the longest."""
+        places = np.flatnonzero(rows != NO_ROW)
+        longest = 0
+        for _ in _attempts():
+            asked, owners = rows[places], lease_ids[places]
+            self._check(asked, owners)
+            before = self._sequence[asked]
+            counts = self._num_published[asked, group]
+            most = int(counts.max(initial=0))
+            first = self._kernel_firsts[group]
+            is_of_row = np.arange(most) < counts[:, None]
+            ids = np.where(is_of_row, self._kernel_ids[asked, first : first + most], np.int32(0))
+            is_whole = (before & 1 == 0) & (self._sequence[asked] == before)
+            # The daemon clears a row's lease id before it hands the row on: an id still there vouches for the copy.
+            self._check(asked, owners)
+            end = int(counts[is_whole].max(initial=0))
+            if end > table.shape[1]:
+                raise _overflow(end, table.shape[1])
+            table[places[is_whole], :end] = ids[is_whole, :end]
+            longest = max(longest, end)
+            places = places[~is_whole]
+            if not len(places):
+                return longest
+        message = f"row {rows[places[0]]} of the block table is still being written; ask again once the daemon is back"
+        raise UnavailableError(message, resource="tables", rule="row_being_written")
+
+    def _check(self, rows: NDArray[np.int64], lease_ids: NDArray[np.int64]) -> None:
+        """Refuse rows that are not of their leases."""
+        is_inside = (rows >= 0) & (rows < self.layout.num_rows)
+        is_owned = is_inside & (self._lease_ids[np.where(is_inside, rows, 0)] == lease_ids)
+        if not is_owned.all():
+            at = int(is_owned.argmin())
+            message = (
+                f"row {rows[at]} of the block table is not of lease {lease_ids[at]}; "
+                "it ended or moved to another row"
+            )
+            raise UnknownLeaseError(message)
 
 
 def table_width(num_blocks: int, tokens_per_block: int, token_alignment: int | None) -> int:
@@ -253,7 +358,21 @@ def whole_numbers(name: str, values: object) -> NDArray[np.integer[Any]]:
     raise InvalidError(message, resource=name, rule="not_whole_numbers")
 
 
-def _not_of(row: int, lease_id: int) -> UnknownLeaseError:
-    return UnknownLeaseError(
-        f"row {row} of the block table is not of lease {lease_id}; it ended or moved to another row"
+def _overflow(longest: int, width: int) -> InvalidError:
+    message = f"a row has {longest} ids and the table room for {width}; ask for a wider one"
+    return InvalidError(
+        message,
+        resource="width",
+        rule="block_table_row_overflow",
+        need=longest,
+        available=width,
     )
+
+
+def _attempts() -> Iterator[None]:
+    """Let a row be copied again: at once some times, then after pauses, and not for ever."""
+    for _ in range(_SPINS_MAX):
+        yield
+    for _ in range(_PAUSES_MAX):
+        time.sleep(_PAUSE_SECONDS)
+        yield

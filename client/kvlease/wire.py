@@ -68,6 +68,9 @@ class AttachBody(Body):
     resume_token: Name = Field(default="", description="The token of an earlier attach.")
     lease_ids: LeaseIds = b""
     layout_fingerprint: Name = Field(default="", description="Expected layout; empty: any.")
+    engine: Name = Field(
+        default="", description="The engine whose rank this is; empty: it calls for all ranks."
+    )
 
 
 class HeartbeatBody(Body):
@@ -90,6 +93,14 @@ class ReserveBody(Body):
         default=b"",
         description="Token ids instead of keys: numbers, or packed little-endian int32 as base64.",
     )
+    priority: Name = Field(
+        default="",
+        description='How soon it is served and how long its blocks stay: "low", "normal" (where empty) or "high".',
+    )
+    retain_seconds: Count = Field(
+        default=0,
+        description="Seconds for which committed blocks keep the priority after their last use; 0: while cached.",
+    )
 
     def fields(self) -> dict[str, Any]:
         """Return the fields, token ids packed."""
@@ -105,11 +116,27 @@ class ExtendBody(Body):
     wait_ms: WaitMs = 0
 
 
+class ForkBody(Body):
+    """Let a second request go on from a running one."""
+
+    request_id: Name = Field(default="", description="The new request's id: 1 to 128 characters.")
+    num_tokens: Count = Field(default=0, description="Tokens that the new lease shall cover.")
+    wait_ms: WaitMs = 0
+
+
+class TrimBody(Body):
+    """Give blocks back that lie behind a token."""
+
+    num_tokens: Count = Field(default=0, description="Tokens that the lease shall still cover.")
+
+
 class CommitBody(Body):
     """Say that blocks hold what their keys say."""
 
     num_tokens: Count = Field(default=0, description="Tokens from the start that are written.")
-    first_block: Count = Field(default=0, description="Index of the block of the first key.")
+    first_block: Count = Field(
+        default=0, description="Index of the first key in the request's chain of keys."
+    )
     keys: Keys = b""
 
 
@@ -158,6 +185,16 @@ class StepBody(Body):
         return self.__dict__ | {"reserves": [reserve.fields() for reserve in self.reserves]}
 
 
+class Holding(BaseModel):
+    """Blocks of one owner in one state."""
+
+    model_config = ConfigDict(frozen=True)
+
+    owner: str = Field(description='"you", "others" or "nobody".')
+    state: str = Field(description="What the blocks are held by, or what is done to them.")
+    num_blocks: int = Field(description="How many.")
+
+
 class Problem(BaseModel):
     """Why a call was refused (RFC 9457)."""
 
@@ -180,4 +217,7 @@ class Problem(BaseModel):
     remedies: list[str] | None = Field(
         default=None,
         description="Settings, each written name=value, with which the same call would work.",
+    )
+    holdings: list[Holding] | None = Field(
+        default=None, description="Who has what was missing, and in which state."
     )

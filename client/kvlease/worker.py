@@ -11,13 +11,22 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvlease import _calls, _flows, _steps
+from kvlease import _calls, _flows, _steps, _verbs
 from kvlease._session import Session
 from kvlease.errors import KVLeaseError
 from kvlease.keys import BlockKeys
 from kvlease.lease import GrantView, Lease
 from kvlease.plan import CachePlan
-from kvlease.replies import Committed, Evicted, Found, Pinned, Reloaded, ReserveSpec, StepColumns
+from kvlease.replies import (
+    Committed,
+    Evicted,
+    Found,
+    Pinned,
+    Priority,
+    Reloaded,
+    ReserveSpec,
+    StepColumns,
+)
 from kvlease.tables import RowTable
 from kvlease.transports.base import Outgoing, Transport, past_deadline
 
@@ -177,7 +186,7 @@ class Worker(WorkerView):
         """Detach and close."""
         self.close()
 
-    def reserve(
+    def reserve(  # noqa: PLR0913 - the fields of a reserve
         self,
         request_id: str,
         *,
@@ -185,31 +194,62 @@ class Worker(WorkerView):
         keys: bytes = b"",
         wait_ms: int = 0,
         token_ids: bytes = b"",
+        priority: Priority = "normal",
+        retain_seconds: int = 0,
     ) -> Lease:
         """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
 
-        With on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
+        `priority` says how soon it is served and how long its committed blocks stay cached after their last use: for
+        `retain_seconds`, or with 0 always. With on_doubt="miss" a refusal or a failure gives a lease that is not live
+        and says why in `refusal`.
 
         Raises:
             InvalidError: the call is malformed.
             KVLeaseError: it was refused or failed, and on_doubt is "raise".
         """
-        ask = _calls.reserve(request_id, num_tokens, keys, wait_ms, token_ids)
-        return Lease(self, self._port.run(_flows.reserved(self._session, request_id, ask)))
+        ask = _calls.reserve(
+            request_id=request_id,
+            num_tokens=num_tokens,
+            keys=keys,
+            wait_ms=wait_ms,
+            token_ids=token_ids,
+            priority=priority,
+            retain_seconds=retain_seconds,
+        )
+        return Lease(self, self._port.run(_verbs.reserved(self._session, request_id, ask)))
 
     def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
         return self._port.run(
-            _flows.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+            _verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
         )
 
     def commit(
         self, lease: GrantView, num_tokens: int, keys: bytes, first_block: int = 0
     ) -> Committed:
-        """Make the full blocks among a lease's first `num_tokens` findable under `keys`, the first of `first_block`."""
+        """Make the full blocks among a lease's first `num_tokens`, all of them computed, findable under `keys`.
+
+        There is one key for each `hash_block_tokens` of the plan; `first_block` is the index of the first one that is
+        given. What no later token needs leaves the lease.
+        """
         return self._port.run(
-            _flows.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
+            _verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
         )
+
+    def fork(
+        self, lease: GrantView, request_id: str, num_tokens: int, *, wait_ms: int = 0
+    ) -> Lease:
+        """Lease blocks to a second request that goes on from a running one: shared as far as they are committed.
+
+        Blocks that are written but not committed are copied. A refusal gives what it gives of a reserve.
+        """
+        source = lease.grant_of(self)
+        flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
+        return Lease(self, self._port.run(flow))
+
+    def trim(self, lease: GrantView, num_tokens: int) -> int:
+        """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
+        return self._port.run(_verbs.trim(self._session, lease.grant_of(self), num_tokens))
 
     def evict(
         self,
@@ -221,7 +261,7 @@ class Worker(WorkerView):
     ) -> Evicted:
         """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
         if lease is not None:
-            return self._port.run(_flows.evict(self._session, lease.grant_of(self), wait_ms))
+            return self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return self._port.run(_flows.missed(self._session, ask, Evicted()))
 
@@ -230,18 +270,18 @@ class Worker(WorkerView):
     ) -> Reloaded:
         """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
         if lease is not None:
-            return self._port.run(_flows.reload(self._session, lease.grant_of(self), wait_ms))
+            return self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return self._port.run(
             _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
         )
 
     def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table; returns its kernel blocks."""
-        return self._port.run(_flows.map_row(self._session, lease.grant_of(self)))
+        return self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
 
     def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return self._port.run(_flows.release(self._session, lease.grant_of(self)))
+        return self._port.run(_verbs.release(self._session, lease.grant_of(self)))
 
     def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it."""

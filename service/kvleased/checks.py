@@ -13,7 +13,15 @@ TOKENS_MAX: Final = (1 << 31) - 1
 REQUEST_ID_CHARACTERS_MAX: Final = 128
 LABEL_CHARACTERS_MAX: Final = 128
 
-_CACHE_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+SECONDS_RETAINED_MAX: Final = 7 * 86_400
+"""Seven days: no block is worth more patience."""
+
+PRIORITIES: Final = ("low", "normal", "high")
+"""Their numbers, by which the core knows them, are their positions."""
+PRIORITY_DEFAULT: Final = 1
+"""The number of the priority of whoever names none."""
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
 def count(field: str, value: int, least: int, most: int) -> int:
@@ -78,11 +86,26 @@ def one_of(field: str, value: str, names: Collection[str]) -> str:
     return value
 
 
+def priority(field: str, value: str) -> int:
+    """Return the number of a priority that is named."""
+    return PRIORITIES.index(one_of(field, value, PRIORITIES))
+
+
+def seconds_retained(field: str, value: int) -> int:
+    """Return seconds for which blocks may keep a priority."""
+    return count(field, value, 0, SECONDS_RETAINED_MAX)
+
+
 def cache_name(value: str) -> str:
     """Return a name that a cache may have."""
-    if not _CACHE_NAME.fullmatch(value):
-        message = f"cache is {value[:80]!r}; it must be 1 to 63 of a-z, 0-9 and '-', starting with a letter"
-        raise InvalidError(message, resource="cache")
+    return name("cache", value)
+
+
+def name(field: str, value: str) -> str:
+    """Return a name that people and programs write."""
+    if not _NAME.fullmatch(value):
+        message = f"{field} is {value[:80]!r}; it must be 1 to 63 of a-z, 0-9 and '-', starting with a letter"
+        raise InvalidError(message, resource=field)
     return value
 
 

@@ -101,6 +101,8 @@ class WorkerEntry:
     replies: Replies
     attached_unix_seconds: float
     """When the process first attached, in whichever life of the daemon."""
+    engine: str = ""
+    """The engine whose rank it is; empty where it calls for all ranks."""
 
     @property
     def death_proof(self) -> str:

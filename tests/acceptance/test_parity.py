@@ -4,9 +4,6 @@ import http.client
 import itertools
 import re
 import socket
-import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,20 +11,14 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 
-from kvlease.errors import KVLeaseError
-from kvlease.transports import open_transport
-from kvlease.transports._frames import close_all
 from kvlease.transports.base import Address, Outgoing, parse_address
 from kvlease.v1 import kvlease_pb2 as pb
+from tests.acceptance.scenario import SOCKETS, Comparable, Run, keys, packed, serving
 
 pytestmark = pytest.mark.acceptance
 
-SECONDS_TO_START = 120.0
 CACHE = "parity"
-SOCKETS = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.sock"}
 LAYER = pb.LayerSpec(name="0", kind="full_attention", num_kv_heads=1, head_size=16, dtype="float32")
 INPUTS = pb.PlanInputs(layers=[LAYER], tokens_per_block=4, device_blocks=16, host_bytes=8 * 512)
 OTHER_INPUTS = pb.PlanInputs(layers=[LAYER], tokens_per_block=8, device_blocks=16)
@@ -54,59 +45,6 @@ HYBRID_INPUTS = pb.PlanInputs(
     ranks=[pb.RankInputs(device_bytes=1 << 26), pb.RankInputs()],
     backends=[pb.BackendInputs(name="mine", exact_tokens=[16], multiples_tokens=[32])],
 )  # fmt: skip
-_EXPLAINED = ("resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies")
-ISSUED = re.compile(r"\b\d{13,}\b")
-
-
-def keys(first: int, count: int) -> bytes:
-    """Return the packed keys number `first` and on."""
-    return b"".join(number.to_bytes(32, "little") for number in range(first, first + count))
-
-
-def packed(*numbers: int, code: str = "q") -> bytes:
-    """Return packed little-endian integers."""
-    return struct.pack(f"<{len(numbers)}{code}", *numbers)
-
-
-class Run:
-    """One run of the scenario over one transport, and what was said in it."""
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self.transport = open_transport(address)
-        self.said: list[tuple[str, dict[str, Any]]] = []
-
-    def call(self, verb: str, request: Message, **who: Any) -> Any:
-        """Make a call and keep what came back; returns the response, or an empty one where it was refused."""
-        call = Outgoing(verb, request, time.monotonic() + 10, **who)
-        try:
-            response = self.attach(call) if verb == "attach" else self.transport.send(call)
-        except KVLeaseError as error:
-            told = {name: getattr(error, name) for name in _EXPLAINED}
-            self.said.append((verb, {"code": error.code, "message": error.message, **told}))
-            return {"register_cache": pb.RegisterCacheResponse}.get(verb, pb.StatsResponse)()
-        options = {
-            "preserving_proto_field_name": True,
-            "always_print_fields_with_no_presence": True,
-        }
-        self.said.append((verb, MessageToDict(response, **options)))
-        return response
-
-    def attach(self, call: Outgoing) -> Message:
-        """Attach over a connection of its own, because a connection that attached is that worker's."""
-        transport = open_transport(self.address)
-        try:
-            attached = transport.attach(call)
-        finally:
-            transport.close()
-        close_all(attached.fds)
-        return attached.response
-
-    def events(self) -> list[tuple[str, int]]:
-        """Return kind and blocks of every event of the cache so far."""
-        call = Outgoing("watch", pb.WatchRequest(cache=CACHE), time.monotonic() + 10)
-        seen = self.transport.watch(call, 0.3)
-        return [(event.kind, event.num_blocks) for event in seen]
 
 
 def register(run: Run) -> None:
@@ -169,6 +107,10 @@ def grant(run: Run, token: str, other: str) -> int:
     run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=10_000), token=token)
     run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=2**32 - 1), token=token)
     run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=52), token=token)
+    urgent = pb.ReserveRequest(request_id="r2", num_tokens=4, priority="urgent")
+    run.call("reserve", urgent, token=token)
+    for_ever = pb.ReserveRequest(request_id="r2", num_tokens=4, retain_seconds=2**31)
+    run.call("reserve", for_ever, token=token)
     run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=52, wait_ms=20), token=token)
     tokens = packed(*range(8), code="i")
     run.call(
@@ -187,6 +129,23 @@ def grant(run: Run, token: str, other: str) -> int:
         "commit", pb.CommitRequest(lease_id=lease_id, num_tokens=16, keys=keys(1, 9)), token=token
     )
     return lease_id
+
+
+def fork(run: Run, token: str, other: str, lease_id: int) -> None:
+    """Fork and trim, with every refusal on the way; the lease is then as it was."""
+    request = pb.ForkRequest(lease_id=lease_id, request_id="f1", num_tokens=24)
+    child = run.call("fork", request, token=token).lease.lease_id
+    run.call("fork", request, token=other)
+    run.call("fork", request)
+    run.call("fork", pb.ForkRequest(lease_id=2**45, request_id="f2", num_tokens=24), token=token)
+    run.call("fork", pb.ForkRequest(lease_id=lease_id, request_id="f2"), token=token)
+    run.call("trim", pb.TrimRequest(lease_id=child, num_tokens=20), token=token)
+    run.call("trim", pb.TrimRequest(lease_id=child, num_tokens=20), token=other)
+    run.call("trim", pb.TrimRequest(lease_id=child), token=token)
+    run.call("trim", pb.TrimRequest(lease_id=child, num_tokens=4), token=token)
+    run.call("release", pb.ReleaseRequest(lease_id=child), token=token)
+    run.call("trim", pb.TrimRequest(lease_id=lease_id, num_tokens=16), token=token)
+    run.call("extend", pb.ExtendRequest(lease_id=lease_id, num_tokens=20), token=token)
 
 
 def move(run: Run, token: str, lease_id: int) -> None:
@@ -249,7 +208,7 @@ def step(run: Run, token: str) -> None:
 
 
 def inspect(run: Run) -> None:
-    """List workers, leases and pins, a page at a time."""
+    """List workers, leases and pins, a page at a time, and who waits and whose blocks there are."""
     pin_id = run.call("pin", pb.PinRequest(keys=keys(1, 2)), cache=CACHE).pin_id
     for what in ("workers", "leases", "pins"):
         page = run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, limit=1))
@@ -264,6 +223,8 @@ def inspect(run: Run) -> None:
         run.call("inspect", pb.InspectRequest(cache="unknown", what=what))
         run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, limit=10_000))
     run.call("unpin", pb.UnpinRequest(pin_id=pin_id))
+    for what in ("waiting", "tenants"):
+        run.call("inspect", pb.InspectRequest(cache=CACHE, what=what))
 
 
 def end(run: Run, token: str, other: str) -> None:
@@ -278,56 +239,25 @@ def end(run: Run, token: str, other: str) -> None:
     run.call("stats", pb.StatsRequest())
 
 
-class Comparable:
-    """Replaces ids, which are new in each run, by the order in which each kind of them appears."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, list[str]] = {}
-
-    def of(self, part: Any, name: str = "") -> Any:
-        """Return the part with its ids replaced."""
-        if isinstance(part, dict):
-            return {name: self.of(value, name) for name, value in part.items()}
-        if isinstance(part, list | tuple):
-            return [self.of(value) for value in part]
-        if name.endswith("_id"):
-            known = self.names.setdefault(name, [])
-            known += [] if part in known else [part]
-            return f"{name} {known.index(part)}"
-        return ISSUED.sub("#", part) if isinstance(part, str) else part
-
-
 @pytest.fixture(scope="module")
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The directory of a daemon that serves."""
-    directory = tmp_path_factory.mktemp("parity")
-    options = ["--runtime-dir", str(directory / "run"), "--no-listen-tcp", "--drain-seconds", "0"]
-    with (directory / "log").open("w") as log:
-        command = [sys.executable, "-m", "kvleased", "serve", *options]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        limit = time.monotonic() + SECONDS_TO_START
-        while not (directory / "run" / "grpc.sock").exists():
-            assert process.poll() is None, (directory / "log").read_text()
-            assert time.monotonic() < limit, (directory / "log").read_text()
-            time.sleep(0.02)
-        yield directory / "run"
-        process.terminate()
-        assert process.wait(20) == 0
+    with serving(tmp_path_factory.mktemp("parity")) as directory:
+        yield directory
 
 
 def play(address: Address) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, int]]]:
     """Play the whole scenario; returns what was said and what happened."""
-    run = Run(address)
-    register(run)
-    token, other = attach(run)
-    lease_id = grant(run, token, other)
-    move(run, token, lease_id)
-    step(run, token)
-    inspect(run)
-    end(run, token, other)
-    events = run.events()
-    run.transport.close()
-    return run.said, events
+    with Run(address, CACHE) as run:
+        register(run)
+        token, other = attach(run)
+        lease_id = grant(run, token, other)
+        fork(run, token, other, lease_id)
+        move(run, token, lease_id)
+        step(run, token)
+        inspect(run)
+        end(run, token, other)
+        return run.said, run.events()
 
 
 @pytest.fixture(scope="module")
@@ -366,20 +296,19 @@ def test_scenario_meets_every_verb_and_refusal(plays: dict[str, Any]) -> None:
         "INVALID", "NEVER_FITS", "POOL_FULL", "STALE_EPOCH", "UNKNOWN_LEASE", "UNKNOWN_WORKER", "UNKNOWN_CACHE",
         "ID_REUSED", "LAYOUT_MISMATCH", "NOT_YOURS", "WRONG_STATE", "CACHE_IN_USE",
     }  # fmt: skip
-    assert {"lease_granted", "blocks_committed", "lease_evicted", "lease_reloaded"} <= {
-        kind for kind, _ in plays["unix"][1]
-    }
+    assert {kind for kind, _ in plays["unix"][1]} >= {
+        "lease_granted", "lease_forked", "lease_trimmed", "blocks_committed", "lease_evicted", "lease_reloaded",
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def cache(plays: object, runtime_dir: Path) -> Iterator[Run]:  # noqa: ARG001 - the scenario comes first
     """A cache with one lease, seen over the local socket."""
-    run = Run(parse_address(f"unix://{runtime_dir}/kvlease.sock"))
-    register(run)
-    token, _ = attach(run)
-    run.call("reserve", pb.ReserveRequest(request_id="r", num_tokens=16), token=token)
-    yield run
-    run.transport.close()
+    with Run(parse_address(f"unix://{runtime_dir}/kvlease.sock"), CACHE) as run:
+        register(run)
+        token, _ = attach(run)
+        run.call("reserve", pb.ReserveRequest(request_id="r", num_tokens=16), token=token)
+        yield run
 
 
 def census(run: Run) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from measure import Figure, Once, in_turns, known
 
+from kvlease.groups import keeps_everything
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import Reserved, Stepped
@@ -21,7 +22,11 @@ NUM_REQUESTS: Final = 256
 BYTES_PER_KEY: Final = 32
 WORKER: Final = WorkerId(1)
 SHAPE: Final = CacheShape(
-    num_blocks=65_536, num_slots=0, tokens_per_block=16, max_blocks_per_lease=8_192
+    num_blocks=65_536,
+    num_slots=0,
+    groups=(keeps_everything(16, 8_192),),
+    hash_tokens=16,
+    hit_tokens=16,
 )
 
 
@@ -62,7 +67,7 @@ def _release(reserved: Reserved) -> None:
 
 def _pair(names: Iterator[str], keys: bytes) -> Once:
     """Measure with the same keys each time; the last token is always the request's own to compute."""
-    num_tokens = NUM_BLOCKS * SHAPE.tokens_per_block + (1 if keys else 0)
+    num_tokens = NUM_BLOCKS * SHAPE.hash_tokens + (1 if keys else 0)
     num_hits = len(keys) // BYTES_PER_KEY
 
     def once() -> int:
@@ -71,7 +76,7 @@ def _pair(names: Iterator[str], keys: bytes) -> Once:
         reserved = _reserve(name, keys, num_tokens)
         _release(reserved)
         taken = perf_counter_ns() - start
-        assert reserved.device_hit_tokens == num_hits * SHAPE.tokens_per_block
+        assert reserved.device_hit_tokens == num_hits * SHAPE.hash_tokens
         return taken
 
     return once
@@ -81,7 +86,7 @@ def _misses(names: Iterator[str]) -> Once:
     def once() -> int:
         name, keys = next(names), os.urandom(NUM_BLOCKS * BYTES_PER_KEY)
         start = perf_counter_ns()
-        _release(_reserve(name, keys, NUM_BLOCKS * SHAPE.tokens_per_block))
+        _release(_reserve(name, keys, NUM_BLOCKS * SHAPE.hash_tokens))
         return perf_counter_ns() - start
 
     return once
@@ -90,7 +95,7 @@ def _misses(names: Iterator[str]) -> Once:
 def _committed(names: Iterator[str]) -> bytes:
     """Return the keys of blocks that are cached."""
     keys = os.urandom(NUM_BLOCKS * BYTES_PER_KEY)
-    num_tokens = NUM_BLOCKS * SHAPE.tokens_per_block
+    num_tokens = NUM_BLOCKS * SHAPE.hash_tokens
     reserved = _reserve(next(names), keys, num_tokens)
     command = commands.Commit(
         worker_id=WORKER,
@@ -105,7 +110,7 @@ def _committed(names: Iterator[str]) -> bytes:
 
 
 def _step(names: Iterator[str]) -> Once:
-    num_tokens = np.arange(NUM_REQUESTS, dtype=np.int32) % SHAPE.tokens_per_block + 1
+    num_tokens = np.arange(NUM_REQUESTS, dtype=np.int32) % SHAPE.hash_tokens + 1
     ids = [_reserve(next(names), b"", count).lease_id for count in num_tokens.tolist()]
     lease_ids = np.array(ids, np.int64).tobytes()
     verbs = bytes([StepVerb.EXTEND]) * NUM_REQUESTS
@@ -119,7 +124,7 @@ def _step(names: Iterator[str]) -> Once:
         reply = _CACHE.handle(command, monotonic()).reply
         taken = perf_counter_ns() - start
         assert isinstance(reply, Stepped)
-        assert len(reply.block_ids) == NUM_REQUESTS // SHAPE.tokens_per_block * 4
+        assert len(reply.block_ids) == NUM_REQUESTS // SHAPE.hash_tokens * 4
         return taken
 
     return once

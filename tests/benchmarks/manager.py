@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from measure import NS_PER_US, Figure, in_turns, median_of, paired
 
+from kvlease.groups import keeps_everything
 from kvlease.ids import BYTES_PER_KEY, Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import Evicted, Reserved, Stepped
@@ -70,13 +71,14 @@ def manager(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark 
 class Holder:
     """A cache and its only worker."""
 
-    def __init__(self, num_blocks: int, max_blocks_per_lease: int) -> None:
+    def __init__(self, num_blocks: int, table_blocks: int) -> None:
         """Start with everything free."""
         shape = CacheShape(
             num_blocks=num_blocks,
             num_slots=0,
-            tokens_per_block=TOKENS_PER_BLOCK,
-            max_blocks_per_lease=max_blocks_per_lease,
+            groups=(keeps_everything(TOKENS_PER_BLOCK, table_blocks),),
+            hash_tokens=TOKENS_PER_BLOCK,
+            hit_tokens=TOKENS_PER_BLOCK,
             max_leases=2 * NUM_RUNNING,
         )
         self.cache = Cache(shape, CacheRecords.plain(shape), Epoch(1))

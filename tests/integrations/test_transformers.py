@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from kvlease import Client, PlanInputs  # noqa: E402
+from kvlease import Client, EngineInputs, PlanInputs  # noqa: E402
 from kvlease.errors import InvalidError, KVLeaseError, WrongStateError  # noqa: E402
 from kvlease.integrations.transformers import LeasedCache, generate  # noqa: E402
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from transformers import LlamaForCausalLM
+    from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
 
     from kvlease import Worker
 
@@ -74,6 +75,13 @@ def worker(client: Client, model: LlamaForCausalLM) -> Iterator[Worker]:
         device_blocks=DEVICE_BLOCKS,
         host_bytes=1 << 22,
     )
+    with attached(client, inputs) as worker:
+        yield worker
+
+
+@contextmanager
+def attached(client: Client, inputs: PlanInputs) -> Iterator[Worker]:
+    """Attach to a cache that is new, which goes at the end."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while True:
         try:
@@ -83,9 +91,60 @@ def worker(client: Client, model: LlamaForCausalLM) -> Iterator[Worker]:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
-    with client.attach("tests") as attached:
-        yield attached
+    with client.attach("tests") as worker:
+        yield worker
     client.delete_cache("tests")
+
+
+WINDOW_TOKENS = 24
+"""A window that neither begins nor ends with a block."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(["sliding_attention", "full_attention"] * 2, id="windows and full layers"),
+        pytest.param(["sliding_attention"] * 3, id="windows alone"),
+    ],
+)
+def windowed(request: pytest.FixtureRequest) -> Gemma3ForCausalLM:
+    """Build a small model with layers that look at a window only."""
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(
+        dtype="float32",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=len(request.param),
+        layer_types=request.param,
+        sliding_window=WINDOW_TOKENS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return transformers.Gemma3ForCausalLM(config).eval()
+
+
+@pytest.fixture
+def window_worker(client: Client, windowed: Gemma3ForCausalLM) -> Iterator[Worker]:
+    """Attach to a cache whose windows have room for two blocks of new tokens at once."""
+    inputs = PlanInputs(
+        model_config=windowed.config.to_json_string(),
+        kv_dtype="float32",
+        tokens_per_block=TOKENS_PER_BLOCK,
+        device_blocks=2 * DEVICE_BLOCKS,
+        null_blocks=1,
+        host_bytes=1 << 22,
+        longest_request_tokens=192,
+        engine=EngineInputs(tokens_per_step=2 * TOKENS_PER_BLOCK),
+    )
+    with attached(client, inputs) as worker:
+        yield worker
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -93,7 +152,7 @@ def prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 512, num_tokens).tolist()
 
 
-def plain(model: LlamaForCausalLM, token_ids: list[int]) -> list[int]:
+def plain(model: PreTrainedModel, token_ids: list[int]) -> list[int]:
     """Return what the model says without kvlease."""
     input_ids = torch.tensor([token_ids])
     output = model.generate(input_ids, max_new_tokens=NUM_NEW, do_sample=False)
@@ -271,3 +330,73 @@ def test_cache_refuses_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:
             model(torch.tensor([token_ids, token_ids]), past_key_values=cache)
 
         assert cache.get_seq_length() == 0
+
+
+def test_windows_are_served_from_the_pool(
+    window_worker: Worker, windowed: Gemma3ForCausalLM
+) -> None:
+    """Tokens are the same where layers keep a window: a prompt that does not fit into it at once, and a hit."""
+    token_ids = prompt(100)
+
+    miss = generate(windowed, window_worker, token_ids, max_new_tokens=NUM_NEW, request_id="miss")
+    hit = generate(windowed, window_worker, token_ids, max_new_tokens=NUM_NEW, request_id="hit")
+
+    assert list(miss.tokens) == list(hit.tokens) == plain(windowed, token_ids)
+    assert (miss.recomputes, miss.computed_tokens) == (0, 100)
+    assert (hit.device_hit_tokens, hit.computed_tokens) == (96, 4)
+
+
+def test_windows_give_their_blocks_back(window_worker: Worker, windowed: Gemma3ForCausalLM) -> None:
+    """A group of windows never holds more than its window and what is computed at once."""
+    held: list[int] = []
+
+    def count(cache: LeasedCache | None, _: int) -> None:
+        assert cache is not None
+        held.append(int(np.count_nonzero(cache.lease.blocks(0))))
+
+    generate(
+        windowed, window_worker, prompt(100), max_new_tokens=NUM_NEW, request_id="r", on_step=count
+    )
+
+    assert window_worker.plan.groups[0].spec.kind == "sliding_window"
+    assert max(held) <= window_worker.plan.groups[0].blocks_per_longest_request
+    assert held[-1] <= 3
+
+
+def test_evicted_windows_come_back(window_worker: Worker, windowed: Gemma3ForCausalLM) -> None:
+    """A request with windows that was preempted goes on from what came back."""
+    token_ids = prompt(100)
+
+    def preempt(cache: LeasedCache | None, num_new: int) -> None:
+        if num_new == 10:
+            assert cache is not None
+            assert cache.evict() > 0
+            cache.reload()
+
+    made = generate(
+        windowed,
+        window_worker,
+        token_ids,
+        max_new_tokens=NUM_NEW,
+        request_id="victim",
+        on_step=preempt,
+    )
+
+    assert (made.recomputes, list(made.tokens)) == (0, plain(windowed, token_ids))
+
+
+def test_prompt_beyond_its_windows_is_refused_in_one_piece(
+    window_worker: Worker, windowed: Gemma3ForCausalLM
+) -> None:
+    """Who computes a prompt by himself is told how many tokens there is room for before a commit."""
+    token_ids = prompt(100)
+    with LeasedCache.reserve(window_worker, token_ids, request_id="r") as cache:
+        with pytest.raises(WrongStateError) as caught:
+            windowed(torch.tensor([token_ids]), past_key_values=cache)
+        assert (caught.value.need, caught.value.available) == (100, 80)
+
+        windowed(torch.tensor([token_ids[:80]]), past_key_values=cache)
+        cache.commit(token_ids)
+        windowed(torch.tensor([token_ids[80:]]), past_key_values=cache)
+
+        assert cache.get_seq_length() == 100

@@ -37,14 +37,14 @@ def _reserve(world: World) -> None:
 
 
 def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Reserve:
-    num_blocks = world.rng.randint(1, world.shape.max_blocks_per_lease)
+    num_blocks = world.rng.randint(1, world.shape.table_width)
     keys = pick_chain(world, worker.tenant, world.rng.randint(0, num_blocks))
     world.seen["requests"] += 1
     return commands.Reserve(
         worker_id=worker.worker_id,
         request_id=f"r{world.seen['requests']}",
         keys=b"".join(keys),
-        num_tokens=num_blocks * world.shape.tokens_per_block - world.rng.randint(0, 3),
+        num_tokens=num_blocks * world.shape.hash_tokens - world.rng.randint(0, 3),
         wait_ms=wait_ms,
         priority=world.rng.randint(0, 2),
     )
@@ -73,8 +73,8 @@ def _step(world: World) -> None:
 
 def _operations(world: World, worker: Worker, held: Held) -> list[Operation]:
     """Return what a step does with one lease: mostly it grows by a token; in the end, it is committed and released."""
-    tokens_per_block = world.shape.tokens_per_block
-    limit = world.shape.max_blocks_per_lease * tokens_per_block
+    tokens_per_block = world.shape.hash_tokens
+    limit = world.shape.table_width * tokens_per_block
     num_tokens = len(held.blocks) * tokens_per_block + world.rng.randint(-3, 6)
     extend = Operation(StepVerb.EXTEND, held, min(num_tokens, limit))
     release = Operation(StepVerb.RELEASE, held)
@@ -97,8 +97,8 @@ def _extend(world: World) -> None:
     if found is None:
         return
     worker, held = found
-    num_tokens = len(held.blocks) * world.shape.tokens_per_block + world.rng.randint(1, 6)
-    if num_tokens > world.shape.max_blocks_per_lease * world.shape.tokens_per_block:
+    num_tokens = len(held.blocks) * world.shape.hash_tokens + world.rng.randint(1, 6)
+    if num_tokens > world.shape.table_width * world.shape.hash_tokens:
         return
     world.call(
         worker,
@@ -126,7 +126,7 @@ def _commit(world: World) -> None:
         commands.Commit(
             worker_id=worker.worker_id,
             lease_id=held.lease_id,
-            num_tokens=last * world.shape.tokens_per_block,
+            num_tokens=last * world.shape.hash_tokens,
             first_block=first,
             keys=b"".join(held.keys[first:last]),
         ),
@@ -219,7 +219,7 @@ def _stale(world: World) -> None:
     late = commands.Commit(
         worker_id=worker_id,
         lease_id=held.lease_id,
-        num_tokens=len(held.blocks) * world.shape.tokens_per_block,
+        num_tokens=len(held.blocks) * world.shape.hash_tokens,
         first_block=0,
         keys=b"".join(held.keys[: len(held.blocks)]),
     )

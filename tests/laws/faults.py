@@ -119,7 +119,7 @@ def crash(world: World) -> None:
             copy_id=job.copy.copy_id, checksums=checksums if is_offload else b""
         )
     else:
-        num_tokens = min(len(held.blocks) + 2, world.shape.max_blocks_per_lease) * 4
+        num_tokens = min(len(held.blocks) + 2, world.shape.table_width) * 4
         command = world.rng.choice(
             (
                 commands.Reserve(worker_id=worker_id, request_id="crash", keys=b"", num_tokens=16),
@@ -135,6 +135,6 @@ def crash(world: World) -> None:
             rows = world.records.rows
             at = [row for row in range(len(rows.lease_id)) if rows.lease_id[row] == held.lease_id]
             if at and not held.is_evicted and not held.is_moving:
-                known = rows.block_ids[at[0], : rows.num_blocks[at[0]]].tolist()
+                known = rows.block_ids[at[0], : rows.num_blocks[at[0], 0]].tolist()
                 held.marks += [None] * (len(known) - len(held.blocks))
                 held.blocks = known

@@ -80,7 +80,7 @@ def _columns(
 
 
 def _compare(world: World, operation: Operation, error: str, count: int, *, is_over: bool) -> None:
-    needed = -(-operation.num_tokens // world.shape.tokens_per_block)
+    needed = -(-operation.num_tokens // world.shape.hash_tokens)
     missing = max(0, needed - len(operation.held.blocks))
     if operation.verb is not StepVerb.EXTEND:
         if count or error:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvlease.errors import KVLeaseError
+from kvlease.groups import keeps_everything
 from kvlease.ids import CopyId, Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import Copy, Direction, Effect, Outcome, Reserved, Stepped, Wake
@@ -21,8 +22,9 @@ SHAPE: Final = CacheShape(
     num_blocks=7,
     null_blocks=1,
     num_slots=4,
-    tokens_per_block=2,
-    max_blocks_per_lease=4,
+    groups=(keeps_everything(2, 4),),
+    hash_tokens=2,
+    hit_tokens=2,
     max_leases=4,
     max_waiting=3,
     max_pins=1,
@@ -31,7 +33,7 @@ SHAPE: Final = CacheShape(
 )
 TENANTS: Final = {WorkerId(1): 7, WorkerId(2): 7, WorkerId(3): 8}
 WORKERS: Final = st.sampled_from(sorted(TENANTS))
-BLOCKS: Final = st.integers(1, SHAPE.max_blocks_per_lease)
+BLOCKS: Final = st.integers(1, SHAPE.table_width)
 WAITS_MS: Final = st.sampled_from((0, 1_000, 60_000))
 PICKS: Final = st.integers(0, 7)
 
@@ -97,7 +99,7 @@ class CacheMachine(RuleBasedStateMachine):
         return (
             WorkerId(int(rows.worker_id[row])),
             LeaseId(int(rows.lease_id[row])),
-            int(rows.num_blocks[row]),
+            int(rows.num_blocks[row, 0]),
         )
 
     def _copy(self, pick: int) -> Copy:
@@ -122,7 +124,7 @@ class CacheMachine(RuleBasedStateMachine):
                 worker_id=worker_id,
                 request_id=f"r{self.num_requests}",
                 keys=_keys(TENANTS[worker_id], min(hits, num_blocks), 0),
-                num_tokens=num_blocks * SHAPE.tokens_per_block,
+                num_tokens=num_blocks * SHAPE.hash_tokens,
                 wait_ms=wait_ms,
                 priority=priority,
             )
@@ -138,7 +140,7 @@ class CacheMachine(RuleBasedStateMachine):
             commands.Extend(
                 worker_id=worker_id,
                 lease_id=lease_id,
-                num_tokens=(num_blocks + more) * SHAPE.tokens_per_block,
+                num_tokens=(num_blocks + more) * SHAPE.hash_tokens,
                 wait_ms=wait_ms,
             )
         )
@@ -151,7 +153,7 @@ class CacheMachine(RuleBasedStateMachine):
             commands.Commit(
                 worker_id=worker_id,
                 lease_id=lease_id,
-                num_tokens=num_blocks * SHAPE.tokens_per_block,
+                num_tokens=num_blocks * SHAPE.hash_tokens,
                 first_block=0,
                 keys=_keys(TENANTS[worker_id], num_blocks, branch),
             )
@@ -174,7 +176,7 @@ class CacheMachine(RuleBasedStateMachine):
         """A worker's scheduler takes a step over leases, not all of them its own."""
         leases = [self._lease(pick) for pick in picks]
         worker_id = leases[0][0] if leases else WorkerId(1)
-        num_tokens = [(num_blocks + 1) * SHAPE.tokens_per_block for _, _, num_blocks in leases]
+        num_tokens = [(num_blocks + 1) * SHAPE.hash_tokens for _, _, num_blocks in leases]
         reply = self._send(
             commands.Step(
                 worker_id=worker_id,

@@ -28,9 +28,7 @@ class LimitedWorld(World):
 
     def __init__(self, seed: int) -> None:
         """Start a node with three workers of two tenants."""
-        super().__init__(
-            seed, shape=replace(SHAPE, tenants=_LIMITS, max_blocks_per_lease=12, max_pins=6)
-        )
+        super().__init__(seed, shape=replace(SHAPE, tenants=_LIMITS, max_pins=6))
 
     def send(self, command: commands.Command) -> Outcome | KVLeaseError:
         """Give a command to the core; what a law of tenants says of its answer is looked at here."""
@@ -68,7 +66,7 @@ class LimitedWorld(World):
                 worker_id=worker.worker_id,
                 request_id=f"all-{at}",
                 keys=b"",
-                num_tokens=min(3, limit - at) * self.shape.tokens_per_block,
+                num_tokens=min(3, limit - at) * self.shape.hash_tokens,
                 wait_ms=60_000,
             )
             self.call(worker, command)

@@ -18,8 +18,9 @@ def compare_map(world: World, worker: Worker, held: Held) -> None:
         world.fail("the map of an own lease on the device was refused")
         return
     rows, row = world.records.rows, outcome.reply.row
+    published = world.records.kernel_rows.num_published[row, 0]
     count = outcome.reply.num_kernel_blocks
-    if rows.lease_id[row] != held.lease_id or rows.num_published[row] != count:
+    if rows.lease_id[row] != held.lease_id or published != count:
         world.fail(f"row {row} is not that of the mapped lease {held.lease_id}")
     if rows.block_ids[row, :count].tolist() != held.blocks:
         world.fail(f"row {row} does not list the blocks that lease {held.lease_id} was granted")
@@ -27,13 +28,14 @@ def compare_map(world: World, worker: Worker, held: Held) -> None:
 
 def read_table(world: World) -> None:
     """Read every published row as a kernel would: it lists just what the lease's worker was granted."""
-    rows = world.records.rows
+    rows, kernel = world.records.rows, world.records.kernel_rows
     for worker in world.workers.values():
         for held in worker.leases.values():
             (found,) = np.nonzero(rows.lease_id == held.lease_id)
             if held.is_moving or not len(found):
                 continue
-            published = rows.block_ids[found[0], : rows.num_published[found[0]]].tolist()
+            row = found[0]
+            published = kernel.kernel_ids[row, : kernel.num_published[row, 0]].tolist()
             if published not in ([], held.blocks) or (held.is_evicted and published):
                 world.fail(f"lease {held.lease_id} is published with blocks {published}")
 

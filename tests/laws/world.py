@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvlease.errors import KVLeaseError
+from kvlease.groups import keeps_everything
 from kvlease.ids import Epoch, LeaseId, PinId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import (
@@ -37,8 +38,9 @@ SHAPE = CacheShape(
     num_blocks=25,
     null_blocks=1,
     num_slots=14,
-    tokens_per_block=4,
-    max_blocks_per_lease=12,
+    groups=(keeps_everything(4, 12),),
+    hash_tokens=4,
+    hit_tokens=4,
     max_leases=16,
     max_waiting=6,
     max_pins=3,
@@ -282,7 +284,7 @@ class World:
         self.highest_lease_id = max(self.highest_lease_id, reply.lease_id)
         blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
         keys = [command.keys[at : at + 32] for at in range(0, len(command.keys), 32)]
-        hits = (reply.device_hit_tokens + reply.host_hit_tokens) // self.shape.tokens_per_block
+        hits = (reply.device_hit_tokens + reply.host_hit_tokens) // self.shape.hash_tokens
         self.seen["hits"] += hits
         marks: list[Mark | None] = [("key", key) for key in keys[:hits]]
         held = Held(
@@ -353,6 +355,8 @@ class World:
             elif copy.direction is Direction.OFFLOAD:
                 self.host[targets[at]] = self.device[sources[at]]
                 self.flipped.discard(targets[at])
+            elif copy.direction is Direction.DUPLICATE:
+                self.device[targets[at]] = self.device[sources[at]]
             else:
                 self.device[targets[at]] = self.host[sources[at]]
         job.done = min(len(targets), job.done + pairs)
@@ -502,14 +506,14 @@ class World:
 
     def _lose_answers(self, worker: Worker) -> None:
         """Let a worker reserve what there is and never learn what was granted."""
-        limit = self.shape.max_blocks_per_lease
+        limit = self.shape.table_width
         for at in range(0, self.shape.usable_blocks, limit):
             self.send(
                 commands.Reserve(
                     worker_id=worker.worker_id,
                     request_id=f"lost-{at}",
                     keys=b"",
-                    num_tokens=limit * self.shape.tokens_per_block,
+                    num_tokens=limit * self.shape.hash_tokens,
                 )
             )
 
@@ -518,14 +522,14 @@ class World:
             self.land(next(iter(self.jobs.values())))
 
     def _have_it_all(self, worker: Worker) -> None:
-        limit = self.shape.max_blocks_per_lease
+        limit = self.shape.table_width
         for at in range(0, self.shape.usable_blocks, limit):
             num_blocks = min(limit, self.shape.usable_blocks - at)
             command = commands.Reserve(
                 worker_id=worker.worker_id,
                 request_id=f"all-{at}",
                 keys=b"",
-                num_tokens=num_blocks * self.shape.tokens_per_block,
+                num_tokens=num_blocks * self.shape.hash_tokens,
                 wait_ms=60_000,
             )
             self.call(worker, command)

@@ -123,6 +123,22 @@ def pins(
 
 
 @app.command()
+def waiting(
+    *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
+) -> None:
+    """List the calls that wait for blocks, with what they wait for."""
+    _list("waiting", address, cache, limit, as_json=as_json)
+
+
+@app.command()
+def tenants(
+    *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
+) -> None:
+    """List the tenants with the blocks that they have and may have."""
+    _list("tenants", address, cache, limit, as_json=as_json)
+
+
+@app.command()
 def evict(
     *,
     blocks: Annotated[int, typer.Option(min=1, help="How many of the coldest cached blocks.")],
@@ -200,13 +216,15 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
             text = f"{num_shown:,} of {page.num_total:,} shown; --limit shows more"
             console.print(text, highlight=False)
     if not any(page.num_total for page in pages.values()):
-        typer.echo(f"no {what}")
+        typer.echo("nothing waits" if what == "waiting" else f"no {what}")
 
 
 _TABLES: Final[dict[Listed, Callable[[str, Inspection], Table]]] = {
     "workers": tables.workers,
     "leases": tables.leases,
     "pins": tables.pins,
+    "waiting": tables.waiting,
+    "tenants": tables.tenants,
 }
 
 

@@ -11,6 +11,8 @@ _ID_OF: Final[dict[Listed, str]] = {
     "workers": "worker_id",
     "leases": "lease_id",
     "pins": "pin_id",
+    "waiting": "call_id",
+    "tenants": "tenant_id",
 }
 
 

@@ -14,7 +14,20 @@ UNUSUAL_STATES: Final = ("filling", "quarantined", "scrubbing", "bad")
 """The states that few blocks are in for long, in the order of a block's life; they share one column."""
 
 _TEXTS: Final = frozenset(
-    {"cache", "status", "tier", "layout", "other states", "name", "tenant", "death", "phase"}
+    {
+        "cache",
+        "death",
+        "layout",
+        "name",
+        "other states",
+        "phase",
+        "priority",
+        "status",
+        "tenant",
+        "tier",
+        "verb",
+        "waits for",
+    }
 )
 """The columns that are no numbers."""
 
@@ -154,6 +167,63 @@ def pins(cache: str, page: Inspection) -> Table:
     table = _table(f"Pins of {cache}", "pin", "blocks")
     for one in page.pins:
         table.add_row(str(one.pin_id), f"{one.num_blocks:,}")
+    return table
+
+
+def waiting(cache: str, page: Inspection) -> Table:
+    """Return one row per call that waits for blocks; `left` is the time until it is refused."""
+    table = _table(
+        f"Waiting for {cache}",
+        "call",
+        "worker",
+        "verb",
+        "priority",
+        "before",
+        "blocks",
+        "there",
+        "waits for",
+        "age",
+        "left",
+    )
+    for one in page.waiting:
+        table.add_row(
+            str(one.call_id),
+            str(one.worker_id),
+            one.verb,
+            one.priority,
+            f"{one.position:,}",
+            f"{one.num_blocks:,}",
+            f"{one.available_blocks:,}",
+            one.reason,
+            show_age(one.age_ms),
+            show_age(one.left_ms),
+        )
+    return table
+
+
+def tenants(cache: str, page: Inspection) -> Table:
+    """Return one row per tenant of a cache: blocks that it has, and that it may have."""
+    table = _table(
+        f"Tenants of {cache}",
+        "tenant",
+        "blocks\nused",
+        "blocks\nheld",
+        "blocks\npinned",
+        "blocks\nat least",
+        "blocks\nat most",
+        "pinned\nat most",
+        "weight",
+    )
+    for one in page.tenants:
+        counts = (
+            one.used_blocks,
+            one.held_blocks,
+            one.pinned_blocks,
+            one.min_blocks,
+            one.max_blocks,
+            one.pinned_blocks_max,
+        )
+        table.add_row(one.tenant, *(f"{count:,}" for count in counts), f"{one.weight:g}")
     return table
 
 

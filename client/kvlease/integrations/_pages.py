@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from kvlease.errors import InvalidError, UnknownLeaseError, WrongStateError
+from kvlease.geometry import blocks_covering
 
 if TYPE_CHECKING:
     from kvlease import Lease, Worker
@@ -18,54 +20,72 @@ WAIT_MS: Final = 1_000
 
 
 class LeasedBlocks:
-    """The blocks of one lease as an index tensor, shared by all layers of a cache."""
+    """The blocks of one lease as index tensors, one for each group, shared by the layers of a cache."""
 
     def __init__(
         self, worker: Worker, lease: Lease, blocks_ahead: int, num_tokens_max: int | None
     ) -> None:
-        longest = worker.plan.longest_request_tokens
+        plan = worker.plan
+        longest = plan.longest_request_tokens
         self.lease = lease
         self.num_tokens_max = min(num_tokens_max or longest, longest)
-        self.tokens_per_block = worker.plan.tokens_per_block
         self.shared_tokens = 0
-        self._plan = worker.plan
-        self._tokens_ahead = blocks_ahead * self.tokens_per_block
-        self._table = torch.empty(0, dtype=torch.int64)
-        self._read_table()
+        self._tokens_per_block = [group.tokens_per_block for group in plan.groups]
+        self._tokens_ahead = blocks_ahead * plan.tokens_per_block
+        self._tables: list[torch.Tensor] = []
+        self._read_tables()
 
     def require_live(self) -> None:
         if not self.lease.is_live:
             raise self.lease.refusal or UnknownLeaseError
 
-    def cover(self, num_tokens: int) -> None:
-        """Extend the lease where it covers fewer than `num_tokens`."""
+    def reach(self, num_tokens: int) -> int:
+        """Extend the lease where it covers fewer than `num_tokens`; return how many of them it covers then."""
         self.require_live()
-        if num_tokens <= self._covered_tokens:
-            return
-        if not self._covered_tokens:
+        covered = self.lease.covered_tokens
+        if num_tokens <= covered:
+            return num_tokens
+        if not covered:
             raise WrongStateError("The lease is evicted; reload it first.")
         target = max(num_tokens, min(num_tokens + self._tokens_ahead, self.num_tokens_max))
         if not self.lease.extend(target, wait_ms=WAIT_MS):
             raise self.lease.refusal or UnknownLeaseError
-        self._read_table()
+        self._read_tables()
+        return min(num_tokens, self.lease.covered_tokens)
 
-    def places(self, first_token: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def cover(self, num_tokens: int) -> None:
+        """Extend the lease where it covers fewer than `num_tokens`; refuse what windows have no room for."""
+        covered = self.reach(num_tokens)
+        if covered < num_tokens:
+            message = (
+                f"The windows of the model have room for {covered} tokens until a commit moves them on, and "
+                f"{num_tokens} are to be computed; compute and commit so many at a time."
+            )
+            raise WrongStateError(message, resource="tokens", need=num_tokens, available=covered)
+
+    def places(
+        self, group: int, first_token: int, num_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the block id and the offset in the block of each token, to be written."""
         if first_token < self.shared_tokens:
             raise WrongStateError("Committed blocks are never written again.")
         tokens = torch.arange(first_token, first_token + num_tokens)
-        return self._table[tokens // self.tokens_per_block], tokens % self.tokens_per_block
+        tokens_per_block = self._tokens_per_block[group]
+        return self._tables[group][tokens // tokens_per_block], tokens % tokens_per_block
 
-    def table(self, num_tokens: int) -> torch.Tensor:
-        """Return the ids of the blocks that hold the first `num_tokens`."""
-        return self._table[: self._plan.blocks_covering(num_tokens)]
+    def table(self, group: int, first_token: int, end_token: int) -> tuple[torch.Tensor, int]:
+        """Return the ids of the blocks that hold some tokens, and the offset of the first token in the first block."""
+        tokens_per_block = self._tokens_per_block[group]
+        first, offset = divmod(first_token, tokens_per_block)
+        end = blocks_covering(end_token, tokens_per_block)
+        return self._tables[group][first:end], offset
 
     def evict(self) -> int:
         self.require_live()
         evicted = self.lease.evict()
         if not self.lease.is_evicted:
             raise self.lease.refusal or UnknownLeaseError
-        self._table = self._table[:0]
+        self._read_tables()
         return evicted.num_evicted
 
     def reload(self) -> int:
@@ -74,37 +94,41 @@ class LeasedBlocks:
         if self.lease.is_evicted or not self.lease.is_live:
             raise self.lease.refusal or UnknownLeaseError
         self.lease.map()
-        self._read_table()
-        num_tokens = min(reloaded.num_tokens, self._covered_tokens)
+        self._read_tables()
+        num_tokens = min(reloaded.num_tokens, self.lease.covered_tokens)
         self.shared_tokens = min(self.shared_tokens, num_tokens)
         return num_tokens
 
-    @property
-    def _covered_tokens(self) -> int:
-        return len(self._table) * self.tokens_per_block
+    def _read_tables(self) -> None:
+        self._tables = [
+            torch.from_numpy(self.lease.blocks(group).astype(np.int64))
+            for group in range(len(self._tokens_per_block))
+        ]
 
-    def _read_table(self) -> None:
-        self._table = torch.from_numpy(self.lease.block_ids.astype(np.int64))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPages:
+    """Where one layer keeps its states, and how many of them attention sees."""
+
+    keys: torch.Tensor
+    """[blocks, heads, tokens of a block, head size]"""
+    values: torch.Tensor
+    group: int
+    window_tokens: int = 0
+    """Tokens that attention looks at, the newest included; 0: all."""
 
 
 class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transformers types no hooks
     """One layer's pages, as Transformers sees a layer of a cache."""
 
-    is_sliding = False
     supports_early_init = False
 
-    def __init__(
-        self,
-        blocks: LeasedBlocks,
-        pool_keys: torch.Tensor,
-        pool_values: torch.Tensor,
-        num_tokens: int,
-    ) -> None:
+    def __init__(self, blocks: LeasedBlocks, pages: LayerPages, num_tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # nor constructors
         self._blocks = blocks
-        self._pool_keys = pool_keys
-        self._pool_values = pool_values
+        self._pages = pages
         self._num_tokens = num_tokens
+        self.is_sliding = pages.window_tokens > 0
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -114,26 +138,31 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new states into their pages and return all states, read from the pool."""
-        if key_states.shape[0] != 1 or key_states.dtype != self._pool_keys.dtype:
-            message = f"A leased cache holds one sequence of {self._pool_keys.dtype}, not {key_states.shape[0]} of "
+        pages = self._pages
+        if key_states.shape[0] != 1 or key_states.dtype != pages.keys.dtype:
+            message = f"A leased cache holds one sequence of {pages.keys.dtype}, not {key_states.shape[0]} of "
             raise InvalidError(f"{message}{key_states.dtype}.")
         num_new = key_states.shape[-2]
         self._blocks.cover(self._num_tokens + num_new)
-        blocks, offsets = self._blocks.places(self._num_tokens, num_new)
-        self._pool_keys[blocks, :, offsets] = (
-            key_states.detach()[0].transpose(0, 1).to(self._pool_keys.device)
+        blocks, offsets = self._blocks.places(pages.group, self._num_tokens, num_new)
+        pages.keys[blocks, :, offsets] = (
+            key_states.detach()[0].transpose(0, 1).to(pages.keys.device)
         )
-        self._pool_values[blocks, :, offsets] = (
-            value_states.detach()[0].transpose(0, 1).to(self._pool_values.device)
+        pages.values[blocks, :, offsets] = (
+            value_states.detach()[0].transpose(0, 1).to(pages.values.device)
         )
+        num_seen, first_token = self.get_mask_sizes(num_new)
         self._num_tokens += num_new
-        table = self._blocks.table(self._num_tokens)
-        keys = _gather(self._pool_keys, table, self._num_tokens).to(key_states.device)
-        return keys, _gather(self._pool_values, table, self._num_tokens).to(value_states.device)
+        table, offset = self._blocks.table(pages.group, first_token, self._num_tokens)
+        keys = _gather(pages.keys, table, offset, num_seen).to(key_states.device)
+        return keys, _gather(pages.values, table, offset, num_seen).to(value_states.device)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many states attention sees, and from which on."""
-        return self._num_tokens + query_length, 0
+        first_token = 0
+        if self.is_sliding:
+            first_token = max(0, self._num_tokens - self._pages.window_tokens + 1)
+        return self._num_tokens + query_length - first_token, first_token
 
     def get_seq_length(self) -> int:
         """Return the tokens whose states are there."""
@@ -173,7 +202,7 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
         raise WrongStateError("A leased cache holds one sequence; there is nothing to select.")
 
 
-def _gather(pool: torch.Tensor, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def _gather(pool: torch.Tensor, table: torch.Tensor, offset: int, num_tokens: int) -> torch.Tensor:
     """Return `[1, heads, num_tokens, head_size]` from the pages `[blocks, heads, tokens_per_block, head_size]`."""
     pages = pool.index_select(0, table).transpose(0, 1)
-    return pages.flatten(1, 2)[:, :num_tokens].unsqueeze(0)
+    return pages.flatten(1, 2)[:, offset : offset + num_tokens].unsqueeze(0)

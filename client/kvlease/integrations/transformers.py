@@ -15,8 +15,10 @@ import torch
 from transformers import Cache, DynamicCache
 
 from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError
+from kvlease.geometry import floor_div
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.integrations._pages import WAIT_MS, LeasedBlocks, LeasedLayer
+from kvlease.integrations._pages import WAIT_MS, LayerPages, LeasedBlocks, LeasedLayer
+from kvlease.spec import FullAttention, SlidingWindow
 from kvlease.views import layer_views
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvlease import Lease, Worker
+    from kvlease.plan import LayerPlacement
     from kvlease.views import LayerTensors
 
 __all__ = ["Generation", "LeasedCache", "generate"]
@@ -61,8 +64,10 @@ class LeasedCache(Cache):
         self._blocks.shared_tokens = present
         self._keys = bytearray()
         self._pages = [
-            LeasedLayer(self._blocks, *_keys_and_values(layer), present)
-            for layer in layer_views(worker.plan, device)
+            LeasedLayer(self._blocks, _pages_of(tensors, placed), present)
+            for tensors, placed in zip(
+                layer_views(worker.plan, device), worker.plan.layers, strict=True
+            )
         ]
         super().__init__(layers=list(self._pages))
 
@@ -81,12 +86,13 @@ class LeasedCache(Cache):
         Raises the refusal when no lease is granted.
         """
         _device_of(worker)
-        tokens_per_block = worker.plan.tokens_per_block
+        tokens_per_key = worker.plan.hash_block_tokens
         # The last token's logits are wanted, so at least that token has to be computed.
-        num_keys = worker.plan.full_blocks(len(token_ids) - 1)
-        keys = worker.keys.chain(token_ids[: num_keys * tokens_per_block], tokens_per_block)
+        num_keys = floor_div(len(token_ids) - 1, tokens_per_key)
+        keys = worker.keys.chain(token_ids[: num_keys * tokens_per_key], tokens_per_key)
         longest = worker.plan.longest_request_tokens
-        room_for = min(len(token_ids) + tokens_per_block, num_tokens_max or longest, longest)
+        tokens_ahead = worker.plan.tokens_per_block
+        room_for = min(len(token_ids) + tokens_ahead, num_tokens_max or longest, longest)
         num_tokens = max(len(token_ids), room_for)
         lease = worker.reserve(request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms)
         if not lease.is_live:
@@ -116,25 +122,29 @@ class LeasedCache(Cache):
         """Make the lease cover `num_tokens` in all, and a little more."""
         self._blocks.cover(num_tokens)
 
+    def reach(self, num_tokens: int) -> int:
+        """Make the lease cover `num_tokens` in all, as far as windows have room; return how many it covers."""
+        return self._blocks.reach(num_tokens)
+
     def commit(self, token_ids: Sequence[int]) -> int:
-        """Make the blocks that are full findable under the keys of `token_ids`; return how many were handed in."""
-        tokens_per_block = self._blocks.tokens_per_block
-        first_block = self._worker.plan.full_blocks(self._blocks.shared_tokens)
-        num_blocks = self._worker.plan.full_blocks(min(len(token_ids), self.get_seq_length()))
-        if num_blocks <= first_block:
+        """Make the blocks that are full findable under the keys of `token_ids`; return how many keys were handed in."""
+        tokens_per_key = self._worker.plan.hash_block_tokens
+        first_key = floor_div(self._blocks.shared_tokens, tokens_per_key)
+        num_keys = floor_div(min(len(token_ids), self.get_seq_length()), tokens_per_key)
+        if num_keys <= first_key:
             return 0
         self.require_live()
         num_keyed = len(self._keys) // BYTES_PER_KEY
-        fresh = token_ids[num_keyed * tokens_per_block : num_blocks * tokens_per_block]
+        fresh = token_ids[num_keyed * tokens_per_key : num_keys * tokens_per_key]
         self._keys += self._worker.keys.chain(
-            fresh, tokens_per_block, bytes(self._keys[-BYTES_PER_KEY:])
+            fresh, tokens_per_key, bytes(self._keys[-BYTES_PER_KEY:])
         )
-        keys = bytes(self._keys[first_block * BYTES_PER_KEY : num_blocks * BYTES_PER_KEY])
+        keys = bytes(self._keys[first_key * BYTES_PER_KEY : num_keys * BYTES_PER_KEY])
         # From here on the blocks may be read by others, even if the answer is lost on its way.
-        self._blocks.shared_tokens = num_blocks * tokens_per_block
-        self.lease.commit(num_blocks * tokens_per_block, keys, first_block)
+        self._blocks.shared_tokens = num_keys * tokens_per_key
+        self.lease.commit(num_keys * tokens_per_key, keys, first_key)
         self.require_live()
-        return num_blocks - first_block
+        return num_keys - first_key
 
     def evict(self) -> int:
         """Move all blocks to the host pool; until `reload` the cache cannot be used. Return the device blocks freed."""
@@ -161,13 +171,24 @@ class LeasedCache(Cache):
             self.release()
 
 
-def _keys_and_values(layer: LayerTensors) -> tuple[torch.Tensor, torch.Tensor]:
+def _pages_of(layer: LayerTensors, placed: LayerPlacement) -> LayerPages:
+    """Return where a layer keeps its states; what Transformers could not read is refused."""
     if layer.keys is None or layer.values is None:
         message = (
             f"Layer {layer.name!r} does not keep plain keys and values, which Transformers needs."
         )
         raise InvalidError(message, resource="layers", rule="no_keys_and_values")
-    return layer.keys, layer.values
+    spec = placed.spec
+    if not isinstance(spec, FullAttention | SlidingWindow):
+        message = (
+            f"Layer {layer.name!r} is of kind {spec.kind}; a leased cache holds full attention and sliding "
+            "windows. Plan the cache with one_group, so that every token is kept."
+        )
+        raise InvalidError(message, resource="layers", rule="kind_not_supported")
+    window_tokens = spec.window_tokens if isinstance(spec, SlidingWindow) else 0
+    return LayerPages(
+        keys=layer.keys, values=layer.values, group=placed.group, window_tokens=window_tokens
+    )
 
 
 def _device_of(worker: Worker) -> NDArray[np.uint8]:
@@ -285,7 +306,18 @@ class _GreedyRun:
 
     @torch.inference_mode()
     def _next_token(self, cache: Cache) -> int:
-        fresh = self._tokens[cache.get_seq_length() :]
+        while isinstance(cache, LeasedCache):
+            num_covered = cache.reach(len(self._tokens))
+            if num_covered == len(self._tokens) or num_covered <= cache.get_seq_length():
+                break
+            # Windows have no room for the whole prompt: a part of it moves them on.
+            self._compute(cache, num_covered)
+            cache.commit(self._tokens)
+        return self._compute(cache, len(self._tokens))
+
+    def _compute(self, cache: Cache, num_tokens: int) -> int:
+        """Run the model over the tokens up to so many; returns the next one."""
+        fresh = self._tokens[cache.get_seq_length() : num_tokens]
         if len(fresh) > 1:
             self._computed_tokens += len(fresh)
         input_ids = torch.tensor([fresh], device=self._model.device)

@@ -32,6 +32,8 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
     "commit": ("POST", "/v1/leases/{lease_id}/commit"),
     "evict": ("POST", "/v1/leases/{lease_id}/evict"),
     "reload": ("POST", "/v1/leases/{lease_id}/reload"),
+    "fork": ("POST", "/v1/leases/{lease_id}/fork"),
+    "trim": ("POST", "/v1/leases/{lease_id}/trim"),
     "release": ("DELETE", "/v1/leases/{lease_id}"),
     "lookup": ("POST", "/v1/lookup"),
     "pin": ("POST", "/v1/pins"),
@@ -57,6 +59,7 @@ PROBLEM_BYTES_SHOWN: Final = 200
 
 _PROBLEM_FIELDS: Final = (
     "code", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies",
+    "holdings",
 )  # fmt: skip
 _RESPONSES: Final[Mapping[str, type[Message]]] = {
     field.name: getattr(pb, field.message_type.name)

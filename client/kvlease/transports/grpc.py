@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
 
 from kvlease.errors import InvalidError, KVLeaseError, UnavailableError
-from kvlease.faults import error_from_proto
+from kvlease.faults import error_from_proto, holdings_from_text
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -223,6 +223,7 @@ def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:
             message.resource = info.metadata.get("resource", "")
             message.rule = info.metadata.get("rule", "")
             message.remedies.extend(json.loads(info.metadata.get("remedies", "[]")))
+            message.holdings.extend(holdings_from_text(info.metadata.get("holdings", "")))
             for name in _NUMBERS:
                 if number := info.metadata.get(name):
                     setattr(message, name, int(number))

@@ -360,7 +360,7 @@ class Waste(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., tier: _Optional[str] = ..., num_bytes: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class CachePlan(_message.Message):
-    __slots__ = ("layout_fingerprint", "tokens_per_block", "num_blocks", "num_slots", "longest_request_tokens", "blocks_per_longest_request", "capacity_tokens", "model_digest", "layout", "null_blocks", "hash_block_tokens", "scheduler_block_tokens", "hit_alignment_tokens", "groups", "ranks", "tensor_replicas", "blocks_per_slot", "bytes_per_slot", "num_disk_slots", "num_remote_slots", "waste")
+    __slots__ = ("layout_fingerprint", "tokens_per_block", "num_blocks", "num_slots", "longest_request_tokens", "blocks_per_longest_request", "capacity_tokens", "model_digest", "layout", "null_blocks", "hash_block_tokens", "scheduler_block_tokens", "hit_alignment_tokens", "groups", "ranks", "tensor_replicas", "blocks_per_slot", "bytes_per_slot", "num_disk_slots", "num_remote_slots", "waste", "context_ranks")
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +382,7 @@ class CachePlan(_message.Message):
     NUM_DISK_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_REMOTE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     WASTE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_RANKS_FIELD_NUMBER: _ClassVar[int]
     layout_fingerprint: str
     tokens_per_block: int
     num_blocks: int
@@ -403,7 +404,8 @@ class CachePlan(_message.Message):
     num_disk_slots: int
     num_remote_slots: int
     waste: _containers.RepeatedCompositeFieldContainer[Waste]
-    def __init__(self, layout_fingerprint: _Optional[str] = ..., tokens_per_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., blocks_per_longest_request: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., model_digest: _Optional[str] = ..., layout: _Optional[str] = ..., null_blocks: _Optional[int] = ..., hash_block_tokens: _Optional[int] = ..., scheduler_block_tokens: _Optional[int] = ..., hit_alignment_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupPlan, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankPlan, _Mapping]]] = ..., tensor_replicas: _Optional[int] = ..., blocks_per_slot: _Optional[int] = ..., bytes_per_slot: _Optional[int] = ..., num_disk_slots: _Optional[int] = ..., num_remote_slots: _Optional[int] = ..., waste: _Optional[_Iterable[_Union[Waste, _Mapping]]] = ...) -> None: ...
+    context_ranks: int
+    def __init__(self, layout_fingerprint: _Optional[str] = ..., tokens_per_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., longest_request_tokens: _Optional[int] = ..., blocks_per_longest_request: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., model_digest: _Optional[str] = ..., layout: _Optional[str] = ..., null_blocks: _Optional[int] = ..., hash_block_tokens: _Optional[int] = ..., scheduler_block_tokens: _Optional[int] = ..., hit_alignment_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupPlan, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankPlan, _Mapping]]] = ..., tensor_replicas: _Optional[int] = ..., blocks_per_slot: _Optional[int] = ..., bytes_per_slot: _Optional[int] = ..., num_disk_slots: _Optional[int] = ..., num_remote_slots: _Optional[int] = ..., waste: _Optional[_Iterable[_Union[Waste, _Mapping]]] = ..., context_ranks: _Optional[int] = ...) -> None: ...
 
 class Equation(_message.Message):
     __slots__ = ("name", "groups", "ranks", "layer", "formula", "arithmetic", "value", "value_divisor", "unit")
@@ -568,7 +570,7 @@ class Region(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., region_bytes: _Optional[int] = ..., read_only: _Optional[bool] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("cache", "worker_name", "rank", "tenant", "resume_token", "lease_ids", "layout_fingerprint")
+    __slots__ = ("cache", "worker_name", "rank", "tenant", "resume_token", "lease_ids", "layout_fingerprint", "engine")
     CACHE_FIELD_NUMBER: _ClassVar[int]
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -576,6 +578,7 @@ class AttachRequest(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     cache: str
     worker_name: str
     rank: int
@@ -583,7 +586,8 @@ class AttachRequest(_message.Message):
     resume_token: str
     lease_ids: bytes
     layout_fingerprint: str
-    def __init__(self, cache: _Optional[str] = ..., worker_name: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[str] = ..., resume_token: _Optional[str] = ..., lease_ids: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ...) -> None: ...
+    engine: str
+    def __init__(self, cache: _Optional[str] = ..., worker_name: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[str] = ..., resume_token: _Optional[str] = ..., lease_ids: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("worker_id", "token", "epoch", "tenant_key", "info", "regions", "heartbeat_seconds", "lease_seconds", "lease_ids", "death_proof")
@@ -640,32 +644,40 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, unknown_lease_ids: _Optional[bytes] = ..., num_orphans_ended: _Optional[int] = ..., newest_lease_id: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "keys", "num_tokens", "wait_ms", "token_ids")
+    __slots__ = ("request_id", "keys", "num_tokens", "wait_ms", "token_ids", "priority", "retain_seconds")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     keys: bytes
     num_tokens: int
     wait_ms: int
     token_ids: bytes
-    def __init__(self, request_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    priority: str
+    retain_seconds: int
+    def __init__(self, request_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., retain_seconds: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("lease_id", "block_ids", "device_hit_tokens", "host_hit_tokens", "row")
+    __slots__ = ("lease_id", "block_ids", "device_hit_tokens", "host_hit_tokens", "row", "num_blocks", "covered_tokens")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOST_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     block_ids: bytes
     device_hit_tokens: int
     host_hit_tokens: int
     row: int
-    def __init__(self, lease_id: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., device_hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...
+    num_blocks: bytes
+    covered_tokens: int
+    def __init__(self, lease_id: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., device_hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., row: _Optional[int] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ...) -> None: ...
 
 class MapRequest(_message.Message):
     __slots__ = ("lease_id",)
@@ -674,12 +686,14 @@ class MapRequest(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
 
 class MapResponse(_message.Message):
-    __slots__ = ("row", "num_kernel_blocks")
+    __slots__ = ("row", "num_kernel_blocks", "kernel_blocks")
     ROW_FIELD_NUMBER: _ClassVar[int]
     NUM_KERNEL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     row: int
     num_kernel_blocks: int
-    def __init__(self, row: _Optional[int] = ..., num_kernel_blocks: _Optional[int] = ...) -> None: ...
+    kernel_blocks: bytes
+    def __init__(self, row: _Optional[int] = ..., num_kernel_blocks: _Optional[int] = ..., kernel_blocks: _Optional[bytes] = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
     __slots__ = ("lease_id", "num_tokens", "wait_ms")
@@ -692,10 +706,14 @@ class ExtendRequest(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class ExtendResponse(_message.Message):
-    __slots__ = ("block_ids",)
+    __slots__ = ("block_ids", "num_blocks", "covered_tokens")
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     block_ids: bytes
-    def __init__(self, block_ids: _Optional[bytes] = ...) -> None: ...
+    num_blocks: bytes
+    covered_tokens: int
+    def __init__(self, block_ids: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("lease_id", "num_tokens", "first_block", "keys")
@@ -710,12 +728,14 @@ class CommitRequest(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., first_block: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
-    __slots__ = ("num_committed", "num_duplicates")
+    __slots__ = ("num_committed", "num_duplicates", "num_given_back")
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     num_committed: int
     num_duplicates: int
-    def __init__(self, num_committed: _Optional[int] = ..., num_duplicates: _Optional[int] = ...) -> None: ...
+    num_given_back: int
+    def __init__(self, num_committed: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_given_back: _Optional[int] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
     __slots__ = ("lease_id", "keys", "num_blocks", "wait_ms")
@@ -748,16 +768,54 @@ class ReloadRequest(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class ReloadResponse(_message.Message):
-    __slots__ = ("block_ids", "num_reloaded", "num_tokens", "row")
+    __slots__ = ("block_ids", "num_reloaded", "num_tokens", "row", "num_blocks")
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_RELOADED_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     block_ids: bytes
     num_reloaded: int
     num_tokens: int
     row: int
-    def __init__(self, block_ids: _Optional[bytes] = ..., num_reloaded: _Optional[int] = ..., num_tokens: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...
+    num_blocks: bytes
+    def __init__(self, block_ids: _Optional[bytes] = ..., num_reloaded: _Optional[int] = ..., num_tokens: _Optional[int] = ..., row: _Optional[int] = ..., num_blocks: _Optional[bytes] = ...) -> None: ...
+
+class ForkRequest(_message.Message):
+    __slots__ = ("lease_id", "request_id", "num_tokens", "wait_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    request_id: str
+    num_tokens: int
+    wait_ms: int
+    def __init__(self, lease_id: _Optional[int] = ..., request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class ForkResponse(_message.Message):
+    __slots__ = ("lease", "num_shared", "num_copied")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARED_FIELD_NUMBER: _ClassVar[int]
+    NUM_COPIED_FIELD_NUMBER: _ClassVar[int]
+    lease: ReserveResponse
+    num_shared: int
+    num_copied: int
+    def __init__(self, lease: _Optional[_Union[ReserveResponse, _Mapping]] = ..., num_shared: _Optional[int] = ..., num_copied: _Optional[int] = ...) -> None: ...
+
+class TrimRequest(_message.Message):
+    __slots__ = ("lease_id", "num_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    num_tokens: int
+    def __init__(self, lease_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class TrimResponse(_message.Message):
+    __slots__ = ("num_given_back",)
+    NUM_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    num_given_back: int
+    def __init__(self, num_given_back: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("lease_id",)
@@ -778,12 +836,14 @@ class LookupRequest(_message.Message):
     def __init__(self, keys: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("num_device_blocks", "num_host_blocks")
+    __slots__ = ("num_device_blocks", "num_host_blocks", "hit_tokens")
     NUM_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_device_blocks: int
     num_host_blocks: int
-    def __init__(self, num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
+    hit_tokens: int
+    def __init__(self, num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
 
 class PinRequest(_message.Message):
     __slots__ = ("keys",)
@@ -994,20 +1054,70 @@ class PinInfo(_message.Message):
     num_blocks: int
     def __init__(self, pin_id: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
+class WaitingInfo(_message.Message):
+    __slots__ = ("call_id", "worker_id", "verb", "position", "priority", "num_blocks", "available_blocks", "reason", "age_ms", "left_ms")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    worker_id: int
+    verb: str
+    position: int
+    priority: str
+    num_blocks: int
+    available_blocks: int
+    reason: str
+    age_ms: int
+    left_ms: int
+    def __init__(self, call_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., verb: _Optional[str] = ..., position: _Optional[int] = ..., priority: _Optional[str] = ..., num_blocks: _Optional[int] = ..., available_blocks: _Optional[int] = ..., reason: _Optional[str] = ..., age_ms: _Optional[int] = ..., left_ms: _Optional[int] = ...) -> None: ...
+
+class TenantInfo(_message.Message):
+    __slots__ = ("tenant_id", "tenant", "used_blocks", "held_blocks", "pinned_blocks", "min_blocks", "max_blocks", "pinned_blocks_max", "weight")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: int
+    tenant: str
+    used_blocks: int
+    held_blocks: int
+    pinned_blocks: int
+    min_blocks: int
+    max_blocks: int
+    pinned_blocks_max: int
+    weight: float
+    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., used_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., min_blocks: _Optional[int] = ..., max_blocks: _Optional[int] = ..., pinned_blocks_max: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+
 class InspectResponse(_message.Message):
-    __slots__ = ("num_total", "workers", "leases", "pins")
+    __slots__ = ("num_total", "workers", "leases", "pins", "waiting", "tenants")
     NUM_TOTAL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     num_total: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseInfo]
     pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
-    def __init__(self, num_total: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ...) -> None: ...
+    waiting: _containers.RepeatedCompositeFieldContainer[WaitingInfo]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantInfo]
+    def __init__(self, num_total: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[WaitingInfo, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantInfo, _Mapping]]] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "retryable", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies")
+    __slots__ = ("code", "message", "retryable", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies", "holdings")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
@@ -1018,6 +1128,7 @@ class Error(_message.Message):
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     REMEDIES_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     retryable: bool
@@ -1028,10 +1139,21 @@ class Error(_message.Message):
     retry_after_ms: int
     rule: str
     remedies: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., resource: _Optional[str] = ..., need: _Optional[int] = ..., available: _Optional[int] = ..., limit: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., rule: _Optional[str] = ..., remedies: _Optional[_Iterable[str]] = ...) -> None: ...
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., resource: _Optional[str] = ..., need: _Optional[int] = ..., available: _Optional[int] = ..., limit: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., rule: _Optional[str] = ..., remedies: _Optional[_Iterable[str]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("owner", "state", "num_blocks")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    state: str
+    num_blocks: int
+    def __init__(self, owner: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect")
+    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1059,6 +1181,8 @@ class Call(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    TRIM_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     idempotency_key: str
@@ -1086,10 +1210,12 @@ class Call(_message.Message):
     stats: StatsRequest
     watch: WatchRequest
     inspect: InspectRequest
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ...) -> None: ...
+    fork: ForkRequest
+    trim: TrimRequest
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., trim: _Optional[_Union[TrimRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect")
+    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -1115,6 +1241,8 @@ class Reply(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    TRIM_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     error: Error
@@ -1140,4 +1268,6 @@ class Reply(_message.Message):
     stats: StatsResponse
     watch: WatchResponse
     inspect: InspectResponse
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ...) -> None: ...
+    fork: ForkResponse
+    trim: TrimResponse
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., trim: _Optional[_Union[TrimResponse, _Mapping]] = ...) -> None: ...

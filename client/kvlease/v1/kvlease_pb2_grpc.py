@@ -106,6 +106,16 @@ class KVLeaseServiceStub:
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.ReloadRequest.SerializeToString,
                 response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ReloadResponse.FromString,
                 _registered_method=True)
+        self.Fork = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Fork',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.ForkRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ForkResponse.FromString,
+                _registered_method=True)
+        self.Trim = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Trim',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.TrimRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.TrimResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/kvlease.v1.KVLeaseService/Release',
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.ReleaseRequest.SerializeToString,
@@ -251,6 +261,20 @@ class KVLeaseServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fork(self, request, context):
+        """Fork gives a second request the blocks of a running one: committed ones are shared, written ones copied.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trim(self, request, context):
+        """Trim takes back blocks of a lease behind a token, such as those of speculative tokens that were rejected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Release(self, request, context):
         """Release ends a lease; committed blocks stay findable.
         """
@@ -301,7 +325,8 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """Inspect lists the workers, leases or pins of a cache, a page at a time; it names neither keys nor tokens.
+        """Inspect lists the workers, leases, pins, waiting calls or tenants of a cache, a page at a time; it names neither
+        keys nor tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,6 +404,16 @@ def add_KVLeaseServiceServicer_to_server(servicer, server):
                     servicer.Reload,
                     request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ReloadRequest.FromString,
                     response_serializer=kvlease_dot_v1_dot_kvlease__pb2.ReloadResponse.SerializeToString,
+            ),
+            'Fork': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ForkRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.ForkResponse.SerializeToString,
+            ),
+            'Trim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trim,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.TrimRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.TrimResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -801,6 +836,60 @@ class KVLeaseService:
             '/kvlease.v1.KVLeaseService/Reload',
             kvlease_dot_v1_dot_kvlease__pb2.ReloadRequest.SerializeToString,
             kvlease_dot_v1_dot_kvlease__pb2.ReloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Fork',
+            kvlease_dot_v1_dot_kvlease__pb2.ForkRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.ForkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Trim',
+            kvlease_dot_v1_dot_kvlease__pb2.TrimRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.TrimResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +11,7 @@ import structlog
 from google.protobuf.message import Message
 
 from kvlease.errors import InternalError, KVLeaseError, UnavailableError
+from kvlease.faults import holdings_to_text
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.seam import Backend
 from kvleased.callers import Caller
@@ -93,6 +95,8 @@ def problem(error: KVLeaseError, status: int | None = None) -> bytes:
         fields["rule"] = error.rule
     if error.remedies:
         fields["remedies"] = error.remedies
+    if error.holdings:
+        fields["holdings"] = [asdict(one) for one in error.holdings]
     fields |= {name: number for name in _NUMBERS if (number := getattr(error, name)) is not None}
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -135,6 +139,8 @@ def grpc_status(error: KVLeaseError) -> "Status":
     if error.remedies:
         # Metadata are strings; a remedy may have any character in it.
         metadata["remedies"] = json.dumps(error.remedies)
+    if error.holdings:
+        metadata["holdings"] = holdings_to_text(error.holdings)
     details = [Any(), Any()]
     details[0].Pack(ErrorInfo(reason=error.code, domain=DOMAIN, metadata=metadata))
     if error.retry_after_ms is None:

@@ -34,7 +34,10 @@ PROBLEM: Final[Json] = {
 TAGS: Final = (
     {"name": "caches", "description": "Plan, register and describe caches."},
     {"name": "workers", "description": "Become a worker, stay one, stop being one."},
-    {"name": "leases", "description": "Reserve, map, extend, commit, evict, reload and release."},
+    {
+        "name": "leases",
+        "description": "Reserve, map, extend, commit, fork, trim, evict, reload and release.",
+    },
     {"name": "prefixes", "description": "Look up, pin, evict and reload cached blocks."},
     {"name": "watching", "description": "Snapshots and events."},
 )
@@ -162,7 +165,7 @@ def components() -> dict[str, Json]:
     for message in _RESPONSES.values():
         found.update(schemas_of(cast(Descriptor, message)))
     problem = wire.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-    return {**found, "Problem": problem}
+    return {**problem.pop("$defs"), **found, "Problem": problem}
 
 
 def _described(route: Route, answers: Answers) -> Callable[..., Response]:

@@ -12,6 +12,8 @@ _REQUESTS: Final = {
     for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields
     if field.message_type is not None
 }
+_LISTED: Final = {"waiting": "waiting calls"}
+"""What a list is called where that is not its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,10 @@ ROUTES: Final = (
           summary="Make a lease cover more tokens"),
     Route(verb="commit", method="POST", path="/v1/leases/{lease_id}/commit", tag="leases", body=wire.CommitBody,
           summary="Make full blocks findable under their keys"),
+    Route(verb="fork", method="POST", path="/v1/leases/{lease_id}/fork", tag="leases", body=wire.ForkBody,
+          summary="Lease the blocks of a running request to a second one"),
+    Route(verb="trim", method="POST", path="/v1/leases/{lease_id}/trim", tag="leases", body=wire.TrimBody,
+          summary="Give back a lease's blocks behind a token"),
     Route(verb="map", method="POST", path="/v1/leases/{lease_id}/map", tag="leases", body=wire.Empty,
           summary="Publish a lease's row in the shared block table"),
     Route(verb="evict", method="POST", path="/v1/leases/{lease_id}/evict", tag="leases", body=wire.MoveLeaseBody,
@@ -106,8 +112,8 @@ ROUTES: Final = (
     *(
         Route(verb="inspect", method="GET", path=f"/v1/caches/{{cache}}/{what}", tag="watching",
               query=("limit", "after_id"), settled=(("what", what),), name=f"list_{what}",
-              summary=f"List the {what} of a cache, a page at a time")
-        for what in ("workers", "leases", "pins")
+              summary=f"List the {_LISTED.get(what, what)} of a cache, a page at a time")
+        for what in ("workers", "leases", "pins", "waiting", "tenants")
     ),
     Route(verb="watch", method="GET", path="/v1/events", tag="watching", query=("after_sequence", "cache"),
           summary="Stream events, oldest first, as server-sent events"),

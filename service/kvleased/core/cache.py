@@ -8,7 +8,7 @@ import numpy as np
 from kvlease.errors import KVLeaseError
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import commands as c
-from kvleased.core import committing, ending, landing, requests
+from kvleased.core import committing, ending, forking, landing, requests, trimming
 from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
 from kvleased.core.effects import Effect, Outcome, Wake
@@ -35,6 +35,7 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Drain: landing.drain,
     c.Evict: requests.evict,
     c.Extend: requests.extend,
+    c.Fork: forking.fork,
     c.Heartbeat: ending.heartbeat,
     c.Lookup: committing.lookup,
     c.Map: committing.map_lease,
@@ -45,6 +46,7 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Reserve: requests.reserve,
     c.Step: step,
     c.Tick: landing.tick,
+    c.Trim: trimming.trim,
     c.Unpin: committing.unpin,
     c.WorkerDied: ending.end_worker,
 }

@@ -43,7 +43,7 @@ class Reserve:
     worker_id: WorkerId
     request_id: str
     keys: bytes
-    """32-byte keys of the reusable prefix, from block 0 on."""
+    """32-byte keys of the reusable prefix, one for each hash_tokens, from the start."""
     num_tokens: int
     wait_ms: int = 0
     priority: int = 1
@@ -72,13 +72,34 @@ class Extend:
 
 @message
 class Commit:
-    """Make the full blocks among the first `num_tokens` findable."""
+    """Make the full blocks among the first `num_tokens` findable, and give back what no later token needs."""
 
     worker_id: WorkerId
     lease_id: LeaseId
     num_tokens: int
     first_block: int
+    """Index of the first key in the request's chain; of its block, where there is one group."""
     keys: bytes
+
+
+@message
+class Fork:
+    """Lease the blocks of a running request to a second one: READY ones are shared, written ones copied."""
+
+    worker_id: WorkerId
+    lease_id: LeaseId
+    request_id: str
+    num_tokens: int
+    wait_ms: int = 0
+
+
+@message
+class Trim:
+    """Take back a lease's blocks behind `num_tokens`."""
+
+    worker_id: WorkerId
+    lease_id: LeaseId
+    num_tokens: int
 
 
 @message
@@ -198,7 +219,7 @@ class Drain:
 
 
 Command = (
-    Attach | Detach | WorkerDied | Heartbeat | Reserve | Map | Extend | Commit | Evict | Reload |
-    Release | Lookup | Pin | Unpin | Step | CopyDone | CopyFailed | CopyLost | MoverDied | Tick |
+    Attach | Detach | WorkerDied | Heartbeat | Reserve | Map | Extend | Commit | Fork | Trim | Evict |
+    Reload | Release | Lookup | Pin | Unpin | Step | CopyDone | CopyFailed | CopyLost | MoverDied | Tick |
     Cancel | Drain )  # fmt: skip
 """Everything that the core understands."""

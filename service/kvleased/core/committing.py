@@ -1,17 +1,22 @@
 """Own what workers say about their blocks and ask about cached ones: commit, map, lookup, pin and unpin."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from kvlease.errors import InvalidError, PoolFullError, WrongStateError
+from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, PinId
 from kvleased.core.commands import Commit, Lookup, Map, Pin, Unpin
 from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Released
 from kvleased.core.ending import renew
+from kvleased.core.granting import pack_counts
 from kvleased.core.holdings import holdings
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease, Phase
+from kvleased.core.marks import Words, key_words
 from kvleased.core.pool import Ids
+from kvleased.core.records import NULL
+from kvleased.core.retention import keep_class
 from kvleased.core.search import match
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
@@ -27,33 +32,56 @@ _NO_PIN: Final = PinId(0)
 
 
 def commit(state: CacheState, command: Commit, now: float) -> Outcome:
-    """Make full blocks findable; the late word of a quarantined lease's owner counts, for nobody else wrote there."""
+    """Make full blocks findable, and give back what no later token needs.
+
+    The late word of a quarantined lease's owner counts, for nobody else wrote there.
+    """
     del now
     lease = state.lease_of(command)
     if lease.phase not in _ON_DEVICE:
         msg = f"the lease is {lease.phase.name.lower()}, only one on the device can be committed"
         raise WrongStateError(msg)
-    blocks = _blocks_to_commit(state, lease, command)
-    is_ready = state.device.records.state[blocks] == _READY
+    _check_keys(state, lease, command)
+    named = _named(state, lease, command)
+    is_ready = state.device.records.state[named.blocks] == _READY
     if is_ready.any():
-        _check_same_keys(state, blocks[is_ready], chosen_keys(command.keys, is_ready))
-    is_new = state.device.index.find(command.keys) < 0
+        _check_same_keys(state, named.blocks[is_ready], chosen_keys(named.keys, is_ready))
+    is_new = state.device.index.find(named.keys) < 0
     is_new &= ~is_ready
     if state.loading:
-        is_new &= ~state.are_loading(command.keys)
-    new = blocks[is_new]
+        is_new &= ~state.are_loading(named.keys)
+    new = named.blocks[is_new]
     if len(new):
-        state.device.records.position[new] = command.first_block + is_new.nonzero()[0]
+        state.device.records.position[new] = named.positions[is_new]
         state.device.records.checksum[new] = 0
-        state.device.publish(new, chosen_keys(command.keys, is_new), _COMMIT)
+        state.device.publish(new, chosen_keys(named.keys, is_new), _COMMIT)
         state.tell("blocks_committed", lease, num_blocks=len(new))
-    num_duplicates = len(blocks) - len(new) - int(np.count_nonzero(is_ready))
+    num_duplicates = len(named.blocks) - len(new) - int(np.count_nonzero(is_ready))
     state.counters["blocks_committed"] += len(new)
     state.counters["blocks_duplicate"] += num_duplicates
-    return Outcome(reply=Committed(num_committed=len(new), num_duplicates=num_duplicates))
+    num_given_back = _move_on(state, lease, command.num_tokens)
+    return Outcome(
+        reply=Committed(
+            num_committed=len(new), num_duplicates=num_duplicates, num_given_back=num_given_back
+        )
+    )
 
 
-def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit) -> Ids:
+class _Named(NamedTuple):
+    """The blocks that the keys of a commit name."""
+
+    blocks: Ids
+    keys: bytes
+    """Those under which they are kept."""
+    positions: Ids
+    """Of these keys in the request's chain."""
+
+
+_NONE_NAMED: Final = _Named(NOWHERE, b"", NOWHERE)
+
+
+def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
+    """Refuse keys that are none, or that name what the lease cannot have written."""
     if len(command.keys) % BYTES_PER_KEY:
         msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
         raise InvalidError(msg)
@@ -61,9 +89,8 @@ def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit) -> Ids:
     if not _are_distinct(command.keys):
         msg = "keys names a block twice; the keys of a chain differ"
         raise InvalidError(msg)
-    blocks = state.leases.blocks_of(lease)
-    num_full = command.num_tokens // state.shape.tokens_per_block
-    covered = len(blocks) * state.shape.tokens_per_block
+    covered = _covered_tokens(state, lease)
+    num_full = command.num_tokens // state.shape.hash_tokens
     if not 0 <= command.num_tokens <= covered:
         msg = f"num_tokens is {command.num_tokens}, but the lease covers {covered}"
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=covered)
@@ -74,7 +101,59 @@ def _blocks_to_commit(state: CacheState, lease: Lease, command: Commit) -> Ids:
             f"{command.num_tokens} fills {num_full} blocks"
         )
         raise InvalidError(msg, resource="blocks", need=last, limit=num_full)
-    return blocks[command.first_block : last]
+
+
+def _covered_tokens(state: CacheState, lease: Lease) -> int:
+    if state.is_simple:
+        return int(state.leases.num_blocks[lease.row]) * state.covering.tokens_per_block
+    return state.covering.room_tokens(state.leases.rows.num_blocks[lease.row].tolist())
+
+
+def _named(state: CacheState, lease: Lease, command: Commit) -> _Named:
+    """Return the blocks of a lease that end where one of the keys does, over all groups that are shared."""
+    if not state.covering.shared or not command.keys:
+        return _NONE_NAMED
+    if not state.is_simple:
+        return _named_in_groups(state, lease, command)
+    first = command.first_block
+    last = first + len(command.keys) // BYTES_PER_KEY
+    blocks = state.leases.rows.block_ids[lease.row, first:last].astype(np.intp)
+    return _Named(blocks, command.keys, np.arange(first, last))
+
+
+def _named_in_groups(state: CacheState, lease: Lease, command: Commit) -> _Named:
+    covering, words = state.covering, key_words(command.keys)
+    blocks: list[Ids] = []
+    keys: list[Words] = []
+    positions: list[Ids] = []
+    for at in covering.shared:
+        group = covering.groups[at]
+        first, marked = covering.block_keys(at, words, command.first_block)
+        part = state.leases.part(lease.row, at)[first : first + len(marked)].astype(np.intp)
+        is_named = part != NULL
+        places = first + np.arange(len(marked))
+        if group.keeps is Keeps.STATE:
+            # A state is of the very token that it was written at.
+            is_named &= (places + 1) * group.tokens_per_block == command.num_tokens
+        blocks.append(part[is_named])
+        keys.append(marked[is_named])
+        positions.append((places[is_named] + 1) * group.keys_per_block - 1)
+    return _Named(np.concatenate(blocks), np.concatenate(keys).tobytes(), np.concatenate(positions))
+
+
+def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
+    """Note how far a lease's states are written; returns how many blocks it has left that no later token needs."""
+    leases = state.leases
+    if num_tokens <= leases.rows.num_computed[lease.row]:
+        return 0
+    if not state.covering.giving_back:
+        leases.rows.num_computed[lease.row] = num_tokens
+        return 0
+    left = leases.give_back(lease, num_tokens)
+    if state.device.has_classes:
+        keep_class(state, lease, left)
+    state.device.let_go(left)
+    return len(left)
 
 
 def _are_distinct(keys: bytes) -> bool:
@@ -99,10 +178,14 @@ def map_lease(state: CacheState, command: Map, now: float) -> Outcome:
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be mapped"
         raise WrongStateError(msg)
-    rows = state.leases.rows
-    rows.num_published[lease.row] = rows.num_blocks[lease.row]
+    state.kernel.publish(lease.row, state.leases.parts_of(lease.row))
+    published = state.kernel.rows.num_published[lease.row]
     return Outcome(
-        reply=Mapped(row=lease.row, num_kernel_blocks=int(rows.num_published[lease.row]))
+        reply=Mapped(
+            row=lease.row,
+            num_kernel_blocks=int(published.sum()),
+            kernel_blocks=pack_counts(state, published),
+        )
     )
 
 
@@ -112,7 +195,13 @@ def lookup(state: CacheState, command: Lookup, now: float) -> Outcome:
     prefix = match(state, command.keys, command.tenant_digest, use_host=True)
     num_host = len(prefix.slots)
     num_device = len(prefix.entries) - num_host
-    return Outcome(reply=Found(num_device_blocks=num_device, num_host_blocks=num_host))
+    return Outcome(
+        reply=Found(
+            num_device_blocks=num_device,
+            num_host_blocks=num_host,
+            hit_tokens=prefix.hit_tokens,
+        )
+    )
 
 
 def pin(state: CacheState, command: Pin, now: float) -> Outcome:

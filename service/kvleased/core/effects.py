@@ -47,6 +47,10 @@ class Reserved:
     device_hit_tokens: int
     host_hit_tokens: int
     row: int
+    num_blocks: bytes = b""
+    """Packed int32: ids of each group; empty where there is one group."""
+    covered_tokens: int
+    """Tokens that may be computed now."""
 
 
 @message
@@ -55,6 +59,8 @@ class Mapped:
 
     row: int
     num_kernel_blocks: int
+    kernel_blocks: bytes = b""
+    """Packed int32: those of each group; empty where there is one group."""
 
 
 @message
@@ -62,6 +68,10 @@ class Extended:
     """Answer Extend."""
 
     block_ids: bytes
+    num_blocks: bytes = b""
+    """Packed int32: ids of each group; empty where there is one group."""
+    covered_tokens: int
+    """Tokens that may be computed now."""
 
 
 @message
@@ -70,6 +80,23 @@ class Committed:
 
     num_committed: int
     num_duplicates: int
+    num_given_back: int = 0
+
+
+@message
+class Forked:
+    """Answer Fork."""
+
+    lease: Reserved
+    num_shared: int
+    num_copied: int
+
+
+@message
+class Trimmed:
+    """Answer Trim."""
+
+    num_given_back: int
 
 
 @message
@@ -88,6 +115,8 @@ class Reloaded:
     num_reloaded: int
     num_tokens: int
     row: int
+    num_blocks: bytes = b""
+    """Packed int32: ids of each group; empty where there is one group."""
 
 
 @message
@@ -103,6 +132,7 @@ class Found:
 
     num_device_blocks: int
     num_host_blocks: int
+    hit_tokens: int
 
 
 @message
@@ -124,8 +154,8 @@ class Stepped:
 
 
 Reply = (
-    Done | Detached | Beat | Reserved | Mapped | Extended | Committed | Evicted | Reloaded |
-    Released | Found | Pinned | Stepped )  # fmt: skip
+    Done | Detached | Beat | Reserved | Mapped | Extended | Committed | Forked | Trimmed | Evicted |
+    Reloaded | Released | Found | Pinned | Stepped )  # fmt: skip
 
 
 class Direction(Enum):

@@ -26,6 +26,8 @@ class Purpose(Enum):
     """To bring a lease back to the device."""
     PREFETCH = auto()
     """To bring cached blocks to the device for nobody in particular."""
+    FORK = auto()
+    """To give a second lease bytes of its own."""
     SCRUB = auto()
     """To zero blocks before they change tenants."""
 

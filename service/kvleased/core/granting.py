@@ -1,10 +1,13 @@
 """Own the granting of blocks: one attempt at a Reserve or an Extend, which either happens whole or changes nothing."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError, NeverFitsError, WrongStateError
+from kvlease.groups import Counts
 from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
@@ -12,6 +15,7 @@ from kvleased.core.eviction.classes import NORMAL
 from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
+from kvleased.core.records import NULL
 from kvleased.core.retention import check_class
 from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match
@@ -23,34 +27,35 @@ from kvleased.core.waiting import Waiter
 _ACTIVE: Final = Phase.ACTIVE
 _ON_HOST: Final = (Phase.EVICTED, Phase.RELOADING)
 _GRANT: Final = Event.GRANT
+_NO_COUNTS: Final = b""
+
+Row = Ids | NDArray[np.int32]
+"""Places of a group, NULL where no block is needed."""
 
 
-def blocks_for(state: CacheState, num_tokens: int) -> int:
-    """Return the blocks that cover `num_tokens`, or refuse a number that can never be had."""
-    shape = state.shape
+def check_tokens(state: CacheState, num_tokens: int) -> None:
+    """Refuse a number of tokens that can never be covered."""
     if num_tokens <= 0:
         msg = f"num_tokens is {num_tokens}, it must be at least 1"
         raise InvalidError(msg)
-    num_blocks = -(-num_tokens // shape.tokens_per_block)
-    if (
-        num_tokens > shape.longest_request_tokens
-        or num_blocks > shape.max_blocks_per_lease
-        or num_blocks > shape.num_blocks - shape.null_blocks
-    ):
-        raise _never_fits(state, num_tokens, num_blocks)
-    return num_blocks
+    if num_tokens > state.covering.longest_tokens:
+        raise _never_fits(state, num_tokens)
 
 
-def _never_fits(
-    state: CacheState, num_tokens: int, num_blocks: int
-) -> NeverFitsError | WrongStateError:
+def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError | WrongStateError:
     """Explain why no lease will ever cover so many tokens."""
-    shape = state.shape
-    limit = min(shape.max_blocks_per_lease, shape.usable_blocks)
+    shape, covering = state.shape, state.covering
     if shape.why_no_leases:
         return WrongStateError(shape.why_no_leases, resource="groups", rule="cannot_be_leased")
-    longest = min(limit * shape.tokens_per_block, shape.longest_request_tokens)
-    if num_blocks <= limit:
+    longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
+    need, asked = sum(most), ""
+    if covering.is_simple:
+        limit = min(shape.groups[0].table_blocks, limit)
+        need = -(-num_tokens // covering.tokens_per_block)
+    else:
+        worst = most.index(need_most := max(most))
+        asked = f", {need_most} of them in group {worst}"
+    if need <= limit:
         msg = (
             f"{num_tokens} tokens are more than the longest request of {longest}; ask for at most those, "
             "or register the cache with more longest_request_tokens"
@@ -63,14 +68,15 @@ def _never_fits(
             limit=longest,
             remedies=(f"num_tokens={longest}",),
         )
+    remedy = f"ask for at most {longest} tokens, or register a larger pool"
     msg = (
-        f"{num_tokens} tokens take {num_blocks} blocks, but a lease can never have more than {limit}; "
-        f"ask for at most {longest} tokens, or register a larger pool"
+        f"{num_tokens} tokens take {need} blocks{asked}, but a lease can never have more than {limit}; "
+        f"{remedy if longest else 'register a larger pool'}"
     )
     return NeverFitsError(
         msg,
         resource="device_blocks",
-        need=num_blocks,
+        need=need,
         available=state.device.num_available,
         limit=limit,
         remedies=(f"num_tokens={longest}",),
@@ -79,9 +85,11 @@ def _never_fits(
 
 def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
-    num_blocks = blocks_for(state, command.num_tokens)
+    check_tokens(state, command.num_tokens)
     if state.is_limited:
-        check_fits(state, state.workers[command.worker_id], num_blocks)
+        check_fits(
+            state, state.workers[command.worker_id], sum(state.covering.most(command.num_tokens))
+        )
     if command.priority != NORMAL or command.retain_seconds:
         check_class(state, command)
     if not command.keys:
@@ -90,9 +98,12 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
         msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
         raise InvalidError(msg)
     num_keys = len(command.keys) // BYTES_PER_KEY
-    if num_keys > num_blocks:
-        msg = f"keys names {num_keys} blocks, but num_tokens covers only {num_blocks}; send fewer keys"
-        raise InvalidError(msg, resource="keys", need=num_keys, limit=num_blocks)
+    most_keys = -(-command.num_tokens // state.shape.hash_tokens)
+    if num_keys > most_keys:
+        msg = (
+            f"keys names {num_keys} blocks, but num_tokens covers only {most_keys}; send fewer keys"
+        )
+        raise InvalidError(msg, resource="keys", need=num_keys, limit=most_keys)
 
 
 def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved | Lease | None:
@@ -108,7 +119,7 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
     if command.keys:
         prefix = match(state, command.keys, tenant, use_host=may_wait and not waiter.skip_host)
     hits = prefix.blocks
-    count = -(-command.num_tokens // state.shape.tokens_per_block) - len(hits)
+    count, places = num_fresh(state, prefix, command.num_tokens)
     if not state.leases.free_rows:
         return None
     fresh = None if state.is_limited else state.device.suitable(count, tenant)
@@ -118,63 +129,104 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
         fresh = room(state, count, tenant, hits, may_wait=may_wait)
         if fresh is None:
             return None
-    lease, blocks = _open(state, waiter, prefix, fresh, now)
+    lease = _begin(state, waiter, prefix, now)
+    granted = _take(state, lease, prefix, fresh)
+    if lease.pending:
+        lease.phase = Phase.LOADING
+        lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
+    if places is None:
+        parts = [np.concatenate([prefix.entries, granted]) if len(prefix.entries) else granted]
+    else:
+        parts = _parts(state, prefix, granted, places)
+    state.leases.open(lease, command.request_id, parts, command.num_tokens, prefix.hit_tokens)
+    state.tell("lease_granted", lease, num_blocks=count + len(hits))
     if lease.pending:
         return lease
     count_grant(state, lease, command.num_tokens)
-    return _reserved(state, lease, blocks)
+    return _reserved(state, lease, parts, command.num_tokens)
 
 
-def _open(
-    state: CacheState, waiter: Waiter, prefix: Match, fresh: Ids, now: float
-) -> tuple[Lease, Ids]:
-    """Make a lease of a prefix and of fresh blocks; returns it and all of its blocks."""
+def num_fresh(
+    state: CacheState, prefix: Match, num_tokens: int
+) -> tuple[int, tuple[Counts, Counts] | None]:
+    """Return how many fresh blocks a new lease needs behind its prefix, and in which places of each group.
+
+    The places are told apart only where the cache is not simple.
+    """
+    if state.is_simple:
+        return -(-num_tokens // state.covering.tokens_per_block) - len(prefix.blocks), None
+    ends = np.array([state.covering.hit_ends(prefix.hit_tokens)])
+    computed, tokens = np.array([prefix.hit_tokens]), np.array([num_tokens])
+    begins, afters = state.covering.growth(computed, tokens, ends)
+    return int((afters - begins).sum()) + len(prefix.slots), (begins[0], afters[0])
+
+
+def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Lease:
+    """Return a new lease, which has nothing yet."""
     command = waiter.command
     assert isinstance(command, Reserve)
-    device, tenant = state.device, state.workers[command.worker_id]
-    slots, hits = prefix.slots, prefix.blocks
-    loaded, granted = fresh[: len(slots)], fresh[len(slots) :] if len(slots) else fresh
-    most = waiter.device_hit_blocks_max
-    device_hit_blocks = len(hits) if most is None else min(len(hits), most)
-    lease = Lease(
+    most, device_tokens = waiter.device_hit_blocks_max, prefix.device_tokens
+    if most is not None:
+        device_tokens = min(device_tokens, most * state.shape.hit_tokens)
+    return Lease(
         lease_id=LeaseId(state.next_id()),
         worker_id=command.worker_id,
-        tenant=tenant,
+        tenant=state.workers[command.worker_id],
         request=command,
         row=state.leases.free_rows.pop(),
         phase=_ACTIVE,
         deadline=now + state.shape.lease_seconds,
         granted_at=now,
-        device_hit_blocks=device_hit_blocks,
-        host_hit_blocks=len(slots) + len(hits) - device_hit_blocks,
+        device_hit_tokens=device_tokens,
+        host_hit_tokens=prefix.hit_tokens - device_tokens,
         moving_to=NOWHERE,
     )
-    if len(hits):
-        device.hold(hits)
+
+
+def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
+    """Hold a prefix and take fresh blocks for a lease; what comes from the host pool is now an entry of the prefix.
+
+    Returns the blocks that are the lease's own.
+    """
+    device, slots = state.device, prefix.slots
+    loaded, granted = fresh[: len(slots)], fresh[len(slots) :] if len(slots) else fresh
+    if len(prefix.blocks):
+        device.hold(prefix.blocks)
     if len(slots):
         flight = state.fly(Purpose.LOAD, slots, loaded, keyed=slots >= 0, lease=lease)
         device.hold(loaded)
         lease.pending.add(flight.copy_id)
+        prefix.entries[prefix.entries < 0] = loaded
     if len(granted):
-        device.take(granted, _GRANT, tenant)
+        device.take(granted, _GRANT, lease.tenant)
     if prefix.joined:
         lease.pending |= prefix.joined
-    if lease.pending:
-        lease.phase = Phase.LOADING
-        lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
-    blocks = np.concatenate([prefix.entries, granted]) if len(prefix.entries) else granted
-    if len(slots):
-        blocks[: len(prefix.entries)][prefix.entries < 0] = loaded
-    state.leases.open(lease, command.request_id, blocks, command.num_tokens)
-    state.tell("lease_granted", lease, num_blocks=len(blocks))
-    return lease, blocks
+    return granted
+
+
+def _parts(
+    state: CacheState, prefix: Match, granted: Ids, places: tuple[Counts, Counts]
+) -> list[Ids]:
+    """Return the places of each group of a new lease: those of the prefix, and the granted ones."""
+    begins, afters = places[0].tolist(), places[1].tolist()
+    ends = state.covering.hit_ends(prefix.hit_tokens)
+    counts = [len(part) for part in prefix.parts] or [0] * len(ends)
+    parts: list[Ids] = []
+    num_hits = num_granted = 0
+    for count, end, begin, after in zip(counts, ends, begins, afters, strict=True):
+        part = np.full(after, NULL, np.intp)
+        part[end - count : end] = prefix.entries[num_hits : num_hits + count]
+        part[begin:] = granted[num_granted : num_granted + after - begin]
+        num_hits += count
+        num_granted += after - begin
+        parts.append(part)
+    return parts
 
 
 def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
     """Count each token of a request once: only when it is certain where its bytes come from."""
-    tokens_per_block, counters = state.shape.tokens_per_block, state.counters
-    device_tokens = lease.device_hit_blocks * tokens_per_block
-    host_tokens = lease.host_hit_blocks * tokens_per_block
+    counters = state.counters
+    device_tokens, host_tokens = lease.device_hit_tokens, lease.host_hit_tokens
     counters["leases_granted"] += 1
     counters["prefix_tokens_device"] += device_tokens
     counters["prefix_tokens_host"] += host_tokens
@@ -184,18 +236,40 @@ def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
 def reserved(state: CacheState, lease: Lease) -> Reserved:
     """Return the answer to the Reserve that led to a lease."""
     on_device = lease.phase not in _ON_HOST
-    return _reserved(state, lease, state.leases.blocks_of(lease) if on_device else NOWHERE)
+    parts: Sequence[Row] = state.leases.parts_of(lease.row) if on_device else ()
+    return _reserved(state, lease, parts, int(state.leases.rows.num_tokens[lease.row]))
 
 
-def _reserved(state: CacheState, lease: Lease, blocks: Ids) -> Reserved:
-    tokens_per_block = state.shape.tokens_per_block
+def _reserved(state: CacheState, lease: Lease, parts: Sequence[Row], num_tokens: int) -> Reserved:
+    covered_tokens, counts = num_tokens, _NO_COUNTS
+    if state.is_simple:
+        block_ids = pack(parts[0]) if parts else b""
+    else:
+        block_ids, counts = pack_parts(state, parts)
+        ends = state.leases.rows.num_blocks[lease.row].tolist()
+        covered_tokens = state.covering.covered(ends, num_tokens)
     return Reserved(
         lease_id=lease.lease_id,
-        block_ids=pack(blocks),
-        device_hit_tokens=lease.device_hit_blocks * tokens_per_block,
-        host_hit_tokens=lease.host_hit_blocks * tokens_per_block,
+        block_ids=block_ids,
+        device_hit_tokens=lease.device_hit_tokens,
+        host_hit_tokens=lease.host_hit_tokens,
         row=lease.row,
+        num_blocks=counts,
+        covered_tokens=covered_tokens,
     )
+
+
+def pack_parts(state: CacheState, parts: Sequence[Row]) -> tuple[bytes, bytes]:
+    """Return the packed ids at the places of all groups, 0 where there is none, and the packed ends of the places."""
+    if not parts:
+        return b"", pack_counts(state, np.zeros(len(state.covering.groups), np.int64))
+    packed = pack(np.maximum(np.concatenate(parts), 0))
+    return packed, pack_counts(state, np.array([len(part) for part in parts]))
+
+
+def pack_counts(state: CacheState, counts: Counts) -> bytes:
+    """Return the counts of the groups as they travel; nothing where there is one group."""
+    return _NO_COUNTS if len(state.covering.groups) == 1 else pack(counts)
 
 
 def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | None:
@@ -208,15 +282,70 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be extended"
         raise WrongStateError(msg)
-    num_blocks = blocks_for(state, command.num_tokens)
-    count = num_blocks - int(state.leases.rows.num_blocks[lease.row])
+    check_tokens(state, command.num_tokens)
+    if not state.is_simple:
+        return _grow(state, lease, command)
+    count = num_missing(state, lease, command.num_tokens)
     if count <= 0:
-        return Extended(block_ids=b"")
+        return unextended(state, lease, command.num_tokens)
+    fresh = _fresh(state, lease, count, command)
+    if fresh is None:
+        return None
+    state.leases.append(lease, fresh, command.num_tokens)
+    return Extended(block_ids=pack(fresh), covered_tokens=command.num_tokens)
+
+
+def _fresh(state: CacheState, lease: Lease, count: int, command: Extend) -> Ids | None:
+    """Take fresh blocks for a lease that grows, if there is room."""
     if count > num_available(state, lease.tenant, NOWHERE):
         return None
     fresh = room(state, count, lease.tenant, NOWHERE, may_wait=command.wait_ms > 0)
-    if fresh is None:
-        return None
-    state.device.take(fresh, _GRANT, lease.tenant)
-    state.leases.append(lease, fresh, command.num_tokens)
-    return Extended(block_ids=pack(fresh))
+    if fresh is not None:
+        state.device.take(fresh, _GRANT, lease.tenant)
+    return fresh
+
+
+def _grow(state: CacheState, lease: Lease, command: Extend) -> Extended | None:
+    """Grant an Extend in all groups, if that can be done now."""
+    growth = growth_of(state, lease, command.num_tokens)
+    count = int((growth[1] - growth[0]).sum())
+    fresh = _fresh(state, lease, count, command) if count else NOWHERE
+    return None if fresh is None else _grown(state, lease, command.num_tokens, growth, fresh)
+
+
+def _grown(
+    state: CacheState, lease: Lease, num_tokens: int, growth: tuple[Counts, Counts], fresh: Ids
+) -> Extended:
+    begins, afters = growth
+    state.leases.grow(np.array([lease.row]), begins, afters, fresh, np.array([num_tokens]))
+    return Extended(
+        block_ids=pack(fresh),
+        num_blocks=pack_counts(state, (afters - begins)[0]),
+        covered_tokens=state.covering.covered(afters[0].tolist(), num_tokens),
+    )
+
+
+def unextended(state: CacheState, lease: Lease, num_tokens: int) -> Extended:
+    """Return the answer to an Extend for which no block is missing."""
+    if state.is_simple:
+        return Extended(block_ids=b"", covered_tokens=num_tokens)
+    return _grown(state, lease, num_tokens, growth_of(state, lease, num_tokens), NOWHERE)
+
+
+def growth_of(state: CacheState, lease: Lease, num_tokens: int) -> tuple[Counts, Counts]:
+    """Return where the fresh places of a lease begin and end, [1, groups], so that it covers so many tokens."""
+    rows, row = state.leases.rows, lease.row
+    return state.covering.growth(
+        rows.num_computed[row : row + 1].astype(np.int64),
+        np.array([num_tokens]),
+        rows.num_blocks[row : row + 1].astype(np.int64),
+    )
+
+
+def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
+    """Return how many fresh blocks a lease needs to cover so many tokens."""
+    if state.is_simple:
+        num_blocks = -(-num_tokens // state.covering.tokens_per_block)
+        return num_blocks - int(state.leases.num_blocks[lease.row])
+    begins, afters = growth_of(state, lease, num_tokens)
+    return int((afters - begins).sum())

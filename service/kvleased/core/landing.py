@@ -21,6 +21,7 @@ from kvleased.core.commands import (
     CopyFailed,
     CopyLost,
     Drain,
+    Fork,
     MoverDied,
     Reload,
     Reserve,
@@ -29,6 +30,7 @@ from kvleased.core.commands import (
 from kvleased.core.effects import Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ending import end_lease, expire
 from kvleased.core.flights import Flight, Purpose
+from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.moving import finish_evict, finish_reload, here
@@ -158,7 +160,9 @@ def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: f
 
 def _advance_lease(state: CacheState, lease: Lease, num_copied: int, now: float) -> None:
     ticket, lease.ticket = lease.ticket, None
-    if lease.phase is Phase.LOADING:
+    if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
+        state.wake(ticket, finish_fork(state, lease, now))
+    elif lease.phase is Phase.LOADING:
         assert lease.request is not None, "nobody loads after a restart"
         count_grant(state, lease, lease.request.num_tokens)
         lease.granted_at, lease.deadline = now, now + state.shape.lease_seconds
@@ -258,7 +262,10 @@ def _disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: flo
     )
     for lease in _waiting_for(state, flight):
         lease.pending.clear()
-        if lease.phase is Phase.LOADING:
+        if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
+            # Without the bytes it is worth nothing.
+            end_lease(state, lease, error)
+        elif lease.phase is Phase.LOADING:
             _start_over(state, lease, skip_host=not is_corrupt)
         elif lease.phase is Phase.EVICTING:
             _call_off(state, lease, Phase.ACTIVE, error, now)
@@ -268,7 +275,7 @@ def _disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: flo
 
 def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
     request, ticket = lease.request, lease.ticket
-    assert request is not None, "nobody loads after a restart"
+    assert isinstance(request, Reserve), "nobody loads after a restart"
     assert ticket is not None, "a loading lease ends with its caller"
     lease.ticket = None
     end_lease(state, lease)
@@ -278,7 +285,7 @@ def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
         worker_id=lease.worker_id,
         deadline=lease.ticket_deadline,
         skip_host=skip_host,
-        device_hit_blocks_max=lease.device_hit_blocks,
+        device_hit_blocks_max=lease.device_hit_tokens // state.shape.hit_tokens,
     )
     state.waiting.rejoin(waiter)
 

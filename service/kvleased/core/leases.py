@@ -1,9 +1,10 @@
 """Own the leases of a cache: what each holds, which phase of its life it is in, and its row of the block table.
 
-The row is the lease's own memory of its blocks: there is no second list. What the phases mean for blocks is told in
-`states`; which verb leads from phase to phase is told by the verbs.
+The row is the lease's own memory of its blocks: there is no second list. Which places of it a lease has, and when, is
+told in `covering`; what the phases mean for blocks, in `states`; which verb leads from phase to phase, by the verbs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -12,10 +13,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvlease.groups import Counts
 from kvlease.ids import CopyId, LeaseId, WorkerId
-from kvleased.core.commands import Reload, Reserve
+from kvleased.core.commands import Fork, Reload, Reserve
+from kvleased.core.covering import Covering
+from kvleased.core.kernel_table import KernelTable
 from kvleased.core.pool import Ids
-from kvleased.core.records import LeaseRows
+from kvleased.core.records import NULL, LeaseRows
 
 
 class Phase(IntEnum):
@@ -53,7 +57,7 @@ class Lease:
     lease_id: LeaseId
     worker_id: WorkerId
     tenant: int
-    request: Reserve | None
+    request: Reserve | Fork | None
     """What was asked for; None after a restart."""
     row: int
     phase: Phase
@@ -61,8 +65,12 @@ class Lease:
     """Monotonic seconds at which the lease expires unless renewed."""
     granted_at: float = 0.0
     """Monotonic seconds at which its caller was answered; long ago after a restart, which no answer outlives."""
-    device_hit_blocks: int = 0
-    host_hit_blocks: int = 0
+    device_hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    num_shared: int = 0
+    """Blocks that a fork has from its parent."""
+    num_copied: int = 0
+    """Blocks that a fork has copies of."""
     num_reloading: int = 0
     """Blocks that the last reload had to copy."""
     pending: set[CopyId] = field(default_factory=set)
@@ -73,15 +81,20 @@ class Lease:
     next_reload: Reload | None = None
     """While EVICTING: the ticket is of this call, which wants the lease back once it is down."""
     moving_to: Ids
-    """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in token order."""
+    """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in the order of `blocks_of`."""
 
 
 class LeaseBook:
     """All leases, findable by id, by worker and by the engine's request."""
 
-    def __init__(self, rows: LeaseRows) -> None:
-        """Take over rows of which none is in use."""
+    def __init__(self, rows: LeaseRows, covering: Covering, kernel: KernelTable) -> None:
+        """Take over rows of which none is in use, and the table that shows kernels those that are mapped."""
         self.rows = rows
+        self.covering = covering
+        self.kernel = kernel
+        self.num_blocks: NDArray[np.int32] = rows.num_blocks[:, 0]
+        """The end of the places in use of the first group: where a cache is simple, of all there are."""
+        self._num_published: NDArray[np.int32] = kernel.rows.num_published[:, 0]
         self.by_id: dict[LeaseId, Lease] = {}
         self.by_request: dict[tuple[WorkerId, int], LeaseId] = {}
         self.by_worker: dict[WorkerId, set[LeaseId]] = {}
@@ -96,9 +109,41 @@ class LeaseBook:
         """Count the leases."""
         return len(self.by_id)
 
+    # Entries ------------------------------------------------------------------------------------------------------
+
     def blocks_of(self, lease: Lease) -> Ids:
-        """Return the entries of the lease's row: block ids, or slot ids while EVICTED or RELOADING."""
-        return self.rows.block_ids[lease.row, : self.rows.num_blocks[lease.row]].astype(np.intp)
+        """Return the entries of the lease's row: block ids, or slot ids while EVICTED or RELOADING.
+
+        They come in the order of the tokens at which they end, over all groups; places that need no block are left out.
+        """
+        row = lease.row
+        if self.covering.is_simple:
+            return self.rows.block_ids[row, : self.num_blocks[row]].astype(np.intp)
+        return self.entries_at(row, self.places_of(row))
+
+    def places_of(self, row: int) -> Ids:
+        """Return the places of a row that have a block, in the order of the tokens at which they end."""
+        used = self.covering.used(self.rows.num_blocks[row].tolist())
+        used = used[self.rows.block_ids[row, used] != NULL]
+        in_order: Ids = used[self.covering.end_tokens[used].argsort(kind="stable")]
+        return in_order
+
+    def entries_at(self, row: int, places: Ids) -> Ids:
+        """Return what stands at places of a row."""
+        entries: Ids = self.rows.block_ids[row, places].astype(np.intp)
+        return entries
+
+    def part(self, row: int, group: int) -> NDArray[np.int32]:
+        """Return a group's part of a row, all of its places, to be read or written."""
+        start = self.covering.starts[group]
+        end = start + self.covering.groups[group].table_blocks
+        part: NDArray[np.int32] = self.rows.block_ids[row, start:end]
+        return part
+
+    def parts_of(self, row: int) -> list[NDArray[np.int32]]:
+        """Return the places in use of each group, NULL where no block is needed."""
+        ends = self.rows.num_blocks[row].tolist()
+        return [self.part(row, group)[:end] for group, end in enumerate(ends)]
 
     def find(self, worker_id: WorkerId, request_id: str) -> Lease | None:
         """Return the live lease of an engine's request."""
@@ -124,16 +169,31 @@ class LeaseBook:
         self._mark[rows] = order
         return self._mark[rows].tobytes() == order.tobytes()
 
-    def open(self, lease: Lease, request_id: str, blocks: Ids, num_tokens: int) -> None:
-        """Write a new lease's row and make the lease known; the blocks are already in their states."""
+    def open(
+        self,
+        lease: Lease,
+        request_id: str,
+        parts: Sequence[Ids],
+        num_tokens: int,
+        num_computed: int,
+    ) -> None:
+        """Write a new lease's row and make the lease known; the blocks are already in their states.
+
+        `parts` are the places of each group, from the first one on.
+        """
         rows, row = self.rows, lease.row
         digest = request_digest(request_id)
+        # One number is read in a tenth of the time that a row takes.
+        if not self.covering.is_simple or self._num_published.item(row):
+            self.kernel.clear(row)
         rows.worker_id[row] = lease.worker_id
         rows.request_digest[row] = digest
         rows.num_tokens[row] = num_tokens
-        rows.num_published[row] = 0
-        rows.block_ids[row, : len(blocks)] = blocks
-        rows.num_blocks[row] = len(blocks)
+        rows.num_computed[row] = num_computed
+        for group, part in enumerate(parts):
+            start = self.covering.starts[group]
+            rows.block_ids[row, start : start + len(part)] = part
+            rows.num_blocks[row, group] = len(part)
         rows.phase[row] = lease.phase
         rows.lease_id[row] = lease.lease_id
         self.adopt(lease, digest)
@@ -147,15 +207,14 @@ class LeaseBook:
         self.by_worker.setdefault(lease.worker_id, set()).add(lease.lease_id)
 
     def append(self, lease: Lease, blocks: Ids, num_tokens: int) -> None:
-        """Add blocks, already in their states, to the end of a lease's row."""
+        """Add blocks, already in their states, to the end of the row of a lease of a simple cache."""
         rows, row = self.rows, lease.row
-        before = int(rows.num_blocks[row])
+        before = int(self.num_blocks[row])
         after = before + len(blocks)
         rows.block_ids[row, before:after] = blocks
         rows.num_tokens[row] = num_tokens
-        rows.num_blocks[row] = after
-        if rows.num_published[row]:
-            rows.num_published[row] = after
+        self.num_blocks[row] = after
+        self.kernel.append(row, 0, before, blocks)
 
     def append_many(
         self,
@@ -164,9 +223,12 @@ class LeaseBook:
         blocks: Ids,
         num_tokens: NDArray[np.int32],
     ) -> None:
-        """Add blocks, already in their states, to the ends of several rows: `counts[i]` of them to `rows[i]`."""
+        """Add blocks, already in their states, to the ends of several rows: `counts[i]` of them to `rows[i]`.
+
+        This is for simple caches; `grow` is for all.
+        """
         columns = self.rows
-        before = columns.num_blocks[rows]
+        before = self.num_blocks[rows]
         after = before + counts
         if len(blocks) == len(rows):
             columns.block_ids[rows, before] = blocks
@@ -175,8 +237,51 @@ class LeaseBook:
             within = starts.repeat(counts) + np.arange(len(blocks))
             columns.block_ids[rows.repeat(counts), within] = blocks
         columns.num_tokens[rows] = num_tokens
-        columns.num_blocks[rows] = after
-        columns.num_published[rows] = after * (columns.num_published[rows] > 0)
+        self.num_blocks[rows] = after
+        self.kernel.append_many(rows, before[:, None], counts[:, None], blocks)
+
+    def grow(
+        self, rows: Ids, begins: Counts, afters: Counts, blocks: Ids, num_tokens: Counts
+    ) -> None:
+        """Add blocks, already in their states, to several rows: at the places from `begins` to before `afters`.
+
+        Both are [rows, groups]. The blocks come row by row, and in each group by group; places between the present ends
+        and `begins` need none.
+        """
+        columns = self.rows
+        before = columns.num_blocks[rows]
+        added = afters - before
+        num_added = added.ravel()
+        total = int(num_added.sum())
+        within = np.arange(total) - (num_added.cumsum() - num_added).repeat(num_added)
+        ids = np.full(total, NULL, np.intp)
+        ids[within >= (begins - before).ravel().repeat(num_added)] = blocks
+        first_places = (self.covering.first_places + before).ravel().repeat(num_added)
+        columns.block_ids[rows.repeat(added.sum(axis=1)), first_places + within] = ids
+        columns.num_tokens[rows] = np.maximum(columns.num_tokens[rows], num_tokens)
+        columns.num_blocks[rows] = afters
+        self.kernel.append_many(rows, before, added, ids)
+
+    def give_back(self, lease: Lease, num_computed: int) -> Ids:
+        """Empty the places that no token after `num_computed` needs; returns their blocks, the last to end last."""
+        rows, row = self.rows, lease.row
+        before = int(rows.num_computed[row])
+        # A crash from here on leaves blocks at places that recovery empties.
+        rows.num_computed[row] = num_computed
+        left: list[NDArray[np.int32]] = []
+        ends: list[Counts] = []
+        for group in self.covering.giving_back:
+            part = self.part(row, group)
+            first = self.covering.first_needed(group, before)
+            end = self.covering.first_needed(group, num_computed)
+            end = min(end, int(rows.num_blocks[row, group]))
+            held = first + (part[first:end] != NULL).nonzero()[0]
+            left.append(part[held])
+            ends.append(self.covering.end_tokens[self.covering.starts[group] + held])
+            part[first:end] = NULL
+            self.kernel.give_back(row, group, first, end)
+        order = np.concatenate(ends).argsort(kind="stable")
+        return np.concatenate(left)[order].astype(np.intp)
 
     def enter(self, lease: Lease, phase: Phase) -> None:
         """Change a lease's phase."""
@@ -185,11 +290,17 @@ class LeaseBook:
         self.active_worker[lease.row] = lease.worker_id if phase is _ACTIVE else 0
 
     def rewrite(self, lease: Lease, entries: Ids, phase: Phase) -> None:
-        """Replace the entries of a lease's row; a crash in between leaves a row that is not believed."""
+        """Replace the entries of a lease's row, in the order of `blocks_of`.
+
+        A crash in between leaves a row that is not believed.
+        """
         rows, row = self.rows, lease.row
-        rows.num_published[row] = 0
+        self.kernel.clear(row)
         rows.phase[row] = MOVING
-        rows.block_ids[row, : len(entries)] = entries
+        if self.covering.is_simple:
+            rows.block_ids[row, : len(entries)] = entries
+        else:
+            rows.block_ids[row, self.places_of(row)] = entries
         self.enter(lease, phase)
 
     def close(self, lease: Lease) -> None:

@@ -58,7 +58,7 @@ def _facts(state: CacheState, lease: Lease, now: float) -> LeaseFacts:
         worker_id=lease.worker_id,
         request_digest=int(rows.request_digest[row]),
         phase=lease.phase.name.lower(),
-        num_blocks=int(rows.num_blocks[row]),
+        num_blocks=len(state.leases.blocks_of(lease)),
         num_tokens=int(rows.num_tokens[row]),
         age_seconds=now - lease.granted_at if isfinite(lease.granted_at) else None,
         seconds_left=max(0.0, lease.deadline - now),

@@ -12,6 +12,7 @@ from kvlease.ids import BYTES_PER_KEY, CopyId, WorkerId
 from kvleased.core.commands import Evict, Reload
 from kvleased.core.effects import Evicted, Outcome, Reloaded
 from kvleased.core.flights import Purpose
+from kvleased.core.granting import pack_parts
 from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
@@ -23,7 +24,8 @@ from kvleased.core.tenants import check_fits, of_one_tenant, victims
 from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
 
 
-def _deadline(wait_ms: int, now: float) -> float:
+def deadline(wait_ms: int, now: float) -> float:
+    """Return when a call that waits for copies is answered at the latest."""
     return now + (wait_ms / 1000 if wait_ms else WAIT_SECONDS_DEFAULT)
 
 
@@ -32,7 +34,7 @@ def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) 
     state.wake(
         lease.ticket, WrongStateError("a later call for the same lease took this one's place")
     )
-    lease.ticket, lease.ticket_deadline = state.next_id(), _deadline(wait_ms, now)
+    lease.ticket, lease.ticket_deadline = state.next_id(), deadline(wait_ms, now)
     lease.next_reload = None
     return Outcome(ticket=lease.ticket)
 
@@ -70,7 +72,7 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
     )
     state.host.hold(slots)
     lease.pending.add(flight.copy_id)
-    lease.ticket, lease.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)
+    lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
     state.leases.enter(lease, Phase.EVICTING)
     return Outcome(ticket=lease.ticket)
 
@@ -111,7 +113,7 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
     _check_keys(command.keys)
     device, host = state.device, state.host
     if command.keys:
-        blocks = device.evictable(device.cached(command.keys))
+        blocks = device.evictable(device.cached(state.covering.every_key(command.keys)))
     else:
         tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
         blocks = victims(state, tenant, command.num_blocks, NOWHERE)
@@ -124,7 +126,7 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
     if not num_copied or slots is None:
         return Outcome(reply=Evicted(num_evicted=len(leaving), num_offloaded=0))
     flight = state.fly(Purpose.DISPLACE, dirty, slots, keyed=slots >= 0)
-    flight.ticket, flight.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)
+    flight.ticket, flight.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
     flight.num_evicted_before = len(leaving)
     return Outcome(ticket=flight.ticket)
 
@@ -202,30 +204,36 @@ def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
     lease.deadline = now + state.shape.lease_seconds
     state.counters["reloads"] += lease.num_reloading
     state.tell("lease_reloaded", lease, num_blocks=lease.num_reloading)
-    blocks = state.leases.blocks_of(lease)
-    return Reloaded(
-        block_ids=pack(blocks),
-        num_reloaded=lease.num_reloading,
-        num_tokens=len(blocks) * state.shape.tokens_per_block,
-        row=lease.row,
-    )
+    return _reloaded(state, lease, lease.num_reloading)
 
 
 def here(state: CacheState, lease: Lease) -> Reloaded:
     """Tell where the blocks of a lease are that is on the device, so that nothing has to move."""
-    blocks = state.leases.blocks_of(lease)
+    return _reloaded(state, lease, 0)
+
+
+def _reloaded(state: CacheState, lease: Lease, num_reloaded: int) -> Reloaded:
+    parts = state.leases.parts_of(lease.row)
+    if state.is_simple:
+        block_ids, counts = pack(parts[0]), b""
+        num_tokens = len(parts[0]) * state.covering.tokens_per_block
+    else:
+        block_ids, counts = pack_parts(state, parts)
+        covered_most = int(state.leases.rows.num_tokens[lease.row])
+        num_tokens = state.covering.covered([len(part) for part in parts], covered_most)
     return Reloaded(
-        block_ids=pack(blocks),
-        num_reloaded=0,
-        num_tokens=len(blocks) * state.shape.tokens_per_block,
+        block_ids=block_ids,
+        num_reloaded=num_reloaded,
+        num_tokens=num_tokens,
         row=lease.row,
+        num_blocks=counts,
     )
 
 
 def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     """Bring cached blocks back to the device for whoever asks next."""
     _check_keys(command.keys)
-    slots = state.host.cached(command.keys)
+    slots = state.host.cached(state.covering.every_key(command.keys))
     keys = state.host.keys_of(slots)
     slots = slots[(state.device.index.find(keys) < 0) & ~state.are_loading(keys)]
     slots = of_one_tenant(state, slots)
@@ -252,5 +260,5 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
             state, count, available, state.workers.get(command.worker_id or WorkerId(0))
         )
     flight = state.fly(Purpose.PREFETCH, slots, fresh, keyed=slots >= 0)
-    flight.ticket, flight.ticket_deadline = state.next_id(), _deadline(command.wait_ms, now)
+    flight.ticket, flight.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
     return Outcome(ticket=flight.ticket)

@@ -33,11 +33,13 @@ ROW_COLUMNS: Final = (
     ("worker_id", np.int64, 1),
     ("request_digest", np.uint64, 1),
     ("num_tokens", np.int32, 1),
-    ("num_blocks", np.int32, 1),
-    ("num_published", np.int32, 1),
+    ("num_computed", np.int32, 1),
     ("phase", np.int32, 1),
 )
-"""The same for the lease rows; the column `block_ids`, `max_blocks_per_lease` int32 wide, follows them."""
+"""The same for the lease rows; `num_blocks`, an int32 for each group, and `block_ids`, one for each place, follow."""
+
+NULL: Final = -1
+"""Stands at a place of a row that needs no block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,25 +80,48 @@ class LeaseRows:
     worker_id: NDArray[np.int64]
     request_digest: NDArray[np.uint64]
     num_tokens: NDArray[np.int32]
-    num_blocks: NDArray[np.int32]
-    num_published: NDArray[np.int32]
-    """Entries that a reader of the table may use; 0 until the lease is mapped."""
+    """Tokens that the lease is to cover."""
+    num_computed: NDArray[np.int32]
+    """Tokens whose states are written, by the worker's word; those of a prefix that was found among them."""
     phase: NDArray[np.int32]
+    num_blocks: NDArray[np.int32]
+    """[rows, groups]: the end of the places in use."""
     block_ids: NDArray[np.int32]
-    """Two-dimensional; block ids while the lease is on the device, slot ids while it is evicted."""
+    """[rows, places of all groups]: block ids while the lease is on the device, slot ids while evicted, or NULL."""
 
     @classmethod
-    def plain(cls, num_rows: int, max_blocks_per_lease: int) -> Self:
+    def plain(cls, num_rows: int, num_groups: int, table_width: int) -> Self:
         """Return rows of zeros in ordinary memory."""
         return cls(
             lease_id=np.zeros(num_rows, np.int64),
             worker_id=np.zeros(num_rows, np.int64),
             request_digest=np.zeros(num_rows, np.uint64),
             num_tokens=np.zeros(num_rows, np.int32),
-            num_blocks=np.zeros(num_rows, np.int32),
-            num_published=np.zeros(num_rows, np.int32),
+            num_computed=np.zeros(num_rows, np.int32),
             phase=np.zeros(num_rows, np.int32),
-            block_ids=np.zeros((num_rows, max_blocks_per_lease), np.int32),
+            num_blocks=np.zeros((num_rows, num_groups), np.int32),
+            block_ids=np.zeros((num_rows, table_width), np.int32),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRows:
+    """What kernels read of the mapped leases: their blocks as kernels count them, group by group."""
+
+    sequence: NDArray[np.uint32]
+    """[rows]: odd while a row is being written; a reader takes a row only if it is even and the same afterwards."""
+    num_published: NDArray[np.int32]
+    """[rows, groups]: entries that a reader may use; 0 unless the lease is mapped."""
+    kernel_ids: NDArray[np.int32]
+    """[rows, kernel blocks of all places of all groups]; places that need no block read as block 0."""
+
+    @classmethod
+    def plain(cls, num_rows: int, num_groups: int, kernel_width: int) -> Self:
+        """Return rows of zeros in ordinary memory."""
+        return cls(
+            sequence=np.zeros(num_rows, np.uint32),
+            num_published=np.zeros((num_rows, num_groups), np.int32),
+            kernel_ids=np.zeros((num_rows, kernel_width), np.int32),
         )
 
 
@@ -107,6 +132,7 @@ class CacheRecords:
     device: TierRecords
     host: TierRecords
     rows: LeaseRows
+    kernel_rows: KernelRows
 
     @classmethod
     def plain(cls, shape: CacheShape) -> Self:
@@ -114,5 +140,6 @@ class CacheRecords:
         return cls(
             device=TierRecords.plain(shape.num_blocks),
             host=TierRecords.plain(shape.num_slots),
-            rows=LeaseRows.plain(shape.max_leases, shape.max_blocks_per_lease),
+            rows=LeaseRows.plain(shape.max_leases, len(shape.groups), shape.table_width),
+            kernel_rows=KernelRows.plain(shape.max_leases, len(shape.groups), shape.kernel_width),
         )

@@ -17,6 +17,7 @@ from kvleased.core.leases import NOWHERE, Lease, Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
+from kvleased.core.trimming import cut
 
 _ON_DEVICE = (Phase.ACTIVE, Phase.EVICTING, Phase.QUARANTINED)
 _ON_HOST = (Phase.EVICTED, Phase.RELOADING)
@@ -33,6 +34,7 @@ def recover(state: CacheState, workers: Mapping[WorkerId, int], now: float) -> N
             _adopt(state, row, now)
         else:
             state.records.rows.lease_id[row] = 0
+    _show_kernels(state, rows)
     state.leases.free_rows = [
         row for row in reversed(range(len(state.records.rows.lease_id))) if row not in rows
     ]
@@ -76,22 +78,43 @@ def _believed_rows(state: CacheState) -> set[int]:
         )
         if rows.phase[row] not in _ON_HOST + _ON_DEVICE or rows.worker_id[row] not in state.workers:
             continue
+        _mend(state, row)
         entries = _entries(state, row)
-        if not _is_sound(pool, entries, used[tier]):
+        if not (_is_whole(state, row) and _is_sound(pool, entries, used[tier])):
             continue
         used[tier][entries] += 1
         believed.add(row)
     return believed
 
 
+def _mend(state: CacheState, row: int) -> None:
+    """Bring to its end what a crash has cut off within a row: growth that is not told of, places not emptied yet."""
+    rows, covering = state.records.rows, state.covering
+    rows.num_blocks[row] = np.clip(rows.num_blocks[row], 0, covering.widths)
+    whole_tokens = covering.whole_tokens(rows.num_blocks[row].tolist())
+    rows.num_tokens[row] = max(1, min(int(rows.num_tokens[row]), whole_tokens))
+    rows.num_computed[row] = max(0, int(rows.num_computed[row]))
+    cut(state.leases, row)
+
+
+def _is_whole(state: CacheState, row: int) -> bool:
+    """Tell whether a row has a block at every place that needs one."""
+    leases, num_computed = state.leases, int(state.records.rows.num_computed[row])
+    parts = leases.parts_of(row)
+    firsts = (
+        leases.covering.first_held(group, num_computed, len(part))
+        for group, part in enumerate(parts)
+    )
+    is_whole = all((part[first:] >= 0).all() for part, first in zip(parts, firsts, strict=True))
+    return is_whole and any(len(part) for part in parts)
+
+
 def _entries(state: CacheState, row: int) -> Ids:
-    rows = state.records.rows
-    count = min(max(int(rows.num_blocks[row]), 0), rows.block_ids.shape[1])
-    return rows.block_ids[row, :count].astype(np.intp)
+    return state.leases.entries_at(row, state.leases.places_of(row))
 
 
 def _is_sound(pool: Pool, entries: Ids, used: NDArray[np.int32]) -> bool:
-    if not len(entries) or entries.min() < 0 or entries.max() >= len(pool):
+    if len(entries) and (entries.min() < 0 or entries.max() >= len(pool)):
         return False
     states = pool.records.state[entries]
     private = entries[states == State.RESERVED]
@@ -120,6 +143,15 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
     rows.phase[row] = lease.phase
     (state.host if on_host else state.device).holds[_entries(state, row)] += 1
     state.leases.adopt(lease, int(rows.request_digest[row]))
+
+
+def _show_kernels(state: CacheState, rows: set[int]) -> None:
+    """Publish the rows anew that were published, if their leases are on the device; and end what was cut off."""
+    was_published = state.kernel.published(np.arange(len(state.records.rows.lease_id)))
+    state.kernel.reset()
+    for row in sorted(rows):
+        if was_published[row] and state.records.rows.phase[row] == Phase.ACTIVE:
+            state.kernel.publish(row, state.leases.parts_of(row))
 
 
 def _free_unheld(pool: Pool) -> None:

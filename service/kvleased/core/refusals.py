@@ -1,5 +1,6 @@
 """Own what a refused call is told: what it lacks, why, who has it, when to try again, and what would be granted."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -8,7 +9,7 @@ from kvlease.errors import BusyError, DeadlineError, InvalidError, NeverFitsErro
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.flights import Flight, Purpose
-from kvleased.core.granting import blocks_for
+from kvleased.core.granting import num_fresh, num_missing
 from kvleased.core.holdings import holdings
 from kvleased.core.leases import Lease
 from kvleased.core.room import num_available
@@ -54,7 +55,8 @@ class Shortage:
 def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
     """Return what a call lacks that comes after `num_ahead` others."""
     command, prefix = waiter.command, _prefix(state, waiter)
-    need = max(0, _covered(state, command) - _held(state, command) - len(prefix.blocks))
+    num_tokens = 0 if isinstance(command, Reload) else command.num_tokens
+    need = _need(state, command, prefix, num_tokens)
     tenant = state.workers[waiter.worker_id]
     available = max(0, num_available(state, tenant, prefix.blocks))
     if isinstance(command, Reserve) and not state.leases.free_rows:
@@ -80,21 +82,14 @@ def _prefix(state: CacheState, waiter: Waiter) -> Match:
         return NOTHING
 
 
-def _covered(state: CacheState, command: Waitable) -> int:
-    """Return the blocks that a lease has after a call."""
-    if isinstance(command, Reload):
-        # The slots that its row lists.
-        return _row_blocks(state, command)
-    return blocks_for(state, command.num_tokens)
-
-
-def _held(state: CacheState, command: Waitable) -> int:
-    return _row_blocks(state, command) if isinstance(command, Extend) else 0
-
-
-def _row_blocks(state: CacheState, command: Extend | Reload) -> int:
-    lease = state.leases.by_id[command.lease_id]  # type: ignore[index]  # one of keys never waits
-    return int(state.leases.rows.num_blocks[lease.row])
+def _need(state: CacheState, command: Waitable, prefix: Match, num_tokens: int) -> int:
+    """Return the fresh blocks that a call needs behind its prefix to cover so many tokens."""
+    if isinstance(command, Reserve):
+        return num_fresh(state, prefix, num_tokens)[0]
+    lease = state.leases.by_id[command.lease_id]  # type: ignore[index]  # a Reload of keys never waits
+    if isinstance(command, Extend):
+        return max(0, num_missing(state, lease, num_tokens))
+    return len(state.leases.blocks_of(lease))
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -271,12 +266,21 @@ def _fewer_tokens(state: CacheState, command: Reserve | Extend, lack: Shortage) 
     at_once = _num_at_once(state, tenant, lack)
     if not at_once:
         return []
-    num_blocks = _held(state, command) + len(lack.prefix.blocks) + at_once
-    num_tokens = num_blocks * state.shape.tokens_per_block
+    sizes = range(1, command.num_tokens)
+
+    def is_too_much(num_tokens: int) -> bool:
+        return _need(state, command, lack.prefix, num_tokens) > at_once
+
+    num_tokens = bisect_left(sizes, True, key=is_too_much)
+    if num_tokens <= lack.prefix.hit_tokens:
+        return []
+    hash_tokens = state.shape.hash_tokens
     num_keys = len(command.keys) // BYTES_PER_KEY if isinstance(command, Reserve) else 0
-    if num_keys <= num_blocks:
+    if num_keys * hash_tokens < num_tokens + hash_tokens:
         return [f"num_tokens={num_tokens}"]
-    return [] if len(lack.prefix.slots) else [f"num_tokens={num_tokens} num_keys={num_blocks}"]
+    if len(lack.prefix.slots):
+        return []
+    return [f"num_tokens={num_tokens} num_keys={num_tokens // hash_tokens}"]
 
 
 def _num_at_once(state: CacheState, tenant: int, lack: Shortage) -> int:

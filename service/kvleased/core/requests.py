@@ -2,9 +2,9 @@
 
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
 from kvleased.core.commands import Evict, Extend, Reload, Reserve
-from kvleased.core.effects import Extended, Outcome
+from kvleased.core.effects import Outcome
 from kvleased.core.ending import renew
-from kvleased.core.granting import blocks_for, check_reserve, reserved
+from kvleased.core.granting import check_reserve, check_tokens, num_missing, reserved, unextended
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.moving import (
     evict_cached,
@@ -31,7 +31,12 @@ def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
 
 def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:
     first = lease.request
-    if first is not None and (first.keys, first.num_tokens) != (command.keys, command.num_tokens):
+    is_same = isinstance(first, Reserve) and (first.keys, first.num_tokens) == (
+        command.keys,
+        command.num_tokens,
+    )
+    # After a restart nobody knows any more what was asked for.
+    if first is not None and not is_same:
         msg = f"request {command.request_id} has a lease for other tokens; release it, or use another id"
         raise IdReusedError(msg)
     if lease.phase is not Phase.LOADING:
@@ -47,12 +52,12 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     """Make a lease cover more tokens."""
     lease = state.lease_of(command)
     renew(state, lease, now)
-    num_blocks = blocks_for(state, command.num_tokens)
+    check_tokens(state, command.num_tokens)
     if state.is_limited:
-        check_fits(state, lease.tenant, num_blocks)
-    if lease.phase is Phase.ACTIVE and num_blocks <= state.leases.rows.num_blocks[lease.row]:
+        check_fits(state, lease.tenant, sum(state.covering.most(command.num_tokens)))
+    if lease.phase is Phase.ACTIVE and num_missing(state, lease, command.num_tokens) <= 0:
         # Who needs nothing waits for nobody.
-        return Outcome(reply=Extended(block_ids=b""))
+        return Outcome(reply=unextended(state, lease, command.num_tokens))
     return seat(state, command, command.worker_id, now)
 
 
@@ -78,7 +83,7 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
         return reload_after_evict(state, lease, command, now)
     if lease.phase is Phase.ACTIVE:
         return Outcome(reply=here(state, lease))
-    check_fits(state, lease.tenant, int(state.leases.rows.num_blocks[lease.row]))
+    check_fits(state, lease.tenant, len(state.leases.blocks_of(lease)))
     return seat(state, command, lease.worker_id, now)
 
 

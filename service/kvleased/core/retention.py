@@ -1,6 +1,6 @@
 """Own how long the blocks of a lease stay cached: the class that it leaves them; `eviction.classes` heeds it.
 
-A restart forgets the classes: what was committed before is normal after it.
+A restart forgets the classes: what was committed before is normal after it. What a fork computes is normal, too.
 """
 
 from math import inf
@@ -33,7 +33,7 @@ def keep_class(state: CacheState, lease: Lease, entries: Ids) -> None:
         return
     blocks = lease.moving_to if lease.phase is Phase.RELOADING else entries
     request = lease.request
-    if request is None:
+    if not isinstance(request, Reserve):
         owners.order.raise_to(blocks, NORMAL, inf)
     else:
         owners.order.raise_to(blocks, request.priority, request.retain_seconds or inf)

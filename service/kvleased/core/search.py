@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
+from kvlease.groups import first_needed
 from kvlease.ids import BYTES_PER_KEY, CopyId
+from kvleased.core.covering import Covering
 from kvleased.core.leases import NOWHERE
+from kvleased.core.marks import key_words
 from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 
@@ -19,16 +22,22 @@ class Match:
     """The longest prefix that a call can reuse."""
 
     entries: Ids
-    """In token order: a device block, or the complement (~) of a host slot to be copied first."""
+    """Group by group in token order: a device block, or the complement (~) of a host slot to be copied first."""
     blocks: Ids
     """The device blocks among the entries."""
     slots: Ids
     """The host slots among the entries."""
     joined: set[CopyId]
     """Copies in flight that fill some of the blocks already."""
+    hit_tokens: int
+    """Tokens of the prefix."""
+    device_tokens: int
+    """Those of them whose bytes are on the device, or on their way to it."""
+    parts: tuple[Ids, ...] = ()
+    """The entries of each group, up to the place where the prefix ends; empty where the cache is simple."""
 
 
-NOTHING: Final = Match(NOWHERE, NOWHERE, NOWHERE, set())
+NOTHING: Final = Match(NOWHERE, NOWHERE, NOWHERE, set(), 0, 0)
 
 
 def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool) -> Match:
@@ -36,7 +45,11 @@ def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool)
 
     Without `use_host` only bytes that are on the device this instant count.
     """
+    if not state.covering.shared:
+        return NOTHING
     use_host = use_host and (len(state.host.index) > 0 or bool(state.loading))
+    if not state.is_simple:
+        return _match_groups(state, keys, tenant, use_host=use_host)
     if not use_host and state.device.index.get(keys[:BYTES_PER_KEY]) < 0:
         return NOTHING
     num_keys = _num_cached_at_most(state, keys, use_host=use_host)
@@ -53,23 +66,32 @@ def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool)
         (holes,) = is_missing.nonzero()
         entries = entries[: holes[0]] if len(holes) else entries
     blocks, slots = _by_tier(entries)
-    if not (state.device.are_distinct(blocks) and state.host.are_distinct(slots)):
-        msg = "keys names a block twice; the keys of a chain differ"
-        raise InvalidError(msg)
+    _check_distinct(state, blocks, slots)
     if tenant is not None:
         (foreign,) = (_tenants(state, entries, blocks, slots) != tenant).nonzero()
         if len(foreign):
             # Only a stolen key can name another tenant's block.
             entries = entries[: foreign[0]]
             blocks, slots = _by_tier(entries)
+    tokens_per_block = state.covering.tokens_per_block
     return Match(
         entries=entries,
         blocks=blocks,
         slots=slots,
-        joined={joined[entry] for entry in entries.tolist() if entry in joined}
-        if joined
-        else set(),
+        joined=_joined(joined, entries),
+        hit_tokens=len(entries) * tokens_per_block,
+        device_tokens=len(blocks) * tokens_per_block,
     )
+
+
+def _joined(joined: dict[int, CopyId], entries: Ids) -> set[CopyId]:
+    return {joined[entry] for entry in entries.tolist() if entry in joined} if joined else set()
+
+
+def _check_distinct(state: CacheState, blocks: Ids, slots: Ids) -> None:
+    if not (state.device.are_distinct(blocks) and state.host.are_distinct(slots)):
+        msg = "keys names a block twice; the keys of a chain differ"
+        raise InvalidError(msg)
 
 
 def _by_tier(entries: Ids) -> tuple[Ids, Ids]:
@@ -127,3 +149,72 @@ def _look_below(
                 entries[at], joined[state.loading[key][0]] = state.loading[key]
                 is_missing[at] = False
     return joined
+
+
+# Several groups ---------------------------------------------------------------------------------------------------
+
+
+def _match_groups(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool) -> Match:
+    """Return the longest prefix of which every group has all blocks that the tokens behind it need."""
+    covering = state.covering
+    words = key_words(keys)
+    marked = [covering.block_keys(group, words)[1] for group in covering.shared]
+    packed = np.concatenate(marked).tobytes()
+    counts = [len(one) for one in marked]
+    entries = state.device.index.find(packed)
+    is_missing = entries < 0
+    joined: dict[int, CopyId] = {}
+    if use_host and is_missing.any():
+        joined = _look_below(state, packed, entries, is_missing)
+    has = ~is_missing
+    if tenant is not None:
+        blocks, slots = _by_tier(entries[has])
+        has[has] = _tenants(state, entries[has], blocks, slots) == tenant
+    hit_tokens = _longest(covering, has, counts, len(words) * covering.hash_tokens)
+    if not hit_tokens:
+        return NOTHING
+    parts = [NOWHERE] * len(covering.groups)
+    start, device_tokens = 0, hit_tokens
+    ends = covering.hit_ends(hit_tokens)
+    for group, count in zip(covering.shared, counts, strict=True):
+        first = covering.first_needed(group, hit_tokens)
+        parts[group] = entries[start + first : start + ends[group]]
+        (below,) = (parts[group] < 0).nonzero()
+        if len(below):
+            first_token = (first + int(below[0])) * covering.groups[group].tokens_per_block
+            device_tokens = min(device_tokens, first_token)
+        start += count
+    entries = np.concatenate(parts)
+    blocks, slots = _by_tier(entries)
+    _check_distinct(state, blocks, slots)
+    return Match(
+        entries=entries,
+        blocks=blocks,
+        slots=slots,
+        joined=_joined(joined, entries),
+        hit_tokens=hit_tokens,
+        device_tokens=device_tokens // covering.hit_tokens * covering.hit_tokens,
+        parts=tuple(parts),
+    )
+
+
+def _longest(covering: Covering, has: NDArray[np.bool_], counts: list[int], num_tokens: int) -> int:
+    """Return the tokens of the longest prefix that every group can serve, of `num_tokens` at most.
+
+    `has` tells of each group's blocks, group by group, whether they are there. A group can serve a prefix if as many
+    blocks are there as lie between the first one needed behind the prefix and its end.
+    """
+    ends_of_hits = np.arange(num_tokens // covering.hit_tokens + 1) * covering.hit_tokens
+    is_served = np.ones(len(ends_of_hits), np.bool_)
+    num_before = np.concatenate([[0], has.cumsum()])
+    start = 0
+    for at, count in zip(covering.shared, counts, strict=True):
+        group = covering.groups[at]
+        first = first_needed(group, ends_of_hits)
+        end = ends_of_hits // group.tokens_per_block + group.is_drafted
+        there = num_before[start + np.minimum(end, count)]
+        there -= num_before[start + np.minimum(first, count)]
+        is_served &= there == end - first
+        start += count
+    is_served[0] = True
+    return int(ends_of_hits[is_served.nonzero()[0][-1]])

@@ -8,7 +8,7 @@ from kvlease.errors import BusyError, DrainingError, InvalidError, KVLeaseError
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Notice, Outcome, Reply
-from kvleased.core.granting import attempt_extend, attempt_reserve, blocks_for
+from kvleased.core.granting import attempt_extend, attempt_reserve
 from kvleased.core.leases import Lease
 from kvleased.core.moving import attempt_reload
 from kvleased.core.refusals import busy, refusal, shortage
@@ -69,7 +69,7 @@ def _weigh(state: CacheState, waiter: Waiter) -> None:
     command = waiter.command
     if isinstance(command, Reserve):
         waiter.tenant = state.workers[waiter.worker_id]
-        waiter.cost = blocks_for(state, command.num_tokens) / state.weight_of(waiter.tenant)
+        waiter.cost = sum(state.covering.most(command.num_tokens)) / state.weight_of(waiter.tenant)
 
 
 def _wait(state: CacheState, waiter: Waiter, num_ahead: int) -> Outcome:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvlease.groups import GroupShape, Keeps
 from kvleased.core.limits import UNLIMITED, TenantLimits
 
 
@@ -14,9 +15,14 @@ class CacheShape:
     """Blocks of the device pool."""
     num_slots: int
     """Slots of the host pool; 0 means there is no host tier."""
-    tokens_per_block: int
-    max_blocks_per_lease: int
-    """Blocks of the longest admissible request."""
+    groups: tuple[GroupShape, ...]
+    """What shares a table; blocks of all groups come from one pool."""
+    hash_tokens: int
+    """Tokens that one key stands for."""
+    hit_tokens: int
+    """A prefix that is found ends at a multiple of this."""
+    shares_prefixes: bool = True
+    """Whether prefixes are found at all."""
     longest_request_tokens: int = 2**31 - 1
     """Tokens of the longest admissible request; its blocks alone would admit a few more."""
     null_blocks: int = 0
@@ -40,6 +46,28 @@ class CacheShape:
     """Limits by tenant digest; their minima are at most usable_blocks together."""
     tenant_default: TenantLimits = UNLIMITED
     """The limits of every other tenant, whose minimum is 0."""
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether there is one group that keeps everything, with a key for each block: the common case, made fast."""
+        return (
+            len(self.groups) == 1
+            and self.groups[0].keeps is Keeps.EVERYTHING
+            and self.groups[0].keys_per_block == 1
+            and self.hit_tokens == self.hash_tokens
+            and not self.groups[0].is_drafted
+            and not self.groups[0].extra_blocks
+        )
+
+    @property
+    def table_width(self) -> int:
+        """Entries of a row: the sum of all groups' places."""
+        return sum(group.table_blocks for group in self.groups)
+
+    @property
+    def kernel_width(self) -> int:
+        """Kernel blocks of a row: the sum of all groups' places, each as many as a block is."""
+        return sum(group.table_blocks * group.kernel_blocks_per_block for group in self.groups)
 
     @property
     def usable_blocks(self) -> int:

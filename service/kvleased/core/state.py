@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
 from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
+from kvleased.core.covering import Covering
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Wake
 from kvleased.core.eviction import LeafFirstLRU
 from kvleased.core.flights import Flight, Purpose
+from kvleased.core.kernel_table import KernelTable
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.records import CacheRecords
@@ -38,6 +40,8 @@ class CacheState:
     def __init__(self, shape: CacheShape, records: CacheRecords, epoch: Epoch) -> None:
         """Take over records of which every entry is unused."""
         self.shape = shape
+        self.covering = Covering(shape)
+        self.is_simple = shape.is_simple
         self.records = records
         self.device = Pool(
             records.device,
@@ -57,7 +61,8 @@ class CacheState:
             LeafFirstLRU(shape.num_slots),
             shape.layout_digest,
         )
-        self.leases = LeaseBook(records.rows)
+        self.kernel = KernelTable(records.kernel_rows, shape.groups)
+        self.leases = LeaseBook(records.rows, self.covering, self.kernel)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
         self.workers: dict[WorkerId, int] = {}
         """The tenant digest of every attached worker."""
@@ -209,6 +214,7 @@ _DIRECTIONS = {
     Purpose.LOAD: Direction.RELOAD,
     Purpose.RESUME: Direction.RELOAD,
     Purpose.PREFETCH: Direction.RELOAD,
+    Purpose.FORK: Direction.DUPLICATE,
     Purpose.SCRUB: Direction.SCRUB,
 }
 
@@ -230,6 +236,6 @@ def as_ids(blocks: Collection[int]) -> Ids:
     return np.fromiter(blocks, np.intp, len(blocks))
 
 
-def pack(ids: Ids) -> bytes:
+def pack(ids: NDArray[np.signedinteger]) -> bytes:
     """Return block ids as they travel: packed int32."""
     return ids.astype(np.int32).tobytes()

@@ -20,7 +20,8 @@ from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.tenants import may_take_free
 
-_NO_IDS: Final = b""
+_NOTHING: Final = Extended(block_ids=b"", covered_tokens=0)
+"""What an operation adds that is no extend."""
 _BYTES_PER_NUMBER: Final = 4
 """Bytes of an int32 in a packed column; ids of leases take twice as many."""
 
@@ -73,21 +74,21 @@ def _extend_together(
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
     """Do the extends of a step that cannot fail: those covered already, and all others if there is room for all.
 
-    Returns which operations are done, how many blocks each added, and these blocks in the order of
-    the operations. Looking at all leases at once is what makes a step cheap.
+    Returns which operations are done, how many blocks each added, of every group, and these blocks in the order of the
+    operations. Looking at all leases at once is what makes a step cheap.
     """
-    leases, records = state.leases, state.leases.rows
+    leases = state.leases
     rows, is_done = leases.active_rows(columns.lease_ids, worker_id)
     is_done &= columns.verbs == _EXTEND
-    needed = -(-columns.num_tokens // state.shape.tokens_per_block)
-    is_done &= needed > 0
-    is_done &= needed <= state.shape.max_blocks_per_lease
-    is_done &= columns.num_tokens <= state.shape.longest_request_tokens
-    counts = np.zeros(len(rows), np.int32)
+    is_done &= columns.num_tokens > 0
+    is_done &= columns.num_tokens <= state.covering.longest_tokens
     # An extend of a lease of which the step says more than that is done, or refused, in its turn.
     if not leases.are_distinct(rows):
         is_done[:] = False
-    missing = needed - records.num_blocks[rows]
+    if not state.is_simple:
+        return _grow_together(state, worker_id, columns, rows, is_done)
+    counts = np.zeros(len(rows), np.int32)
+    missing = -(-columns.num_tokens // state.covering.tokens_per_block) - leases.num_blocks[rows]
     wants = missing > 0
     wants &= is_done
     (at,) = wants.nonzero()
@@ -102,6 +103,37 @@ def _extend_together(
             leases.append_many(rows[at], added, fresh, columns.num_tokens[at])
             counts[at] = added
     return is_done, counts, fresh
+
+
+def _grow_together(
+    state: CacheState,
+    worker_id: WorkerId,
+    columns: _Columns,
+    rows: Ids,
+    is_done: NDArray[np.bool_],
+) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
+    """Do the same where there are several groups; the counts are [operations, groups]."""
+    records = state.leases.rows
+    num_tokens = columns.num_tokens.astype(np.int64)
+    begins, afters = state.covering.growth(
+        records.num_computed[rows].astype(np.int64),
+        num_tokens,
+        records.num_blocks[rows].astype(np.int64),
+    )
+    missing = afters - begins
+    is_missing = missing.any(axis=1)
+    num_blocks = int(missing[is_done].sum())
+    fresh: Ids | None = NOWHERE
+    if num_blocks:
+        fresh = _offered(state, worker_id, num_blocks)
+    if fresh is None:
+        fresh = NOWHERE
+        is_done &= ~is_missing
+    missing[~is_done] = 0
+    (at,) = is_done.nonzero()
+    if len(at):
+        state.leases.grow(rows[at], begins[at], afters[at], fresh, num_tokens[at])
+    return is_done, missing.astype(np.int32), fresh
 
 
 def _offered(state: CacheState, worker_id: WorkerId, num_blocks: int) -> Ids | None:
@@ -133,8 +165,9 @@ def _one_by_one(
     start = 0
     for at, done in enumerate(is_done.tolist()):
         if done:
-            pieces.append(pack(fresh[start : start + counts[at]]))
-            start += int(counts[at])
+            num_added = int(counts[at].sum())
+            pieces.append(pack(fresh[start : start + num_added]))
+            start += num_added
             continue
         key_end = int(key_ends[at])
         keys = command.keys[key_end - int(num_keys[at]) * BYTES_PER_KEY : key_end]
@@ -145,9 +178,15 @@ def _one_by_one(
         except KVLeaseError as error:
             codes[at] = error.number
         else:
-            counts[at] = len(added) // 4
-            pieces.append(added)
+            counts[at] = _counts_of(added)
+            pieces.append(added.block_ids)
     return b"".join(pieces)
+
+
+def _counts_of(added: Extended) -> NDArray[np.int32] | int:
+    if added.num_blocks:
+        return np.frombuffer(added.num_blocks, np.int32)
+    return len(added.block_ids) // _BYTES_PER_NUMBER
 
 
 def _columns(command: Step) -> _Columns:
@@ -184,7 +223,7 @@ def _check(name: str, packed: bytes, bytes_per_item: int, count: int) -> None:
         raise InvalidError(msg, resource=name, need=expected, available=len(packed))
 
 
-def _extend(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> bytes:
+def _extend(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> Extended:
     lease_id, num_tokens, _, _ = operation
     state.is_terse = True
     try:
@@ -194,10 +233,10 @@ def _extend(state: CacheState, worker_id: WorkerId, operation: _Operation, now: 
     finally:
         state.is_terse = False
     assert isinstance(reply, Extended), "a call that may not wait is answered"
-    return reply.block_ids
+    return reply
 
 
-def _commit(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> bytes:
+def _commit(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> Extended:
     lease_id, num_tokens, first_block, keys = operation
     commit(
         state,
@@ -210,16 +249,16 @@ def _commit(state: CacheState, worker_id: WorkerId, operation: _Operation, now: 
         ),
         now,
     )
-    return _NO_IDS
+    return _NOTHING
 
 
-def _release(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> bytes:
+def _release(state: CacheState, worker_id: WorkerId, operation: _Operation, now: float) -> Extended:
     release(state, Release(worker_id=worker_id, lease_id=operation[0]), now)
     settle(state)
-    return _NO_IDS
+    return _NOTHING
 
 
-_OPERATIONS: Final[dict[int, Callable[[CacheState, WorkerId, _Operation, float], bytes]]] = {
+_OPERATIONS: Final[dict[int, Callable[[CacheState, WorkerId, _Operation, float], Extended]]] = {
     StepVerb.EXTEND: _extend,
     StepVerb.COMMIT: _commit,
     StepVerb.RELEASE: _release,
@@ -228,7 +267,7 @@ _OPERATIONS: Final[dict[int, Callable[[CacheState, WorkerId, _Operation, float],
 
 def _carry_out(
     state: CacheState, worker_id: WorkerId, verb: int, operation: _Operation, now: float
-) -> bytes:
+) -> Extended:
     carry_out = _OPERATIONS.get(verb)
     if carry_out is None:
         msg = f"verb {verb} is none of {[int(verb) for verb in StepVerb]}"

@@ -229,7 +229,8 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
 
     An operator may pin as many blocks as all tenants together. Pins never take what is left of a tenant's minimum.
     """
-    tenant, blocks = command.tenant_digest, state.device.cached(command.keys)
+    tenant = command.tenant_digest
+    blocks = state.device.cached(state.covering.every_key(command.keys))
     if tenant is not None:
         blocks = blocks[state.device.records.tenant[blocks] == tenant]
     before, after = pinned_by_tenant(state), pinned_by_tenant(state, blocks)

@@ -1,13 +1,14 @@
 """Own where the core's columns lie in the "records" and "tables" regions; what they mean is the core's business."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.tables import Column, ColumnLayout, TableLayout
-from kvleased.core.records import TIER_COLUMNS, CacheRecords, LeaseRows, TierRecords
+from kvlease.columns import Column, ColumnLayout
+from kvlease.tables import TableLayout, TablePart
+from kvleased.core.records import TIER_COLUMNS, CacheRecords, KernelRows, LeaseRows, TierRecords
 from kvleased.core.shape import CacheShape
 
 
@@ -40,7 +41,15 @@ class RecordsLayout:
 
 def table_layout(shape: CacheShape) -> TableLayout:
     """Return how the block table of a cache lies."""
-    return TableLayout(num_rows=shape.max_leases, blocks_per_row=shape.max_blocks_per_lease)
+    parts = (
+        TablePart(
+            num_places=group.table_blocks,
+            kernel_blocks_per_block=group.kernel_blocks_per_block,
+            kernel_block_stride=group.kernel_block_stride,
+        )
+        for group in shape.groups
+    )
+    return TableLayout(num_rows=shape.max_leases, parts=tuple(parts))
 
 
 def records_layout(shape: CacheShape) -> RecordsLayout:
@@ -53,6 +62,11 @@ def lay_records(
 ) -> CacheRecords:
     """Lay all columns of a cache over its two regions."""
     device, host = records_layout(shape).tiers(records)
+    columns = table_layout(shape).columns(tables)
+    kernel_columns = {field.name: columns.pop(field.name) for field in fields(KernelRows)}
     return CacheRecords(
-        device=device, host=host, rows=LeaseRows(**table_layout(shape).columns(tables))
+        device=device,
+        host=host,
+        rows=LeaseRows(**columns),
+        kernel_rows=KernelRows(**kernel_columns),
     )

@@ -32,15 +32,21 @@ def fingerprint(
     places: Sequence[Sequence[LayerPlacement]],
     place_of_rank: Sequence[int],
     slots: Mapping[str, object],
+    context_ranks: int,
 ) -> str:
-    """Return the hex digest of the layout, of the ranks' places in a pool of one block, and of the slots."""
-    content = {
+    """Return the hex digest of the layout, of the ranks' places in a pool of one block, and of the slots.
+
+    Ranks that share the tokens of a block may have the places of ranks that do not.
+    """
+    content: dict[str, object] = {
         "version": _VERSION,
         "layout": layout.value,
         "slots": slots,
         "place_of_rank": tuple(place_of_rank),
         "places": [[_described(layer) for layer in layers] for layers in places],
     }
+    if context_ranks > 1:
+        content["context_ranks"] = context_ranks
     return blake3(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

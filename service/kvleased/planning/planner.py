@@ -96,6 +96,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
             *device_waste(_pool_account(pools, layers, inputs)),
             *host_waste(_host_account(slots, num_host_slots, inputs)),
         ),
+        context_ranks=inputs.parallel.context_ranks,
     )
 
 
@@ -217,6 +218,7 @@ def _fingerprint(pools: Pools, slots: SlotGeometry, inputs: PlanInputs) -> str:
             "blocks_per_slot": inputs.blocks_per_slot,
             "cells": list(zip(slots.cell_offsets_bytes, slots.cell_bytes, strict=True)),
         },
+        context_ranks=inputs.parallel.context_ranks,
     )
 
 

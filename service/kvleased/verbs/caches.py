@@ -31,6 +31,7 @@ from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.limits import with_tenants
 from kvleased.verbs.runner import Verb
+from kvleased.verbs.shapes import shape_of
 
 INTEGRITIES: Final = ("xxh3", "none")
 _PREFIX: Final = "cache/"
@@ -125,9 +126,9 @@ class CacheVerbs:
         entries: Iterable[CacheEntry] = [self._registry.cache(name)] if name else self._registry
         return pb.StatsResponse(epoch=self._epoch, caches=[_stats(entry) for entry in entries])
 
-    def inspect(self, request: pb.InspectRequest, _: Caller) -> Answer:
-        """List who uses a cache."""
-        return inspecting.inspect(self._registry, request)
+    def inspect(self, request: pb.InspectRequest, caller: Caller) -> Answer:
+        """List who uses a cache, or waits for it."""
+        return inspecting.inspect(self._registry, request, caller)
 
     def recover(
         self, kept: Iterable[Kept], workers: Mapping[str, Mapping[WorkerId, int]], now: float
@@ -164,26 +165,10 @@ class CacheVerbs:
             task.cancel()
         await asyncio.gather(*self._populating.values(), return_exceptions=True)
 
-    def shape_of(self, planned: CachePlan) -> CacheShape:
-        """Return the numbers that the core of a cache works with."""
-        settings = self._settings
-        why_no_leases = plans.why_no_leases(planned)
-        shape = CacheShape(
-            num_blocks=planned.num_blocks,
-            num_slots=planned.num_slots,
-            tokens_per_block=planned.tokens_per_block,
-            max_blocks_per_lease=planned.blocks_per_longest_request,
-            longest_request_tokens=0 if why_no_leases else planned.longest_request_tokens,
-            null_blocks=planned.null_blocks,
-            why_no_leases=why_no_leases,
-            max_leases=settings.max_leases,
-            max_waiting=settings.max_waiting,
-            max_pins=settings.max_pins,
-            lease_seconds=settings.lease_seconds,
-            retry_after_ms=settings.retry_after_ms,
-            layout_digest=int(planned.layout_fingerprint[:16], 16),
-        )
-        return with_tenants(shape, settings.tenants, self.root_secret)
+    def _shape_of(self, plan: CachePlan) -> CacheShape:
+        """Return the numbers that the core of a cache works with, its tenants' limits among them."""
+        shape = shape_of(plan, self._settings)
+        return with_tenants(shape, self._settings.tenants, self.root_secret)
 
     async def _register(
         self, name: str, inputs: pb.PlanInputs, integrity: str
@@ -232,7 +217,9 @@ class CacheVerbs:
         registration = {"integrity": integrity, "digest": digest}
         fds: dict[str, int] = {}
         try:
-            for kind, region_bytes in regions.region_sizes(planned, self.shape_of(planned)).items():
+            for kind, region_bytes in regions.region_sizes(
+                planned, self._shape_of(planned)
+            ).items():
                 fds[kind] = await self._keeper.create(f"{_PREFIX}{name}/{kind}", region_bytes, {})
             fds[regions.PLAN] = await self._keeper.create(
                 f"{_PREFIX}{name}/{regions.PLAN}", len(packed), registration
@@ -254,7 +241,7 @@ class CacheVerbs:
         *,
         recovered: tuple[Mapping[WorkerId, int], float] | None = None,
     ) -> CacheEntry:
-        shape = self.shape_of(planned)
+        shape = self._shape_of(planned)
         records = lay_records(
             shape,
             cpu.map_region(fds["records"], records_layout(shape).region_bytes),
@@ -278,7 +265,7 @@ class CacheVerbs:
 
     def _populate(self, entry: CacheEntry) -> None:
         """Make the cache's memory exist, in the background unless it does already."""
-        sizes = regions.sizes_to_populate(entry.plan, self.shape_of(entry.plan))
+        sizes = regions.sizes_to_populate(entry.plan, self._shape_of(entry.plan))
         if all(cpu.is_populated(entry.fds[kind], num_bytes) for kind, num_bytes in sizes.items()):
             self._make_ready(entry)
             return

@@ -1,29 +1,41 @@
-"""Own the verb inspect: who uses a cache, a page at a time; it changes nothing and names neither keys nor tokens."""
+"""Own the verb inspect: who uses a cache or waits for it, a page at a time.
 
-from collections.abc import Callable
+It changes nothing and names neither keys nor tokens.
+"""
+
+from collections.abc import Callable, Mapping
 from time import monotonic, time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.core.listing import LeaseFacts
+from kvleased.callers import Caller
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
+
+if TYPE_CHECKING:
+    from kvleased.core.listing import LeaseFacts
+    from kvleased.core.tenants import TenantFacts
+    from kvleased.core.waiting_list import WaitingFacts
 
 ENTRIES_MAX: Final = 256
 """Entries of one page."""
 
 
-def inspect(registry: Registry, request: pb.InspectRequest) -> pb.InspectResponse:
-    """List the workers, leases or pins of a cache, by id.
+def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> pb.InspectResponse:
+    """List the workers, leases, pins, waiting calls or tenants of a cache, by id; a worker's own tenant is all it sees.
 
     Raises:
         UnknownCacheError: there is no such cache.
         InvalidError: there is no such list, or the limit is above that of a page.
+        UnknownWorkerError: tenants are asked for under a token that is nobody's.
     """
     entry = registry.cache(request.cache)
-    listing = _LISTINGS[checks.one_of("what", request.what, _LISTINGS)]
+    what = checks.one_of("what", request.what, (*_LISTINGS, _TENANTS))
     limit = checks.count("limit", request.limit, 0, ENTRIES_MAX) or ENTRIES_MAX
-    return listing(registry, entry, request.after_id, limit)
+    if what == _TENANTS:
+        own = registry.worker(caller.token).tenant_digest if caller.token else None
+        return _tenants(registry, entry, own, range(request.after_id, request.after_id + limit))
+    return _LISTINGS[what](registry, entry, request.after_id, limit)
 
 
 def _workers(
@@ -48,11 +60,32 @@ def _pins(_: Registry, entry: CacheEntry, after_id: int, limit: int) -> pb.Inspe
     return pb.InspectResponse(num_total=entry.core.census().num_pins, pins=pins)
 
 
+def _waiting(_: Registry, entry: CacheEntry, after_id: int, limit: int) -> pb.InspectResponse:
+    page = entry.core.list_waiting(after_id, limit, monotonic())
+    return pb.InspectResponse(
+        num_total=entry.core.census().num_waiting, waiting=map(_waiting_call, page)
+    )
+
+
+def _tenants(
+    registry: Registry, entry: CacheEntry, own: int | None, places: range
+) -> pb.InspectResponse:
+    """List the tenants at some places of the list; `own` is the digest of the only one to be seen, None sees all."""
+    names = {one.tenant_digest: one.tenant for one in registry.by_id.values()}
+    seen = [one for one in entry.core.list_tenants() if own in (None, one.tenant_digest)]
+    page = [(place + 1, one) for place, one in enumerate(seen) if place in places]
+    return pb.InspectResponse(
+        num_total=len(seen), tenants=[_tenant(number, one, names) for number, one in page]
+    )
+
+
 _LISTINGS: Final[dict[str, Callable[[Registry, CacheEntry, int, int], pb.InspectResponse]]] = {
     "workers": _workers,
     "leases": _leases,
     "pins": _pins,
+    "waiting": _waiting,
 }
+_TENANTS: Final = "tenants"
 
 
 def _worker(worker: WorkerEntry) -> pb.WorkerInfo:
@@ -67,7 +100,7 @@ def _worker(worker: WorkerEntry) -> pb.WorkerInfo:
     )
 
 
-def _lease(facts: LeaseFacts) -> pb.LeaseInfo:
+def _lease(facts: "LeaseFacts") -> pb.LeaseInfo:
     age_seconds = facts.age_seconds
     return pb.LeaseInfo(
         lease_id=facts.lease_id,
@@ -78,6 +111,35 @@ def _lease(facts: LeaseFacts) -> pb.LeaseInfo:
         num_tokens=facts.num_tokens,
         age_ms=None if age_seconds is None else _milliseconds(age_seconds),
         left_ms=_milliseconds(facts.seconds_left),
+    )
+
+
+def _waiting_call(facts: "WaitingFacts") -> pb.WaitingInfo:
+    return pb.WaitingInfo(
+        call_id=facts.call_id,
+        worker_id=facts.worker_id,
+        verb=facts.verb,
+        position=facts.position,
+        priority=checks.PRIORITIES[facts.priority],
+        num_blocks=facts.num_blocks,
+        available_blocks=facts.available_blocks,
+        reason=facts.reason,
+        age_ms=_milliseconds(facts.age_seconds),
+        left_ms=_milliseconds(facts.left_seconds),
+    )
+
+
+def _tenant(number: int, facts: "TenantFacts", names: Mapping[int, str]) -> pb.TenantInfo:
+    return pb.TenantInfo(
+        tenant_id=number,
+        tenant=names.get(facts.tenant_digest, f"{facts.tenant_digest:016x}"),
+        used_blocks=facts.used_blocks,
+        held_blocks=facts.held_blocks,
+        pinned_blocks=facts.pinned_blocks,
+        min_blocks=facts.min_blocks,
+        max_blocks=facts.max_blocks,
+        pinned_blocks_max=facts.pinned_blocks_max,
+        weight=facts.weight,
     )
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from google.protobuf.message import Message
 
 from kvlease.errors import InvalidError, KVLeaseError, NotYoursError
 from kvlease.faults import error_to_proto
-from kvlease.ids import LeaseId, PinId, WorkerId
+from kvlease.ids import BYTES_PER_KEY, LeaseId, PinId, WorkerId
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
@@ -42,6 +43,8 @@ class LeaseVerbs:
             "map": self.map,
             "extend": self.extend,
             "commit": self.commit,
+            "fork": self.fork,
+            "trim": self.trim,
             "evict": self.evict,
             "reload": self.reload,
             "release": self.release,
@@ -56,7 +59,9 @@ class LeaseVerbs:
         worker = self._registry.worker(caller.token)
         command = self._reserve_command(worker, request)
         if request.token_ids:
-            return asyncio.ensure_future(self._reserve_by_tokens(worker, request))
+            return asyncio.ensure_future(
+                self._reserve_by_tokens(worker, command, request.token_ids)
+            )
         return self._run(worker.entry, command, _reserved, command.wait_ms)
 
     def map(self, request: pb.MapRequest, caller: Caller) -> Answer:
@@ -88,6 +93,28 @@ class LeaseVerbs:
             keys=request.keys,
         )
         return self._run(worker.entry, command, _committed)
+
+    def fork(self, request: pb.ForkRequest, caller: Caller) -> Answer:
+        """Lease the blocks of a running request to a second one."""
+        worker = self._registry.worker(caller.token)
+        command = c.Fork(
+            worker_id=worker.worker_id,
+            lease_id=_lease(request.lease_id),
+            request_id=checks.request_id(request.request_id),
+            num_tokens=checks.count("num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
+            wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
+        )
+        return self._run(worker.entry, command, _forked, command.wait_ms)
+
+    def trim(self, request: pb.TrimRequest, caller: Caller) -> Answer:
+        """Give back a lease's blocks behind a token."""
+        worker = self._registry.worker(caller.token)
+        command = c.Trim(
+            worker_id=worker.worker_id,
+            lease_id=_lease(request.lease_id),
+            num_tokens=checks.count("num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
+        )
+        return self._run(worker.entry, command, _trimmed)
 
     def evict(self, request: pb.EvictRequest, caller: Caller) -> Answer:
         """Move blocks out of the device pool."""
@@ -205,21 +232,27 @@ class LeaseVerbs:
             keys=request.keys,
             num_tokens=checks.count(where + "num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
             wait_ms=self._wait_ms(request.wait_ms) if request.wait_ms else 0,
+            priority=(
+                checks.priority(where + "priority", request.priority)
+                if request.priority
+                else checks.PRIORITY_DEFAULT
+            ),
+            retain_seconds=(
+                checks.seconds_retained(where + "retain_seconds", request.retain_seconds)
+                if request.retain_seconds
+                else 0
+            ),
         )
 
-    async def _reserve_by_tokens(self, worker: WorkerEntry, request: pb.ReserveRequest) -> Message:
+    async def _reserve_by_tokens(
+        self, worker: WorkerEntry, command: c.Reserve, token_ids: bytes
+    ) -> Message:
         """Compute the keys off the loop, for a caller that has only token ids."""
         plan = worker.entry.plan
-        tokens = np.frombuffer(request.token_ids, "<i4")[: request.num_tokens]
+        tokens = np.frombuffer(token_ids, "<i4")[: command.num_tokens]
         naming = BlockKeys(worker.tenant_key, plan.layout_fingerprint, plan.model_digest)
-        keys = await asyncio.to_thread(naming.chain, tokens, plan.tokens_per_block)
-        command = c.Reserve(
-            worker_id=worker.worker_id,
-            request_id=request.request_id,
-            keys=keys[: self._keys_max * 32],
-            num_tokens=request.num_tokens,
-            wait_ms=request.wait_ms,
-        )
+        keys = await asyncio.to_thread(naming.chain, tokens, plan.hash_block_tokens)
+        command = replace(command, keys=keys[: self._keys_max * BYTES_PER_KEY])
         answer = self._run(worker.entry, command, _reserved, command.wait_ms)
         self._settle()
         return await answer if isinstance(answer, asyncio.Future) else answer
@@ -244,24 +277,52 @@ def _lease(lease_id: int) -> LeaseId:
 
 
 def _reserved(reply: e.Reserved) -> pb.ReserveResponse:
-    response = pb.ReserveResponse(lease_id=reply.lease_id, block_ids=reply.block_ids, row=reply.row)
+    response = pb.ReserveResponse(
+        lease_id=reply.lease_id,
+        block_ids=reply.block_ids,
+        row=reply.row,
+        covered_tokens=reply.covered_tokens,
+    )
     if reply.device_hit_tokens:
         response.device_hit_tokens = reply.device_hit_tokens
     if reply.host_hit_tokens:
         response.host_hit_tokens = reply.host_hit_tokens
+    if reply.num_blocks:
+        response.num_blocks = reply.num_blocks
     return response
 
 
 def _mapped(reply: e.Mapped) -> pb.MapResponse:
-    return pb.MapResponse(row=reply.row, num_kernel_blocks=reply.num_kernel_blocks)
+    response = pb.MapResponse(row=reply.row, num_kernel_blocks=reply.num_kernel_blocks)
+    if reply.kernel_blocks:
+        response.kernel_blocks = reply.kernel_blocks
+    return response
 
 
 def _extended(reply: e.Extended) -> pb.ExtendResponse:
-    return pb.ExtendResponse(block_ids=reply.block_ids)
+    response = pb.ExtendResponse(block_ids=reply.block_ids, covered_tokens=reply.covered_tokens)
+    if reply.num_blocks:
+        response.num_blocks = reply.num_blocks
+    return response
 
 
 def _committed(reply: e.Committed) -> pb.CommitResponse:
-    return pb.CommitResponse(num_committed=reply.num_committed, num_duplicates=reply.num_duplicates)
+    response = pb.CommitResponse(
+        num_committed=reply.num_committed, num_duplicates=reply.num_duplicates
+    )
+    if reply.num_given_back:
+        response.num_given_back = reply.num_given_back
+    return response
+
+
+def _forked(reply: e.Forked) -> pb.ForkResponse:
+    return pb.ForkResponse(
+        lease=_reserved(reply.lease), num_shared=reply.num_shared, num_copied=reply.num_copied
+    )
+
+
+def _trimmed(reply: e.Trimmed) -> pb.TrimResponse:
+    return pb.TrimResponse(num_given_back=reply.num_given_back)
 
 
 def _evicted(reply: e.Evicted) -> pb.EvictResponse:
@@ -274,6 +335,7 @@ def _reloaded(reply: e.Reloaded) -> pb.ReloadResponse:
         num_reloaded=reply.num_reloaded,
         num_tokens=reply.num_tokens,
         row=reply.row,
+        num_blocks=reply.num_blocks,
     )
 
 
@@ -287,7 +349,9 @@ def _unpinned(reply: e.Released) -> pb.UnpinResponse:
 
 def _found(reply: e.Found) -> pb.LookupResponse:
     return pb.LookupResponse(
-        num_device_blocks=reply.num_device_blocks, num_host_blocks=reply.num_host_blocks
+        num_device_blocks=reply.num_device_blocks,
+        num_host_blocks=reply.num_host_blocks,
+        hit_tokens=reply.hit_tokens,
     )
 
 

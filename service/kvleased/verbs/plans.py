@@ -9,6 +9,7 @@ from kvlease.errors import InvalidError
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.units import RANKS_MAX
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.verbs import shapes
 
 
 def answer(request: pb.PlanRequest, device_bytes_default: int) -> pb.PlanResponse:
@@ -52,7 +53,7 @@ def _is_given(ranks: Sequence[pb.RankInputs]) -> bool:
 
 
 def require_servable(planned: CachePlan) -> None:
-    """Refuse a plan that is right but that keeps nothing, or that no mover can carry out yet."""
+    """Refuse a plan that is right but keeps nothing, that no mover can carry out, or that lacks a null block."""
     if not planned.groups:
         message = "the plan has no layer that keeps anything, so there is no memory to share; give at least 1 layer"
         raise InvalidError(message, resource="layers", rule="keeps_nothing", need=1, available=0)
@@ -71,19 +72,4 @@ def require_servable(planned: CachePlan) -> None:
     if len(planned.ranks) > RANKS_MAX:
         message = f"the cache has {len(planned.ranks)} ranks; register at most {RANKS_MAX} as one"
         raise InvalidError(message, resource="ranks", need=len(planned.ranks), limit=RANKS_MAX)
-
-
-def why_no_leases(planned: CachePlan) -> str:
-    """Return why blocks of a cache cannot be leased; empty where they can."""
-    then = "the cache can be planned and registered, but its blocks cannot be leased yet"
-    if len(planned.groups) != 1:
-        return f"the layers share {len(planned.groups)} tables, not one; {then}"
-    (group,) = planned.groups
-    if not group.spec.keeps_all:
-        return f"layers of kind {group.spec.kind} do not keep every token; {then}"
-    if planned.scheduler_block_tokens != planned.tokens_per_block:
-        return (
-            f"a block covers {planned.scheduler_block_tokens} tokens over all context ranks and "
-            f"{planned.tokens_per_block} on one; {then}"
-        )
-    return ""
+    shapes.require_null_block(planned)

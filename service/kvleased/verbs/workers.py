@@ -74,6 +74,8 @@ class WorkerVerbs:
         checks.cache_name(request.cache)
         checks.label("worker_name", request.worker_name)
         checks.label("tenant", request.tenant)
+        if request.engine:
+            checks.name("engine", request.engine)
         inventory = checks.lease_ids("lease_ids", request.lease_ids, self._settings.max_leases)
         if inventory and not request.resume_token:
             message = "lease_ids is set without resume_token; only a resumed worker has leases"
@@ -197,6 +199,7 @@ class WorkerVerbs:
             "tenant": tenant,
             "name": request.worker_name,
             "rank": request.rank,
+            "engine": request.engine,
             "proof": "none" if pidfd is None else "pidfd",
             "attached_unix_seconds": time.time(),
         }
@@ -230,6 +233,9 @@ class WorkerVerbs:
         if request.tenant and request.tenant != worker.tenant:
             message = "tenant differs from the one that the worker attached with"
             raise InvalidError(message, resource="tenant")
+        if request.engine and request.engine != worker.engine:
+            message = "engine differs from the one that the worker attached with"
+            raise InvalidError(message, resource="engine")
         if (
             worker.pidfd is not None
             and caller.pidfd is not None
@@ -286,6 +292,8 @@ class WorkerVerbs:
             pidfd=pidfd,
             replies=Replies(self._settings.max_remembered_replies),
             attached_unix_seconds=metadata["attached_unix_seconds"],
+            # A worker that an earlier build kept has none.
+            engine=metadata.get("engine", ""),
         )
 
     def _keep(self, worker: WorkerEntry, metadata: Mapping[str, Any]) -> None:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from kvlease.geometry import exact_div
 from kvlease.rows import BlockRows
-from kvlease.slots import NO_ROW, NO_SLOT, WHOLE, ContextShard, TokenRuns, run_slots, state_slots
-from kvlease.tables import kernel_block_ids
+from kvlease.slots import NO_SLOT, WHOLE, ContextShard, TokenRuns, run_slots, state_slots
+from kvlease.tables import NO_ROW, kernel_block_ids
 from kvlease.tables import table_width as width_of
 
 _ROW_MULTIPLE_TOKENS = 128

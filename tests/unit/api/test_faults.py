@@ -6,9 +6,11 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import StatusCode
 
-from kvlease.errors import BY_CODE, KVLeaseError
-from kvlease.faults import error_from_proto, error_to_proto
+from kvlease.errors import BY_CODE, Holding, KVLeaseError, PoolFullError
+from kvlease.faults import error_from_proto, error_to_proto, holdings_from_text
 from kvlease.transports import _rest
+from kvlease.transports.grpc import _explained
+from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.faults import grpc_status, problem
 
 ERRORS = [
@@ -22,6 +24,10 @@ ERRORS = [
             retry_after_ms=3,
             rule="not_enough_memory",
             remedies=("device_bytes=64", 'layout="BLHNC", or none'),
+            holdings=(
+                Holding(owner="you", state="leased", num_blocks=12),
+                Holding(owner="others", state="cached", num_blocks=3),
+            ),
         ),
         id=code,
     )
@@ -29,6 +35,7 @@ ERRORS = [
 ]
 NUMBERS = (
     "need", "available", "limit", "retry_after_ms", "resource", "message", "rule", "remedies",
+    "holdings",
 )  # fmt: skip
 
 
@@ -64,3 +71,31 @@ def test_error_is_a_grpc_status(error: KVLeaseError) -> None:
     assert (info.reason, info.metadata["need"], info.metadata["resource"]) == (error.code, "0", "r")
     assert info.metadata["rule"] == "not_enough_memory"
     assert json.loads(info.metadata["remedies"]) == list(error.remedies)
+    assert info.metadata["holdings"] == "you leased 12, others cached 3"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_error_survives_a_grpc_status(error: KVLeaseError) -> None:
+    """What is written as a status is read by the library as the same error."""
+    found = _explained(grpc_status(error).SerializeToString(), error.message)
+
+    assert type(found) is type(error)
+    assert [getattr(found, name) for name in NUMBERS] == [getattr(error, name) for name in NUMBERS]
+
+
+def test_error_without_holdings_says_nothing_of_them() -> None:
+    """What is not known is left out rather than told as nothing."""
+    error = PoolFullError("full")
+    info = ErrorInfo()
+
+    assert grpc_status(error).details[0].Unpack(info)
+    assert "holdings" not in info.metadata
+    assert "holdings" not in json.loads(problem(error))
+
+
+@pytest.mark.parametrize("text", ["", "you", "you leased many", "you leased -1, , a b c d"])
+def test_holdings_that_cannot_be_read_are_passed_over(text: str) -> None:
+    """A newer daemon may write more; what is understood is kept."""
+    assert holdings_from_text(f"{text}, nobody free 4") == [
+        pb.Holding(owner="nobody", state="free", num_blocks=4)
+    ]

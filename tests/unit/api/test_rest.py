@@ -35,8 +35,8 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
     ("GET", "/v1/caches/demo", None, "get_cache", pb.GetCacheRequest(cache="demo")),
     ("GET", "/v1/caches", None, "list_caches", pb.ListCachesRequest()),
     ("DELETE", "/v1/caches/demo", None, "delete_cache", pb.DeleteCacheRequest(cache="demo")),
-    ("POST", "/v1/caches/demo/workers", {"worker_name": "w", "rank": 1, "tenant": "t", "lease_ids": PACKED}, "attach",
-     pb.AttachRequest(cache="demo", worker_name="w", rank=1, tenant="t", lease_ids=(5).to_bytes(8, "little"))),
+    ("POST", "/v1/caches/demo/workers", {"worker_name": "w", "rank": 1, "engine": "e", "lease_ids": PACKED}, "attach",
+     pb.AttachRequest(cache="demo", worker_name="w", rank=1, engine="e", lease_ids=(5).to_bytes(8, "little"))),
     ("DELETE", "/v1/workers/self", None, "detach", pb.DetachRequest()),
     ("POST", "/v1/workers/self/heartbeat", {"lease_ids": PACKED, "newest_lease_id": 5}, "heartbeat",
      pb.HeartbeatRequest(lease_ids=(5).to_bytes(8, "little"), newest_lease_id=5)),
@@ -47,6 +47,11 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
     ("POST", "/v1/leases/5/map", None, "map", pb.MapRequest(lease_id=5)),
     ("POST", "/v1/leases/5/map", {}, "map", pb.MapRequest(lease_id=5)),
     ("POST", "/v1/leases/5/extend", {"num_tokens": 9}, "extend", pb.ExtendRequest(lease_id=5, num_tokens=9)),
+    ("POST", "/v1/leases", {"request_id": "r", "num_tokens": 4, "priority": "high", "retain_seconds": 60}, "reserve",
+     pb.ReserveRequest(request_id="r", num_tokens=4, priority="high", retain_seconds=60)),
+    ("POST", "/v1/leases/5/fork", {"request_id": "s", "num_tokens": 9, "wait_ms": 3}, "fork",
+     pb.ForkRequest(lease_id=5, request_id="s", num_tokens=9, wait_ms=3)),
+    ("POST", "/v1/leases/5/trim", {"num_tokens": 9}, "trim", pb.TrimRequest(lease_id=5, num_tokens=9)),
     ("POST", "/v1/leases/5/commit", {"num_tokens": 16, "first_block": 1, "keys": KEY_TEXT}, "commit",
      pb.CommitRequest(lease_id=5, num_tokens=16, first_block=1, keys=KEY)),
     ("POST", "/v1/leases/5/evict", {"wait_ms": 3}, "evict", pb.EvictRequest(lease_id=5, wait_ms=3)),
@@ -61,7 +66,8 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
      pb.StepRequest(verbs=b"\1", lease_ids=(5).to_bytes(8, "little"),
                     reserves=[pb.ReserveRequest(request_id="r")])),
     *(("GET", f"/v1/caches/demo/{what}?limit=5&after_id=7", None, "inspect",
-       pb.InspectRequest(cache="demo", what=what, limit=5, after_id=7)) for what in ("workers", "leases", "pins")),
+       pb.InspectRequest(cache="demo", what=what, limit=5, after_id=7))
+      for what in ("workers", "leases", "pins", "waiting", "tenants")),
     ("GET", "/v1/stats?cache=demo", None, "stats", pb.StatsRequest(cache="demo")),
 ]  # fmt: skip
 
@@ -99,6 +105,7 @@ async def test_response_is_the_message_with_defaults(served: Served) -> None:
 
     assert answer.json == {
         "lease_id": 2**52, "block_ids": "AAE=", "device_hit_tokens": 0, "host_hit_tokens": 0, "row": 0,
+        "num_blocks": "", "covered_tokens": 0,
     }  # fmt: skip
     assert (answer.headers["content-type"], answer.headers["kvlease-epoch"]) == (
         "application/json",

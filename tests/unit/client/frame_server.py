@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError
 from kvlease.faults import error_to_proto
+from kvlease.memory import table_parts
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.spec import FullAttention
 from kvlease.tables import TableLayout
@@ -142,7 +143,7 @@ class Regions:
 
     def __init__(self, *, num_rows: int = 16) -> None:
         self.plan = small_plan()
-        self.layout = TableLayout(num_rows, self.plan.blocks_per_longest_request)
+        self.layout = TableLayout(num_rows, table_parts(self.plan.groups))
         self.fds = [_memfd(self.plan.device_bytes), _memfd(self.layout.region_bytes)]
 
     def __enter__(self) -> Self:
@@ -179,6 +180,7 @@ class Regions:
         columns["lease_id"][row], columns["phase"][row] = lease_id, phase
         columns["num_blocks"][row] = columns["num_published"][row] = len(block_ids)
         columns["block_ids"][row, : len(block_ids)] = block_ids
+        columns["kernel_ids"][row, : len(block_ids)] = block_ids
         os.pwrite(self.fds[1], table, 0)
 
 

@@ -22,6 +22,8 @@ from kvlease.replies import (
     LeaseInfo,
     PoolStats,
     Stats,
+    TenantInfo,
+    WaitingInfo,
     WorkerInfo,
 )
 from kvlease.spec import FullAttention
@@ -51,6 +53,19 @@ LEASE = LeaseInfo(
     lease_id=1, worker_id=7, request_digest="00", phase="active", num_blocks=2, num_tokens=1024, age_ms=None,
     left_ms=29_999,
 )  # fmt: skip
+WAITING = WaitingInfo(
+    call_id=3, worker_id=7, verb="reserve", position=1, priority="high", num_blocks=2048, available_blocks=12,
+    reason="blocks", age_ms=1_500, left_ms=3_000,
+)  # fmt: skip
+TENANT = TenantInfo(
+    tenant_id=1, tenant="acme", used_blocks=2000, held_blocks=40, pinned_blocks=3, min_blocks=100, max_blocks=4000,
+    pinned_blocks_max=16, weight=2.5,
+)  # fmt: skip
+LISTS = {
+    "workers": Inspection(num_total=1, workers=(WORKER,)),
+    "waiting": Inspection(num_total=1, waiting=(WAITING,)),
+    "tenants": Inspection(num_total=1, tenants=(TENANT,)),
+}
 EVENT = Event(
     sequence=3, kind="lease_granted", cache="demo", worker_id=1, lease_id=2, num_blocks=4, unix_nanoseconds=10**9,
 )  # fmt: skip
@@ -86,10 +101,10 @@ class ScriptedClient:
         return (replace(INFO, cache=self.name),)
 
     def inspect(self, cache: str, what: str, *, limit: int = 0, after_id: int = 0) -> Inspection:
-        """Return a page of 300 leases, one worker or no pin."""
+        """Return a page of 300 leases, no pin, or one of anything else."""
         assert cache == "demo"
-        if what == "workers":
-            return Inspection(num_total=1, workers=(WORKER,))
+        if what in LISTS:
+            return LISTS[what]
         ids = range(after_id + 1, min(300, after_id + limit) + 1) if what == "leases" else ()
         found = tuple(replace(LEASE, lease_id=lease_id) for lease_id in ids)
         return Inspection(num_total=300 if found else 0, leases=found)
@@ -133,6 +148,15 @@ def test_status_shows_pools_by_state() -> None:
     assert ["demo", "9", "4,096", "0", "0", "0", "0"] in rows(output)
 
 
+@pytest.mark.parametrize("verb", ["waiting", "tenants"])
+def test_lists_fit_the_terminal(verb: str) -> None:
+    """No number of a list is cut in a terminal of 80 columns."""
+    _, output, _ = run(verb, COLUMNS="80")
+
+    assert max(map(len, output.splitlines())) <= 80
+    assert "…" not in output
+
+
 @pytest.mark.parametrize("verb", ["status", "caches"])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, verb: str, columns: int) -> None:
@@ -171,6 +195,24 @@ def test_workers_are_a_table() -> None:
     assert json.loads(run("workers", "--json")[1])["demo"]["workers"] == [asdict(WORKER)]
 
 
+def test_waiting_calls_are_a_table() -> None:
+    """Who waits for what, what there is of it, and how long the call has been and will be waiting."""
+    status, output, _ = run("waiting")
+
+    assert status == 0
+    assert ["3", "7", "reserve", "high", "1", "2,048", "12", "blocks", "1 s", "3 s"] in rows(output)
+    assert json.loads(run("waiting", "--json")[1])["demo"]["waiting"] == [asdict(WAITING)]
+
+
+def test_tenants_are_a_table() -> None:
+    """What each tenant has of a cache, what it may have, and what it is worth against the others."""
+    status, output, _ = run("tenants")
+
+    assert status == 0
+    assert ["acme", "2,000", "40", "3", "100", "4,000", "16", "2.5"] in rows(output)
+    assert json.loads(run("tenants", "--json")[1])["demo"]["tenants"] == [asdict(TENANT)]
+
+
 def test_list_tells_what_it_left_out() -> None:
     """A list is put together from pages; where it ends at the limit, it says how much there is."""
     _, output, _ = run("leases", "--limit", "299")
@@ -183,6 +225,13 @@ def test_list_tells_what_it_left_out() -> None:
 def test_empty_list_is_a_sentence() -> None:
     """Where there is nothing, no table is drawn."""
     assert run("pins", "--cache", "demo") == (0, "no pins\n", "")
+
+
+def test_nobody_waiting_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that wait are no things that there are none of."""
+    monkeypatch.setitem(LISTS, "waiting", Inspection(num_total=0))
+
+    assert run("waiting", "--cache", "demo") == (0, "nothing waits\n", "")
 
 
 def test_evict_says_what_left() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlease import _calls, _flows, _steps
-from kvlease._session import Grant, Link, Session
+from kvlease import _calls, _flows, _steps, _verbs
+from kvlease._session import Link, Session
 from kvlease.errors import (
     DeadlineError,
     InternalError,
@@ -24,58 +24,18 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvlease.replies import Evicted, Found, Reloaded, ReserveSpec
-from kvlease.transports.base import Attached, Outgoing
+from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
-from tests.unit.client.frame_server import small_plan
-
-SPEC = ReserveSpec(request_id="r", num_tokens=16)
-
-
-class Clock:
-    """A clock that only pauses move."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
-class Played:
-    """Carries a flow out: answers each action in turn by the script, and keeps what was asked for."""
-
-    def __init__(self, session: Session, clock: Clock, *script: Any) -> None:
-        self.session, self.clock, self.script = session, clock, list(script)
-        self.sent: list[Outgoing] = []
-        self.attaches: list[pb.AttachRequest] = []
-        self.pauses: list[float] = []
-
-    def run(self, flow: Any) -> Any:
-        """Carry out a flow and return its result."""
-        try:
-            action = next(flow)
-            while True:
-                answer = self._answer(action)
-                action = (
-                    flow.throw(answer) if isinstance(answer, KVLeaseError) else flow.send(answer)
-                )
-        except StopIteration as stop:
-            return stop.value
-
-    def _answer(self, action: Any) -> Any:
-        if isinstance(action, _flows.Pause):
-            self.pauses.append(action.seconds)
-            self.clock.now += action.seconds
-            return None
-        if isinstance(action, _flows.Reattach):
-            return self.run(_flows.reattach(self.session, action.deadline_at))
-        if isinstance(action, _flows.Attach):
-            assert isinstance(action.call.request, pb.AttachRequest)
-            self.attaches.append(action.call.request)
-        else:
-            self.sent.append(action)
-        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+from tests.unit.client.played import (
+    SPEC,
+    Clock,
+    Played,
+    attached,
+    granted,
+    ids,
+    leased,
+    session_of,
+)
 
 
 @pytest.fixture
@@ -88,45 +48,6 @@ def clock() -> Clock:
 def session(clock: Clock) -> Session:
     """Give a worker that takes failures for misses."""
     return session_of(clock, raises=False)
-
-
-def session_of(clock: Clock, *, raises: bool) -> Session:
-    """Return an attached worker."""
-    link = Link(deadline_seconds=5, clock=clock)
-    session = Session(link, pb.AttachRequest(cache="demo"), raises=raises)
-    session.adopt(Attached(attached(epoch=1), []), resumed=False)
-    link.is_reached = True
-    return session
-
-
-def attached(*, epoch: int, lease_ids: tuple[int, ...] = ()) -> pb.AttachResponse:
-    """Return what an attach answers."""
-    return pb.AttachResponse(
-        worker_id=7,
-        token=f"token {epoch}",
-        epoch=epoch,
-        tenant_key=bytes(32),
-        info=pb.CacheInfo(plan=small_plan().to_proto()),
-        lease_ids=np.array(lease_ids, "<i8").tobytes(),
-    )
-
-
-def granted(lease_id: int, *blocks: int) -> pb.ReserveResponse:
-    """Return what a reserve answers."""
-    return pb.ReserveResponse(lease_id=lease_id, block_ids=ids(*(blocks or (0,))))
-
-
-def ids(*blocks: int) -> bytes:
-    """Pack block ids."""
-    return np.array(blocks, "<i4").tobytes()
-
-
-def leased(session: Session, clock: Clock, lease_id: int, *blocks: int) -> Grant:
-    """Reserve a lease."""
-    grant: Grant = Played(session, clock, granted(lease_id, *blocks)).run(
-        _flows.reserve(session, SPEC, 0)
-    )
-    return grant
 
 
 # Retries
@@ -238,7 +159,7 @@ def test_waiting_in_the_daemon_comes_on_top_of_the_deadline(session: Session, cl
     """A call that may wait two seconds for blocks has two seconds more."""
     played = Played(session, clock, granted(1))
 
-    played.run(_flows.reserve(session, SPEC, 2000))
+    played.run(_verbs.reserve(session, SPEC, 2000))
 
     assert played.sent[0].deadline_at == clock.now + 7
 
@@ -258,7 +179,7 @@ def test_restart_attaches_again_and_repeats_the_call(session: Session, clock: Cl
     )
     played.script[1] = Attached(played.script[1], [])
 
-    committed = played.run(_flows.commit(session, grant, 16, bytes(32), 0))
+    committed = played.run(_verbs.commit(session, grant, 16, bytes(32), 0))
 
     assert (played.attaches[0].resume_token, played.attaches[0].lease_ids) == (
         "token 1",
@@ -301,9 +222,9 @@ def test_unknown_token_attaches_afresh_and_loses_all(session: Session, clock: Cl
 def test_endless_restarts_end(session: Session, clock: Clock) -> None:
     """A daemon that calls every epoch stale is not believed for ever."""
     played = Played(session, clock, StaleEpochError())
-    played._answer = lambda action: (
+    played._answer = lambda action: (  # type: ignore[method-assign]
         None if isinstance(action, _flows.Reattach) else StaleEpochError()
-    )  # type: ignore[method-assign]
+    )
 
     with pytest.raises(StaleEpochError):
         played.run(_flows.told(session.link, _calls.lookup(b"")))
@@ -314,7 +235,7 @@ def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
     session.link.process_id -= 1
 
     with pytest.raises(InvalidError, match="forked"):
-        Played(session, clock, granted(1)).run(_flows.reserve(session, SPEC, 0))
+        Played(session, clock, granted(1)).run(_verbs.reserve(session, SPEC, 0))
 
 
 # Doubt
@@ -326,7 +247,7 @@ def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
 )
 def test_failed_reserve_is_a_miss(session: Session, clock: Clock, error: KVLeaseError) -> None:
     """A reserve that was refused or failed gives a lease that is not live and says why."""
-    grant = Played(session, clock, error).run(_flows.reserve(session, SPEC, 0))
+    grant = Played(session, clock, error).run(_verbs.reserve(session, SPEC, 0))
 
     assert (grant.is_live, grant.refusal, len(grant.block_ids)) == (False, error, 0)
 
@@ -334,7 +255,7 @@ def test_failed_reserve_is_a_miss(session: Session, clock: Clock, error: KVLease
 def test_malformed_call_is_raised_even_so(session: Session, clock: Clock) -> None:
     """A miss is for what the world does wrong, not for what the caller does."""
     with pytest.raises(InvalidError):
-        Played(session, clock, InvalidError()).run(_flows.reserve(session, SPEC, 0))
+        Played(session, clock, InvalidError()).run(_verbs.reserve(session, SPEC, 0))
 
 
 def test_errors_are_raised_when_asked_for(clock: Clock) -> None:
@@ -343,23 +264,23 @@ def test_errors_are_raised_when_asked_for(clock: Clock) -> None:
     grant = leased(session, clock, 5)
 
     with pytest.raises(PoolFullError):
-        Played(session, clock, PoolFullError()).run(_flows.reserve(session, SPEC, 0))
+        Played(session, clock, PoolFullError()).run(_verbs.reserve(session, SPEC, 0))
     with pytest.raises(NotYoursError):
-        Played(session, clock, NotYoursError()).run(_flows.map_row(session, grant))
+        Played(session, clock, NotYoursError()).run(_verbs.map_row(session, grant))
     with pytest.raises(NotYoursError):
-        Played(session, clock).run(_flows.map_row(session, grant))
+        Played(session, clock).run(_verbs.map_row(session, grant))
 
 
 def test_verbs_of_a_lease_that_ended_do_nothing(session: Session, clock: Clock) -> None:
     """A lease that is not live sends nothing and answers as if nothing was there."""
     grant = leased(session, clock, 5)
-    Played(session, clock, pb.ReleaseResponse(released=True)).run(_flows.release(session, grant))
+    Played(session, clock, pb.ReleaseResponse(released=True)).run(_verbs.release(session, grant))
     played = Played(session, clock)
 
-    assert played.run(_flows.extend(session, grant, 64, 0)) is False
-    assert played.run(_flows.evict(session, grant, 0)) == Evicted()
-    assert played.run(_flows.reload(session, grant, 0)) == Reloaded()
-    assert played.run(_flows.release(session, grant)) is False
+    assert played.run(_verbs.extend(session, grant, 64, 0)) is False
+    assert played.run(_verbs.evict(session, grant, 0)) == Evicted()
+    assert played.run(_verbs.reload(session, grant, 0)) == Reloaded()
+    assert played.run(_verbs.release(session, grant)) is False
     assert played.sent == []
 
 
@@ -368,13 +289,13 @@ def test_refused_extend_keeps_the_lease(session: Session, clock: Clock) -> None:
     grant = leased(session, clock, 5, 0)
 
     assert (
-        Played(session, clock, PoolFullError()).run(_flows.extend(session, grant, 32, 0)) is False
+        Played(session, clock, PoolFullError()).run(_verbs.extend(session, grant, 32, 0)) is False
     )
     assert (grant.is_live, type(grant.refusal)) == (True, PoolFullError)
 
     assert (
         Played(session, clock, pb.ExtendResponse(block_ids=ids(3))).run(
-            _flows.extend(session, grant, 32, 0)
+            _verbs.extend(session, grant, 32, 0)
         )
         is True
     )
@@ -384,11 +305,11 @@ def test_refused_extend_keeps_the_lease(session: Session, clock: Clock) -> None:
 def test_extend_whose_answer_was_lost_is_never_papered_over(session: Session, clock: Clock) -> None:
     """Blocks of which we were not told leave a hole in the list: without a table the lease is lost, not used."""
     grant = leased(session, clock, 5, 0)
-    Played(session, clock, DeadlineError()).run(_flows.extend(session, grant, 32, 0))
+    Played(session, clock, DeadlineError()).run(_verbs.extend(session, grant, 32, 0))
     assert grant.is_live
 
     covers = Played(session, clock, pb.ExtendResponse(block_ids=ids(4))).run(
-        _flows.extend(session, grant, 48, 0)
+        _verbs.extend(session, grant, 48, 0)
     )
 
     assert (covers, grant.is_live) == (False, False)
@@ -398,7 +319,7 @@ def test_lease_that_another_holds_is_lost(session: Session, clock: Clock) -> Non
     """A lease that the daemon does not grant us is lost at once."""
     grant = leased(session, clock, 5)
 
-    Played(session, clock, UnknownLeaseError()).run(_flows.map_row(session, grant))
+    Played(session, clock, UnknownLeaseError()).run(_verbs.map_row(session, grant))
 
     assert (grant.is_live, session.grants) == (False, {})
 
@@ -407,7 +328,7 @@ def test_evict_in_doubt_takes_the_blocks_away(session: Session, clock: Clock) ->
     """An evict of which we do not know how it went may be moving the blocks: they are not ours to touch."""
     grant = leased(session, clock, 5)
 
-    Played(session, clock, DeadlineError()).run(_flows.evict(session, grant, 0))
+    Played(session, clock, DeadlineError()).run(_verbs.evict(session, grant, 0))
 
     assert (grant.is_live, grant.is_evicted, len(grant.block_ids)) == (True, True, 0)
 
@@ -417,11 +338,11 @@ def test_evict_and_reload_move_the_blocks(session: Session, clock: Clock) -> Non
     grant = leased(session, clock, 5, 0, 1)
 
     assert Played(session, clock, pb.EvictResponse(num_evicted=2, num_offloaded=2)).run(
-        _flows.evict(session, grant, 0)
+        _verbs.evict(session, grant, 0)
     ) == Evicted(num_evicted=2, num_offloaded=2)
     assert grant.is_evicted
     back = pb.ReloadResponse(block_ids=ids(6, 7), num_reloaded=2, num_tokens=32, row=3)
-    assert Played(session, clock, back).run(_flows.reload(session, grant, 0)).num_tokens == 32
+    assert Played(session, clock, back).run(_verbs.reload(session, grant, 0)).num_tokens == 32
     assert (grant.block_ids.tolist(), grant.row, grant.is_evicted) == ([6, 7], 3, False)
 
 
@@ -429,7 +350,7 @@ def test_reload_of_a_lease_elsewhere_in_its_life_loses_it(session: Session, cloc
     """Where the daemon and we disagree about a lease's place, it is computed again."""
     grant = leased(session, clock, 5)
 
-    Played(session, clock, WrongStateError()).run(_flows.reload(session, grant, 0))
+    Played(session, clock, WrongStateError()).run(_verbs.reload(session, grant, 0))
 
     assert not grant.is_live
 
@@ -447,7 +368,7 @@ def test_failed_lookup_is_a_miss(session: Session, clock: Clock) -> None:
 def test_cancelled_verb_counts_as_doubtful(session: Session, clock: Clock) -> None:
     """A caller who is interrupted while an evict is out must not go on using the blocks."""
     grant = leased(session, clock, 5)
-    flow = _flows.evict(session, grant, 0)
+    flow = _verbs.evict(session, grant, 0)
     next(flow)
 
     flow.close()
@@ -462,7 +383,7 @@ def test_release_ends_a_lease_whatever_the_daemon_says(session: Session, clock: 
     """A released lease leaves the inventory, so that the next heartbeat ends it even if the release was lost."""
     grant = leased(session, clock, 5)
 
-    assert Played(session, clock, DeadlineError()).run(_flows.release(session, grant)) is False
+    assert Played(session, clock, DeadlineError()).run(_verbs.release(session, grant)) is False
 
     assert (grant.is_live, session.inventory()) == (False, (b"", 5))
 
@@ -470,7 +391,7 @@ def test_release_ends_a_lease_whatever_the_daemon_says(session: Session, clock: 
 def test_inventory_never_disowns_a_lease_on_its_way(session: Session, clock: Clock) -> None:
     """While a reserve is out, heartbeats speak only of ids that were known before it began."""
     leased(session, clock, 5)
-    slow = _flows.reserve(session, ReserveSpec(request_id="slow", num_tokens=16), 0)
+    slow = _verbs.reserve(session, ReserveSpec(request_id="slow", num_tokens=16), 0)
     next(slow)
 
     leased(session, clock, 9)
@@ -485,7 +406,7 @@ def test_leftover_of_a_lost_answer_is_released_first(session: Session, clock: Cl
     leased(session, clock, 9)
     played = Played(session, clock, granted(5), pb.ReleaseResponse(released=True), granted(12))
 
-    grant = played.run(_flows.reserve(session, ReserveSpec(request_id="again", num_tokens=16), 0))
+    grant = played.run(_verbs.reserve(session, ReserveSpec(request_id="again", num_tokens=16), 0))
 
     assert [call.verb for call in played.sent] == ["reserve", "release", "reserve"]
     assert grant.lease_id == 12
@@ -493,7 +414,7 @@ def test_leftover_of_a_lost_answer_is_released_first(session: Session, clock: Cl
 
 def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock: Clock) -> None:
     """Once a heartbeat has told how far the daemon has granted, the next one speaks of leases never heard of."""
-    Played(session, clock, DeadlineError()).run(_flows.reserve(session, SPEC, 0))
+    Played(session, clock, DeadlineError()).run(_verbs.reserve(session, SPEC, 0))
     told = Played(session, clock, pb.HeartbeatResponse(newest_lease_id=50))
 
     for _ in range(2):
@@ -522,7 +443,7 @@ def test_lease_that_an_inventory_may_have_left_out_is_not_used(
     session.heard([], 20, session.link.epoch)
     played = Played(session, clock, granted(15), pb.ReleaseResponse(released=True), granted(21))
 
-    grant = played.run(_flows.reserve(session, SPEC, 0))
+    grant = played.run(_verbs.reserve(session, SPEC, 0))
 
     assert [call.verb for call in played.sent] == ["reserve", "release", "reserve"]
     assert grant.lease_id == 21
@@ -534,7 +455,7 @@ def test_lease_of_another_reserve_on_its_way_is_no_leftover(session: Session, cl
     session.heard([], 20, session.link.epoch)
     played = Played(session, clock, granted(15))
 
-    grant = played.run(_flows.reserve(session, SPEC, 0))
+    grant = played.run(_verbs.reserve(session, SPEC, 0))
     session.end_reserve(floor)
 
     assert [call.verb for call in played.sent] == ["reserve"]
@@ -589,7 +510,7 @@ def test_blocks_are_in_token_order_however_they_came(session: Session, clock: Cl
 
     for block in range(1, 200):
         answer = pb.ExtendResponse(block_ids=ids(block))
-        Played(session, clock, answer).run(_flows.extend(session, grant, 16, 0))
+        Played(session, clock, answer).run(_verbs.extend(session, grant, 16, 0))
         if block % 50 == 0:
             assert grant.block_ids.tolist() == list(range(block + 1))
 

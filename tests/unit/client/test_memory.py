@@ -1,14 +1,18 @@
 """Laws of mapped memory: a process sees the region of its own rank, all of it or nothing."""
 
+import mmap
 import os
+from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from kvlease.errors import LayoutMismatchError
-from kvlease.memory import WorkerMemory
+from kvlease.memory import PHASE_ACTIVE, WorkerMemory, table_parts
 from kvlease.plan import ParallelInputs, PlanInputs, RankInputs
-from kvlease.spec import FullAttention
+from kvlease.spec import FullAttention, SlidingWindow
+from kvlease.tables import TableLayout
 from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
@@ -75,3 +79,62 @@ def test_rank_that_the_plan_lacks_is_refused() -> None:
         WorkerMemory.mapped(answer, PLAN, 3)
 
     close_all(answer.fds)
+
+
+TWO_GROUPS = plan(
+    PlanInputs(
+        layers=(
+            FullAttention(name="full", num_kv_heads=1, head_size=16, dtype="float16"),
+            SlidingWindow(
+                name="window", num_kv_heads=1, head_size=16, dtype="float16", window_tokens=32
+            ),
+        ),
+        tokens_per_block=16,
+        device_blocks=32,
+        longest_request_tokens=128,
+    )
+)
+
+
+@pytest.fixture
+def written() -> Iterator[tuple[WorkerMemory, dict[str, Any]]]:
+    """Give the memory of a worker who mapped a table only, and the columns as the daemon writes them."""
+    layout = TableLayout(4, table_parts(TWO_GROUPS.groups))
+    fd = os.memfd_create("tables", os.MFD_CLOEXEC)
+    os.ftruncate(fd, layout.region_bytes)
+    region = pb.Region(kind="tables", region_bytes=layout.region_bytes, read_only=True)
+    columns = layout.columns(memoryview(mmap.mmap(fd, layout.region_bytes)))
+    answer = Attached(pb.AttachResponse(regions=[region]), [fd])
+    with closing(WorkerMemory.mapped(answer, TWO_GROUPS, 0)) as memory:
+        yield memory, columns
+    close_all(answer.fds)
+
+
+@pytest.mark.parametrize(("phase", "is_active"), [(PHASE_ACTIVE, True), (PHASE_ACTIVE + 1, False)])
+def test_row_has_the_blocks_of_all_groups(
+    written: tuple[WorkerMemory, dict[str, Any]], phase: int, is_active: bool
+) -> None:
+    """A lease's blocks come group by group, published or not, with 0 where a place needs none."""
+    memory, columns = written
+    second = TWO_GROUPS.groups[0].table_blocks
+    columns["lease_id"][2], columns["phase"][2] = 9, phase
+    columns["num_blocks"][2] = (2, 3)
+    columns["block_ids"][2, :2] = (5, 6)
+    columns["block_ids"][2, second : second + 3] = (-1, 7, 8)
+
+    row = memory.row(2, 9)
+
+    assert row is not None
+    assert (row.is_active, row.block_ids.tolist()) == (is_active, [5, 6, 0, 7, 8])
+    assert (row.num_blocks.tolist(), row.block_ids.dtype.name) == ([2, 3], "int32")
+
+
+@pytest.mark.parametrize(("row", "lease_id"), [(1, 9), (2, 8), (400, 9)])
+def test_row_of_another_lease_is_not_shown(
+    written: tuple[WorkerMemory, dict[str, Any]], row: int, lease_id: int
+) -> None:
+    """Only the row that is of the lease tells of it."""
+    memory, columns = written
+    columns["lease_id"][2] = 9
+
+    assert memory.row(row, lease_id) is None

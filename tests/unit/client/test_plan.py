@@ -92,6 +92,16 @@ def test_inputs_survive_the_wire(inputs: PlanInputs) -> None:
     assert PlanInputs.from_proto(message) == inputs
 
 
+@settings(max_examples=10)
+@given(PLANS)
+def test_plan_of_an_earlier_daemon_has_one_context_rank(plan: CachePlan) -> None:
+    """A plan that does not say how many ranks share a request's tokens was made where none did."""
+    message = plan.to_proto()
+    message.ClearField("context_ranks")
+
+    assert CachePlan.from_proto(message) == replace(plan, context_ranks=1)
+
+
 def full(**changes: Any) -> FullAttention:
     """Return full attention with some fields changed."""
     fields = {"name": "a", "num_kv_heads": 1, "head_size": 64, "dtype": "float16"}

@@ -101,6 +101,20 @@ def test_every_verb_has_a_path() -> None:
             "/v1/leases/5/extend",
             {"num_tokens": 9},
         ),
+        (
+            "fork",
+            pb.ForkRequest(lease_id=5, request_id="s", num_tokens=9),
+            "POST",
+            "/v1/leases/5/fork",
+            {"request_id": "s", "num_tokens": 9},
+        ),
+        (
+            "trim",
+            pb.TrimRequest(lease_id=5, num_tokens=9),
+            "POST",
+            "/v1/leases/5/trim",
+            {"num_tokens": 9},
+        ),
         ("release", pb.ReleaseRequest(lease_id=5), "DELETE", "/v1/leases/5", None),
         (
             "evict",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvlease.errors import InvalidError
 from kvlease.rows import BlockRows
-from kvlease.slots import NO_ROW
+from kvlease.tables import NO_ROW
 
 NUM_ROWS, WIDTH = 3, 4
 ROW = st.integers(0, NUM_ROWS - 1)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlease.errors import InvalidError
-from kvlease.slots import NO_ROW, NO_SLOT, WHOLE, ContextShard, TokenRuns, run_slots, state_slots
-from kvlease.tables import token_slots
+from kvlease.slots import NO_SLOT, WHOLE, ContextShard, TokenRuns, run_slots, state_slots
+from kvlease.tables import NO_ROW, token_slots
 
 TABLE = np.array([[3, 5, 0], [4, 7, 9]], np.int32)
 

@@ -1,4 +1,4 @@
-"""Laws of columns in shared memory and of reading the block table."""
+"""Laws of columns in shared memory, and of block ids as kernels count them."""
 
 import itertools
 import mmap
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlease.errors import InvalidError, UnknownLeaseError
+from kvlease.columns import ColumnLayout
+from kvlease.errors import InvalidError
 from kvlease.tables import (
     ROW_COLUMNS,
-    ColumnLayout,
-    RowTable,
     TableLayout,
+    TablePart,
     kernel_block_ids,
     table_width,
     token_slots,
@@ -22,40 +22,43 @@ from kvlease.tables import (
 from kvleased.core import records
 
 
-def table(num_rows: int = 4, blocks_per_row: int = 3) -> tuple[RowTable, dict[str, np.ndarray]]:
-    """Return a table and its columns, as the daemon writes them."""
-    layout = TableLayout(num_rows, blocks_per_row)
-    region = bytearray(layout.region_bytes)
-    return RowTable(layout, memoryview(region).toreadonly()), layout.columns(region)
-
-
 def test_row_columns_are_those_of_the_daemon() -> None:
     """Both ends lay out the same columns in the same order."""
     assert ROW_COLUMNS == records.ROW_COLUMNS
 
 
-@given(st.integers(0, 40), st.integers(0, 9))
-def test_columns_fill_the_region_aligned_and_apart(num_rows: int, blocks_per_row: int) -> None:
+@given(st.integers(0, 40), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 3))
+def test_columns_fill_the_region_aligned_and_apart(
+    num_rows: int, widths: list[int], kernel_blocks: int
+) -> None:
     """Columns start on cache lines, do not overlap and end inside the region."""
-    layout = TableLayout(num_rows, blocks_per_row)
+    parts = [TablePart(num_places=width, kernel_blocks_per_block=kernel_blocks) for width in widths]
+    layout = TableLayout(num_rows, tuple(parts))
     with mmap.mmap(-1, layout.region_bytes + 1) as region:
         columns = layout.columns(memoryview(region))
         start = np.frombuffer(region, np.uint8).ctypes.data
-        spans = [(column.ctypes.data - start, column.nbytes) for column in columns.values()]
+        spans = sorted(
+            (column.ctypes.data - start, column.nbytes)
+            for column in columns.values()
+            if column.nbytes
+        )
         del columns
 
     assert all(offset % 64 == 0 for offset, _ in spans)
     assert all(offset + held <= after for (offset, held), (after, _) in itertools.pairwise(spans))
-    assert sum(spans[-1]) <= layout.region_bytes
+    assert sum(max(spans, default=(0, 0))) <= layout.region_bytes
 
 
-@pytest.mark.parametrize("blocks_per_row", [0, 1, 2])
-def test_block_ids_are_always_a_matrix(blocks_per_row: int) -> None:
-    """A table of single-block rows is read like any other."""
-    _, columns = table(4, blocks_per_row)
+@pytest.mark.parametrize("num_places", [0, 1, 2])
+def test_what_groups_have_is_always_a_matrix(num_places: int) -> None:
+    """A table of one group, be its rows of a single block, is read like any other."""
+    layout = TableLayout(4, (TablePart(num_places=num_places, kernel_blocks_per_block=2),))
+    columns = layout.columns(bytes(layout.region_bytes))
 
-    assert columns["block_ids"].shape == (4, blocks_per_row)
-    assert columns["lease_id"].shape == (4,)
+    assert columns["block_ids"].shape == (4, num_places)
+    assert columns["kernel_ids"].shape == (4, 2 * num_places)
+    assert columns["num_blocks"].shape == columns["num_published"].shape == (4, 1)
+    assert columns["lease_id"].shape == columns["sequence"].shape == (4,)
 
 
 def test_layouts_follow_each_other_in_one_region() -> None:
@@ -73,62 +76,12 @@ def test_layouts_follow_each_other_in_one_region() -> None:
 
 def test_short_region_is_refused() -> None:
     """Columns are never laid beyond the end of a region."""
-    layout = TableLayout(4, 3)
+    layout = TableLayout(4, (TablePart(num_places=3),))
 
     with pytest.raises(InvalidError) as refusal:
         layout.columns(bytes(layout.region_bytes - 1))
 
     assert refusal.value.need == layout.region_bytes
-
-
-def test_row_shows_published_ids_only() -> None:
-    """A reader sees the ids that were published, through memory it cannot write."""
-    rows, columns = table()
-    columns["block_ids"][2] = (5, 6, 7)
-    columns["num_blocks"][2] = 3
-    columns["lease_id"][2] = 99
-
-    assert rows.block_ids(2, 99).tolist() == []
-    columns["num_published"][2] = 2
-    assert rows.block_ids(2, 99).tolist() == [5, 6]
-
-
-def test_row_of_another_lease_is_not_served() -> None:
-    """Ids of a row are given to the lease that has it, and to no other, nor outside the table."""
-    rows, columns = table()
-    columns["lease_id"][1] = 7
-
-    for row, lease_id in ((1, 8), (0, 7), (4, 7), (-3, 7)):
-        with pytest.raises(UnknownLeaseError):
-            rows.block_ids(row, lease_id)
-
-
-class _Passing(np.ndarray):
-    """Lease ids of a row that changes hands after it was read once."""
-
-    reads = 0
-
-    def __getitem__(self, row: int) -> int:  # type: ignore[override]  # one row at a time is all that is read
-        self.reads += 1
-        return int(np.asarray(self)[row]) if self.reads == 1 else 0
-
-
-def test_row_that_changes_hands_while_read_is_not_served() -> None:
-    """A copy that was not vouched for by the lease id afterwards is thrown away."""
-    rows, columns = table()
-    columns["lease_id"][1] = 7
-    rows._lease_ids = columns["lease_id"].view(_Passing)
-
-    with pytest.raises(UnknownLeaseError):
-        rows.block_ids(1, 7)
-
-
-def test_repr_shows_rows_in_use() -> None:
-    """The table's repr counts the rows that have a lease."""
-    rows, columns = table()
-    columns["lease_id"][:2] = 1
-
-    assert repr(rows) == "<RowTable 2 of 4 rows in use>"
 
 
 @given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 8))

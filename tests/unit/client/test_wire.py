@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from kvlease import wire, wire_plans
 from kvlease.plan import CachePlan, PlanInputs
@@ -54,6 +54,26 @@ def test_bodies_have_the_fields_of_their_messages(name: str) -> None:
     assert {field.alias or named for named, field in fields} == set(
         getattr(pb, name).DESCRIPTOR.fields_by_name
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "in_path"),
+    [
+        pytest.param(wire.AttachBody, "AttachRequest", {"cache"}, id="attach"),
+        pytest.param(wire.ReserveBody, "ReserveRequest", set(), id="reserve"),
+        pytest.param(wire.ExtendBody, "ExtendRequest", {"lease_id"}, id="extend"),
+        pytest.param(wire.CommitBody, "CommitRequest", {"lease_id"}, id="commit"),
+        pytest.param(wire.ForkBody, "ForkRequest", {"lease_id"}, id="fork"),
+        pytest.param(wire.TrimBody, "TrimRequest", {"lease_id"}, id="trim"),
+        pytest.param(wire.StepBody, "StepRequest", set(), id="step"),
+        pytest.param(wire.Holding, "Holding", set(), id="holding"),
+    ],
+)
+def test_bodies_say_what_their_path_does_not(
+    body: type[BaseModel], name: str, in_path: set[str]
+) -> None:
+    """A body has every field of its message that the path does not say, and no other."""
+    assert set(body.model_fields) | in_path == set(getattr(pb, name).DESCRIPTOR.fields_by_name)
 
 
 def test_layers_of_earlier_callers_mean_the_same() -> None:

@@ -24,7 +24,7 @@ from kvlease import (
 )
 from kvlease.errors import LayoutMismatchError
 from kvlease.memory import table_layout
-from kvlease.tables import TableLayout
+from kvlease.tables import TableLayout, TablePart
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import Drop, FrameServer, Hang, Regions
 
@@ -51,17 +51,19 @@ class Daemon:
             return self.regions.attached(epoch=self.epoch, lease_ids=survivors)
         if call.epoch not in (0, self.epoch):
             raise StaleEpochError
-        if verb == "reserve":
+        if verb in ("reserve", "fork"):
             self.newest += 1
             self.regions.write_row(2, self.newest, [0, 1])
             ids = np.array([0, 1], "<i4").tobytes()
-            return pb.ReserveResponse(
-                lease_id=self.newest, block_ids=ids, row=2, device_hit_tokens=16
+            granted = pb.ReserveResponse(
+                lease_id=self.newest, block_ids=ids, row=2, device_hit_tokens=16, covered_tokens=32
             )
+            return granted if verb == "reserve" else pb.ForkResponse(lease=granted)
         response: Message = {
             "release": pb.ReleaseResponse(released=True),
             "extend": pb.ExtendResponse(),
             "lookup": pb.LookupResponse(num_device_blocks=3),
+            "trim": pb.TrimResponse(num_given_back=1),
             "map": pb.MapResponse(row=2, num_kernel_blocks=2),
             "detach": pb.DetachResponse(num_leases=1),
             "heartbeat": pb.HeartbeatResponse(),
@@ -142,6 +144,8 @@ def test_lease_is_used_through_its_own_worker_only(client: Client, server: Frame
             lambda: other.evict(lease),
             lambda: other.reload(lease),
             lambda: other.map(lease),
+            lambda: other.fork(lease, "s", 48),
+            lambda: other.trim(lease, 16),
             lambda: other.release(lease),
         ):
             with pytest.raises(InvalidError, match="worker 7's, not worker 7's"):
@@ -174,6 +178,28 @@ def test_options_of_the_wrong_type_are_refused(
     assert caught.value.resource == name
 
 
+def test_lease_forks_and_is_trimmed(client: Client, server: FrameServer) -> None:
+    """A fork is a lease of its own that ends by itself; a trimmed lease has the blocks that are left."""
+    with client.attach("demo", engine="left") as worker, worker.reserve("r", num_tokens=32) as one:
+        with one.fork("s", 48, wait_ms=5) as other:
+            assert (other.request_id, other.blocks().tolist()) == ("s", [0, 1])
+            assert (other.covered_tokens, worker.num_leases) == (32, 2)
+        assert one.trim(16) == 1
+        assert (one.blocks().tolist(), one.covered_tokens) == ([0], 16)
+
+    assert server.calls[0].attach.engine == "left"
+    assert server.verbs() == ["attach", "reserve", "fork", "release", "trim", "release", "detach"]
+
+
+def test_priority_of_a_reserve_is_sent(client: Client, server: FrameServer) -> None:
+    """How soon a request is served, and how long its blocks stay, is the engine's to say."""
+    with client.attach("demo") as worker:
+        worker.reserve("r", num_tokens=32, priority="low", retain_seconds=60)
+
+    asked = pb.ReserveRequest(request_id="r", num_tokens=32, priority="low", retain_seconds=60)
+    assert server.calls[1].reserve == asked
+
+
 def test_none_is_no_argument(client: Client) -> None:
     """None in place of keys or a number is a mistake of the caller, not a miss."""
     nothing: Any = None
@@ -181,6 +207,8 @@ def test_none_is_no_argument(client: Client) -> None:
         for name, use in (
             ("num_tokens", lambda: worker.reserve("s", num_tokens=nothing)),
             ("num_tokens", lambda: lease.extend(nothing)),
+            ("num_tokens", lambda: lease.trim(nothing)),
+            ("request_id", lambda: lease.fork(nothing, 32)),
             ("keys", lambda: lease.commit(16, nothing)),
             ("keys", lambda: worker.lookup(nothing)),
             ("keys", lambda: worker.pin(nothing)),
@@ -409,10 +437,14 @@ def test_region_smaller_than_the_plan_is_refused(client: Client, regions: Region
 @pytest.mark.parametrize("blocks_per_row", [1, 4, 333])
 def test_table_is_laid_out_as_its_bytes_tell(num_rows: int, blocks_per_row: int) -> None:
     """The bytes of a table's region determine where each of its columns lies."""
-    layout = TableLayout(num_rows, blocks_per_row)
+    parts = (
+        TablePart(num_places=blocks_per_row, kernel_blocks_per_block=2, kernel_block_stride=3),
+        TablePart(num_places=2),
+    )
+    layout = TableLayout(num_rows, parts)
     region = np.arange(layout.region_bytes, dtype=np.int64).astype(np.uint8)
 
-    found = table_layout(layout.region_bytes, blocks_per_row)
+    found = table_layout(layout.region_bytes, parts)
 
     assert found.num_rows >= num_rows
     for name, column in layout.columns(region).items():
@@ -421,8 +453,10 @@ def test_table_is_laid_out_as_its_bytes_tell(num_rows: int, blocks_per_row: int)
 
 def test_table_of_an_unknown_shape_is_refused() -> None:
     """A region that no table fits exactly is of another version."""
+    parts = (TablePart(num_places=4),)
+
     with pytest.raises(LayoutMismatchError):
-        table_layout(TableLayout(16, 4).region_bytes + 4, 4)
+        table_layout(TableLayout(16, parts).region_bytes + 4, parts)
 
 
 def test_statistics_read_by_name(client: Client) -> None:
@@ -444,6 +478,19 @@ def test_inspection_reads_as_records(client: Client, server: FrameServer) -> Non
     assert [(lease.lease_id, lease.age_ms) for lease in page.leases] == [(5, None), (6, 0)]
     asked = pb.InspectRequest(cache="demo", what="leases", limit=2, after_id=4)
     assert server.calls[-1].inspect == asked
+
+
+def test_waiting_calls_and_tenants_read_as_records(client: Client, server: FrameServer) -> None:
+    """Who waits, and what tenants have, are records with the protocol's names."""
+    waiting = pb.WaitingInfo(call_id=4, verb="extend", priority="low", reason="copies", left_ms=9)
+    tenant = pb.TenantInfo(tenant_id=1, tenant="acme", used_blocks=7, weight=1.5)
+    page = pb.InspectResponse(num_total=1, waiting=[waiting], tenants=[tenant])
+    server.answer = lambda _: page
+
+    read = client.inspect("demo", "waiting")
+
+    assert (read.waiting[0].call_id, read.waiting[0].reason) == (4, "copies")
+    assert (read.tenants[0].tenant, read.tenants[0].weight) == ("acme", 1.5)
 
 
 def test_operators_errors_are_always_raised(client: Client, daemon: Daemon) -> None:
@@ -476,6 +523,21 @@ async def test_async_worker_does_the_same(server: FrameServer, regions: Regions)
 
     assert os.pread(regions.fds[0], 1, 5) == b"\x4d"
     assert server.verbs() == ["attach", "reserve", "map", "release", "detach"]
+
+
+async def test_async_lease_forks_and_is_trimmed(server: FrameServer) -> None:
+    """The asynchronous lease has the same verbs."""
+    async with (
+        AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client,
+        await client.attach("demo", engine="left") as worker,
+    ):
+        one = await worker.reserve("r", num_tokens=32, priority="high", retain_seconds=9)
+        async with await one.fork("s", 48) as other:
+            assert (other.blocks().tolist(), other.covered_tokens) == ([0, 1], 32)
+        assert (await one.trim(16), one.blocks().tolist()) == (1, [0])
+
+    assert server.calls[0].attach.engine == "left"
+    assert (server.calls[1].reserve.priority, server.calls[1].reserve.retain_seconds) == ("high", 9)
 
 
 async def test_async_calls_share_a_connection(server: FrameServer, daemon: Daemon) -> None:

@@ -352,6 +352,8 @@ MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
         "token_ids",
     ),
     ("extend", pb.ExtendRequest(lease_id=0, num_tokens=1), InvalidError, "lease_id"),
+    ("fork", pb.ForkRequest(lease_id=5, num_tokens=1), InvalidError, "request_id"),
+    ("trim", pb.TrimRequest(lease_id=5), InvalidError, "num_tokens"),
     ("release", pb.ReleaseRequest(lease_id=-4), InvalidError, "lease_id"),
     ("evict", pb.EvictRequest(), InvalidError, "lease_id, keys, num_blocks"),
     ("evict", pb.EvictRequest(num_blocks=1, keys=bytes(32)), InvalidError, "keys, num_blocks"),
@@ -370,6 +372,8 @@ MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
     ("attach", pb.AttachRequest(cache="Main"), InvalidError, "cache"),
     ("attach", pb.AttachRequest(cache="main", lease_ids=bytes(8)), InvalidError, "lease_ids"),
     ("attach", pb.AttachRequest(cache="main", tenant="a\tb"), InvalidError, "tenant"),
+    ("attach", pb.AttachRequest(cache="main", engine="Engine 1"), InvalidError, "engine"),
+    ("attach", pb.AttachRequest(cache="main", engine="e" * 64), InvalidError, "engine"),
     (
         "attach",
         pb.AttachRequest(cache="main", layout_fingerprint="00"),
@@ -418,6 +422,21 @@ async def test_lease_of_another_worker_is_not_touched(node: Node) -> None:
         for caller in (other, OPERATOR):
             with pytest.raises(NotYoursError):
                 await node.ask("evict", pb.EvictRequest(lease_id=lease.lease_id), caller)
+
+
+async def test_engine_of_a_worker_survives_a_restart(node: Node) -> None:
+    """A worker stays its engine's, over lives of the daemon, and cannot become another one's."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach(engine="engine-1")
+        assert daemon.registry.worker(worker.token).engine == "engine-1"
+
+    async with node.life() as daemon:
+        assert daemon.registry.worker(worker.token).engine == "engine-1"
+        for engine in ("", "engine-1"):
+            await node.attach(resume_token=worker.token, engine=engine)
+        with pytest.raises(InvalidError, match="engine differs"):
+            await node.attach(resume_token=worker.token, engine="engine-2")
 
 
 async def test_tenants_have_keys_of_their_own(node: Node) -> None:

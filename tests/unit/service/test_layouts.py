@@ -11,7 +11,6 @@ from kvlease.errors import (
     InvalidError,
     LayoutMismatchError,
     NeverFitsError,
-    WrongStateError,
 )
 from kvlease.plan import RankPlan
 from kvlease.v1 import kvlease_pb2 as pb
@@ -41,6 +40,13 @@ HYBRID = [
     layer("0", tokens_per_block=8),
     layer("1", tokens_per_block=8, kind="sliding_window", window_tokens=8),
 ]
+STATE = pb.LayerSpec(
+    name="2",
+    kind="state_space",
+    tokens_per_block=8,
+    shapes=[pb.Shape(extents=[16, 8])],
+    dtypes=["float32"],
+)
 LAYOUTS = [
     pytest.param({"layers": TWO_LAYERS}, id="blocks outermost"),
     pytest.param({"layers": EQUAL_LAYERS, "layout": "LBHNC"}, id="layers outermost"),
@@ -249,30 +255,42 @@ async def test_slots_of_several_blocks_are_planned_and_not_registered(node: Node
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "ids_by_group"),
     [
-        pytest.param({"layers": HYBRID}, "2 tables", id="two groups"),
-        pytest.param({"layers": HYBRID[1:]}, "sliding_window", id="window"),
+        pytest.param({"layers": HYBRID}, (2, 2), id="two groups"),
+        pytest.param({"layers": HYBRID[1:]}, (), id="window"),
         pytest.param(
-            {"parallel": pb.ParallelInputs(tensor_ranks=2, context_ranks=2)}, "context", id="context ranks"
+            {"parallel": pb.ParallelInputs(tensor_ranks=2, context_ranks=2)}, (), id="context ranks"
         ),
+        pytest.param({"layers": [*HYBRID, STATE]}, (2, 2, 1), id="states"),
     ],
 )  # fmt: skip
-async def test_cache_that_cannot_be_leased_is_registered(
-    node: Node, changes: dict[str, Any], why: str
+async def test_cache_of_any_groups_is_leased(
+    node: Node, changes: dict[str, Any], ids_by_group: tuple[int, ...]
 ) -> None:
-    """What the block manager cannot do yet is registered and counted, and a reserve is told why it gets nothing."""
+    """Whatever the groups keep, a request gets the blocks of all of them, and they come back."""
     async with node.life() as daemon:
-        info = await node.register(**changes)
+        await node.register(**({"null_blocks": 1} | changes))
         worker = await node.attach()
 
-        with pytest.raises(WrongStateError, match=why) as refusal:
-            await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=4), worker)
+        reserve = pb.ReserveRequest(request_id="r", num_tokens=12)
+        lease = await node.ask("reserve", reserve, worker)
+        await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
 
-        assert refusal.value.rule == "cannot_be_leased"
-        stats = await node.ask("stats", pb.StatsRequest())
-        assert stats.caches[0].pools[0].free == info.plan.num_blocks
+        assert tuple(np.frombuffer(lease.num_blocks, np.int32)) == ids_by_group
+        assert 0 < lease.covered_tokens <= 12
         assert daemon.registry.cache("main").core.check() == []
+
+
+async def test_groups_that_give_back_need_a_null_block(node: Node) -> None:
+    """A registration without the null block that its tables need is refused with the setting that it lacks."""
+    async with node.life() as daemon:
+        with pytest.raises(InvalidError) as refusal:
+            await node.register(layers=HYBRID)
+
+        assert (refusal.value.rule, refusal.value.need) == ("null_block_needed", 1)
+        assert refusal.value.remedies == ("null_blocks=1",)
+        assert list(daemon.registry) == []
 
 
 # Admission ------------------------------------------------------------------------------------------------------------

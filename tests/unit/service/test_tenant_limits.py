@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlease.groups import keeps_everything
 from kvleased.control import read_settings
 from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import CacheShape
@@ -23,8 +24,9 @@ def a_shape(usable_blocks: int, **tenants: TenantSettings) -> CacheShape:
     shape = CacheShape(
         num_blocks=usable_blocks + 1,
         num_slots=0,
-        tokens_per_block=4,
-        max_blocks_per_lease=4,
+        groups=(keeps_everything(4, 4),),
+        hash_tokens=4,
+        hit_tokens=4,
         null_blocks=1,
     )
     return with_tenants(shape, tenants, SECRET)

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from kvlease.errors import KVLeaseError
+from kvlease.groups import keeps_everything
 from kvlease.ids import Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape
 from kvleased.core import commands as c
@@ -38,8 +39,9 @@ WAIT_MS: Final = 5_000
 SHAPE: Final = CacheShape(
     num_blocks=8,
     num_slots=8,
-    tokens_per_block=TOKENS_PER_BLOCK,
-    max_blocks_per_lease=8,
+    groups=(keeps_everything(TOKENS_PER_BLOCK, 8),),
+    hash_tokens=TOKENS_PER_BLOCK,
+    hit_tokens=TOKENS_PER_BLOCK,
     max_leases=8,
     max_waiting=8,
     max_pins=2,
@@ -52,14 +54,10 @@ _Kind = TypeVar("_Kind", bound=Reply | KVLeaseError)
 
 
 def a_cache(num_blocks: int = 8, num_slots: int = 8, **numbers: Any) -> Cache:
-    """Return a cache with two workers of one tenant and one of another."""
-    shape = replace(
-        SHAPE,
-        num_blocks=num_blocks,
-        num_slots=num_slots,
-        max_blocks_per_lease=numbers.pop("max_blocks_per_lease", num_blocks),
-        **numbers,
-    )
+    """Return a cache with two workers of one tenant and one of another, of one group unless `groups` are given."""
+    table_blocks = numbers.pop("table_blocks", num_blocks)
+    numbers.setdefault("groups", (keeps_everything(TOKENS_PER_BLOCK, table_blocks),))
+    shape = replace(SHAPE, num_blocks=num_blocks, num_slots=num_slots, **numbers)
     cache = Cache(shape, CacheRecords.plain(shape), EPOCH)
     for worker_id, tenant in ((WORKER, TENANT), (MATE, TENANT), (STRANGER, OTHER_TENANT)):
         cache.handle(c.Attach(worker_id=worker_id, tenant_digest=tenant), 0.0)

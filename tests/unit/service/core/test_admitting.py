@@ -43,7 +43,7 @@ def grow(cache: Cache, lease_id: LeaseId, num_tokens: int) -> Extended:
 
 def test_longest_request_is_granted_to_the_token() -> None:
     """A request of exactly the longest admissible tokens is granted, and one more token never fits."""
-    cache = a_cache(8, max_blocks_per_lease=2, longest_request_tokens=7)
+    cache = a_cache(8, table_blocks=2, longest_request_tokens=7)
 
     assert len(ids(ask(cache, 7).block_ids)) == 2
     with pytest.raises(NeverFitsError) as refusal:
@@ -55,7 +55,7 @@ def test_longest_request_is_granted_to_the_token() -> None:
 
 def test_extend_stops_at_the_longest_request() -> None:
     """A lease grows to exactly the longest admissible tokens."""
-    cache = a_cache(8, max_blocks_per_lease=2, longest_request_tokens=7)
+    cache = a_cache(8, table_blocks=2, longest_request_tokens=7)
     lease = ask(cache, 1)
 
     assert len(ids(grow(cache, lease.lease_id, 7).block_ids)) == 1
@@ -65,7 +65,7 @@ def test_extend_stops_at_the_longest_request() -> None:
 
 def test_step_stops_at_the_longest_request() -> None:
     """An extend in a step is refused alone, also where it would need no further block."""
-    cache = a_cache(8, max_blocks_per_lease=2, longest_request_tokens=7)
+    cache = a_cache(8, table_blocks=2, longest_request_tokens=7)
     lease = ask(cache, 7)
     command = c.Step(
         worker_id=WORKER,
@@ -84,7 +84,7 @@ def test_step_stops_at_the_longest_request() -> None:
 
 def test_more_blocks_than_admissible_name_the_blocks() -> None:
     """Where even the blocks are too many, these are the numbers, and the message names the tokens that would fit."""
-    cache = a_cache(8, max_blocks_per_lease=2, longest_request_tokens=7)
+    cache = a_cache(8, table_blocks=2, longest_request_tokens=7)
 
     with pytest.raises(NeverFitsError, match="at most 7 tokens") as refusal:
         ask(cache, 9)
@@ -110,7 +110,7 @@ def test_cache_without_leases_says_why() -> None:
 
 def test_null_blocks_are_never_granted() -> None:
     """A full cache has granted every block but the first ones, and nobody gets those."""
-    cache = a_cache(8, null_blocks=2, max_blocks_per_lease=6)
+    cache = a_cache(8, null_blocks=2, table_blocks=6)
 
     lease = reserve(cache, 6)
 
@@ -123,7 +123,7 @@ def test_null_blocks_are_never_granted() -> None:
 
 def test_null_blocks_are_not_counted() -> None:
     """The states add up to the blocks that can be granted."""
-    cache = a_cache(8, null_blocks=2, max_blocks_per_lease=6)
+    cache = a_cache(8, null_blocks=2, table_blocks=6)
 
     assert sum(cache._state.device.counts().values()) == 6
     assert cache.census().device["free"] == 6
@@ -131,7 +131,7 @@ def test_null_blocks_are_not_counted() -> None:
 
 def test_null_blocks_survive_a_restart() -> None:
     """The next life grants the same blocks, and finds what was committed."""
-    cache = a_cache(8, null_blocks=2, max_blocks_per_lease=6)
+    cache = a_cache(8, null_blocks=2, table_blocks=6)
     cached(cache, keys(1, 2))
 
     cache = Cache.recovered(cache.shape, records(cache), Epoch(EPOCH + 1), {WORKER: TENANT}, 1.0)
@@ -146,7 +146,7 @@ def test_null_blocks_survive_a_restart() -> None:
 
 def test_null_block_in_use_is_a_violation() -> None:
     """A null block that is in any state but free is noticed."""
-    cache = a_cache(8, null_blocks=2, max_blocks_per_lease=6)
+    cache = a_cache(8, null_blocks=2, table_blocks=6)
 
     records(cache).device.state[1] = State.RESERVED
 

@@ -14,7 +14,7 @@ from kvleased.core import commands as c
 from kvleased.core.flights import Flight
 from kvleased.core.leases import Lease, Phase
 from kvleased.core.pool import Ids
-from kvleased.core.records import CacheRecords
+from kvleased.core.records import NULL, CacheRecords
 from kvleased.core.state import CacheState, as_ids
 from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
@@ -40,13 +40,21 @@ from tests.unit.service.core.builders import (
     reserve,
     the_copy,
 )
+from tests.unit.service.core.grouped import (
+    FULL,
+    TABLE,
+    WINDOW,
+    cache_of,
+    commit_tokens,
+    reserve_tokens,
+)
 
 NOBODY, NO_COPY = WorkerId(99), CopyId(99)
 
 
 def a_busy_cache() -> Cache:
     """Return a cache with leases in several phases, copies in flight, a pin and cached blocks in both tiers."""
-    cache = a_cache(24, 16, max_blocks_per_lease=8)
+    cache = a_cache(24, 16, table_blocks=8)
     on_host(cache, keys(20, 21))
     cached(cache, keys(30, 31))
     reload(cache, evicted(cache, keys(4), more=1).lease_id)
@@ -165,7 +173,7 @@ DAMAGES: dict[str, Damage] = {
         it.records.rows.phase, lease(it).row, Phase.EVICTED
     ),
     "is published while its lease is EVICTED": lambda it: put(
-        it.records.rows.num_published, lease(it, Phase.EVICTED).row, 1
+        it.kernel.rows.num_published, lease(it, Phase.EVICTED).row, 1
     ),
     "the rows that count as active": lambda it: put(it.leases.active_worker, lease(it).row, 0),
     "rows in use and free rows": lambda it: it.leases.free_rows.append(lease(it).row),
@@ -188,6 +196,39 @@ DAMAGES: dict[str, Damage] = {
     "belongs to a worker that is not there": lambda it: it.workers.pop(MATE),
 }
 """What each invariant says, and the damage that makes it say so."""
+
+
+def a_grouped_cache() -> Cache:
+    """Return a cache of two groups with one mapped lease, whose window has moved on."""
+    cache = cache_of(FULL, WINDOW)
+    lease_id = reserve_tokens(cache, 16).lease_id
+    commit_tokens(cache, lease_id, 12)
+    cache.handle(c.Map(worker_id=WORKER, lease_id=lease_id), 0.0)
+    return cache
+
+
+GROUP_DAMAGES: dict[str, Damage] = {
+    "has computed more tokens than it has room for": lambda it: put(
+        it.records.rows.num_computed, lease(it).row, 17
+    ),
+    "has 4 places in group 0": lambda it: put(it.records.rows.num_tokens, lease(it).row, 17),
+    "lacks a block in group 1": lambda it: list_block(it, lease(it), TABLE + 1, NULL),
+    "has not given back in group 1": lambda it: list_block(it, lease(it), TABLE, free_block(it)),
+    "kernels read other blocks": lambda it: put(it.kernel.rows.kernel_ids, (lease(it).row, 0), 60),
+    "a kernel row is being written": lambda it: put(it.kernel.rows.sequence, 1, 3),
+}
+"""The same for what several groups have."""
+
+
+@pytest.mark.parametrize(("text", "damage"), GROUP_DAMAGES.items(), ids=GROUP_DAMAGES)
+def test_damage_of_groups_is_noticed(text: str, damage: Damage) -> None:
+    """Each invariant of places tells in words what does not hold."""
+    cache = a_grouped_cache()
+    assert cache.check() == []
+
+    damage(cache._state)
+
+    assert [found for found in cache.check() if re.search(re.escape(text), found)]
 
 
 @pytest.mark.parametrize(("text", "damage"), DAMAGES.items(), ids=DAMAGES)

@@ -236,15 +236,14 @@ def test_row_is_published_by_map() -> None:
     """A reader of the table sees a lease's blocks from the map on, and not before."""
     cache = a_cache()
     lease = reserve(cache, 3)
-    rows = records(cache).rows
-    assert rows.num_published[lease.row] == 0
+    kernel = records(cache).kernel_rows
+    assert kernel.num_published[lease.row] == 0
 
     reply = map_lease(cache, lease.lease_id)
 
     assert reply == Mapped(row=lease.row, num_kernel_blocks=3)
-    assert rows.block_ids[lease.row, : rows.num_published[lease.row]].tolist() == ids(
-        lease.block_ids
-    )
+    assert kernel.num_published[lease.row] == 3
+    assert kernel.kernel_ids[lease.row, :3].tolist() == ids(lease.block_ids)
 
 
 def test_mapped_row_grows_with_its_lease() -> None:
@@ -256,7 +255,7 @@ def test_mapped_row_grows_with_its_lease() -> None:
     extend(cache, mapped.lease_id, 3)
     extend(cache, unmapped.lease_id, 3)
 
-    published = records(cache).rows.num_published
+    published = records(cache).kernel_rows.num_published
     assert (published[mapped.row], published[unmapped.row]) == (3, 0)
 
 
@@ -271,7 +270,7 @@ def test_evicted_lease_is_not_mapped() -> None:
         map_lease(cache, lease.lease_id)
     land(cache, the_copy(reload(cache, lease.lease_id)))
 
-    assert records(cache).rows.num_published[lease.row] == 0
+    assert records(cache).kernel_rows.num_published[lease.row] == 0
 
 
 def test_map_revives_a_quarantined_lease() -> None:

@@ -68,7 +68,7 @@ def test_reserve_beyond_the_capacity_never_fits(wait_ms: int) -> None:
 
 def test_longest_request_bounds_a_lease() -> None:
     """A lease has no more blocks than a row of the table, even if the pool has them."""
-    cache = a_cache(8, max_blocks_per_lease=3)
+    cache = a_cache(8, table_blocks=3)
     lease = reserve(cache, 3)
 
     with pytest.raises(NeverFitsError) as refusal:

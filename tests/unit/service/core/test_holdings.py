@@ -148,7 +148,7 @@ class Walk:
 
     def __init__(self) -> None:
         """Start with nothing."""
-        self.cache = a_cache(8, 6, null_blocks=1, max_blocks_per_lease=4)
+        self.cache = a_cache(8, 6, null_blocks=1, table_blocks=4)
         self.copies: dict[CopyId, Copy] = {}
         self.now = 0.0
 

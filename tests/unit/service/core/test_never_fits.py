@@ -48,7 +48,7 @@ CAPACITY = 6
 @pytest.mark.parametrize("wait_ms", [0, WAIT_MS])
 def test_reserve_larger_than_the_pool_never_fits(more: int, wait_ms: int) -> None:
     """A request for more blocks than there are is refused at once, also if it would wait; one for all is not."""
-    cache = a_cache(CAPACITY + 1, null_blocks=1, max_blocks_per_lease=CAPACITY + 1)
+    cache = a_cache(CAPACITY + 1, null_blocks=1, table_blocks=CAPACITY + 1)
     reserve(cache, 1, "other")
     command = a_reserve(CAPACITY + more, "r", wait_ms=wait_ms)
 
@@ -66,7 +66,7 @@ def test_reserve_larger_than_the_pool_never_fits(more: int, wait_ms: int) -> Non
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_extend_beyond_the_pool_never_fits(more: int) -> None:
     """A lease may grow to the whole pool, and not by a block more, however long it would wait."""
-    cache = a_cache(CAPACITY, max_blocks_per_lease=CAPACITY + 1)
+    cache = a_cache(CAPACITY, table_blocks=CAPACITY + 1)
     lease = reserve(cache, 1)
     command = an_extend(lease.lease_id, CAPACITY + more, wait_ms=WAIT_MS)
 
@@ -96,7 +96,7 @@ def test_reload_of_more_keys_than_the_pool_never_fits(more: int) -> None:
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_lease_that_filled_the_pool_comes_back(more: int) -> None:
     """A lease of at most the whole pool can be evicted and reloaded; there is none that is larger."""
-    cache = a_cache(CAPACITY, CAPACITY, max_blocks_per_lease=CAPACITY + 1)
+    cache = a_cache(CAPACITY, CAPACITY, table_blocks=CAPACITY + 1)
     if more > 0:
         refused(cache, a_reserve(CAPACITY + more), NeverFitsError)
         return

@@ -353,7 +353,7 @@ def test_half_written_row_is_not_believed(column: str, value: int | list[int]) -
 
 def test_row_with_too_many_blocks_is_cut_to_its_width() -> None:
     """A count beyond the row's width names no more than the row has."""
-    cache = a_cache(max_blocks_per_lease=2)
+    cache = a_cache(table_blocks=2)
     lease = reserve(cache, 2)
     records(cache).rows.num_blocks[lease.row] = 1000
 

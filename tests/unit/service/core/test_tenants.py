@@ -18,9 +18,9 @@ from tests.unit.service.core.builders import (
     EPOCH,
     MATE,
     OTHER_TENANT,
-    SHAPE,
     STRANGER,
     TENANT,
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     WORKER,
     a_cache,
@@ -245,7 +245,7 @@ def _grow(cache: Cache, lease: Reserved, num_blocks: int) -> int:
         worker_id=WORKER,
         verbs=b"\1",
         lease_ids=lease.lease_id.to_bytes(8, "little"),
-        num_tokens=(num_blocks * SHAPE.tokens_per_block).to_bytes(4, "little"),
+        num_tokens=(num_blocks * TOKENS_PER_BLOCK).to_bytes(4, "little"),
     )
     (code,) = ids(answer(cache.handle(step, 0.0), Stepped).codes)
     return code
@@ -519,7 +519,7 @@ def test_call_that_wants_room_keeps_others_waiting() -> None:
         worker_id=STRANGER,
         request_id="small",
         keys=b"",
-        num_tokens=SHAPE.tokens_per_block,
+        num_tokens=TOKENS_PER_BLOCK,
         priority=0,
     )
 

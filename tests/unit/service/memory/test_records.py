@@ -1,12 +1,30 @@
 """The core's columns lie apart from each other in the regions that outlive it."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from kvlease.groups import keeps_everything
+from kvlease.memory import table_parts
+from kvlease.plan import PlanInputs
+from kvlease.spec import FullAttention, SlidingWindow
+from kvleased.core.records import CacheRecords
 from kvleased.core.shape import CacheShape
 from kvleased.memory.records import lay_records, records_layout, table_layout
+from kvleased.planning import plan
+from kvleased.settings import Settings
+from kvleased.verbs.shapes import shape_of
 
 SHAPE = CacheShape(
-    num_blocks=5, num_slots=3, tokens_per_block=4, max_blocks_per_lease=5, max_leases=2
+    num_blocks=5,
+    num_slots=3,
+    groups=(
+        keeps_everything(4, 5),
+        replace(keeps_everything(8, 3), kernel_blocks_per_block=2, kernel_block_stride=3),
+    ),
+    hash_tokens=4,
+    hit_tokens=8,
+    max_leases=2,
 )
 
 
@@ -17,7 +35,7 @@ def test_columns_are_apart_and_aligned() -> None:
     laid = lay_records(SHAPE, records, tables)
     columns = [
         getattr(part, name)
-        for part in (laid.device, laid.host, laid.rows)
+        for part in (laid.device, laid.host, laid.rows, laid.kernel_rows)
         for name in part.__slots__
     ]
 
@@ -39,4 +57,27 @@ def test_columns_have_an_entry_for_each_block_and_row() -> None:
     )
 
     assert (len(laid.device.state), len(laid.host.state), laid.device.key.shape) == (5, 3, (5, 32))
-    assert laid.rows.block_ids.shape == (2, 5)
+    plain = CacheRecords.plain(SHAPE)
+    for name in ("device", "host", "rows", "kernel_rows"):
+        ours, theirs = getattr(laid, name), getattr(plain, name)
+        for column in ours.__slots__:
+            assert getattr(ours, column).shape == getattr(theirs, column).shape
+            assert getattr(ours, column).dtype == getattr(theirs, column).dtype
+
+
+def test_both_ends_lay_the_table_alike() -> None:
+    """A worker lays the table out from the plan as the daemon does from its shape, wherever columns of groups lie."""
+    layers = (
+        FullAttention(name="full", num_kv_heads=1, head_size=16, dtype="float16"),
+        SlidingWindow(
+            name="window", num_kv_heads=1, head_size=16, dtype="float16", window_tokens=32
+        ),
+    )
+    cache_plan = plan(
+        PlanInputs(layers=layers, tokens_per_block=16, device_blocks=32, longest_request_tokens=128)
+    )
+
+    layout = table_layout(shape_of(cache_plan, Settings()))
+
+    assert layout.parts == table_parts(cache_plan.groups)
+    assert len(layout.parts) == 2

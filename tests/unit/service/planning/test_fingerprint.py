@@ -52,6 +52,17 @@ def test_what_moves_a_byte_or_its_meaning_tells_layouts_apart(changes: dict[str,
     assert fingerprint(**changes) != fingerprint()
 
 
+def test_ranks_that_share_tokens_are_told_apart() -> None:
+    """Ranks that share a block's tokens have other bytes under its key, even where all places are the same."""
+    layers = (
+        dataclasses.replace(LAYER, num_kv_heads=1),
+        dataclasses.replace(WINDOW, num_kv_heads=1, is_context_sharded=False),
+    )
+    ranks = [ParallelInputs(tensor_ranks=2, context_ranks=number) for number in (1, 2)]
+
+    assert len({fingerprint(layers=layers, parallel=parallel) for parallel in ranks}) == 2
+
+
 def test_every_layout_is_told_apart() -> None:
     """No two orders of the axes have one fingerprint."""
     assert len({fingerprint(layout=layout.value) for layout in Layout}) == len(Layout)
@@ -75,6 +86,20 @@ def test_every_layout_is_told_apart() -> None:
 def test_capacities_are_not_told_apart(layout: Layout, changes: dict[str, object]) -> None:
     """What leaves every byte of a block where it was leaves the fingerprint, in every layout."""
     assert fingerprint(layout=layout.value, **changes) == fingerprint(layout=layout.value)
+
+
+def test_ranks_that_share_tokens_leave_the_fingerprint() -> None:
+    """How ranks share the tokens of a request moves no byte of any of them; the plan tells it all the same."""
+    tensor, context = (
+        ParallelInputs(tensor_ranks=2),
+        ParallelInputs(tensor_ranks=2, context_ranks=2),
+    )
+    fields = {"layers": (LAYER,), "tokens_per_block": 16, "device_bytes": 409600}
+    plain = plan(PlanInputs(**fields, parallel=tensor))  # type: ignore[arg-type]  # of several types
+    shared = plan(PlanInputs(**fields, parallel=context))  # type: ignore[arg-type]  # the same
+
+    assert shared.layout_fingerprint == plain.layout_fingerprint
+    assert (plain.context_ranks, shared.context_ranks) == (1, 2)
 
 
 def test_fingerprint_is_the_hex_of_32_bytes() -> None:

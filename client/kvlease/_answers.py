@@ -1,0 +1,96 @@
+"""Own how the messages of answers become records; which answer belongs to which call is `_calls`' business."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache as once
+from typing import Any, TypeVar
+
+from kvlease.plan import CachePlan
+from kvlease.replies import (
+    CacheInfo,
+    CacheStats,
+    Event,
+    Inspection,
+    LeaseInfo,
+    PinInfo,
+    PoolStats,
+    Stats,
+    TenantInfo,
+    WaitingInfo,
+    WorkerInfo,
+)
+from kvlease.v1 import kvlease_pb2 as pb
+
+R = TypeVar("R")
+
+
+@once
+def reader(record: Callable[..., R]) -> Callable[[Any], R]:
+    """Return a function that makes `record` of a message with fields of the same names."""
+    names = tuple(field.name for field in fields(record))  # type: ignore[arg-type]  # every record is a dataclass
+    return lambda message: record(**{name: getattr(message, name) for name in names})
+
+
+def itself(reply: R) -> R:
+    """Return an answer as it came."""
+    return reply
+
+
+def forked(reply: pb.ForkResponse) -> pb.ReserveResponse:
+    """Return the lease that a fork granted."""
+    return reply.lease
+
+
+def is_released(reply: pb.ReleaseResponse | pb.UnpinResponse) -> bool:
+    """Tell whether there was something to release."""
+    return reply.released
+
+
+def info(message: pb.CacheInfo) -> CacheInfo:
+    """Return a registered cache."""
+    return CacheInfo(
+        cache=message.cache,
+        status=message.status,
+        bytes_populated=message.bytes_populated,
+        num_workers=message.num_workers,
+        plan=CachePlan.from_proto(message.plan),
+    )
+
+
+def stats(reply: pb.StatsResponse) -> Stats:
+    """Return all caches at one instant."""
+    caches = tuple(
+        CacheStats(
+            cache=each.cache,
+            pools=tuple(map(reader(PoolStats), each.pools)),
+            num_leases=each.num_leases,
+            num_waiting=each.num_waiting,
+            num_workers=each.num_workers,
+            counters=dict(each.counters),
+        )
+        for each in reply.caches
+    )
+    return Stats(epoch=reply.epoch, caches=caches)
+
+
+def inspection(reply: pb.InspectResponse) -> Inspection:
+    """Return one page of a list."""
+    return Inspection(
+        num_total=reply.num_total,
+        workers=tuple(map(reader(WorkerInfo), reply.workers)),
+        leases=tuple(_lease(lease) for lease in reply.leases),
+        pins=tuple(map(reader(PinInfo), reply.pins)),
+        waiting=tuple(map(reader(WaitingInfo), reply.waiting)),
+        tenants=tuple(map(reader(TenantInfo), reply.tenants)),
+    )
+
+
+def event(message: pb.WatchResponse) -> Event:
+    """Return one event."""
+    read: Callable[[Any], Event] = reader(Event)
+    return read(message)
+
+
+def _lease(message: pb.LeaseInfo) -> LeaseInfo:
+    read: LeaseInfo = reader(LeaseInfo)(message)
+    return read if message.HasField("age_ms") else replace(read, age_ms=None)

@@ -1,0 +1,280 @@
+"""Own what is known of one lease: its life and its blocks, by group; what calls mean for it is the session's."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease._checks import check_range
+from kvlease.errors import KVLeaseError
+from kvlease.geometry import blocks_covering
+from kvlease.groups import GroupShape, Keeps, first_needed, last_covered
+
+_BYTES_PER_BLOCK_ID: Final = 4
+_PARTS_MAX: Final = 64
+"""Parts in which a lease's blocks are kept until they are joined although nobody asked."""
+_NO_BLOCK: Final = 0
+"""What stands at a place that needs no block."""
+_NOTHING_READ: Final[tuple[list[bytes], int, NDArray[np.int32]]] = ([], 0, np.empty(0, np.int32))
+
+
+class Grant:
+    """A lease of one group that keeps everything, and what every grant has.
+
+    Its blocks are kept as they came, and put together when somebody asks for them.
+    """
+
+    __slots__ = (
+        "_parts",
+        "_read",
+        "_tokens_per_block",
+        "covered_tokens",
+        "device_hit_tokens",
+        "host_hit_tokens",
+        "is_evicted",
+        "is_live",
+        "lease_id",
+        "num_blocks",
+        "refusal",
+        "request_id",
+        "row",
+    )
+
+    has_groups = False
+    """Whether places are kept by group, and may be empty."""
+
+    def __init__(
+        self, *, request_id: str, tokens_per_block: int, refusal: KVLeaseError | None = None
+    ) -> None:
+        """Begin without blocks."""
+        self.request_id = request_id
+        self.lease_id = 0
+        self.row = 0
+        self.device_hit_tokens = 0
+        self.host_hit_tokens = 0
+        self.is_live = False
+        self.is_evicted = False
+        self.refusal = refusal
+        """Why there is no lease, or why its last verb was refused."""
+        self.num_blocks = 0
+        self.covered_tokens = 0
+        """Tokens that the blocks have room for."""
+        self._tokens_per_block = tokens_per_block
+        self._parts: list[bytes] = []
+        self._read = _NOTHING_READ
+
+    @property
+    def block_ids(self) -> NDArray[np.int32]:
+        """The blocks, in token order."""
+        parts = self._parts
+        read_parts, num_read, block_ids = self._read
+        if read_parts is not parts or num_read != len(parts):
+            # Another thread may append or put another list in place meanwhile, and is noticed by the next reader.
+            taken = parts[:]
+            block_ids = np.frombuffer(bytearray(b"".join(taken)), "<i4")
+            self._read = (parts, len(taken), block_ids)
+        return block_ids
+
+    def blocks(self, group: int) -> NDArray[np.int32]:
+        """Return the blocks of a group, one for each place of its table.
+
+        Raises:
+            InvalidError: there is no such group.
+        """
+        check_range("group", group, 0, 0)
+        return self.block_ids
+
+    def put(self, packed: bytes, num_places: Sequence[int] = ()) -> None:  # noqa: ARG002 - of groups
+        """Replace the blocks by packed int32 ids; `num_places` says how many each of several groups has."""
+        self._parts = [packed] if packed else []
+        self._count(len(packed) // _BYTES_PER_BLOCK_ID)
+
+    def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:  # noqa: ARG002 - of groups
+        """Append packed int32 ids, so many to each group, which an extend to `num_tokens` brought."""
+        parts = self._parts
+        if len(parts) >= _PARTS_MAX:
+            parts = self._parts = [b"".join(parts)]
+        parts.append(packed)
+        self._count(self.num_blocks + len(packed) // _BYTES_PER_BLOCK_ID)
+
+    def reach(self, num_tokens: int) -> int:
+        """Return how many of so many tokens an extend covers at once."""
+        return num_tokens
+
+    def cover(self, num_tokens: int) -> None:
+        """Note for how many tokens the lease was granted."""
+
+    def give_back(self, num_tokens: int) -> None:
+        """Drop the places that no token after the first `num_tokens` needs."""
+
+    def compute(self, num_tokens: int) -> None:
+        """Note that so many tokens are computed, and drop the places that no later one needs."""
+
+    def cut(self, num_tokens: int) -> None:
+        """Drop the places behind those that cover `num_tokens`."""
+        num_kept = blocks_covering(num_tokens, self._tokens_per_block)
+        if num_kept < self.num_blocks:
+            self.put(b"".join(self._parts)[: num_kept * _BYTES_PER_BLOCK_ID])
+
+    def _count(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.covered_tokens = num_blocks * self._tokens_per_block
+
+
+class GroupedGrant(Grant):
+    """A lease whose groups each have places of their own, at some of which no block is needed any more or yet."""
+
+    __slots__ = (
+        "_firsts",
+        "_groups",
+        "_num_tokens",
+        "_places",
+        "_tables",
+        "_version",
+        "num_computed",
+    )
+
+    has_groups = True
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        groups: tuple[GroupShape, ...],
+        refusal: KVLeaseError | None = None,
+    ) -> None:
+        """Begin without blocks."""
+        super().__init__(request_id=request_id, tokens_per_block=0, refusal=refusal)
+        self.num_computed = 0
+        """Tokens that are computed as far as we know: never more than the daemon knows."""
+        self._groups = groups
+        self._num_tokens = 0
+        self._places: list[list[int]] = [[] for _ in groups]
+        self._firsts = [0] * len(groups)
+        """The places before these are known to be empty."""
+        self._version = 0
+        self._tables: list[tuple[int, NDArray[np.int32]]] = [(-1, _NOTHING_READ[2])] * len(groups)
+
+    @property
+    def block_ids(self) -> NDArray[np.int32]:
+        """The tables of all groups, one after another."""
+        return np.concatenate([self.blocks(group) for group in range(len(self._groups))])
+
+    def blocks(self, group: int) -> NDArray[np.int32]:
+        """Return the blocks of a group, one for each place of its table; 0 where a place needs no block."""
+        check_range("group", group, 0, len(self._groups) - 1)
+        # As above: whoever changes the places counts up afterwards, so a table read meanwhile is not kept.
+        version = self._version
+        read_version, table = self._tables[group]
+        if read_version != version:
+            table = np.array(self._places[group], np.int32)
+            self._tables[group] = (version, table)
+        return table
+
+    def put(self, packed: bytes, num_places: Sequence[int] = ()) -> None:
+        """Replace the places of all groups."""
+        self._places = self._split(packed, num_places)
+        self._firsts = [0] * len(self._places)
+        self._settle(sum(map(self._held, self._groups, self._places)))
+
+    def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:
+        """Append blocks to the groups; a state's stand at the end of so many tokens, with nothing before."""
+        self._num_tokens = max(self._num_tokens, num_tokens)
+        added = self._split(packed, num_added)
+        for group, places, ids in zip(self._groups, self._places, added, strict=True):
+            if group.keeps is Keeps.STATE and ids:
+                end = self._end(group, num_tokens)
+                places.extend([_NO_BLOCK] * (end - len(places) - len(ids)))
+            places.extend(ids)
+        self._settle(self.num_blocks + sum(map(len, added)))
+
+    def reach(self, num_tokens: int) -> int:
+        """Return how many of so many tokens an extend covers: a window must move on before it covers more."""
+        ends = [
+            _room(group, self._end(group, num_tokens))
+            for group in self._groups
+            if group.keeps is not Keeps.FIXED
+        ]
+        return min([num_tokens, *ends])
+
+    def give_back(self, num_tokens: int) -> None:
+        """Drop the places that no token after the first `num_tokens` needs."""
+        num_dropped = 0
+        for index, (group, places) in enumerate(zip(self._groups, self._places, strict=True)):
+            if not group.gives_back:
+                continue
+            begin = self._firsts[index]
+            end = min(len(places), int(first_needed(group, np.array(num_tokens))))
+            if end > begin:
+                num_dropped += self._held(group, places[begin:end])
+                places[begin:end] = [_NO_BLOCK] * (end - begin)
+                self._firsts[index] = end
+        self._settle(self.num_blocks - num_dropped)
+
+    def compute(self, num_tokens: int) -> None:
+        """Note that so many tokens are computed, and drop the places that no later one needs."""
+        self.num_computed = max(self.num_computed, num_tokens)
+        self.give_back(num_tokens)
+
+    def cut(self, num_tokens: int) -> None:
+        """Drop the places behind those that cover `num_tokens`."""
+        self._num_tokens = min(self._num_tokens, num_tokens)
+        num_dropped = 0
+        for group, places in zip(self._groups, self._places, strict=True):
+            # As if all were computed: windows hold no place that they had no right to.
+            end = int(last_covered(group, np.array(num_tokens), np.array(num_tokens)))
+            behind = places[end:]
+            del places[end:]
+            if group.keeps is Keeps.STATE:
+                behind = self._move_down(group, places, behind)
+            num_dropped += self._held(group, behind)
+        self._settle(self.num_blocks - num_dropped)
+
+    def cover(self, num_tokens: int) -> None:
+        """Note for how many tokens the lease was granted, which is all that bounds groups of fixed blocks."""
+        self._num_tokens = max(self._num_tokens, num_tokens)
+
+    def _end(self, group: GroupShape, num_tokens: int) -> int:
+        return int(last_covered(group, np.array(self.num_computed), np.array(num_tokens)))
+
+    def _split(self, packed: bytes, counts: Sequence[int]) -> list[list[int]]:
+        """Return ids by group; one group has them all, whatever is said."""
+        ids: list[int] = np.frombuffer(packed, "<i4").tolist()
+        if len(self._groups) == 1 or not ids:
+            return [ids, *([] for _ in self._groups[1:])]
+        parts, end = [], 0
+        for count in counts:
+            begin, end = end, end + count
+            parts.append(ids[begin:end])
+        assert len(parts) == len(self._groups), "the daemon's groups are not the plan's"
+        return parts
+
+    def _move_down(self, group: GroupShape, places: list[int], behind: list[int]) -> list[int]:
+        """Fill the last empty places, which a state must have, from those behind; return what is left of those."""
+        blocks = [block for block in behind if block != _NO_BLOCK]
+        computed = int(first_needed(group, np.array(self.num_computed)))
+        for at in range(max(computed, len(places) - 1 - group.extra_blocks), len(places)):
+            if blocks and places[at] == _NO_BLOCK:
+                places[at] = blocks.pop(0)
+        return blocks
+
+    def _held(self, group: GroupShape, places: list[int]) -> int:
+        """Return how many of a group's places have a block; block 0 is one where no place is ever empty."""
+        return len(places) - (places.count(_NO_BLOCK) if group.gives_back else 0)
+
+    def _settle(self, num_blocks: int) -> None:
+        """Count anew after a change."""
+        self.num_blocks = num_blocks
+        covered = [
+            _room(group, len(places))
+            for group, places in zip(self._groups, self._places, strict=True)
+            if group.keeps is not Keeps.FIXED
+        ]
+        self.covered_tokens = min(covered, default=self._num_tokens if num_blocks else 0)
+        self._version += 1
+
+
+def _room(group: GroupShape, num_places: int) -> int:
+    """Return the tokens that so many places have room for; those of speculative tokens' states are beside them."""
+    return max(0, num_places - group.extra_blocks) * group.tokens_per_block

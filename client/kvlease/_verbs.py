@@ -1,0 +1,235 @@
+"""Own the course of the verbs of a lease, and what a failure means for it; retries are `_flows`' business."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kvlease import _calls, _flows
+from kvlease._calls import Ask
+from kvlease._flows import Flow
+from kvlease._grants import Grant
+from kvlease._session import Session, is_doubt, unpacked
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    UnavailableError,
+    UnknownLeaseError,
+    WrongStateError,
+)
+from kvlease.replies import Committed, Evicted, Reloaded, ReserveSpec
+from kvlease.v1 import kvlease_pb2 as pb
+
+R = TypeVar("R")
+
+
+def reserve(session: Session, spec: ReserveSpec, wait_ms: int) -> Flow[Grant]:
+    """Return a grant: live, or refused with the reason."""
+    return reserved(session, spec.request_id, _calls.reserve_of(spec, wait_ms))
+
+
+def fork(
+    session: Session, source: Grant, request_id: str, num_tokens: int, wait_ms: int
+) -> Flow[Grant]:
+    """Return a grant that goes on from another lease: live, or refused with the reason.
+
+    A fork that is asked for again brings the lease that it had made, as a reserve does.
+    """
+    if not source.is_live:
+        error = source.refusal or UnknownLeaseError(f"lease {source.lease_id} was released")
+        if session.raises:
+            raise error
+        return session.fresh_grant(request_id, error)
+    ask = _calls.fork(source.lease_id, request_id, num_tokens, wait_ms)
+    try:
+        grant = yield from reserved(session, request_id, ask)
+    except UnknownLeaseError as error:
+        session.refused(source, error)
+        raise
+    if isinstance(grant.refusal, UnknownLeaseError):
+        session.refused(source, grant.refusal)
+    return grant
+
+
+def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) -> Flow[Grant]:
+    """Return the grant that a reserve asks for: live, or refused with the reason."""
+    link, grant = session.link, session.fresh_grant(request_id)
+    floor = session.begin_reserve()
+    try:
+        for _ in range(_flows.ATTACHES_MAX):
+            # As in `attempts`; one generator less counts in the verbs that are called most.
+            call = _flows.first_try(link, ask)
+            try:
+                response, epoch = (yield call), call.epoch
+            except KVLeaseError as error:
+                response, epoch = yield from _flows.retried(link, call, error)
+            link.is_reached = True
+            granted = ask.read(response)
+            if entered := session.enter(grant, granted, epoch):
+                return entered
+            if session.is_leftover(granted.lease_id):
+                yield from _flows.attempts(link, _calls.release(granted.lease_id))
+        message = f"the daemon restarted {_flows.ATTACHES_MAX} times while request {request_id!r} was reserved"
+        raise UnavailableError(message)
+    except InvalidError:
+        raise
+    except KVLeaseError as error:
+        grant.refusal = error
+        if session.raises:
+            raise
+        return grant
+    finally:
+        session.end_reserve(floor)
+
+
+def extend(session: Session, grant: Grant, num_tokens: int, wait_ms: int) -> Flow[bool]:
+    """Return whether the lease covers `num_tokens`."""
+
+    def apply(response: pb.ExtendResponse, epoch: int) -> bool:
+        num_added = unpacked(response.num_blocks)
+        needed = response.covered_tokens or num_tokens
+        session.extended(
+            ((grant.lease_id, response.block_ids, num_added, num_tokens, needed),), epoch
+        )
+        return grant.is_live
+
+    def doubt() -> None:
+        session.doubtful.add(grant.lease_id)
+
+    return _verb(
+        session,
+        grant,
+        _calls.extend(grant.lease_id, num_tokens, wait_ms),
+        apply,
+        idle=False,
+        doubt=doubt,
+    )
+
+
+def commit(
+    session: Session, grant: Grant, num_tokens: int, keys: bytes, first_block: int
+) -> Flow[Committed]:
+    """Make full blocks findable; what no later token needs is not used any more, even where the answer is lost."""
+    ask = _calls.commit(grant.lease_id, num_tokens, keys, first_block)
+
+    def apply(response: pb.CommitResponse, _: int) -> Committed:
+        session.computed(grant, num_tokens)
+        return ask.read(response)
+
+    def doubt() -> None:
+        grant.give_back(num_tokens)
+
+    return _verb(session, grant, ask, apply, idle=Committed(), doubt=doubt)
+
+
+def trim(session: Session, grant: Grant, num_tokens: int) -> Flow[int]:
+    """Take blocks back behind a token; returns how many left the lease."""
+    ask = _calls.trim(grant.lease_id, num_tokens)
+
+    def apply(response: pb.TrimResponse, _: int) -> int:
+        session.trimmed(grant, num_tokens, is_sure=True)
+        return ask.read(response)
+
+    def doubt() -> None:
+        session.trimmed(grant, num_tokens, is_sure=False)
+
+    return _verb(session, grant, ask, apply, idle=0, doubt=doubt)
+
+
+def map_row(session: Session, grant: Grant) -> Flow[int]:
+    """Publish a lease's row; returns its kernel blocks."""
+
+    def apply(response: pb.MapResponse, _: int) -> int:
+        grant.row = response.row
+        return response.num_kernel_blocks
+
+    return _verb(session, grant, _calls.map_row(grant.lease_id), apply, idle=0)
+
+
+def evict(session: Session, grant: Grant, wait_ms: int) -> Flow[Evicted]:
+    """Move a lease to the host pool; where that is in doubt, its blocks count as gone."""
+    ask = _calls.evict(lease_id=grant.lease_id, wait_ms=wait_ms)
+
+    def apply(response: pb.EvictResponse, _: int) -> Evicted:
+        session.evicted(grant)
+        return ask.read(response)
+
+    return _verb(session, grant, ask, apply, idle=Evicted(), doubt=lambda: session.evicted(grant))
+
+
+def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
+    """Bring an evicted lease back; where it is elsewhere in its life than we think, it is lost."""
+
+    def apply(response: pb.ReloadResponse, epoch: int) -> Reloaded:
+        session.reloaded(grant, response, epoch)
+        return Reloaded(num_reloaded=response.num_reloaded, num_tokens=response.num_tokens)
+
+    reloaded = yield from _verb(
+        session, grant, _calls.reload_lease(grant.lease_id, wait_ms), apply, idle=Reloaded()
+    )
+    if grant.is_live and isinstance(grant.refusal, WrongStateError):
+        session.refused(
+            grant,
+            UnknownLeaseError(
+                f"lease {grant.lease_id} was not evicted as thought: {grant.refusal.message}"
+            ),
+        )
+    return reloaded
+
+
+def release(session: Session, grant: Grant) -> Flow[bool]:
+    """End a lease; ended it is, even where the daemon learns of it only by the next heartbeat."""
+    if not grant.is_live:
+        return False
+    link = session.link
+    try:
+        call = _flows.first_try(link, _calls.release(grant.lease_id))
+        try:
+            response = yield call
+        except KVLeaseError as error:
+            response, _ = yield from _flows.retried(link, call, error)
+        link.is_reached = True
+    except InvalidError:
+        raise
+    except KVLeaseError as error:
+        session.refused(grant, error)
+        if session.raises:
+            raise
+        return False
+    else:
+        grant.refusal = None
+        return bool(response.released)
+    finally:
+        session.released(grant)
+
+
+def _verb(
+    session: Session,
+    grant: Grant,
+    ask: Ask[Any],
+    apply: Callable[[Any, int], R],
+    *,
+    idle: R,
+    doubt: Callable[[], None] = lambda: None,
+) -> Flow[R]:
+    """Send a verb of a live lease and apply its answer; on failure note what it means, then raise or return `idle`."""
+    if not grant.is_live:
+        if session.raises:
+            raise grant.refusal or UnknownLeaseError(f"lease {grant.lease_id} was released")
+        return idle
+    try:
+        response, epoch = yield from _flows.attempts(session.link, ask)
+    except (
+        GeneratorExit
+    ):  # the caller was cancelled or interrupted: the call may be carried out all the same
+        doubt()
+        raise
+    except InvalidError:
+        raise
+    except KVLeaseError as error:
+        if is_doubt(error):
+            doubt()
+        session.refused(grant, error)
+        if session.raises:
+            raise
+        return idle
+    grant.refusal = None
+    return apply(response, epoch)

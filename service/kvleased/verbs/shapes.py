@@ -1,0 +1,81 @@
+"""Own the way from a plan and the settings to the numbers that a core works with; planning them is the planner's."""
+
+from collections.abc import Sequence
+
+from kvlease.errors import InvalidError
+from kvlease.groups import GroupShape, Keeps
+from kvlease.plan import CachePlan
+from kvlease.plan_groups import groups_of
+from kvlease.spec import StateSpace
+from kvleased.core.shape import CacheShape
+from kvleased.settings import Settings
+
+
+def shape_of(plan: CachePlan, settings: Settings) -> CacheShape:
+    """Return the numbers that the core of a cache works with.
+
+    Parts of blocks are not shared: where the plan lets a prefix end inside of a group's block, hit_tokens is
+    scheduler_block_tokens, at whose multiples every group ends a block.
+    """
+    groups = groups_of(plan)
+    return CacheShape(
+        num_blocks=plan.num_blocks,
+        num_slots=plan.num_slots,
+        groups=groups,
+        hash_tokens=plan.hash_block_tokens,
+        hit_tokens=_hit_tokens(plan, groups),
+        shares_prefixes=_shares_prefixes(plan, groups),
+        longest_request_tokens=plan.longest_request_tokens,
+        null_blocks=plan.null_blocks,
+        max_leases=settings.max_leases,
+        max_waiting=settings.max_waiting,
+        max_pins=settings.max_pins,
+        lease_seconds=settings.lease_seconds,
+        retry_after_ms=settings.retry_after_ms,
+        layout_digest=int(plan.layout_fingerprint[:16], 16),
+    )
+
+
+def require_null_block(plan: CachePlan) -> None:
+    """Refuse a plan whose tables will have empty places, which kernels read as block 0, but whose block 0 is granted.
+
+    Raises:
+        InvalidError: rule null_block_needed, with the remedy.
+    """
+    if plan.null_blocks:
+        return
+    for index, shape in enumerate(groups_of(plan)):
+        if shape.gives_back:
+            kind = plan.groups[index].spec.kind
+            message = (
+                f"group {index} (layers of kind {kind}) gives blocks back while a request runs, and the places that "
+                "they leave read as block 0 of the pool, so that must not be granted; set null_blocks=1"
+            )
+            raise InvalidError(
+                message,
+                resource="null_blocks",
+                rule="null_block_needed",
+                need=1,
+                available=0,
+                remedies=("null_blocks=1",),
+            )
+
+
+def _shares_prefixes(plan: CachePlan, groups: Sequence[GroupShape]) -> bool:
+    """Tell whether prefixes can be found: not where nothing is kept of them that another request needs."""
+    for group, shape in zip(plan.groups, groups, strict=True):
+        is_fixed = shape.keeps is Keeps.FIXED
+        if is_fixed and isinstance(group.spec, StateSpace):
+            return False
+        if group.is_prefix_cacheable and not is_fixed and not shape.keys_per_block:
+            return False
+    return any(shape.keys_per_block for shape in groups)
+
+
+def _hit_tokens(plan: CachePlan, groups: Sequence[GroupShape]) -> int:
+    ends_blocks = all(
+        plan.hit_alignment_tokens % shape.tokens_per_block == 0
+        for shape in groups
+        if shape.keys_per_block
+    )
+    return plan.hit_alignment_tokens if ends_blocks else plan.scheduler_block_tokens

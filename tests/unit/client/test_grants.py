@@ -1,0 +1,194 @@
+"""Laws of what is known of a lease's blocks: by group, at the places where the daemon has them."""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pytest
+
+from kvlease._grants import Grant, GroupedGrant
+from kvlease.errors import InvalidError
+from kvlease.groups import GroupShape, Keeps, keeps_everything
+
+FULL: Final = keeps_everything(16, 64)
+WINDOW: Final = GroupShape(
+    keeps=Keeps.WINDOW,
+    tokens_per_block=16,
+    keys_per_block=1,
+    table_blocks=64,
+    max_blocks=4,
+    kept_tokens=31,
+)
+CHUNK: Final = replace(WINDOW, keeps=Keeps.CHUNK, kept_tokens=32)
+STATE: Final = replace(WINDOW, keeps=Keeps.STATE, kept_tokens=0, max_blocks=2)
+FIXED: Final = replace(WINDOW, keeps=Keeps.FIXED, kept_tokens=0, max_blocks=1, table_blocks=1)
+
+
+def grant_of(*groups: GroupShape) -> GroupedGrant:
+    """Return a grant without blocks."""
+    return GroupedGrant(request_id="r", groups=groups)
+
+
+def packed(*blocks: int) -> bytes:
+    """Pack block ids."""
+    return np.array(blocks, "<i4").tobytes()
+
+
+def tables(grant: GroupedGrant, num_groups: int) -> list[list[int]]:
+    """Return the table of each group."""
+    return [grant.blocks(group).tolist() for group in range(num_groups)]
+
+
+def test_one_group_is_its_blocks() -> None:
+    """Where there is one group that keeps everything, its table is the lease's blocks, and there is no other."""
+    grant = Grant(request_id="r", tokens_per_block=16)
+    grant.put(packed(4, 5))
+
+    assert (grant.blocks(0).tolist(), grant.covered_tokens) == ([4, 5], 32)
+    with pytest.raises(InvalidError):
+        grant.blocks(1)
+
+
+def test_groups_have_tables_of_their_own() -> None:
+    """Blocks come group by group, and each group's table can be read by place."""
+    grant = grant_of(FULL, WINDOW)
+    grant.put(packed(1, 2, 3, 0, 5), [3, 2])
+
+    assert tables(grant, 2) == [[1, 2, 3], [0, 5]]
+    assert grant.block_ids.tolist() == [1, 2, 3, 0, 5]
+    assert (grant.num_blocks, grant.covered_tokens) == (4, 32)
+    with pytest.raises(InvalidError):
+        grant.blocks(2)
+
+
+def test_extend_appends_to_each_group() -> None:
+    """What an extend brings goes to the end of each group's table."""
+    grant = grant_of(FULL, WINDOW)
+    grant.put(packed(1, 4), [1, 1])
+    first = tables(grant, 2)
+
+    grant.add(packed(2, 3, 5), [2, 1], 48)
+
+    assert (first, tables(grant, 2)) == ([[1], [4]], [[1, 2, 3], [4, 5]])
+    assert (grant.num_blocks, grant.covered_tokens) == (5, 32)
+
+
+def test_states_stand_at_the_end_of_what_is_covered() -> None:
+    """Between two states of a recurrent group there is nothing."""
+    grant = grant_of(FULL, STATE)
+    grant.put(packed(1, 9), [1, 1])
+
+    grant.add(packed(2, 3, 4, 8), [3, 1], 60)
+
+    assert tables(grant, 2) == [[1, 2, 3, 4], [9, 0, 0, 8]]
+    assert (grant.num_blocks, grant.covered_tokens) == (6, 64)
+
+
+def test_speculative_states_lie_behind_the_newest() -> None:
+    """Blocks for speculative tokens' states come after the state's own, and make no room for tokens."""
+    grant = grant_of(replace(STATE, extra_blocks=1, max_blocks=3))
+    grant.put(packed(1, 2))
+
+    grant.add(packed(3, 4), (), 64)
+
+    assert tables(grant, 1) == [[1, 2, 0, 3, 4]]
+    assert grant.covered_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_tokens", "left"),
+    [
+        (WINDOW, 31, [1, 2, 3, 4]),
+        (WINDOW, 47, [0, 2, 3, 4]),
+        (WINDOW, 64, [0, 0, 3, 4]),
+        (CHUNK, 31, [1, 2, 3, 4]),
+        (CHUNK, 32, [0, 0, 3, 4]),
+        (STATE, 16, [1, 2, 3, 4]),
+        (STATE, 33, [0, 0, 3, 4]),
+        (FIXED, 64, [1, 2, 3, 4]),
+    ],
+)
+def test_what_no_later_token_needs_is_dropped(
+    shape: GroupShape, num_tokens: int, left: list[int]
+) -> None:
+    """After a commit the places before a window, a chunk or the newest state are empty, and stay empty."""
+    grant = grant_of(shape)
+    grant.put(packed(1, 2, 3, 4))
+
+    grant.compute(num_tokens)
+    grant.compute(1)
+
+    assert tables(grant, 1) == [left]
+    assert (grant.num_blocks, grant.num_computed) == (4 - left.count(0), num_tokens)
+
+
+def test_window_moves_on_with_what_is_computed() -> None:
+    """A window bounds what an extend covers until a commit moves it on."""
+    grant = grant_of(FULL, WINDOW)
+    assert (grant.reach(48), grant.reach(200)) == (48, 64)
+
+    grant.compute(64)
+
+    assert grant.reach(200) == 96
+
+
+def test_fixed_blocks_cover_what_was_asked_for() -> None:
+    """A group with the same blocks for the life of a request bounds no token."""
+    grant = grant_of(FIXED)
+    assert grant.covered_tokens == 0
+
+    grant.cover(100)
+    grant.put(packed(7))
+
+    assert (grant.covered_tokens, grant.reach(500)) == (100, 500)
+
+
+@pytest.mark.parametrize(
+    ("shape", "places", "left"),
+    [
+        (FULL, [1, 2, 3, 4], [1, 2]),
+        (WINDOW, [0, 2, 3, 4], [0, 2]),
+        (STATE, [1, 2, 0, 4], [1, 2]),
+        (STATE, [1, 0, 0, 4], [1, 4]),
+        (replace(FIXED, table_blocks=2, max_blocks=2), [1, 2], [1, 2]),
+    ],
+)
+def test_trim_drops_what_lies_behind(shape: GroupShape, places: list[int], left: list[int]) -> None:
+    """What lies behind the tokens leaves; the newest state of a recurrent group moves to the end of them."""
+    grant = grant_of(shape)
+    grant.put(packed(*places))
+
+    grant.cut(20)
+
+    assert tables(grant, 1) == [left]
+    assert grant.num_blocks == len(left) - left.count(0)
+
+
+def test_trim_of_one_group_keeps_whole_blocks() -> None:
+    """A block that is needed in part is kept, and a trim to more than there is changes nothing."""
+    grant = Grant(request_id="r", tokens_per_block=16)
+    grant.put(packed(4, 5, 6))
+
+    grant.cut(100)
+    assert grant.block_ids.tolist() == [4, 5, 6]
+    grant.cut(17)
+
+    assert (grant.block_ids.tolist(), grant.num_blocks) == ([4, 5], 2)
+
+
+def test_block_0_counts_where_no_place_is_ever_empty() -> None:
+    """A pool without null blocks grants block 0, too, to groups that keep everything."""
+    grant = grant_of(FULL, FULL)
+    grant.put(packed(0, 1, 2, 3), [2, 2])
+
+    assert grant.num_blocks == 4
+
+
+def test_evicted_lease_has_no_places() -> None:
+    """Without blocks nothing is covered."""
+    grant = grant_of(FULL, WINDOW)
+    grant.put(packed(1, 2), [1, 1])
+
+    grant.put(b"")
+
+    assert (tables(grant, 2), grant.num_blocks, grant.covered_tokens) == ([[], []], 0, 0)

@@ -1,0 +1,418 @@
+"""Laws of leases with several groups, of forks and of trims, with time passed in and nothing sent."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlease import _calls, _steps, _verbs
+from kvlease._grants import Grant
+from kvlease._session import Session
+from kvlease.errors import (
+    DeadlineError,
+    InvalidError,
+    PoolFullError,
+    StaleEpochError,
+    UnknownLeaseError,
+)
+from kvlease.memory import Row
+from kvlease.plan import PlanInputs
+from kvlease.replies import ReserveSpec
+from kvlease.spec import FullAttention, SlidingWindow
+from kvlease.transports.base import Attached
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.planning import plan
+from tests.unit.client.played import (
+    SPEC,
+    Clock,
+    Played,
+    attached,
+    granted,
+    ids,
+    leased,
+    session_of,
+)
+
+HYBRID = plan(
+    PlanInputs(
+        layers=(
+            FullAttention(name="full", num_kv_heads=1, head_size=4, dtype="float32"),
+            SlidingWindow(
+                name="window", num_kv_heads=1, head_size=4, dtype="float32", window_tokens=32
+            ),
+        ),
+        tokens_per_block=16,
+        device_blocks=64,
+        null_blocks=1,
+        longest_request_tokens=256,
+    )
+)
+"""A full group, and one with a window of 32 tokens that holds as many blocks as a row has."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands."""
+    return Clock()
+
+
+@pytest.fixture
+def hybrid(clock: Clock) -> Session:
+    """Give a worker of a cache of two groups."""
+    return session_of(clock, raises=False, plan=HYBRID)
+
+
+@pytest.fixture
+def plain(clock: Clock) -> Session:
+    """Give a worker of a cache of one group."""
+    return session_of(clock, raises=False)
+
+
+def reserved(session: Session, clock: Clock, lease_id: int = 5) -> Grant:
+    """Reserve 32 tokens of both groups, with no hit."""
+    answer = pb.ReserveResponse(
+        lease_id=lease_id, block_ids=ids(1, 2, 3, 4), num_blocks=ids(2, 2), covered_tokens=32
+    )
+    grant: Grant = Played(session, clock, answer).run(
+        _verbs.reserve(session, ReserveSpec(request_id="r", num_tokens=32), 0)
+    )
+    return grant
+
+
+def tables(grant: Grant) -> list[list[int]]:
+    """Return both tables."""
+    return [grant.blocks(group).tolist() for group in range(2)]
+
+
+class Memory:
+    """The block table of one lease."""
+
+    def __init__(self, *tables: list[int], is_active: bool = True) -> None:
+        flat = np.array([block for table in tables for block in table], np.int32)
+        self._row = Row(is_active, flat, np.array([len(table) for table in tables], np.int32))
+        self.identity = ()
+
+    def row(self, row: int, lease_id: int) -> Row | None:
+        """Return the row."""
+        del row, lease_id
+        return self._row
+
+
+def test_reserve_fills_the_table_of_each_group(hybrid: Session, clock: Clock) -> None:
+    """A prefix that was a hit leaves the places before the window empty."""
+    answer = pb.ReserveResponse(
+        lease_id=5,
+        block_ids=ids(1, 2, 3, 4, 0, 0, 5, 6),
+        num_blocks=ids(4, 4),
+        device_hit_tokens=64,
+        covered_tokens=64,
+    )
+
+    grant = Played(hybrid, clock, answer).run(_verbs.reserve(hybrid, SPEC, 0))
+
+    assert tables(grant) == [[1, 2, 3, 4], [0, 0, 5, 6]]
+    assert (grant.num_blocks, grant.covered_tokens) == (6, 64)
+
+
+def test_extend_of_groups_is_checked_by_what_is_covered(hybrid: Session, clock: Clock) -> None:
+    """A window that must move on first covers less than was asked for, and that is no loss."""
+    grant = reserved(hybrid, clock)
+    answer = pb.ExtendResponse(block_ids=ids(5, 6, 7), num_blocks=ids(2, 1), covered_tokens=48)
+
+    is_done = Played(hybrid, clock, answer).run(_verbs.extend(hybrid, grant, 64, 0))
+
+    assert is_done
+    assert tables(grant) == [[1, 2, 5, 6], [3, 4, 7]]
+    assert grant.covered_tokens == 48
+
+
+def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Clock) -> None:
+    """Blocks that a commit gives back are not ours any more."""
+    grant = reserved(hybrid, clock)
+    grant.add(ids(5, 6, 7, 8), [2, 2], 64)
+    answer = pb.CommitResponse(num_committed=8, num_given_back=2)
+
+    committed = Played(hybrid, clock, answer).run(_verbs.commit(hybrid, grant, 64, bytes(128), 0))
+
+    assert committed.num_given_back == 2
+    assert tables(grant) == [[1, 2, 5, 6], [0, 0, 7, 8]]
+
+
+def test_commit_in_doubt_gives_back_all_the_same(hybrid: Session, clock: Clock) -> None:
+    """What no later token needs is not used again, whether the daemon has taken it or not."""
+    grant = reserved(hybrid, clock)
+    grant.add(ids(5, 6, 7, 8), [2, 2], 64)
+
+    Played(hybrid, clock, DeadlineError()).run(_verbs.commit(hybrid, grant, 64, bytes(128), 0))
+
+    assert tables(grant)[1] == [0, 0, 7, 8]
+
+
+def test_refused_commit_gives_nothing_back(hybrid: Session, clock: Clock) -> None:
+    """A refusal changes nothing."""
+    grant = reserved(hybrid, clock)
+
+    Played(hybrid, clock, PoolFullError()).run(_verbs.commit(hybrid, grant, 32, bytes(64), 0))
+
+    assert tables(grant) == [[1, 2], [3, 4]]
+
+
+def test_doubtful_lease_of_groups_is_read_from_its_row(hybrid: Session, clock: Clock) -> None:
+    """Where an extend's answer was lost, the next one takes all places from the table, and loses none."""
+    grant = reserved(hybrid, clock)
+    Played(hybrid, clock, DeadlineError()).run(_verbs.extend(hybrid, grant, 48, 0))
+    hybrid.memory = Memory([1, 2, 5, 7], [3, 4, 6, 8])  # type: ignore[assignment]  # a double
+
+    answer = pb.ExtendResponse(block_ids=ids(7, 8), num_blocks=ids(1, 1), covered_tokens=64)
+    is_done = Played(hybrid, clock, answer).run(_verbs.extend(hybrid, grant, 64, 0))
+
+    assert (is_done, tables(grant)) == (True, [[1, 2, 5, 7], [3, 4, 6, 8]])
+
+
+def test_doubtful_lease_of_groups_is_lost_without_a_table(hybrid: Session, clock: Clock) -> None:
+    """Places may be empty, so a block that we were not told of is not seen to be missing: nothing is believed."""
+    grant = reserved(hybrid, clock)
+    Played(hybrid, clock, DeadlineError()).run(_verbs.extend(hybrid, grant, 48, 0))
+
+    answer = pb.ExtendResponse(block_ids=b"", covered_tokens=32)
+    Played(hybrid, clock, answer).run(_verbs.extend(hybrid, grant, 32, 0))
+
+    assert not grant.is_live
+
+
+@pytest.mark.parametrize(("is_active", "expected"), [(True, [[1, 2], [0, 4]]), (False, [[], []])])
+def test_restart_brings_the_places_back(
+    hybrid: Session,
+    clock: Clock,
+    is_active: bool,
+    expected: list[list[int]],
+) -> None:
+    """A lease that survived a restart has the places that its row has, and none while it is evicted."""
+    grant = reserved(hybrid, clock)
+    memory: Any = Memory([1, 2], [0, 4], is_active=is_active)
+    hybrid.memory = memory
+
+    hybrid.adopt(Attached(attached(epoch=2, lease_ids=(5,), plan=HYBRID), []), resumed=True)
+
+    assert (tables(grant), grant.is_evicted) == (expected, not is_active)
+
+
+def test_reload_brings_every_group_back(hybrid: Session, clock: Clock) -> None:
+    """Reloaded, a lease has the places that the daemon names, empty ones among them."""
+    grant = reserved(hybrid, clock)
+    Played(hybrid, clock, pb.EvictResponse(num_evicted=3)).run(_verbs.evict(hybrid, grant, 0))
+    answer = pb.ReloadResponse(block_ids=ids(8, 9, 0, 7), num_blocks=ids(2, 2), num_tokens=32)
+
+    Played(hybrid, clock, answer).run(_verbs.reload(hybrid, grant, 0))
+
+    assert tables(grant) == [[8, 9], [0, 7]]
+
+
+# Steps
+
+
+def step_of(session: Session, lease_ids: list[int], verbs: list[int], num_tokens: list[int]) -> Any:
+    """Return the flow of a step without reserves."""
+    ask = _calls.step(
+        verbs=np.array(verbs, np.uint8),
+        lease_ids=np.array(lease_ids),
+        num_tokens=num_tokens,
+        num_keys=None,
+        first_blocks=None,
+        keys=b"",
+        reserves=[],
+    )
+    return _steps.step(session, ask, [])
+
+
+def test_step_tells_groups_apart(hybrid: Session, clock: Clock) -> None:
+    """The columns of a step have one number for each operation and group, and its leases follow."""
+    first, second = reserved(hybrid, clock, 5), reserved(hybrid, clock, 6)
+    answer = pb.StepResponse(
+        codes=ids(0, 0, 0), num_blocks=ids(1, 1, 0, 0, 1, 1), block_ids=ids(10, 11, 12, 13)
+    )
+    extend, commit = pb.STEP_VERB_EXTEND, pb.STEP_VERB_COMMIT
+    flow = step_of(hybrid, [5, 6, 6], [extend, commit, extend], [48, 48, 48])
+
+    columns, _ = Played(hybrid, clock, answer).run(flow)
+
+    assert columns.num_blocks.tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert tables(first) == [[1, 2, 10], [3, 4, 11]]
+    assert tables(second) == [[1, 2, 12], [0, 4, 13]]
+
+
+def test_step_that_fails_leaves_groups_doubtful(hybrid: Session, clock: Clock) -> None:
+    """Extends are doubtful, what commits gave back is not used, and the columns keep their shape."""
+    first, second = reserved(hybrid, clock, 5), reserved(hybrid, clock, 6)
+    flow = step_of(hybrid, [5, 6], [pb.STEP_VERB_EXTEND, pb.STEP_VERB_COMMIT], [48, 48])
+
+    columns, _ = Played(hybrid, clock, DeadlineError()).run(flow)
+
+    assert columns.num_blocks.tolist() == [[0, 0], [0, 0]]
+    assert hybrid.doubtful == {5}
+    assert (tables(first), tables(second)[1]) == ([[1, 2], [3, 4]], [0, 4])
+
+
+def test_step_that_brings_too_little_loses_the_lease(hybrid: Session, clock: Clock) -> None:
+    """A group that lacks a block has a hole: the lease is lost, not used."""
+    grant = reserved(hybrid, clock)
+    answer = pb.StepResponse(codes=ids(0), num_blocks=ids(1, 0), block_ids=ids(10))
+
+    Played(hybrid, clock, answer).run(step_of(hybrid, [5], [pb.STEP_VERB_EXTEND], [48]))
+
+    assert not grant.is_live
+
+
+# Priorities
+
+
+def test_priority_travels_where_it_is_not_the_normal_one(plain: Session, clock: Clock) -> None:
+    """A reserve says how soon and how long; the normal case costs no byte."""
+    played = Played(plain, clock, granted(1), granted(2))
+    keen = ReserveSpec(request_id="s", num_tokens=16, priority="high", retain_seconds=9)
+
+    for spec in (SPEC, keen):
+        played.run(_verbs.reserve(plain, spec, 0))
+
+    sent = [call.request for call in played.sent]
+    assert [(one.priority, one.retain_seconds) for one in sent] == [("", 0), ("high", 9)]  # type: ignore[attr-defined]
+
+
+def test_reserves_of_a_step_have_priorities() -> None:
+    """A step's reserves say what single ones do."""
+    keen = ReserveSpec(request_id="s", num_tokens=16, priority="low", retain_seconds=9)
+
+    ask = _calls.step(
+        verbs=[], lease_ids=[], num_tokens=[], num_keys=None, first_blocks=None, keys=b"",
+        reserves=[keen],
+    )  # fmt: skip
+
+    assert isinstance(ask.request, pb.StepRequest)
+    assert ask.request.reserves[0] == pb.ReserveRequest(
+        request_id="s", num_tokens=16, priority="low", retain_seconds=9
+    )
+
+
+# Forks
+
+
+def forked(lease_id: int, *blocks: int) -> pb.ForkResponse:
+    """Return what a fork answers."""
+    return pb.ForkResponse(lease=granted(lease_id, *blocks), num_shared=1, num_copied=1)
+
+
+def test_fork_is_a_lease_of_its_own(plain: Session, clock: Clock) -> None:
+    """A fork has its own id, request and blocks, and ends alone."""
+    source = leased(plain, clock, 5, 0, 1)
+    played = Played(plain, clock, forked(6, 0, 2))
+
+    fork = played.run(_verbs.fork(plain, source, "twin", 32, 70))
+
+    assert played.sent[0].request == pb.ForkRequest(
+        lease_id=5, request_id="twin", num_tokens=32, wait_ms=70
+    )
+    assert played.sent[0].idempotency_key
+    assert (fork.request_id, fork.block_ids.tolist()) == ("twin", [0, 2])
+    assert sorted(plain.grants) == [5, 6]
+
+
+def test_leftover_of_a_lost_fork_is_released_first(plain: Session, clock: Clock) -> None:
+    """A fork that a heartbeat may be ending right now is not used: it is released and made anew."""
+    source = leased(plain, clock, 5)
+    plain.heard([], 20, plain.link.epoch)
+    played = Played(plain, clock, forked(15), pb.ReleaseResponse(released=True), forked(21))
+
+    fork = played.run(_verbs.fork(plain, source, "twin", 16, 0))
+
+    assert [call.verb for call in played.sent] == ["fork", "release", "fork"]
+    assert fork.lease_id == 21
+
+
+def test_heartbeat_never_speaks_of_a_fork_on_its_way(plain: Session, clock: Clock) -> None:
+    """While a fork has no answer, the inventory stays below whatever that may be."""
+    source = leased(plain, clock, 5)
+    flow = _verbs.fork(plain, source, "twin", 16, 0)
+    next(flow)
+
+    plain.heard([], 50, plain.link.epoch)
+
+    assert plain.inventory()[1] == 5
+    flow.close()
+    assert plain.inventory()[1] == 50
+
+
+def test_refused_fork_leaves_its_source_alone(plain: Session, clock: Clock) -> None:
+    """A refusal is the fork's, which is not live, and nothing happens to the lease that it would go on from."""
+    source = leased(plain, clock, 5)
+
+    fork = Played(plain, clock, PoolFullError()).run(_verbs.fork(plain, source, "twin", 16, 0))
+
+    assert (fork.is_live, type(fork.refusal)) == (False, PoolFullError)
+    assert (source.is_live, source.refusal) == (True, None)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_fork_of_an_unknown_lease_loses_it(clock: Clock, raises: bool) -> None:
+    """Where the daemon does not know the source, it is lost for us as well, and its forks are refused unsent."""
+    session = session_of(clock, raises=raises)
+    source = leased(session, clock, 5)
+    played = Played(session, clock, UnknownLeaseError())
+
+    for _ in range(2):
+        if raises:
+            with pytest.raises(UnknownLeaseError):
+                played.run(_verbs.fork(session, source, "twin", 16, 0))
+        else:
+            fork = played.run(_verbs.fork(session, source, "twin", 16, 0))
+            assert isinstance(fork.refusal, UnknownLeaseError)
+
+    assert (source.is_live, len(played.sent)) == (False, 1)
+
+
+def test_fork_goes_on_after_a_restart(plain: Session, clock: Clock) -> None:
+    """A fork that meets a restarted daemon goes out again under its key; its source survived."""
+    source = leased(plain, clock, 5)
+    back = Attached(attached(epoch=2, lease_ids=(5,)), [])
+    played = Played(plain, clock, StaleEpochError(), back, forked(9))
+
+    fork = played.run(_verbs.fork(plain, source, "twin", 16, 0))
+
+    first, second = (call.idempotency_key for call in played.sent)
+    assert (first, fork.is_live) == (second, True)
+
+
+# Trims
+
+
+def test_trim_drops_blocks_behind_a_token(plain: Session, clock: Clock) -> None:
+    """What lies behind the tokens is the daemon's again."""
+    grant = leased(plain, clock, 5, 0, 1, 2)
+
+    left = Played(plain, clock, pb.TrimResponse(num_given_back=2)).run(
+        _verbs.trim(plain, grant, 16)
+    )
+
+    assert (left, grant.block_ids.tolist()) == (2, [0])
+
+
+def test_trim_in_doubt_is_made_up_for(plain: Session, clock: Clock) -> None:
+    """Blocks that may have been taken back are not used; where they were not, the next extend does not hide that."""
+    grant = leased(plain, clock, 5, 0, 1, 2)
+    Played(plain, clock, DeadlineError()).run(_verbs.trim(plain, grant, 16))
+    assert (grant.block_ids.tolist(), grant.is_live) == ([0], True)
+
+    Played(plain, clock, pb.ExtendResponse(covered_tokens=48)).run(
+        _verbs.extend(plain, grant, 48, 0)
+    )
+
+    assert not grant.is_live
+
+
+def test_refused_trim_changes_nothing(plain: Session, clock: Clock) -> None:
+    """A trim below what is committed is refused, and the caller's mistake."""
+    grant = leased(plain, clock, 5, 0, 1)
+
+    with pytest.raises(InvalidError):
+        Played(plain, clock, InvalidError()).run(_verbs.trim(plain, grant, 1))
+
+    assert grant.block_ids.tolist() == [0, 1]

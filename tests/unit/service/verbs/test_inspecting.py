@@ -1,0 +1,116 @@
+"""Laws of the lists of waiting calls and of tenants: where each stands, and nobody else's business."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvlease.errors import InvalidError, UnknownWorkerError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.registry import Registry
+from kvleased.verbs.inspecting import inspect
+
+from .scripted import WORKER, ScriptedCore, add_worker, registry_of
+
+OPERATOR = Caller(transport="local")
+
+
+def waiting(call_id: int, **changes: Any) -> SimpleNamespace:
+    """Return a waiting call as the core lists it."""
+    facts = {
+        "call_id": call_id, "worker_id": 7, "verb": "reserve", "position": 1, "priority": 2, "num_blocks": 4,
+        "available_blocks": 3, "reason": "blocks", "age_seconds": 1.5, "left_seconds": 0.25,
+    }  # fmt: skip
+    return SimpleNamespace(**facts | changes)
+
+
+def tenant(digest: int, **changes: Any) -> SimpleNamespace:
+    """Return a tenant as the core lists it."""
+    facts = {
+        "tenant_digest": digest, "used_blocks": 9, "held_blocks": 5, "pinned_blocks": 2, "min_blocks": 1,
+        "max_blocks": 16, "pinned_blocks_max": 4, "weight": 2.5,
+    }  # fmt: skip
+    return SimpleNamespace(**facts | changes)
+
+
+def listed(
+    registry: Registry, what: str, caller: Caller = OPERATOR, **page: int
+) -> pb.InspectResponse:
+    """Inspect the cache."""
+    return inspect(registry, pb.InspectRequest(cache="main", what=what, **page), caller)
+
+
+def test_waiting_calls_are_listed_with_their_reasons() -> None:
+    """A waiting call is told with whose it is, where it stands, what it lacks and why, and its times."""
+    page = listed(registry_of(core=ScriptedCore(waiting=(waiting(1),))), "waiting")
+
+    assert page.num_total == 1
+    assert list(page.waiting) == [
+        pb.WaitingInfo(
+            call_id=1, worker_id=7, verb="reserve", position=1, priority="high", num_blocks=4, available_blocks=3,
+            reason="blocks", age_ms=1500, left_ms=250,
+        )
+    ]  # fmt: skip
+
+
+def test_waiting_calls_come_a_page_at_a_time() -> None:
+    """A page ends at its limit, and the next goes on after its last id."""
+    registry = registry_of(core=ScriptedCore(waiting=tuple(map(waiting, (1, 2, 3)))))
+
+    first = listed(registry, "waiting", limit=2)
+    second = listed(registry, "waiting", limit=2, after_id=first.waiting[-1].call_id)
+
+    assert [one.call_id for one in (*first.waiting, *second.waiting)] == [1, 2, 3]
+    assert first.num_total == second.num_total == 3
+
+
+def test_tenants_are_listed_by_name() -> None:
+    """A tenant is told by the name that its workers attached with; one without workers by its digest."""
+    registry = registry_of()
+    acme = next(iter(registry.by_id.values())).tenant_digest
+    registry.cache("main").core = ScriptedCore(tenants=(tenant(acme), tenant(0xAB)))  # type: ignore[assignment]  # lists alone
+
+    page = listed(registry, "tenants")
+
+    assert [one.tenant for one in page.tenants] == ["acme", "00000000000000ab"]
+    assert page.tenants[0] == pb.TenantInfo(
+        tenant_id=1, tenant="acme", used_blocks=9, held_blocks=5, pinned_blocks=2, min_blocks=1, max_blocks=16,
+        pinned_blocks_max=4, weight=2.5,
+    )  # fmt: skip
+
+
+def test_tenants_come_a_page_at_a_time() -> None:
+    """The number in the list is the id by which the next page goes on."""
+    registry = registry_of(core=ScriptedCore(tenants=tuple(map(tenant, (1, 2, 3)))))
+
+    first = listed(registry, "tenants", limit=2)
+    second = listed(registry, "tenants", limit=2, after_id=first.tenants[-1].tenant_id)
+
+    assert [one.tenant_id for one in (*first.tenants, *second.tenants)] == [1, 2, 3]
+    assert first.num_total == second.num_total == 3
+
+
+def test_worker_sees_its_own_tenant_alone() -> None:
+    """Who calls with a worker's token learns neither who else there is nor how many."""
+    registry = registry_of()
+    add_worker(registry, "other", "rival")
+    digests = [one.tenant_digest for one in registry.by_id.values()]
+    registry.cache("main").core = ScriptedCore(tenants=tuple(map(tenant, digests)))  # type: ignore[assignment]  # the same
+
+    page = listed(registry, "tenants", WORKER)
+
+    assert [(one.tenant_id, one.tenant) for one in page.tenants] == [(1, "acme")]
+    assert page.num_total == 1
+
+
+def test_token_of_nobody_lists_no_tenants() -> None:
+    """A token that is not a worker's is no operator's, either."""
+    with pytest.raises(UnknownWorkerError):
+        listed(registry_of(core=ScriptedCore()), "tenants", Caller(transport="grpc", token="x"))
+
+
+def test_list_that_is_none_is_refused_with_all_lists() -> None:
+    """The refusal names every list that there is."""
+    with pytest.raises(InvalidError, match="workers, leases, pins, waiting, tenants"):
+        listed(registry_of(core=ScriptedCore()), "keys")
