@@ -35,8 +35,9 @@ check: setup ## run all checks that do not run tests, and the coverage gates
 bench: setup ## measure, each figure beside its floor
 	@$(BIN)/python tests/benchmarks/run.py
 
-sim: setup ## simulate operations with faults on the core, with a virtual clock
-	@$(BIN)/python -m pytest -q -n 0 tests/laws
+MINUTES ?= 1
+sim: setup ## simulate operations with faults for MINUTES (1) on all cores; EXHAUSTIVE=1 searches small worlds
+	@$(BIN)/python -m tests.laws.simulate --minutes $(MINUTES) $(if $(EXHAUSTIVE),--exhaustive)
 
 proto: setup ## generate the protocol's Python code from its sources
 	@$(BIN)/python -m grpc_tools.protoc -I$(PROTO) --python_out=client --pyi_out=client \

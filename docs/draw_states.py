@@ -3,14 +3,16 @@
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
-from kvleased.core import states
+from kvleased.core import phases, states
+from kvleased.core.phases import AFTER_RESTART, PHASE_TRANSITIONS, Phase
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, State, Transitions
 
 PAGE = Path(__file__).with_name("states.md")
 
 
-def meaning(kind: type[State] | type[Event], source: str) -> dict[str, str]:
+def meaning(kind: type[State] | type[Event] | type[Phase], source: str) -> dict[str, str]:
     """Return what each member means, as its docstring in the source says."""
     lines = source[source.index(f"class {kind.__name__}(") :].splitlines()
     found: dict[str, str] = {}
@@ -47,30 +49,61 @@ def table(transitions: Transitions) -> str:
     return "\n".join([head, rule, *rows])
 
 
+def phase_diagram() -> str:
+    """Return the life of a lease as a Mermaid state diagram."""
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for before, afters in PHASE_TRANSITIONS.items():
+        lines += [
+            f"    {_place(before)} --> {_place(after)}: {reason}"
+            for after, reason in afters.items()
+        ]
+    return "\n".join([*lines, "```"])
+
+
+def _place(phase: Phase) -> str:
+    return "[*]" if phase is Phase.UNUSED else phase.name
+
+
+def phase_table() -> str:
+    """Return the life of a lease as a table: phases down, the phases that follow across, and what leads there."""
+    head = "| from | " + " | ".join(f"to {phase.name}" for phase in Phase) + " | after a restart |"
+    rows = [
+        f"| **{before.name}** | "
+        + " | ".join(afters.get(after, "") for after in Phase)
+        + f" | {AFTER_RESTART.get(before, Phase.UNUSED).name} |"
+        for before, afters in PHASE_TRANSITIONS.items()
+    ]
+    return "\n".join([head, "|---" * (len(Phase) + 2) + "|", *rows])
+
+
+def prose(text: str | None) -> str:
+    """Return what a module's docstring says after its first sentence."""
+    return (text or "").split("\n\n", 1)[1].strip()
+
+
+def meanings(kind: type[State] | type[Event] | type[Phase], module: ModuleType) -> str:
+    """Return the rows of a table of what each member means."""
+    found = meaning(kind, Path(str(module.__file__)).read_text())
+    return "\n".join(f"| **{name}** | {text} |" for name, text in found.items())
+
+
 def page() -> str:
     """Return the whole page."""
-    source = Path(states.__file__).read_text()
-    prose = (states.__doc__ or "").split("\n\n", 1)[1].strip()
-    state_rows = "\n".join(
-        f"| **{name}** | {text} |" for name, text in meaning(State, source).items()
-    )
-    event_rows = "\n".join(
-        f"| {name.lower()} | {text} |" for name, text in meaning(Event, source).items()
-    )
     return f"""# States
 
-This page is drawn from the tables in `service/kvleased/core/states.py` by `python docs/draw_states.py`; a test compares
-the two. Nothing else in the code changes a state.
+This page is drawn from the tables in `service/kvleased/core/states.py` and `service/kvleased/core/phases.py` by
+`python docs/draw_states.py`; a test compares the two. Only
+`core/recovery.py` changes a state in another way: what it does not believe after a restart, it makes free.
 
-{prose}
+{prose(states.__doc__)}
 
 | state | meaning |
 |---|---|
-{state_rows}
+{meanings(State, states)}
 
 | event | meaning |
 |---|---|
-{event_rows}
+{meanings(Event, states)}
 
 ## A device block
 
@@ -85,6 +118,20 @@ the two. Nothing else in the code changes a state.
 {table(SLOT_TRANSITIONS)}
 
 Every pair of state and event that is not in a table is our own mistake: it ends in an assertion and changes nothing.
+
+## A lease
+
+{prose(phases.__doc__)}
+
+| phase | meaning |
+|---|---|
+{meanings(Phase, phases)}
+
+{phase_diagram()}
+
+{phase_table()}
+
+A phase that does not follow in the table is our own mistake, too, and ends in an assertion.
 """
 
 

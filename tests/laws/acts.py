@@ -1,52 +1,78 @@
 """What can happen in the simulated world, as a table of acts with weights; `live` draws from it."""
 
 from collections.abc import Callable
+from typing import Final
 
-from kvlease.errors import NotYoursError, UnknownLeaseError
 from kvleased.core import commands
 from kvleased.core.stepping import StepVerb
 from tests.laws import faults
+from tests.laws.actors import Held, Worker, key_of
+from tests.laws.crashes import InterruptedWorldError
+from tests.laws.healing import heal
+from tests.laws.mover import land, move
 from tests.laws.picks import is_waited_for, pick_chain, pick_lease, pick_worker
 from tests.laws.steps import Operation, take_step
 from tests.laws.views import audit, compare_lookup, compare_map, read_table
-from tests.laws.world import Held, Worker, World, key_of
+from tests.laws.world import World
 
-_KEEP_ALIVE_SECONDS = 8.0
-_EAGERNESS = 0.2
+Act = Callable[[World], None]
+
+_KEEP_ALIVE_SECONDS: Final = 8.0
+_EAGERNESS: Final = 0.2
+_UNHEARD: Final = 0.08
+"""Share of the answers that do not reach their callers."""
+_REPEATED: Final = 0.12
+"""Share of the calls that come twice."""
+_SEVERITIES: Final = (0, 1, 1, 3)
+"""How much likelier than usual a fault may be in one history: those without some kind get further with the others."""
 
 
 def live(world: World, steps: int) -> None:
     """Let the world live for some steps, then heal it."""
-    acts = [act for act, weight in ACTS.items() for _ in range(weight)]
-    for _ in range(steps):
-        world.rng.choice(acts)(world)
-        if world.rng.random() < _EAGERNESS:
-            world.learn()
-    world.heal()
+    weights = [
+        weight * (world.rng.choice(_SEVERITIES) if act in FAULTS else 1)
+        for act, weight in ACTS.items()
+    ]
+    for act in world.rng.choices(list(ACTS), weights, k=steps):
+        world.step += 1
+        try:
+            act(world)
+            if world.rng.random() < _EAGERNESS:
+                world.learn()
+        except InterruptedWorldError:
+            pass
+    world.crash = None
+    heal(world)
+
+
+def _call(
+    world: World, worker: Worker, command: commands.Command, held: Held | None = None
+) -> None:
+    """Let a worker call, perhaps twice, and perhaps in vain."""
+    is_heard = world.rng.random() >= _UNHEARD
+    world.faults["answer lost"] += not is_heard
+    world.call(worker, command, held, is_heard=is_heard)
+    if world.rng.random() < _REPEATED and (held is None or held.lease_id in worker.leases):
+        world.faults["duplicate"] += 1
+        world.call(worker, command, held)
 
 
 def _reserve(world: World) -> None:
     worker = pick_worker(world)
-    if worker is None:
-        return
-    command = _new_request(world, worker, world.rng.choice((0, 500, 20_000)))
-    world.call(worker, command)
-    if world.rng.random() < 0.1:
-        world.faults["duplicate"] += 1
-        world.call(worker, command)
+    if worker is not None:
+        _call(world, worker, _new_request(world, worker, world.rng.choice((0, 500, 20_000))))
 
 
 def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Reserve:
     num_blocks = world.rng.randint(1, world.shape.table_width)
     keys = pick_chain(world, worker.tenant, world.rng.randint(0, num_blocks))
-    world.seen["requests"] += 1
+    world.num_requests += 1
     return commands.Reserve(
         worker_id=worker.worker_id,
-        request_id=f"r{world.seen['requests']}",
+        request_id=f"r{world.num_requests}",
         keys=b"".join(keys),
         num_tokens=num_blocks * world.shape.hash_tokens - world.rng.randint(0, 3),
         wait_ms=wait_ms,
-        priority=world.rng.randint(0, 2),
     )
 
 
@@ -100,7 +126,8 @@ def _extend(world: World) -> None:
     num_tokens = len(held.blocks) * world.shape.hash_tokens + world.rng.randint(1, 6)
     if num_tokens > world.shape.table_width * world.shape.hash_tokens:
         return
-    world.call(
+    _call(
+        world,
         worker,
         commands.Extend(
             worker_id=worker.worker_id,
@@ -121,7 +148,8 @@ def _commit(world: World) -> None:
     if written is None:
         return
     first, last = written
-    world.call(
+    _call(
+        world,
         worker,
         commands.Commit(
             worker_id=worker.worker_id,
@@ -146,8 +174,8 @@ def _write(world: World, worker: Worker, held: Held) -> tuple[int, int] | None:
             parent = held.keys[-1] if held.keys else b"root" + held.request_id.encode()
             key = key_of(worker.tenant, (int.from_bytes(parent[:6], "little"), at))
             held.keys.append(key)
-            world._known_keys.add((worker.tenant, key))
-        world.write(worker, held, at, ("key", held.keys[at]))
+            world.tenant_of_key[key] = worker.tenant
+        world.write(held, at, ("key", held.keys[at]))
     return first, world.rng.randint(first + 1, len(held.blocks))
 
 
@@ -164,7 +192,7 @@ def _scribble(world: World) -> None:
     worker, held = world.rng.choice(found)
     for at, mark in enumerate(held.marks):
         if mark is None or mark[0] == "private":
-            world.write(worker, held, at, ("private", worker.tenant, held.lease_id, at, world.now))
+            world.write(held, at, ("private", worker.tenant, held.lease_id, at, world.now))
 
 
 def _verify(world: World) -> None:
@@ -208,50 +236,12 @@ def _release(world: World) -> None:
         world.send(command)
 
 
-def _stale(world: World) -> None:
-    """A worker speaks of a lease that it has released: nothing may come of it."""
-    if not world.ended:
-        return
-    worker_id, held = world.rng.choice(world.ended)
-    if worker_id not in world.workers or not held.keys:
-        return
-    world.faults["stale"] += 1
-    late = commands.Commit(
-        worker_id=worker_id,
-        lease_id=held.lease_id,
-        num_tokens=len(held.blocks) * world.shape.hash_tokens,
-        first_block=0,
-        keys=b"".join(held.keys[: len(held.blocks)]),
-    )
-    if not isinstance(world.send(late), UnknownLeaseError):
-        world.fail("a commit of a released lease was not refused as such")
-
-
-def _foreign(world: World) -> None:
-    """A worker speaks of another worker's lease: nothing may come of it."""
-    found = pick_lease(world)
-    others = [worker for worker in world.workers.values() if found and worker is not found[0]]
-    if found is None or not others:
-        return
-    world.faults["foreign"] += 1
-    worker_id, lease_id = world.rng.choice(others).worker_id, found[1].lease_id
-    command = world.rng.choice(
-        (
-            commands.Release(worker_id=worker_id, lease_id=lease_id),
-            commands.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=40),
-            commands.Evict(worker_id=worker_id, lease_id=lease_id),
-        )
-    )
-    if not isinstance(world.send(command), NotYoursError):
-        world.fail("a command about another worker's lease was not refused as such")
-
-
 def _evict(world: World) -> None:
     found = pick_lease(world)
     if found is None:
         return
     worker, held = found
-    world.call(worker, commands.Evict(worker_id=worker.worker_id, lease_id=held.lease_id), held)
+    _call(world, worker, commands.Evict(worker_id=worker.worker_id, lease_id=held.lease_id), held)
 
 
 def _reload(world: World) -> None:
@@ -259,7 +249,8 @@ def _reload(world: World) -> None:
     if found is None:
         return
     worker, held = found
-    world.call(
+    _call(
+        world,
         worker,
         commands.Reload(
             worker_id=worker.worker_id,
@@ -271,14 +262,24 @@ def _reload(world: World) -> None:
 
 
 def _evict_cached(world: World) -> None:
-    world.send(commands.Evict(num_blocks=world.rng.randint(1, 6)))
+    world.call(None, commands.Evict(num_blocks=world.rng.randint(1, 6)))
 
 
 def _reload_cached(world: World) -> None:
     worker = pick_worker(world)
     if worker is not None:
         keys = b"".join(pick_chain(world, worker.tenant, world.rng.randint(1, 6)))
-        world.send(commands.Reload(worker_id=worker.worker_id, keys=keys))
+        world.call(worker, commands.Reload(worker_id=worker.worker_id, keys=keys))
+
+
+def _reload_mixed(world: World) -> None:
+    """An operator asks for keys of several tenants at once."""
+    tenants = {worker.tenant for worker in world.workers.values()}
+    chains = [pick_chain(world, tenant, world.rng.randint(1, 4)) for tenant in sorted(tenants)]
+    world.rng.shuffle(chains)
+    world.call(None, commands.Reload(keys=b"".join(key for chain in chains for key in chain)))
+    if world.rng.random() < 0.5:
+        faults.fail_copy(world)
 
 
 def _pin(world: World) -> None:
@@ -293,31 +294,21 @@ def _pin(world: World) -> None:
 
 
 def _time(world: World) -> None:
-    world.now += world.rng.random() * _KEEP_ALIVE_SECONDS
-    world.send(commands.Tick())
+    world.tick(world.rng.random() * _KEEP_ALIVE_SECONDS)
 
 
 def _move(world: World) -> None:
     if world.jobs:
-        world.move(world.rng.choice(list(world.jobs.values())), world.rng.randint(1, 3))
+        move(world, world.rng.choice(list(world.jobs.values())), world.rng.randint(1, 3))
 
 
 def _land(world: World) -> None:
     jobs = [job for job in world.jobs.values() if not job.is_lost]
     if jobs:
-        world.land(world.rng.choice(jobs))
+        land(world, world.rng.choice(jobs))
 
 
-def _cancel(world: World) -> None:
-    calls = [ticket for ticket, (_, _, held) in world.calls.items() if held is None]
-    if calls:
-        ticket = world.rng.choice(calls)
-        world.faults["cancel"] += 1
-        del world.calls[ticket]
-        world.send(commands.Cancel(ticket=ticket))
-
-
-ACTS: dict[Callable[[World], None], int] = {
+WORK: Final[dict[Act, int]] = {
     _reserve: 26,
     _step: 12,
     _extend: 10,
@@ -328,28 +319,38 @@ ACTS: dict[Callable[[World], None], int] = {
     _map: 3,
     _lookup: 3,
     _release: 12,
-    _stale: 3,
-    _foreign: 2,
     _evict: 6,
     _reload: 8,
-    _evict_cached: 3,
+    _evict_cached: 6,
     _reload_cached: 3,
+    _reload_mixed: 4,
     _pin: 2,
     faults.heartbeat: 10,
     _time: 5,
     _move: 8,
     _land: 22,
-    faults.fail_copy: 2,
-    faults.lose_copy: 1,
-    faults.end_lost_copy: 1,
+}
+"""What happens when all is well, and how often each is drawn."""
+
+FAULTS: Final[dict[Act, int]] = {
+    faults.stale: 6,
+    faults.foreign: 3,
+    faults.cancel: 3,
+    faults.nonsense: 7,
+    faults.fail_copy: 5,
+    faults.lose_copy: 2,
+    faults.end_lost_copy: 4,
+    faults.repeat_copy: 4,
     faults.kill_mover: 1,
-    faults.flip: 2,
-    faults.stall: 2,
-    faults.oversleep: 2,
+    faults.flip: 1,
+    faults.stall: 3,
+    faults.oversleep: 1,
     faults.kill: 2,
     faults.notice_death: 3,
-    _cancel: 2,
-    faults.restart: 2,
-    faults.crash: 3,
+    faults.restart: 1,
+    faults.crash: 6,
 }
+"""What goes wrong, and how often each is drawn in a usual history."""
+
+ACTS: Final = {**WORK, **FAULTS}
 """Each act and how often it is drawn."""

@@ -1,8 +1,67 @@
 """What can go wrong in the simulated world: copies, workers, the mover and the control process."""
 
+from typing import Final
+
+import numpy as np
+
+from kvlease.errors import NotYoursError, UnknownLeaseError
+from kvlease.ids import BYTES_PER_KEY, CopyId, LeaseId, PinId, WorkerId
 from kvleased.core import commands
+from kvleased.core.effects import Detached, Direction, Done, Outcome, Released
+from tests.laws import crashes
+from tests.laws.actors import Worker
+from tests.laws.crashes import Crash
+from tests.laws.mover import land, move
 from tests.laws.picks import pick_lease, pick_worker
 from tests.laws.world import World
+
+
+def stale(world: World) -> None:
+    """A worker speaks of a lease that it has released: nothing may come of it."""
+    if not world.ended:
+        return
+    worker_id, held = world.rng.choice(world.ended)
+    if worker_id not in world.workers or not held.keys:
+        return
+    world.faults["stale"] += 1
+    late = commands.Commit(
+        worker_id=worker_id,
+        lease_id=held.lease_id,
+        num_tokens=len(held.blocks) * world.shape.hash_tokens,
+        first_block=0,
+        keys=b"".join(held.keys[: len(held.blocks)]),
+    )
+    if not isinstance(world.send(late), UnknownLeaseError):
+        world.fail("a commit of a released lease was not refused as such")
+
+
+def foreign(world: World) -> None:
+    """A worker speaks of another worker's lease: nothing may come of it."""
+    found = pick_lease(world)
+    others = [worker for worker in world.workers.values() if found and worker is not found[0]]
+    if found is None or not others:
+        return
+    world.faults["foreign"] += 1
+    worker_id, lease_id = world.rng.choice(others).worker_id, found[1].lease_id
+    command = world.rng.choice(
+        (
+            commands.Release(worker_id=worker_id, lease_id=lease_id),
+            commands.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=40),
+            commands.Evict(worker_id=worker_id, lease_id=lease_id),
+        )
+    )
+    if not isinstance(world.send(command), NotYoursError):
+        world.fail("a command about another worker's lease was not refused as such")
+
+
+def cancel(world: World) -> None:
+    """A caller goes away before its answer is there."""
+    calls = [ticket for ticket, call in world.calls.items() if call.held is None]
+    if calls:
+        ticket = world.rng.choice(calls)
+        world.faults["cancel"] += 1
+        del world.calls[ticket]
+        world.send(commands.Cancel(ticket=ticket))
 
 
 def heartbeat(world: World) -> None:
@@ -36,26 +95,50 @@ def end_lost_copy(world: World) -> None:
     """Let a copy end that was given up long ago."""
     lost = [job for job in world.jobs.values() if job.is_lost]
     if lost:
-        world.land(world.rng.choice(lost))
+        world.faults["copy_late"] += 1
+        land(world, world.rng.choice(lost))
+
+
+def _may_serve(world: World) -> bool:
+    """Tell whether a call waits, which any event may serve."""
+    return world.cache.census().num_waiting > 0
 
 
 def kill_mover(world: World) -> None:
     """Kill the mover in the middle of its copies."""
     world.faults["mover"] += 1
     for job in world.jobs.values():
-        world.move(job, world.rng.randint(0, 2))
+        move(world, job, world.rng.randint(0, 2))
     world.jobs.clear()
     world.send(commands.MoverDied())
 
 
+def repeat_copy(world: World) -> None:
+    """Let the mover answer for a copy that is over, or that never was."""
+    world.faults["copy_unknown"] += 1
+    before = world.digest()
+    kind = world.rng.choice((commands.CopyDone, commands.CopyFailed, commands.CopyLost))
+    world.send(kind(copy_id=world.ended_copy))
+    if before != world.digest() and not _may_serve(world):
+        world.fail("a copy that is over changed something")
+
+
 def flip(world: World) -> None:
     """Let a bit of a slot flip that no copy is touching."""
-    world.faults["flip"] += 1
     slot = world.rng.randrange(world.shape.num_slots)
-    busy = {target for job in world.jobs.values() for target in job.copy.target_ids}
-    if slot not in busy and world.rng.random() < 0.2:
+    if slot not in _written_slots(world) and slot not in world.flipped:
+        world.faults["flip"] += 1
         world.flipped.add(slot)
         world.host[slot] = ("flipped", slot)
+
+
+def _written_slots(world: World) -> set[int]:
+    return {
+        slot
+        for job in world.jobs.values()
+        if job.copy.direction is Direction.OFFLOAD
+        for slot in np.frombuffer(job.copy.target_ids, np.int32).tolist()
+    }
 
 
 def stall(world: World) -> None:
@@ -75,8 +158,7 @@ def oversleep(world: World) -> None:
     worker.is_stalled = True
     for _ in range(4):
         heartbeat(world)
-        world.now += world.shape.lease_seconds / 3
-        world.send(commands.Tick())
+        world.tick(world.shape.lease_seconds / 3)
     worker.is_stalled = world.rng.random() < 0.5
 
 
@@ -84,57 +166,130 @@ def kill(world: World) -> None:
     """Kill a worker, and start another in its place; the core learns of it later."""
     if len(world.workers) > 1:
         worker = world.rng.choice(list(world.workers.values()))
-        world.kill(worker)
-        world.start_worker(worker.tenant)
+        replace(world, worker)
+
+
+def replace(world: World, worker: Worker) -> None:
+    """End a worker's process, of which the core learns later, and start another one of its tenant."""
+    world.faults["kill"] += 1
+    del world.workers[worker.worker_id]
+    world.dead_unknown.append(worker.worker_id)
+    world.start_worker(worker.tenant)
 
 
 def notice_death(world: World) -> None:
-    """Tell the core of a death."""
+    """Tell the core of a death; nothing is left of the dead then."""
     if world.dead_unknown:
-        world.send(commands.WorkerDied(worker_id=world.dead_unknown.pop()))
+        worker_id = world.dead_unknown.pop()
+        world.send(commands.WorkerDied(worker_id=worker_id))
+        if world.cache.lease_ids_of(worker_id):
+            world.fail("a dead worker has leases")
 
 
 def restart(world: World) -> None:
     """Kill the control process between two commands."""
-    if world.rng.random() < 0.3:
-        world.restart()
+    world.faults["restart"] += 1
+    crashes.restart(world)
 
 
 def crash(world: World) -> None:
-    """Kill the control process somewhere in the middle of a command."""
-    found = pick_lease(world)
-    if found is None or world.rng.random() < 0.6:
-        return
-    worker, held = found
-    worker_id, lease_id = worker.worker_id, held.lease_id
-    jobs = [job for job in world.jobs.values() if not job.is_lost]
-    if jobs and world.rng.random() < 0.6:
-        job = world.rng.choice(jobs)
-        world.move(job, 10**6)
-        checksums = b"\1\0\0\0\0\0\0\0" * (len(job.copy.target_ids) // 4)
-        if world.flipped:
-            return
-        is_offload = job.copy.direction.value == "device_to_host"
-        command: commands.Command = commands.CopyDone(
-            copy_id=job.copy.copy_id, checksums=checksums if is_offload else b""
-        )
+    """Kill the control process somewhere in the middle of the next command, often where it writes."""
+    if world.rng.random() < _SHARE_AIMED:
+        caller, function, most = world.rng.choice(_WRITERS)
+        line = world.rng.randrange(most)
+        world.crash = world.crash or Crash(line, function=function, caller=caller)
     else:
-        num_tokens = min(len(held.blocks) + 2, world.shape.table_width) * 4
-        command = world.rng.choice(
-            (
-                commands.Reserve(worker_id=worker_id, request_id="crash", keys=b"", num_tokens=16),
-                commands.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=num_tokens),
-                commands.Tick(),
-                commands.Evict(num_blocks=3),
-            )
-        )
-    world.crash_within(command, world.rng.randrange(160))
-    # What a command in its middle had granted nobody has heard of; what it was doing to a lease may have happened.
-    for worker in world.workers.values():
-        for held in worker.leases.values():
-            rows = world.records.rows
-            at = [row for row in range(len(rows.lease_id)) if rows.lease_id[row] == held.lease_id]
-            if at and not held.is_evicted and not held.is_moving:
-                known = rows.block_ids[at[0], : rows.num_blocks[at[0], 0]].tolist()
-                held.marks += [None] * (len(known) - len(held.blocks))
-                held.blocks = known
+        module, most = world.rng.choice(_PLACES)
+        world.crash = Crash(world.rng.randrange(most), module=module)
+
+
+def nonsense(world: World) -> None:
+    """A caller says what makes no sense: it is refused at once, or an answered no-op, and nothing changes."""
+    worker = pick_worker(world)
+    if worker is None:
+        return
+    world.faults["nonsense"] += 1
+    command = world.rng.choice(_senseless(worker, world.shape.num_blocks))
+    before = world.digest()
+    outcome = world.send(command)
+    if isinstance(outcome, Outcome) and (outcome.ticket or outcome.reply not in _NO_OPS):
+        world.fail(f"{command} was carried out")
+    if before != world.digest() and not _may_serve(world):
+        world.fail(f"{command} changed something")
+
+
+_NO_OPS = (Done(), Released(released=False), Detached(num_leases=0))
+
+_PLACES: Final = (
+    ("", 400),
+    ("", 100),
+    ("pool", 60),
+    ("leases", 60),
+    ("committing", 40),
+    ("ending", 40),
+    ("landing", 80),
+    ("moving", 50),
+    ("granting", 60),
+)
+"""Modules in which the control process dies, and within how many lines of each."""
+
+_WRITERS: Final = (
+    ("evict", "_free_up", 7),
+    ("", "_free_up", 7),
+    ("", "publish", 5),
+    ("", "take", 14),
+    ("", "retire", 4),
+    ("finish_evict", "rewrite", 6),
+    ("finish_evict", "rewrite", 6),
+    ("finish_reload", "rewrite", 6),
+    ("", "open", 14),
+    ("", "append", 9),
+    ("", "append_many", 9),
+    ("", "close", 8),
+    ("", "enter", 5),
+    ("", "expire", 10),
+    ("", "end_lease", 10),
+    ("", "finish_evict", 12),
+    ("", "_take_over", 16),
+    ("", "_retire_sources", 12),
+)
+"""Functions that write more than one column, who calls them, and how many of their lines may be the last."""
+
+_SHARE_AIMED: Final = 0.6
+"""Share of the crashes that wait for such a function."""
+
+
+def _senseless(worker: Worker, num_blocks: int) -> list[commands.Command]:
+    """Return commands that nobody who follows the protocol sends."""
+    worker_id, nobody, lease_id = worker.worker_id, WorkerId(3), LeaseId(3)
+    key = bytes(BYTES_PER_KEY)
+    return [
+        commands.Attach(worker_id=nobody, tenant_digest=0),
+        commands.Detach(worker_id=nobody),
+        commands.WorkerDied(worker_id=nobody),
+        commands.Heartbeat(worker_id=nobody, lease_ids=(), newest_lease_id=lease_id),
+        commands.Reserve(worker_id=worker_id, request_id="x", keys=b"", num_tokens=0),
+        commands.Reserve(worker_id=worker_id, request_id="x", keys=key[1:], num_tokens=9),
+        commands.Reserve(worker_id=worker_id, request_id="x", keys=9 * key, num_tokens=1),
+        commands.Reserve(
+            worker_id=worker_id, request_id="x", keys=b"", num_tokens=4 * num_blocks, wait_ms=9
+        ),
+        commands.Reserve(worker_id=worker_id, request_id="x", keys=b"", num_tokens=1, wait_ms=-1),
+        commands.Reserve(worker_id=nobody, request_id="x", keys=b"", num_tokens=1),
+        commands.Map(worker_id=worker_id, lease_id=lease_id),
+        commands.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=4),
+        commands.Commit(
+            worker_id=worker_id, lease_id=lease_id, num_tokens=4, first_block=-1, keys=key
+        ),
+        commands.Evict(),
+        commands.Evict(worker_id=worker_id, lease_id=lease_id, num_blocks=3),
+        commands.Evict(keys=key[1:]),
+        commands.Reload(worker_id=worker_id, lease_id=lease_id),
+        commands.Reload(keys=key[1:]),
+        commands.Release(worker_id=worker_id, lease_id=lease_id),
+        commands.Unpin(pin_id=PinId(3)),
+        commands.Cancel(ticket=3),
+        commands.CopyDone(copy_id=CopyId(3), checksums=b"1", failed=(7,)),
+        commands.Step(worker_id=worker_id, verbs=b"\1", lease_ids=b"", num_tokens=b""),
+        commands.Step(worker_id=nobody, verbs=b"", lease_ids=b"", num_tokens=b""),
+    ]

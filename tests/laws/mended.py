@@ -128,6 +128,16 @@ def heartbeat_tells_nothing_of_grants(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(cache._VERBS, commands.Heartbeat, silent)
 
 
+def reload_mixes_tenants(patch: pytest.MonkeyPatch) -> None:
+    """A reload of several tenants' keys brings one's bytes to blocks of another's, which a failed copy leaves there."""
+    patch.setattr(moving, "of_one_tenant", lambda _, slots: slots)
+
+
+def restart_leaves_the_end_of_a_row_out(patch: pytest.MonkeyPatch) -> None:
+    """A lease that was being extended in a crash is published without its last blocks."""
+    patch.setattr(recovery, "_show_kernels", lambda _, __: None)
+
+
 MENDED: tuple[Mutation, ...] = (
     released_lease_is_extended_in_the_same_step,
     restart_forgets_whose_bytes_a_free_block_holds,
@@ -139,5 +149,7 @@ MENDED: tuple[Mutation, ...] = (
     released_blocks_are_never_let_go_of,
     failed_flight_keeps_others_waiting,
     heartbeat_tells_nothing_of_grants,
+    reload_mixes_tenants,
+    restart_leaves_the_end_of_a_row_out,
 )
 """Every mended bug that the simulation can find."""

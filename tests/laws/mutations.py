@@ -1,4 +1,10 @@
-"""Bugs to switch on one by one, and each must be found: those that systems of this field really had, then our own."""
+"""Bugs to switch on one by one, and each must be found: those that systems of this field really had, then our own.
+
+`FIELD` lists the former under the numbers that `docs/reliability.md` gives them; a docstring names the public thread
+that a bug is modelled on.
+"""
+
+from typing import Final
 
 import numpy as np
 import pytest
@@ -6,19 +12,21 @@ import pytest
 from kvlease.errors import UnknownLeaseError
 from kvleased.core import cache, commands, ending, landing, leases, recovery, state
 from kvleased.core.effects import Detached, Done, Outcome
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import Lease
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.states import Event, State
-from tests.laws.mended import MENDED
+from tests.laws.mended import MENDED, Mutation
+from tests.laws.restarts import OF_RESTARTS
 
 
 def expiry_frees_memory(patch: pytest.MonkeyPatch) -> None:
-    """A lease that was not renewed ends, as if time proved that its worker writes no more."""
+    """A lease that was not renewed ends, as if time proved that its worker writes no more (Mooncake #975)."""
     patch.setattr(landing, "expire", ending.end_lease)
 
 
 def failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
-    """A copy that failed is taken for done."""
+    """A copy that failed is taken for done (LMCache #5032, #4991)."""
 
     def copy_failed(world: state.CacheState, command: commands.CopyFailed, now: float) -> Outcome:
         return landing.copy_done(world, commands.CopyDone(copy_id=command.copy_id), now)
@@ -27,7 +35,7 @@ def failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_commit_of_an_older_grant(patch: pytest.MonkeyPatch) -> None:
-    """A commit is matched by its worker rather than by its lease."""
+    """A commit is matched by its worker rather than by its lease (Mooncake #3030)."""
 
     def lease_of(self: state.CacheState, command: state.OfLease) -> Lease:
         for lease in self.leases.by_id.values():
@@ -42,7 +50,7 @@ def late_commit_of_an_older_grant(patch: pytest.MonkeyPatch) -> None:
 
 
 def generation_is_not_bumped(patch: pytest.MonkeyPatch) -> None:
-    """A block that comes back to the free list keeps its generation."""
+    """A block that comes back to the free list keeps its generation (the ABA problem; vLLM #52234)."""
 
     def free_up(self: Pool, ids: Ids, event: Event) -> None:
         self.change(ids, event)
@@ -53,7 +61,7 @@ def generation_is_not_bumped(patch: pytest.MonkeyPatch) -> None:
 
 
 def release_counts_twice(patch: pytest.MonkeyPatch) -> None:
-    """A lease's end lets go of a shared block once too often."""
+    """A lease's end lets go of a shared block once too often, as a counter without names does (LMCache #3381)."""
     let_go = Pool.let_go
 
     def twice(self: Pool, ids: Ids, *, coldest: bool = False) -> None:
@@ -66,7 +74,7 @@ def release_counts_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_forgets_leases(patch: pytest.MonkeyPatch) -> None:
-    """A restart takes every block that is not committed for free."""
+    """A restart takes every block that is not committed for free (Mooncake #1336)."""
     patch.setattr(recovery, "_believed_rows", lambda _: set())
 
 
@@ -80,7 +88,7 @@ def held_block_is_evicted(patch: pytest.MonkeyPatch) -> None:
 
 
 def checksum_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
-    """Bytes that do not match their checksum are served all the same."""
+    """Bytes that do not match their checksum are served all the same (the fs tier of vLLM 0.32)."""
 
     def copy_done(world: state.CacheState, command: commands.CopyDone, now: float) -> Outcome:
         whole = commands.CopyDone(copy_id=command.copy_id, checksums=command.checksums)
@@ -90,17 +98,17 @@ def checksum_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
 
 
 def retried_reserve_is_granted_again(patch: pytest.MonkeyPatch) -> None:
-    """A repeated request gets a second lease."""
+    """A repeated request gets a second lease (Mooncake #2364)."""
     patch.setattr(leases.LeaseBook, "find", lambda *_: None)
 
 
 def no_scrub_between_tenants(patch: pytest.MonkeyPatch) -> None:
-    """A block changes tenants with the last one's bytes in it."""
+    """A block changes tenants with the last one's bytes in it (LeftoverLocals, CVE-2023-4969)."""
     patch.setattr(Pool, "_is_suitable", lambda _, ids, __: np.ones(len(ids), np.bool_))
 
 
 def owner_is_not_checked(patch: pytest.MonkeyPatch) -> None:
-    """Whoever knows a lease's id may use it."""
+    """Whoever knows a lease's id may use it (the read locks of LMCache 0.5.6, which bear no name)."""
 
     def lease_of(self: state.CacheState, command: state.OfLease) -> Lease:
         if command.lease_id not in self.leases.by_id:
@@ -110,8 +118,25 @@ def owner_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state.CacheState, "lease_of", lease_of)
 
 
+def copy_source_is_evictable(patch: pytest.MonkeyPatch) -> None:
+    """Eviction does not heed that a copy reads a slot or a block (SGLang #31427)."""
+    fly = state.CacheState.fly
+
+    def careless(self: state.CacheState, *arguments: object, **named: object) -> object:
+        flight = fly(self, *arguments, **named)  # type: ignore[arg-type]
+        source_pool, _ = self.ends(flight.direction)
+        is_cached = source_pool.records.state[flight.sources] == State.READY
+        sources = flight.sources[is_cached]
+        idle = sources[source_pool.holds[sources] == 1]
+        source_pool.holds[idle] = 0
+        source_pool.order.add(idle)
+        return flight
+
+    patch.setattr(state.CacheState, "fly", careless)
+
+
 def death_cleans_nothing_up(patch: pytest.MonkeyPatch) -> None:
-    """The path of a worker's death leaves the cleaning to another path, which leaves it to this one."""
+    """The path of a worker's death leaves the cleaning to another path, and that one to this (Ray #64627)."""
 
     def end_worker(world: state.CacheState, command: commands.WorkerDied, now: float) -> Outcome:
         del world, command, now
@@ -121,7 +146,7 @@ def death_cleans_nothing_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_does_not_hold_its_source(patch: pytest.MonkeyPatch) -> None:
-    """A block that is being copied may be written again meanwhile."""
+    """A block that is being copied may be written again meanwhile (vLLM #52470)."""
     fly = state.CacheState.fly
 
     def careless(self: state.CacheState, *arguments: object, **named: object) -> object:
@@ -135,7 +160,7 @@ def copy_does_not_hold_its_source(patch: pytest.MonkeyPatch) -> None:
 
 
 def expired_write_becomes_readable(patch: pytest.MonkeyPatch) -> None:
-    """Expiry takes an unfinished block for a finished one."""
+    """Expiry takes an unfinished block for a finished one (LMCache #4967)."""
 
     def expire(world: state.CacheState, lease: Lease) -> None:
         blocks = world.leases.blocks_of(lease)
@@ -161,22 +186,48 @@ def lost_copy_frees_its_target(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(cache._VERBS, commands.CopyLost, copy_lost)
 
 
-MUTATIONS = (
-    expiry_frees_memory,
-    failed_copy_is_published,
-    late_commit_of_an_older_grant,
-    generation_is_not_bumped,
-    release_counts_twice,
-    restart_forgets_leases,
-    held_block_is_evicted,
-    checksum_is_not_heeded,
-    retried_reserve_is_granted_again,
-    no_scrub_between_tenants,
-    owner_is_not_checked,
-    death_cleans_nothing_up,
-    copy_does_not_hold_its_source,
-    expired_write_becomes_readable,
-    lost_copy_frees_its_target,
-    *MENDED,
-)
-"""Every seeded bug; each bug that is ever fixed adds one."""
+FIELD: Final[dict[str, Mutation]] = {
+    "M1": expiry_frees_memory,
+    "M3": copy_source_is_evictable,
+    "M4": failed_copy_is_published,
+    "M5": late_commit_of_an_older_grant,
+    "M6": release_counts_twice,
+    "M7": death_cleans_nothing_up,
+    "M9": restart_forgets_leases,
+    "M10": checksum_is_not_heeded,
+    "M11": generation_is_not_bumped,
+    "M12": expired_write_becomes_readable,
+    "M14": retried_reserve_is_granted_again,
+    "M15": copy_does_not_hold_its_source,
+    "M17": no_scrub_between_tenants,
+    "M19": owner_is_not_checked,
+}
+"""Bugs that other systems had, by number."""
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    **{f"{number} {one.__name__}": one for number, one in FIELD.items()},
+    **{one.__name__: one for one in (held_block_is_evicted, lost_copy_frees_its_target)},
+    **{one.__name__: one for one in (*MENDED, *OF_RESTARTS)},
+}
+"""Every seeded bug by name; each bug that is ever fixed adds one."""
+
+NEAR: Final[dict[str, str]] = {
+    "M1 expiry_frees_memory": "cached",
+    "M3 copy_source_is_evictable": "on host",
+    "M4 failed_copy_is_published": "cached",
+    "M5 late_commit_of_an_older_grant": "evicted",
+    "M7 death_cleans_nothing_up": "evicted",
+    "M9 restart_forgets_leases": "evicted",
+    "M11 generation_is_not_bumped": "on host",
+    "M12 expired_write_becomes_readable": "cached",
+    "M14 retried_reserve_is_granted_again": "evicted",
+    "M15 copy_does_not_hold_its_source": "cached",
+    "M17 no_scrub_between_tenants": "on host",
+    "M19 owner_is_not_checked": "evicted",
+    "held_block_is_evicted": "on host",
+    "lost_copy_frees_its_target": "cached",
+    "restart_forgets_whose_bytes_a_free_block_holds": "evicted",
+    "restart_grants_the_null_block": "cached",
+    "key_on_its_way_is_committed_again": "on host",
+}
+"""Bugs that an exhaustive search of the tiny world finds within seconds, and the root from which it does."""

@@ -1,6 +1,7 @@
 """Whom and what an act is about: awake workers, leases that nothing is happening to, chains of keys."""
 
-from tests.laws.world import Held, Worker, World, key_of
+from tests.laws.actors import Held, Worker, key_of
+from tests.laws.world import World
 
 _DOCUMENTS = 3
 
@@ -25,7 +26,7 @@ def pick_lease(world: World, *, evicted: bool | None = False) -> tuple[Worker, H
 
 def is_waited_for(world: World, held: Held) -> bool:
     """Tell whether a call about a lease is still to be answered, which may change it at any time."""
-    return any(other is held for _, _, other in world.calls.values())
+    return any(call.held is held for call in world.calls.values())
 
 
 def pick_chain(world: World, tenant: int, num_blocks: int) -> list[bytes]:
@@ -37,5 +38,5 @@ def pick_chain(world: World, tenant: int, num_blocks: int) -> list[bytes]:
         document * 1000 + at + (100 * branch if at >= fork else 0) for at in range(num_blocks)
     ]
     keys = [key_of(tenant, tuple(tokens[: at + 1])) for at in range(num_blocks)]
-    world._known_keys.update((tenant, key) for key in keys)
+    world.tenant_of_key.update(dict.fromkeys(keys, tenant))
     return keys

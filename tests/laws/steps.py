@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -10,7 +11,11 @@ from kvlease.ids import LeaseId
 from kvleased.core import commands
 from kvleased.core.effects import Outcome, Reserved, Stepped
 from kvleased.core.stepping import StepVerb
-from tests.laws.world import Held, Worker, World
+from tests.laws.actors import Held, Worker
+from tests.laws.world import World
+
+_UNHEARD: Final = 0.06
+"""Share of the answers that do not reach their callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,31 @@ def take_step(
     if not isinstance(outcome, Outcome) or not isinstance(outcome.reply, Stepped):
         world.fail("a step of an attached worker was refused whole")
         return
-    reply = outcome.reply
+    if world.rng.random() < _UNHEARD:
+        _miss(world, operations, ending)
+    else:
+        _take(world, worker, operations, reserves, outcome.reply)
+
+
+def _miss(world: World, operations: Sequence[Operation], ending: set[LeaseId]) -> None:
+    """Let a worker that heard no answer learn from the block table what became of the leases that it keeps."""
+    world.faults["answer lost"] += 1
+    for operation in operations:
+        if operation.held.lease_id not in ending:
+            world.read_row(operation.held)
+
+
+def _take(
+    world: World,
+    worker: Worker,
+    operations: Sequence[Operation],
+    reserves: Sequence[commands.Reserve],
+    reply: Stepped,
+) -> None:
     blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
     codes = np.frombuffer(reply.codes, np.int32).tolist()
     counts = np.frombuffer(reply.num_blocks, np.int32).tolist()
+    kept = worker.leases.keys()
     ended: set[LeaseId] = set()
     for operation, code, count in zip(operations, codes, counts, strict=True):
         lease_id = operation.held.lease_id
@@ -53,7 +79,7 @@ def take_step(
         added, blocks = blocks[:count], blocks[count:]
         if operation.verb is StepVerb.RELEASE:
             ended.add(lease_id)
-        elif lease_id not in ending:
+        elif lease_id in kept:
             world._extended(worker, operation.held, added)
     if blocks:
         world.fail("a step added more blocks than its operations")

@@ -4,6 +4,7 @@ Beside the simulator, which draws long histories with many workers, this machine
 what it finds is the shortest sequence of commands that breaks a law.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -80,7 +81,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.waiting.add(outcome.ticket)
         self._note(outcome.effects)
 
-    def _note(self, effects: list[Effect]) -> None:
+    def _note(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Copy):
                 assert effect.copy_id not in self.copies

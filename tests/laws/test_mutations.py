@@ -1,27 +1,32 @@
-"""The suite bites: each seeded bug is found by the simulation."""
+"""The suite bites: each seeded bug is found by the simulation, and what is near also by exhaustive search."""
 
 import pytest
 
-from tests.laws.acts import live
+from tests.laws.exhaustive import ROOTS, TINY, search
+from tests.laws.histories import play
 from tests.laws.mended import Mutation
-from tests.laws.mutations import MUTATIONS
-from tests.laws.world import World
+from tests.laws.mutations import MUTATIONS, NEAR
 
-_SEEDS = 120
-_STEPS = 300
-
-
-def _is_found(seed: int) -> bool:
-    try:
-        live(World(seed), _STEPS)
-    except (AssertionError, KeyError, ValueError):
-        return True
-    return False
+_HISTORIES = 400
+_DEPTH = 3
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_simulation_finds_seeded_bug(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seeded bug breaks a law within a bounded number of simulated histories."""
     mutation(monkeypatch)
 
-    assert any(_is_found(seed) for seed in range(_SEEDS))
+    assert any(play([seed]).violations for seed in range(_HISTORIES))
+
+
+@pytest.mark.parametrize(("name", "root"), NEAR.items(), ids=NEAR)
+def test_exhaustive_search_finds_seeded_bug(
+    name: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seeded bug that needs few steps is found, and with the shortest path to it."""
+    MUTATIONS[name](monkeypatch)
+
+    found = search(TINY, ROOTS[root], depth=_DEPTH)
+
+    assert found.violation
+    assert len(found.path) <= len(ROOTS[root]) + _DEPTH

@@ -2,24 +2,20 @@
 
 import pytest
 
-from tests.laws.acts import live
-from tests.laws.world import World
+from tests.laws.histories import play
 
-_HISTORIES = 64
-_STEPS = 300
+_CHUNKS = 32
+_HISTORIES = 72
+_OPERATIONS = 1_000_000
+_FAULTS = 200_000
 
 
-@pytest.mark.parametrize("chunk", range(8))
+@pytest.mark.parametrize("chunk", range(_CHUNKS))
 def test_no_law_breaks_under_faults(chunk: int) -> None:
     """Whatever workers, movers and the control process do or suffer, every invariant holds after every event."""
-    operations = faults = 0
+    tally = play(range(chunk * _HISTORIES, (chunk + 1) * _HISTORIES))
 
-    for seed in range(chunk * _HISTORIES, (chunk + 1) * _HISTORIES):
-        world = World(seed)
-        live(world, _STEPS)
-        operations += sum(world.seen.values())
-        faults += sum(world.faults.values())
-
-    # Eight chunks make at least 100,000 operations.
-    assert operations > 12_500
-    assert faults > 1_500
+    assert not tally.violations
+    # All chunks together make a million operations and two hundred thousand faults.
+    assert tally.num_operations >= _OPERATIONS / _CHUNKS
+    assert tally.num_faults >= _FAULTS / _CHUNKS

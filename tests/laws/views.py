@@ -7,7 +7,8 @@ from kvleased.core import commands
 from kvleased.core.effects import Found, Mapped, Outcome
 from kvleased.core.records import TierRecords
 from kvleased.core.states import State
-from tests.laws.world import Held, Mark, Worker, World
+from tests.laws.actors import Held, Mark, Worker
+from tests.laws.world import World
 
 
 def compare_map(world: World, worker: Worker, held: Held) -> None:

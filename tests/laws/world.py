@@ -7,23 +7,20 @@ wrong mark at somebody, whatever the core itself believes.
 """
 
 import random
-import sys
 from collections import Counter
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from types import FrameType
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease.errors import KVLeaseError
-from kvlease.groups import keeps_everything
-from kvlease.ids import Epoch, LeaseId, PinId, WorkerId
+from kvlease.ids import CopyId, Epoch, LeaseId, PinId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import (
     Beat,
     Copy,
-    Direction,
+    Effect,
     Evicted,
     Extended,
     Outcome,
@@ -32,80 +29,35 @@ from kvleased.core.effects import (
     Wake,
 )
 from kvleased.core.records import CacheRecords
-from kvleased.core.states import State
-
-SHAPE = CacheShape(
-    num_blocks=25,
-    null_blocks=1,
-    num_slots=14,
-    groups=(keeps_everything(4, 12),),
-    hash_tokens=4,
-    hit_tokens=4,
-    max_leases=16,
-    max_waiting=6,
-    max_pins=3,
-    lease_seconds=30.0,
-    layout_digest=99,
+from tests.laws import crashes
+from tests.laws.actors import (
+    SHAPE,
+    ZERO,
+    Call,
+    Held,
+    Job,
+    Mark,
+    ViolationError,
+    Worker,
 )
-Mark = tuple[object, ...]
-ZERO: Mark = ("zero",)
-_NO_LEASE: Final = LeaseId(0)
-_LONGEST_WAIT_SECONDS: Final = 60.0
+
+LONGEST_WAIT_SECONDS: Final = 60.0
+_COPY_SECONDS: Final = 30.0
+"""How long a call that names no wait waits for copies."""
 _IN_DOUBT: Final = ("BUSY", "COPY_FAILED", "DEADLINE", "POOL_FULL", "WRONG_STATE")
 """Refusals of an evict or a reload after which a worker does not know where its lease is."""
-
-
-class ViolationError(AssertionError):
-    """A law did not hold."""
-
-
-class CrashError(BaseException):
-    """The control process was killed in the middle of a line."""
-
-
-@dataclass(eq=False)
-class Held:
-    """A lease as its worker sees it."""
-
-    lease_id: LeaseId
-    request_id: str
-    keys: list[bytes]
-    blocks: list[int]
-    marks: list[Mark | None]
-    is_evicted: bool = False
-    is_moving: bool = False
-
-
-@dataclass(eq=False)
-class Worker:
-    """A process with leases; `is_dead` is known to the world before it is known to the core."""
-
-    worker_id: WorkerId
-    tenant: int
-    leases: dict[LeaseId, Held] = field(default_factory=dict)
-    newest_lease_id: LeaseId = _NO_LEASE
-    is_stalled: bool = False
-
-
-@dataclass(eq=False)
-class Job:
-    """A batch of copies that the mover works on."""
-
-    copy: Copy
-    done: int = 0
-    is_lost: bool = False
-
-
-def key_of(tenant: int, chain: tuple[int, ...]) -> bytes:
-    """Return the key of the last block of a chain of tokens."""
-    return blake2b(repr((tenant, chain)).encode(), digest_size=32).digest()
+_MAKE_ROOM: Final = (commands.Reserve, commands.Extend, commands.Evict, commands.Reload)
+"""What may be refused and yet have begun to make room for the next try."""
+_MOVES: Final = (commands.Evict, commands.Reload)
 
 
 class World:
-    """One simulated node; `run` lets it live for some steps and raises ViolationError if a law breaks."""
+    """One simulated node; `live` lets it live for some steps and raises ViolationError if a law breaks."""
 
-    def __init__(self, seed: int, *, shape: CacheShape = SHAPE) -> None:
-        """Start a node with three workers of two tenants."""
+    def __init__(
+        self, seed: int, *, shape: CacheShape = SHAPE, tenants: Iterable[int] = (7, 7, 8)
+    ) -> None:
+        """Start a node with one worker for each of the tenants named."""
         self.rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
         self.shape = shape
         self.now = 1.0
@@ -113,69 +65,99 @@ class World:
         self.records = CacheRecords.plain(shape)
         self.cache = Cache(shape, self.records, self.epoch)
         self.workers: dict[WorkerId, Worker] = {}
+        self.num_workers = 0
         self.dead_unknown: list[WorkerId] = []
         self.device: list[Mark] = [ZERO] * shape.num_blocks
         self.host: list[Mark] = [ZERO] * shape.num_slots
         self.flipped: set[int] = set()
         self.jobs: dict[int, Job] = {}
-        self.calls: dict[int, tuple[Worker, object, Held | None]] = {}
+        self.calls: dict[int, Call] = {}
         self.pins: list[PinId] = []
+        self.step = 0
+        self.num_operations = 0
+        self.num_requests = 0
         self.seen: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self.highest_lease_id = self.highest_before = 0
-        self.generations = self.records.device.generation.copy()
+        self.crash: crashes.Crash | None = None
+        """What kills the control process in the middle of the next command, or of one that comes later."""
+        self.granted: dict[LeaseId, tuple[WorkerId, str]] = {}
+        """The request of each lease that a worker heard of, for ids are never issued twice."""
+        self.tenant_of_key: dict[bytes, int] = {}
+        self.generations = self._generations()
         self.granted_under = [-1] * shape.num_blocks
         self.ended: list[tuple[WorkerId, Held]] = []
         self.unsure: list[tuple[Worker, Held]] = []
         self.about_to_move: Held | None = None
-        for tenant in (7, 7, 8):
+        self.ended_copy = CopyId(0)
+        for tenant in tenants:
             self.start_worker(tenant)
 
     # The core ------------------------------------------------------------------------------------------------------
 
     def send(self, command: commands.Command) -> Outcome | KVLeaseError:
         """Give a command to the core, carry out its effects, and check every invariant."""
+        self.num_operations += 1
         self.seen[type(command).__name__] += 1
-        # The command may serve others, whose answers come before its own.
-        self.highest_before = self.highest_lease_id
-        before = (
-            self._digest()
-            if isinstance(command, commands.Commit | commands.Release | commands.Map)
-            else None
-        )
+        crash, self.crash = self.crash, None
+        before = b"" if isinstance(command, _MAKE_ROOM) else self.digest()
         try:
-            outcome: Outcome | KVLeaseError = self.cache.handle(command, self.now)
+            outcome: Outcome | KVLeaseError = (
+                self.cache.handle(command, self.now)
+                if crash is None
+                else crashes.handle(self, command, crash)
+            )
         except KVLeaseError as error:
             self.seen[error.code] += 1
             outcome = error
-            if before is not None and before != self._digest():
+            if before and before != self.digest():
                 self.fail(f"refused {command} changed something")
-        effects = outcome.effects if isinstance(outcome, Outcome) else self.cache.take_effects()
+        self._carry_out(
+            outcome.effects if isinstance(outcome, Outcome) else self.cache.take_effects()
+        )
+        self.check()
+        return outcome
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Copy):
                 self.jobs[effect.copy_id] = Job(effect)
             elif isinstance(effect, Wake):
                 self._answer(effect)
-        self.check()
-        return outcome
 
-    def _digest(self) -> bytes:
-        device = self.records.device
-        return (
-            device.state.tobytes()
-            + device.generation.tobytes()
-            + self.records.rows.block_ids.tobytes()
+    def digest(self) -> bytes:
+        """Return what a command that is refused, or only asks, leaves as it is."""
+        records = self.records
+        return b"".join(
+            (
+                records.device.state.tobytes(),
+                records.device.generation.tobytes(),
+                records.host.state.tobytes(),
+                records.rows.lease_id.tobytes(),
+                records.rows.phase.tobytes(),
+                records.rows.block_ids.tobytes(),
+            )
         )
+
+    def _generations(self) -> NDArray[np.uint64]:
+        return np.concatenate([self.records.device.generation, self.records.host.generation])
 
     def check(self) -> None:
         """Compare the core with its own laws and with the world's."""
         found = self.cache.check()
         if found:
             self.fail("; ".join(found))
-        generation = self.records.device.generation
-        if (generation < self.generations).any():
+        generations = self._generations()
+        if (generations < self.generations).any():
             self.fail("a generation went back")
-        self.generations = generation.copy()
+        self.generations = generations
+
+    def tick(self, seconds: float) -> None:
+        """Let time pass; who called with a deadline before now has an answer."""
+        self.now += seconds
+        self.send(commands.Tick())
+        late = [ticket for ticket, call in self.calls.items() if call.deadline <= self.now]
+        if late:
+            self.fail(f"calls {late} were not answered by their deadlines")
 
     def fail(self, text: str) -> None:
         """Report a broken law."""
@@ -185,49 +167,89 @@ class World:
 
     def start_worker(self, tenant: int) -> None:
         """Let a new process attach."""
-        worker_id = WorkerId((self.epoch << 20) + 500_000 + len(self.workers) + self.seen["Attach"])
+        self.num_workers += 1
+        worker_id = WorkerId((self.epoch << 20) + 500_000 + self.num_workers)
         worker = Worker(worker_id, tenant)
         self.workers[worker_id] = worker
         self.send(commands.Attach(worker_id=worker_id, tenant_digest=tenant))
 
-    def call(self, worker: Worker, command: Any, held: Held | None = None) -> None:
-        """Let a worker call, and take its answer when it comes."""
+    def call(
+        self,
+        worker: Worker | None,
+        command: Any,
+        held: Held | None = None,
+        *,
+        is_heard: bool = True,
+    ) -> None:
+        """Let a worker, or an operator, call, and take its answer when it comes and reaches the caller."""
+        is_move = held is not None and isinstance(command, _MOVES)
         if held is not None:
-            held.is_moving = isinstance(command, commands.Evict | commands.Reload)
+            held.is_moving = is_move
         # The command may wake callers before its own answer is here.
-        self.about_to_move = held if held is not None and held.is_moving else None
+        self.about_to_move = held if is_move else None
         outcome = self.send(command)
         self.about_to_move = None
         if isinstance(outcome, Outcome) and outcome.ticket is not None:
-            self.calls[outcome.ticket] = (worker, command, held)
+            seconds = command.wait_ms / 1000 or _COPY_SECONDS
+            call = Call(worker, command, held, self.now + seconds, is_heard)
+            self.calls[outcome.ticket] = call
             self._settle_move(held)
             return
         if held is not None:
             held.is_moving = False
-        if isinstance(outcome, KVLeaseError):
-            self._refused(worker, command, held, outcome)
-        else:
-            self._done(worker, command, held, outcome.reply)
+        result = outcome.reply if isinstance(outcome, Outcome) else outcome
+        self._take(Call(worker, command, held, self.now, is_heard), result)
 
     def _answer(self, wake: Wake) -> None:
         call = self.calls.pop(wake.ticket, None)
-        if call is None:
+        if call is not None:
+            self._settle_move(call.held)
+            self._take(call, wake.result)
+
+    def _take(self, call: Call, result: object) -> None:
+        """Let a caller that still lives take its answer, or notice that none comes."""
+        worker = call.worker
+        if worker is None or worker.worker_id not in self.workers:
             return
-        worker, command, held = call
-        self._settle_move(held)
-        if worker.worker_id not in self.workers:
-            return
-        if isinstance(wake.result, KVLeaseError):
-            self._refused(worker, command, held, wake.result)
+        if not call.is_heard:
+            self._unheard(worker, call)
+        elif isinstance(result, KVLeaseError):
+            self._refused(worker, call.command, call.held, result)
         else:
-            self._done(worker, command, held, wake.result)
+            self._done(worker, call.command, call.held, result)
+
+    def _unheard(self, worker: Worker, call: Call) -> None:
+        """Let a worker do what it does about a lease of which no answer came."""
+        held = call.held
+        if held is None or held.lease_id not in worker.leases:
+            return
+        self._compare(worker, held)
+        if isinstance(call.command, _MOVES):
+            held.is_moving = True
+            self.unsure.append((worker, held))
+        elif isinstance(call.command, commands.Extend):
+            self.read_row(held)
+
+    def read_row(self, held: Held) -> None:
+        """Let a worker learn from the block table what an extend added whose answer was lost."""
+        rows = self.records.rows
+        (found,) = np.nonzero(rows.lease_id == held.lease_id)
+        if not len(found) or held.is_evicted or held.is_moving:
+            return
+        known = rows.block_ids[found[0], : rows.num_blocks[found[0], 0]].tolist()
+        if known[: len(held.blocks)] != held.blocks:
+            self.fail(f"row {found[0]} lost blocks of lease {held.lease_id}")
+        if self.records.kernel_rows.num_published[found[0], 0] not in (0, len(known)):
+            self.fail(f"row {found[0]} is published without its last blocks")
+        held.marks += [None] * (len(known) - len(held.blocks))
+        held.blocks = known
 
     def _settle_move(self, held: Held | None) -> None:
         """A lease moves for as long as a call that moves it is not answered, or its answer was in doubt."""
         if held is not None:
             is_asked = any(
-                other is held and isinstance(command, commands.Evict | commands.Reload)
-                for _, command, other in self.calls.values()
+                call.held is held and isinstance(call.command, _MOVES)
+                for call in self.calls.values()
             )
             is_unsure = any(other is held for _, other in self.unsure)
             held.is_moving = is_asked or is_unsure or held is self.about_to_move
@@ -235,25 +257,21 @@ class World:
     def _refused(
         self, worker: Worker, command: object, held: Held | None, error: KVLeaseError
     ) -> None:
-        if (
-            error.retryable
-            and error.code != "DEADLINE"
-            and error.retry_after_ms is None
-            and error.code != "BUSY"
-        ):
-            self.fail(f"{error.code} says retry, but not when")
-        if error.holdings and sum(one.num_blocks for one in error.holdings) not in (
-            self.shape.usable_blocks,
-            self.shape.num_slots,
-        ):
-            self.fail(f"the holdings of a refusal do not add up: {error.holdings}")
+        self._explains(error)
         if held is None:
             return
         self._compare(worker, held)
-        is_move = isinstance(command, commands.Evict | commands.Reload)
-        if is_move and error.code in _IN_DOUBT:
+        if isinstance(command, _MOVES) and error.code in _IN_DOUBT:
             held.is_moving = True
             self.unsure.append((worker, held))
+
+    def _explains(self, error: KVLeaseError) -> None:
+        """A refusal says what was missing, and a retryable one when to come again."""
+        says_when = error.retry_after_ms is not None or error.code in ("DEADLINE", "BUSY")
+        if error.retryable and not says_when:
+            self.fail(f"{error.code} says retry, but not when")
+        if error.code in ("POOL_FULL", "NEVER_FITS") and not (error.resource and error.limit):
+            self.fail(f"{error.code} does not say of what there is too little")
 
     def _compare(self, worker: Worker, held: Held) -> None:
         """Drop a lease that the core no longer has; what it has is as the worker knows it."""
@@ -279,9 +297,9 @@ class World:
         worker.newest_lease_id = max(worker.newest_lease_id, reply.lease_id)
         if reply.lease_id in worker.leases:
             return
-        if reply.lease_id <= self.highest_before and command.wait_ms == 0:
+        request = (worker.worker_id, command.request_id)
+        if self.granted.setdefault(reply.lease_id, request) != request:
             self.fail("a lease id was issued twice")
-        self.highest_lease_id = max(self.highest_lease_id, reply.lease_id)
         blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
         keys = [command.keys[at : at + 32] for at in range(0, len(command.keys), 32)]
         hits = (reply.device_hit_tokens + reply.host_hit_tokens) // self.shape.hash_tokens
@@ -291,40 +309,37 @@ class World:
             reply.lease_id, command.request_id, keys, blocks, marks + [None] * (len(blocks) - hits)
         )
         worker.leases[reply.lease_id] = held
-        for block in blocks[hits:]:
-            self._check_fresh(worker, held, block)
+        self._check_fresh(worker, held, blocks[hits:])
         self.verify(held)
 
     def _extended(self, worker: Worker, held: Held, blocks: list[int]) -> None:
         held.blocks += blocks
         held.marks += [None] * len(blocks)
+        self._check_fresh(worker, held, blocks)
+
+    def _check_fresh(self, worker: Worker, held: Held, blocks: list[int]) -> None:
+        elsewhere = {
+            block: lease.lease_id
+            for other in self.workers.values()
+            for lease in other.leases.values()
+            if lease is not held and not lease.is_evicted and not lease.is_moving
+            for block in lease.blocks
+        }
         for block in blocks:
-            self._check_fresh(worker, held, block)
+            if block in elsewhere:
+                self.fail(f"block {block} was granted while lease {elsewhere[block]} has it")
+            generation = int(self.records.device.generation[block])
+            if generation <= self.granted_under[block]:
+                self.fail(f"block {block} was granted twice under generation {generation}")
+            self.granted_under[block] = generation
+            if self._tenant_of(self.device[block]) not in (None, worker.tenant):
+                self.fail("a fresh block holds another tenant's bytes")
 
-    def _check_fresh(self, worker: Worker, held: Held, block: int) -> None:
-        for other in self.workers.values():
-            for lease in other.leases.values():
-                is_there = not lease.is_evicted and not lease.is_moving
-                if lease is not held and is_there and block in lease.blocks:
-                    self.fail(f"block {block} was granted while lease {lease.lease_id} has it")
-        generation = int(self.records.device.generation[block])
-        if generation <= self.granted_under[block]:
-            self.fail(f"block {block} was granted twice under generation {generation}")
-        self.granted_under[block] = generation
-        mark = self.device[block]
-        if mark[0] == "private" and mark[1] != worker.tenant:
-            self.fail("a fresh block holds another tenant's bytes")
-        if mark[0] == "key" and mark[1] in self._foreign_keys(worker.tenant):
-            self.fail("a fresh block holds another tenant's bytes")
-
-    def _foreign_keys(self, tenant: int) -> set[object]:
-        return {key for other, key in self._known_keys if other != tenant}
-
-    @property
-    def _known_keys(self) -> set[tuple[int, bytes]]:
-        if not hasattr(self, "_keys"):
-            self._keys: set[tuple[int, bytes]] = set()
-        return self._keys
+    def _tenant_of(self, mark: Mark) -> object:
+        """Return whose bytes a mark stands for, None where they are nobody's."""
+        if mark[0] == "private":
+            return mark[1]
+        return self.tenant_of_key.get(bytes(mark[1])) if mark[0] == "key" else None  # type: ignore[call-overload]
 
     def verify(self, held: Held) -> None:
         """Read a lease's blocks as its worker would."""
@@ -336,74 +351,20 @@ class World:
                     f"block {block} of lease {held.lease_id} holds {self.device[block]}, not {mark}"
                 )
 
-    def write(self, worker: Worker, held: Held, index: int, mark: Mark) -> None:
+    def write(self, held: Held, index: int, mark: Mark) -> None:
         """Write one private block as a worker does, without asking anybody."""
-        del worker
         held.marks[index] = mark
         self.device[held.blocks[index]] = mark
 
-    # The mover -----------------------------------------------------------------------------------------------------
-
-    def move(self, job: Job, pairs: int) -> None:
-        """Let the mover carry out some pairs of a batch."""
-        copy = job.copy
-        targets = np.frombuffer(copy.target_ids, np.int32).tolist()
-        sources = np.frombuffer(copy.source_ids, np.int32).tolist()
-        for at in range(job.done, min(len(targets), job.done + pairs)):
-            if copy.direction is Direction.SCRUB:
-                self.device[targets[at]] = ZERO
-            elif copy.direction is Direction.OFFLOAD:
-                self.host[targets[at]] = self.device[sources[at]]
-                self.flipped.discard(targets[at])
-            elif copy.direction is Direction.DUPLICATE:
-                self.device[targets[at]] = self.device[sources[at]]
-            else:
-                self.device[targets[at]] = self.host[sources[at]]
-        job.done = min(len(targets), job.done + pairs)
-
-    def land(self, job: Job) -> None:
-        """Let the mover finish a batch and say so."""
-        self.move(job, len(job.copy.target_ids))
-        del self.jobs[job.copy.copy_id]
-        failed: tuple[int, ...] = ()
-        if job.copy.direction is Direction.RELOAD:
-            sources = np.frombuffer(job.copy.source_ids, np.int32).tolist()
-            failed = tuple(at for at, slot in enumerate(sources) if slot in self.flipped)
-        checksums = b""
-        if job.copy.direction is Direction.OFFLOAD:
-            checksums = np.ones(len(job.copy.target_ids) // 4, np.uint64).tobytes()
-        self.send(commands.CopyDone(copy_id=job.copy.copy_id, checksums=checksums, failed=failed))
-
     # Faults --------------------------------------------------------------------------------------------------------
 
-    def restart(self) -> None:
-        """Let the supervisor start the control process anew over the same records; the mover is new as well."""
-        self.faults["restart"] += 1
-        self.jobs.clear()
-        self.calls.clear()
-        self.pins.clear()
-        self.unsure.clear()
-        self.epoch = Epoch(self.epoch + self.rng.randint(1, 3))
-        alive = {worker.worker_id: worker.tenant for worker in self.workers.values()}
-        self.dead_unknown.clear()
-        had = {
-            lease_id
+    def known_ids(self) -> set[LeaseId]:
+        """Return the leases of living workers that the core knows."""
+        return {
+            LeaseId(lease_id)
             for worker_id in self.workers
             for lease_id in np.frombuffer(self.cache.lease_ids_of(worker_id), np.int64).tolist()
         }
-        self.cache = Cache.recovered(self.shape, self.records, self.epoch, alive, self.now)
-        for worker in self.workers.values():
-            kept = set(np.frombuffer(self.cache.lease_ids_of(worker.worker_id), np.int64).tolist())
-            for held in list(worker.leases.values()):
-                if held.lease_id not in kept:
-                    if held.lease_id in had and not held.is_moving:
-                        self.fail("a restart lost a lease that nothing was happening to")
-                    del worker.leases[held.lease_id]
-                elif held.is_moving:
-                    self.unsure.append((worker, held))
-            if not worker.is_stalled:
-                self.resume(worker)
-        self.check()
 
     def resume(self, worker: Worker) -> None:
         """Let a worker attach again after a restart, with its inventory."""
@@ -436,109 +397,3 @@ class World:
                     worker_id=worker.worker_id, lease_id=held.lease_id, wait_ms=1000
                 )
                 self.call(worker, command, held)
-
-    def crash_within(self, command: commands.Command, line: int) -> None:
-        """Kill the control process at the given line of the core while it handles a command, then restart it."""
-        left = line
-
-        def trace(frame: FrameType, event: str, argument: object) -> Any:
-            nonlocal left
-            del argument
-            if "kvleased/core" not in frame.f_code.co_filename:
-                return None
-            if event == "line":
-                left -= 1
-                if left < 0:
-                    raise CrashError
-            return trace
-
-        previous = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            self.cache.handle(command, self.now)
-        except (CrashError, KVLeaseError):
-            pass
-        finally:
-            sys.settrace(previous)
-        self.faults["crash"] += 1
-        self.restart()
-
-    def kill(self, worker: Worker) -> None:
-        """End a worker's process; the core learns of it later."""
-        self.faults["kill"] += 1
-        del self.workers[worker.worker_id]
-        self.dead_unknown.append(worker.worker_id)
-
-    # Healing -------------------------------------------------------------------------------------------------------
-
-    def heal(self) -> None:
-        """Stop all faults; then every live worker must be able to have the whole tier."""
-        for worker_id in self.dead_unknown:
-            self.send(commands.WorkerDied(worker_id=worker_id))
-        self.dead_unknown.clear()
-        self.jobs.clear()
-        self.send(commands.MoverDied())
-        for pin_id in self.pins:
-            self.send(commands.Unpin(pin_id=pin_id))
-        # Reserves whose callers have gone wait for nothing.
-        for ticket in self.rng.sample(sorted(self.calls), len(self.calls) // 2):
-            if self.calls.pop(ticket, None) is not None:
-                self.send(commands.Cancel(ticket=ticket))
-        self.now += _LONGEST_WAIT_SECONDS
-        self.send(commands.Tick())
-        if self.calls or self.cache.census().num_waiting:
-            self.fail("a call was not answered by its deadline")
-        self._settle()
-        for worker in self.workers.values():
-            self._lose_answers(worker)
-        self._settle()
-        for worker in list(self.workers.values()):
-            # One heartbeat to learn how far the core has granted, one to disown what no answer told of.
-            self.beat(worker)
-            self.now += self.shape.lease_seconds
-            self.beat(worker)
-            for lease_id in list(worker.leases):
-                self.send(commands.Release(worker_id=worker.worker_id, lease_id=lease_id))
-            worker.leases.clear()
-        self._settle()
-        for worker in self.workers.values():
-            self._have_it_all(worker)
-
-    def _lose_answers(self, worker: Worker) -> None:
-        """Let a worker reserve what there is and never learn what was granted."""
-        limit = self.shape.table_width
-        for at in range(0, self.shape.usable_blocks, limit):
-            self.send(
-                commands.Reserve(
-                    worker_id=worker.worker_id,
-                    request_id=f"lost-{at}",
-                    keys=b"",
-                    num_tokens=limit * self.shape.hash_tokens,
-                )
-            )
-
-    def _settle(self) -> None:
-        while self.jobs:
-            self.land(next(iter(self.jobs.values())))
-
-    def _have_it_all(self, worker: Worker) -> None:
-        limit = self.shape.table_width
-        for at in range(0, self.shape.usable_blocks, limit):
-            num_blocks = min(limit, self.shape.usable_blocks - at)
-            command = commands.Reserve(
-                worker_id=worker.worker_id,
-                request_id=f"all-{at}",
-                keys=b"",
-                num_tokens=num_blocks * self.shape.hash_tokens,
-                wait_ms=60_000,
-            )
-            self.call(worker, command)
-            self._settle()
-        got = sum(len(held.blocks) for held in worker.leases.values())
-        if got != self.shape.usable_blocks:
-            self.fail(f"after healing a worker got {got} of {self.shape.usable_blocks} blocks")
-        for lease_id in list(worker.leases):
-            self.send(commands.Release(worker_id=worker.worker_id, lease_id=lease_id))
-        worker.leases.clear()
-        if not (self.records.device.state != State.FILLING).all():
-            self.fail("something is still being filled")

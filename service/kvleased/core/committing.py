@@ -12,8 +12,9 @@ from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Rel
 from kvleased.core.ending import renew
 from kvleased.core.granting import pack_counts
 from kvleased.core.holdings import holdings
-from kvleased.core.leases import NOWHERE, Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.marks import Words, key_words
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.retention import keep_class

@@ -8,7 +8,8 @@ from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError, Unknow
 from kvlease.ids import LeaseId
 from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
 from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import Lease
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.retention import keep_class
 from kvleased.core.state import CacheState

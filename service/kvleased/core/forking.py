@@ -35,8 +35,9 @@ from kvleased.core.effects import Forked, Outcome
 from kvleased.core.ending import renew
 from kvleased.core.flights import Purpose
 from kvleased.core.granting import check_tokens, reserved
-from kvleased.core.leases import NOWHERE, Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.moving import deadline, supersede_ticket
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.room import room
@@ -97,7 +98,8 @@ def finish_fork(state: CacheState, lease: Lease, now: float) -> Forked:
     state.counters["leases_granted"] += 1
     state.counters["blocks_forked"] += lease.num_copied
     lease.granted_at, lease.deadline = now, now + state.shape.lease_seconds
-    state.leases.enter(lease, Phase.ACTIVE)
+    if lease.phase is Phase.LOADING:
+        state.leases.enter(lease, Phase.ACTIVE)
     return _forked(state, lease)
 
 

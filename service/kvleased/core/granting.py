@@ -13,7 +13,8 @@ from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.eviction.classes import NORMAL
 from kvleased.core.flights import Purpose
-from kvleased.core.leases import NOWHERE, Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.retention import check_class

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvlease.errors import Holding
 from kvleased.core.flights import Flight
-from kvleased.core.leases import Phase
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State

@@ -32,8 +32,9 @@ from kvleased.core.ending import end_lease, expire
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import Lease
 from kvleased.core.moving import finish_evict, finish_reload, here
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.refusals import flight_late, lease_late
 from kvleased.core.room import evict_blocks

@@ -1,12 +1,11 @@
 """Own the leases of a cache: what each holds, which phase of its life it is in, and its row of the block table.
 
 The row is the lease's own memory of its blocks: there is no second list. Which places of it a lease has, and when, is
-told in `covering`; what the phases mean for blocks, in `states`; which verb leads from phase to phase, by the verbs.
+told in `covering`; which phase follows which, in `phases`; what the phases mean for blocks, in `states`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -18,36 +17,15 @@ from kvlease.ids import CopyId, LeaseId, WorkerId
 from kvleased.core.commands import Fork, Reload, Reserve
 from kvleased.core.covering import Covering
 from kvleased.core.kernel_table import KernelTable
+from kvleased.core.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL, LeaseRows
-
-
-class Phase(IntEnum):
-    """Where a lease is in its life; stored in its row, so the numbers are part of the format."""
-
-    UNUSED = 0
-    LOADING = 1
-    """Granted, but bytes of its prefix are still on their way; its caller waits."""
-    ACTIVE = 2
-    """On the device, in its worker's hands."""
-    EVICTING = 3
-    """Its bytes are on their way to the host pool."""
-    EVICTED = 4
-    """In the host pool."""
-    RELOADING = 5
-    """On its way back; the blocks are on the device, the row still lists the slots."""
-    QUARANTINED = 6
-    """Not renewed in time; its blocks are kept from everyone."""
-
 
 _ACTIVE: Final = Phase.ACTIVE
 
 NOWHERE: Final[Ids] = np.empty(0, np.intp)
 
 _PLACES_PER_ROW: Final = 4
-
-MOVING: Final = 7
-"""The phase of a row that is being rewritten; a restart does not believe such a row."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -181,6 +159,7 @@ class LeaseBook:
 
         `parts` are the places of each group, from the first one on.
         """
+        assert lease.phase in BEGINNINGS, f"no lease begins as {lease.phase.name}"
         rows, row = self.rows, lease.row
         digest = request_digest(request_id)
         # One number is read in a tenth of the time that a row takes.
@@ -284,7 +263,8 @@ class LeaseBook:
         return np.concatenate(left)[order].astype(np.intp)
 
     def enter(self, lease: Lease, phase: Phase) -> None:
-        """Change a lease's phase."""
+        """Change a lease's phase: one transition of the table."""
+        assert phase in PHASE_TRANSITIONS[lease.phase], f"{phase.name} after {lease.phase.name}"
         lease.phase = phase
         self.rows.phase[lease.row] = phase
         self.active_worker[lease.row] = lease.worker_id if phase is _ACTIVE else 0

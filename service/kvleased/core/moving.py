@@ -13,7 +13,8 @@ from kvleased.core.commands import Evict, Reload
 from kvleased.core.effects import Evicted, Outcome, Reloaded
 from kvleased.core.flights import Purpose
 from kvleased.core.granting import pack_parts
-from kvleased.core.leases import NOWHERE, Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
 from kvleased.core.retention import keep_class
@@ -231,12 +232,12 @@ def _reloaded(state: CacheState, lease: Lease, num_reloaded: int) -> Reloaded:
 
 
 def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
-    """Bring cached blocks back to the device for whoever asks next."""
+    """Bring cached blocks back to the device for whoever asks next; of several tenants' blocks only the first one's."""
     _check_keys(command.keys)
     slots = state.host.cached(state.covering.every_key(command.keys))
     keys = state.host.keys_of(slots)
-    slots = slots[(state.device.index.find(keys) < 0) & ~state.are_loading(keys)]
-    slots = of_one_tenant(state, slots)
+    missing = slots[(state.device.index.find(keys) < 0) & ~state.are_loading(keys)]
+    slots = of_one_tenant(state, missing)
     count = len(slots)
     if not count:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))

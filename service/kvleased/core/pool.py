@@ -309,5 +309,8 @@ class Pool:
 
     def sealed(self) -> NDArray[np.bool_]:
         """Tell of every block whether its seal matches its entry."""
-        everything = np.arange(len(self), dtype=np.intp)
-        return np.equal(self.records.seal, seal(self.records, everything, self._layout_digest))
+        return self.are_sealed(np.arange(len(self), dtype=np.intp))
+
+    def are_sealed(self, ids: Ids) -> NDArray[np.bool_]:
+        """Tell of each of the blocks whether its seal matches its entry."""
+        return np.equal(self.records.seal[ids], seal(self.records, ids, self._layout_digest))

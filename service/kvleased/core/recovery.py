@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import LeaseId, WorkerId
-from kvleased.core.leases import NOWHERE, Lease, Phase
+from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.phases import AFTER_RESTART, Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.trimming import cut
 
-_ON_DEVICE = (Phase.ACTIVE, Phase.EVICTING, Phase.QUARANTINED)
 _ON_HOST = (Phase.EVICTED, Phase.RELOADING)
 
 
@@ -76,7 +76,7 @@ def _believed_rows(state: CacheState) -> set[int]:
         tier, pool = (
             ("host", state.host) if rows.phase[row] in _ON_HOST else ("device", state.device)
         )
-        if rows.phase[row] not in _ON_HOST + _ON_DEVICE or rows.worker_id[row] not in state.workers:
+        if rows.phase[row] not in AFTER_RESTART or rows.worker_id[row] not in state.workers:
             continue
         _mend(state, row)
         entries = _entries(state, row)
@@ -135,7 +135,7 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
         tenant=state.workers[worker_id],
         request=None,
         row=row,
-        phase=Phase.EVICTED if on_host else Phase.ACTIVE,
+        phase=AFTER_RESTART[Phase(rows.phase[row])],
         deadline=now + state.shape.lease_seconds,
         granted_at=-inf,
         moving_to=NOWHERE,

@@ -5,7 +5,7 @@ from kvleased.core.commands import Evict, Extend, Reload, Reserve
 from kvleased.core.effects import Outcome
 from kvleased.core.ending import renew
 from kvleased.core.granting import check_reserve, check_tokens, num_missing, reserved, unextended
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import Lease
 from kvleased.core.moving import (
     evict_cached,
     evict_lease,
@@ -14,6 +14,7 @@ from kvleased.core.moving import (
     reload_cached,
     supersede_ticket,
 )
+from kvleased.core.phases import Phase
 from kvleased.core.seating import seat
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import check_fits

@@ -8,7 +8,8 @@ from math import inf
 from kvlease.errors import InvalidError
 from kvleased.core.commands import Reserve
 from kvleased.core.eviction.classes import HIGH, LOW, NORMAL
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import Lease
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 

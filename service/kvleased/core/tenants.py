@@ -127,11 +127,13 @@ def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
 
 
 def of_one_tenant(state: CacheState, slots: Ids) -> Ids:
-    """Return those of the slots that hold bytes of the first one's tenant, where tenants have limits, or all."""
-    if not state.is_limited or not len(slots):
-        return slots
+    """Return those of the slots that hold bytes of the first one's tenant.
+
+    The blocks that they go to are those that need no scrubbing for that tenant: a copy that fails leaves the old bytes
+    behind, under the name of the tenant whose bytes were to come.
+    """
     tenants = state.host.records.tenant[slots]
-    own: Ids = slots[tenants == tenants[0]]
+    own: Ids = slots[tenants == tenants[:1]]
     return own
 
 

@@ -8,7 +8,8 @@ from kvlease.groups import Keeps
 from kvleased.core.commands import Trim
 from kvleased.core.effects import Outcome, Trimmed
 from kvleased.core.ending import renew
-from kvleased.core.leases import LeaseBook, Phase
+from kvleased.core.leases import LeaseBook
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.state import CacheState

@@ -28,7 +28,7 @@ from kvleased.core.effects import (
     Stepped,
     Wake,
 )
-from kvleased.core.leases import Phase
+from kvleased.core.phases import Phase
 from kvleased.core.records import NULL
 from kvleased.core.states import State
 from kvleased.core.stepping import StepVerb

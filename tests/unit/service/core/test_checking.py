@@ -12,7 +12,8 @@ from kvlease.ids import CopyId, PinId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.flights import Flight
-from kvleased.core.leases import Lease, Phase
+from kvleased.core.leases import Lease
+from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL, CacheRecords
 from kvleased.core.state import CacheState, as_ids
@@ -191,6 +192,15 @@ DAMAGES: dict[str, Damage] = {
     "is EVICTING with 0 copies pending": lambda it: lease(it, Phase.EVICTING).pending.clear(),
     "is ACTIVE with 1 copies pending": lambda it: lease(it).pending.add(flight(it).copy_id),
     "waits for a copy that is not in flight": lambda it: lease(it).pending.add(NO_COPY),
+    "lists a block that there is not": lambda it: list_block(it, lease(it), 2, 999),
+    "the leases by request are not": lambda it: it.leases.by_request.popitem(),
+    "is loading under a key that is on the device": lambda it: it.loading.update(
+        {it.device.keys_of(as_ids([cached_block(it)])): (blocks(it)[1], flight(it).copy_id)}
+    ),
+    "is LOADING and nobody waits for it": lambda it: setattr(lease(it), "phase", Phase.LOADING),
+    "waits for a lease or a worker that is not there": lambda it: it.waiting.join(
+        Waiter(ticket=1, command=a_reserve(), worker_id=NOBODY, deadline=1.0)
+    ),
     "more calls wait than may": add_waiter,
     "more pins than may be": add_pins,
     "belongs to a worker that is not there": lambda it: it.workers.pop(MATE),

@@ -6,7 +6,8 @@ import pytest
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.leases import MOVING, Phase, request_digest
+from kvleased.core.leases import request_digest
+from kvleased.core.phases import MOVING, Phase
 from kvleased.core.records import CacheRecords
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
@@ -380,3 +381,15 @@ def test_row_written_by_hand_is_a_lease() -> None:
     lease = reserve(cache, 2)
     assert (lease.lease_id, lease.row, ids(lease.block_ids)) == (77, 5, [4, 2])
     assert cache.check() == []
+
+
+@pytest.mark.parametrize(("published", "expected"), [(0, 0), (1, 3)])
+def test_row_is_published_whole_or_not_at_all(published: int, expected: int) -> None:
+    """Where a crash left the end of an extended row out, readers see it after the restart."""
+    cache = a_cache()
+    lease = reserve(cache, 3)
+    records(cache).kernel_rows.num_published[lease.row, 0] = published
+
+    again = restarted(cache)
+
+    assert records(again).kernel_rows.num_published[lease.row, 0] == expected

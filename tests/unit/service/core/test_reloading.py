@@ -13,6 +13,7 @@ from kvleased.core.effects import Evicted, Reloaded
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
+    STRANGER,
     TOKENS_PER_BLOCK,
     WAIT_MS,
     a_cache,
@@ -29,6 +30,7 @@ from tests.unit.service.core.builders import (
     keys,
     land,
     on_host,
+    records,
     release,
     reload,
     reload_keys,
@@ -344,3 +346,15 @@ def test_cached_blocks_make_room_for_named_ones() -> None:
     reloaded(land(cache, the_copy(outcome)), outcome.ticket)
 
     assert found(cache, keys(1, 2)) == (2, 0)
+
+
+def test_blocks_of_several_tenants_come_back_one_tenant_a_call() -> None:
+    """A failed copy leaves no tenant's bytes behind under another tenant's name."""
+    cache = a_cache(3)
+    on_host(cache, keys(1, 2))
+    on_host(cache, keys(8), worker_id=STRANGER)
+    tenants = records(cache).device.tenant.copy()
+
+    fail(cache, the_copy(reload_keys(cache, keys(1, 8))))
+
+    assert records(cache).device.tenant.tolist() == tenants.tolist()

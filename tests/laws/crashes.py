@@ -1,0 +1,151 @@
+"""Start the simulated control process anew, and kill it before at any line of the core, in the middle of a command."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from kvlease.errors import KVLeaseError
+from kvlease.ids import Epoch, LeaseId
+from kvleased.core import Cache, commands
+from kvleased.core.effects import Outcome
+
+if TYPE_CHECKING:
+    from tests.laws.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Where the control process dies: at the n-th line that it comes to in a module or a function, or anywhere."""
+
+    line: int
+    module: str = ""
+    """The file in the core, without its ending; "" for any."""
+    function: str = ""
+    """Only lines of functions of this name count; and as long as there are none, it does not die."""
+    caller: str = ""
+    """Only where it is called from a function of this name; "" for any."""
+
+    def is_in(self, frame: FrameType) -> bool:
+        """Tell whether the lines of a frame count."""
+        if f"/kvleased/core/{self.module}" not in frame.f_code.co_filename:
+            return False
+        is_called = frame.f_back is not None and self.caller in ("", frame.f_back.f_code.co_name)
+        return is_called and self.function in ("", frame.f_code.co_name)
+
+
+class InterruptedWorldError(Exception):
+    """The control process has been killed and restarted, so that what was being done came to nothing."""
+
+
+class _KilledError(BaseException):
+    """Ends the command; nothing in the core catches it."""
+
+
+def handle(world: "World", command: commands.Command, crash: Crash) -> Outcome:
+    """Give a command to the core that dies of it, in its middle or before its answer is out; then start it anew.
+
+    Where the function to die in is not come to, the command is carried out, and the crash is still ahead.
+
+    Raises:
+        InterruptedWorldError: The control process died, and a new one runs.
+        KVLeaseError: The command was refused, and the crash is still ahead.
+
+    """
+    certain = _certain(world, command)
+    try:
+        outcome = _traced(world, command, crash)
+    except _KilledError:
+        pass
+    except KVLeaseError:
+        if crash.function:
+            world.crash = crash
+            raise
+    else:
+        if crash.function:
+            world.crash = crash
+            return outcome
+    world.faults["crash"] += 1
+    world.ended.clear()
+    restart(world, certain)
+    # What a command in its middle was doing to a lease may have happened.
+    for worker in world.workers.values():
+        for held in worker.leases.values():
+            world.read_row(held)
+    raise InterruptedWorldError
+
+
+def _traced(world: "World", command: commands.Command, crash: Crash) -> Outcome:
+    left = crash.line
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        del argument
+        if event == "call":
+            return trace if crash.is_in(frame) else None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise _KilledError
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        outcome = world.cache.handle(command, world.now)
+        world.cache.settle()
+    finally:
+        sys.settrace(previous)
+    return outcome
+
+
+def restart(world: "World", certain: Iterable[LeaseId] | None = None) -> None:
+    """Let the supervisor start the control process anew over the same records; the mover is new as well.
+
+    Leases that are certain are not lost by it: those that were there, but for what a command was about to end.
+    """
+    kept = world.known_ids() if certain is None else certain
+    world.jobs.clear()
+    world.calls.clear()
+    world.pins.clear()
+    world.unsure.clear()
+    world.about_to_move = None
+    world.epoch = Epoch(world.epoch + world.rng.randint(1, 3))
+    alive = {worker.worker_id: worker.tenant for worker in world.workers.values()}
+    world.dead_unknown.clear()
+    world.cache = Cache.recovered(world.shape, world.records, world.epoch, alive, world.now)
+    _take_stock(world, set(kept))
+    world.check()
+
+
+def _take_stock(world: "World", certain: set[LeaseId]) -> None:
+    """Let workers notice what a restart has left of their leases."""
+    left = world.known_ids()
+    for worker in world.workers.values():
+        for held in list(worker.leases.values()):
+            if held.lease_id not in left:
+                if held.lease_id in certain and not held.is_moving:
+                    world.fail("a restart lost a lease that nothing was happening to")
+                del worker.leases[held.lease_id]
+            elif held.is_moving:
+                world.unsure.append((worker, held))
+        if not worker.is_stalled:
+            world.resume(worker)
+
+
+def _certain(world: "World", command: commands.Command) -> set[LeaseId]:
+    """Return the leases that are there whether the command is carried out or not.
+
+    Time and damaged bytes end leases that are in the host pool; nothing else ends one without its owner's word.
+    """
+    known = world.known_ids()
+    if isinstance(command, commands.Tick | commands.CopyDone):
+        below = {
+            held.lease_id
+            for worker in world.workers.values()
+            for held in worker.leases.values()
+            if held.is_evicted
+        }
+        return known - below
+    return known

@@ -1,0 +1,171 @@
+"""The end of every simulated history: faults stop, and then everything must be had again.
+
+It shows the laws of liveness L1 to L3, L5, L6, L8 and L10 of `docs/reliability.md`.
+"""
+
+from typing import Final
+
+from kvlease.errors import DrainingError, PoolFullError
+from kvleased.core import commands
+from kvleased.core.effects import Outcome, Reserved
+from kvleased.core.states import State
+from tests.laws.actors import Worker
+from tests.laws.mover import land
+from tests.laws.world import LONGEST_WAIT_SECONDS, World
+
+_ROUNDS: Final = 8
+"""Rounds in which all that waits must come to an end."""
+_TRIES: Final = 6
+"""How often a caller comes again, each time when it was told to, until it is served."""
+_WAIT_MS: Final = 60_000
+
+
+def heal(world: World) -> None:
+    """Stop all faults; then every call is answered, and every live worker can have the whole unpinned tier."""
+    _end_faults(world)
+    _wait_for_answers(world)
+    _end_all_leases(world)
+    for worker in world.workers.values():
+        _lose_answers(world, worker)
+    _settle(world)
+    _disown(world)
+    _serve_everyone(world)
+    for worker in world.workers.values():
+        _have_it_all(world, worker)
+    _obey(world)
+    _drain(world)
+
+
+def _end_faults(world: World) -> None:
+    """Deaths are noticed, sleepers wake, and the mover ends its lost copies, or itself."""
+    for worker_id in world.dead_unknown:
+        world.send(commands.WorkerDied(worker_id=worker_id))
+    world.dead_unknown.clear()
+    for worker in world.workers.values():
+        worker.is_stalled = False
+    if world.rng.random() < 0.5:
+        world.jobs.clear()
+        world.send(commands.MoverDied())
+    _settle(world)
+    while world.pins and world.rng.random() < 0.7:
+        world.send(commands.Unpin(pin_id=world.pins.pop()))
+
+
+def _settle(world: World) -> None:
+    while world.jobs:
+        land(world, next(iter(world.jobs.values())))
+
+
+def _wait_for_answers(world: World) -> None:
+    """Let the longest wait pass; whoever still waits then would wait for ever."""
+    for _ in range(_ROUNDS):
+        for worker in world.workers.values():
+            world.beat(worker)
+        world.tick(LONGEST_WAIT_SECONDS / _ROUNDS + 0.1)
+        _settle(world)
+    if world.calls:
+        world.fail(f"calls {list(world.calls)} were never answered")
+    if world.cache.census().num_waiting or world.cache.census().num_copies:
+        world.fail("something waits or is on its way for nobody")
+
+
+def _end_all_leases(world: World) -> None:
+    for worker in world.workers.values():
+        # Whoever waits may have the blocks before the release is answered.
+        leases, worker.leases = worker.leases, {}
+        for lease_id in leases:
+            world.send(commands.Release(worker_id=worker.worker_id, lease_id=lease_id))
+    world.unsure.clear()
+
+
+def _lose_answers(world: World, worker: Worker) -> None:
+    """Let a worker reserve what there is and never learn what was granted."""
+    limit = world.shape.table_width
+    for at in range(0, world.shape.usable_blocks, limit):
+        world.send(
+            commands.Reserve(
+                worker_id=worker.worker_id,
+                request_id=f"lost-{at}",
+                keys=b"",
+                num_tokens=limit * world.shape.hash_tokens,
+            )
+        )
+
+
+def _disown(world: World) -> None:
+    """One heartbeat to learn how far the core has granted, one to disown what no answer told of."""
+    for worker in world.workers.values():
+        world.beat(worker)
+    world.now += world.shape.lease_seconds / 2
+    for worker in world.workers.values():
+        world.beat(worker)
+    _settle(world)
+    if world.known_ids():
+        world.fail(f"leases {sorted(world.known_ids())} are left that nobody knows of")
+
+
+def _serve_everyone(world: World) -> None:
+    """All ask at once for as much as one may have: each is served in its turn, and none is refused."""
+    wanted = {f"everyone-{at}": worker for at, worker in enumerate(world.workers.values())}
+    for request_id, worker in wanted.items():
+        world.call(worker, _reserve(world, worker, request_id, world.shape.table_width))
+    for _ in range(_ROUNDS):
+        _settle(world)
+        _end_all_leases(world)
+    unserved = wanted.keys() - {request_id for _, request_id in world.granted.values()}
+    if unserved:
+        world.fail(f"of {len(wanted)} that asked at once {sorted(unserved)} were not served")
+
+
+def _reserve(
+    world: World, worker: Worker, request_id: str, num_blocks: int, wait_ms: int = _WAIT_MS
+) -> commands.Reserve:
+    return commands.Reserve(
+        worker_id=worker.worker_id,
+        request_id=request_id,
+        keys=b"",
+        num_tokens=num_blocks * world.shape.hash_tokens,
+        wait_ms=wait_ms,
+    )
+
+
+def _have_it_all(world: World, worker: Worker) -> None:
+    limit = world.shape.table_width
+    unpinned = world.shape.usable_blocks - world.cache.census().device["ready_held"]
+    for at in range(0, unpinned, limit):
+        world.call(worker, _reserve(world, worker, f"all-{at}", min(limit, unpinned - at)))
+        _settle(world)
+    got = sum(len(held.blocks) for held in worker.leases.values())
+    if got != unpinned:
+        world.fail(f"after healing a worker got {got} of {unpinned} blocks")
+    _end_all_leases(world)
+    if (world.records.device.state == State.FILLING).any():
+        world.fail("something is still being filled")
+
+
+def _obey(world: World) -> None:
+    """Who comes again when it was told to is served within a few tries."""
+    for at, worker in enumerate(world.workers.values()):
+        command = _reserve(world, worker, f"obey-{at}", world.shape.table_width, 0)
+        for _ in range(_TRIES):
+            outcome = world.send(command)
+            if isinstance(outcome, Outcome) and isinstance(outcome.reply, Reserved):
+                release = commands.Release(
+                    worker_id=worker.worker_id, lease_id=outcome.reply.lease_id
+                )
+                world.send(release)
+                break
+            assert isinstance(outcome, PoolFullError)
+            world.tick((outcome.retry_after_ms or 0) / 1000)
+            _settle(world)
+        else:
+            world.fail("a caller that came again as it was told was never served")
+    _settle(world)
+
+
+def _drain(world: World) -> None:
+    """After a drain begins nothing is granted any more."""
+    world.send(commands.Drain())
+    worker = next(iter(world.workers.values()))
+    if not isinstance(world.send(_reserve(world, worker, "late", 1)), DrainingError):
+        world.fail("a lease was granted after a drain had begun")

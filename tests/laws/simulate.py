@@ -1,0 +1,116 @@
+"""Simulate on all cores until time is up: `make sim MINUTES=n`; or replay one history: `--seed N`.
+
+Ends with exit code 1 if a law was broken.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import count
+from typing import Final
+
+from tests.laws import exhaustive
+from tests.laws.acts import live
+from tests.laws.histories import STEPS, Tally, play
+from tests.laws.world import World
+
+_SEEDS_AT_ONCE: Final = 4
+_SECONDS_BETWEEN_LINES: Final = 5.0
+_SEED_BITS: Final = 40
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def report(tally: Tally, seconds: float) -> None:
+    """Print what has come of it so far."""
+    say(
+        f"{seconds:6.0f} s  {tally.num_histories:,} histories  {tally.num_operations:,} operations "
+        f"({tally.num_operations / seconds:,.0f} a second)  {tally.num_faults:,} faults  "
+        f"{len(tally.violations)} violations"
+    )
+
+
+def simulate(minutes: float, base_seed: int) -> Tally:
+    """Play fresh histories on all cores until time is up, or until Ctrl-C."""
+    tally, start = Tally(), time.monotonic()
+    end, next_line = start + 60 * minutes, start + _SECONDS_BETWEEN_LINES
+    chunks = (range(at, at + _SEEDS_AT_ONCE) for at in count(base_seed, _SEEDS_AT_ONCE))
+    with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
+        try:
+            for part in _played(pool, chunks, end):
+                tally.add(part)
+                for violation in part.violations:
+                    say(str(violation))
+                if time.monotonic() >= next_line:
+                    report(tally, time.monotonic() - start)
+                    next_line += _SECONDS_BETWEEN_LINES
+        except KeyboardInterrupt:
+            say("interrupted")
+            pool.shutdown(cancel_futures=True)
+    report(tally, time.monotonic() - start)
+    return tally
+
+
+def _played(pool: ProcessPoolExecutor, chunks: Iterator[range], end: float) -> Iterator[Tally]:
+    """Go through the tallies of chunks as they come; no chunk is begun after the end."""
+    running: set[Future[Tally]] = set()
+    while True:
+        while time.monotonic() < end and len(running) < 2 * (os.cpu_count() or 1):
+            running.add(pool.submit(play, next(chunks)))
+        if not running:
+            return
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for one in done:
+            yield one.result()
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def replay(seed: int) -> int:
+    """Play one history in this process, and let what breaks a law come through with its traceback."""
+    world = World(seed)
+    try:
+        live(world, STEPS)
+    except BaseException:
+        say(
+            f"seed {seed} breaks a law in step {world.step}, after {world.num_operations} operations"
+        )
+        raise
+    say(f"seed {seed} breaks no law: {world.num_operations} operations, {dict(world.faults)}")
+    return 0
+
+
+def main() -> int:
+    """Simulate, replay one history, or search small worlds exhaustively, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--base-seed", type=int, default=secrets.randbits(_SEED_BITS))
+    parser.add_argument("--seed", type=int, help="replay this history")
+    parser.add_argument("--exhaustive", action="store_true", help="search small worlds instead")
+    options = parser.parse_args()
+    if options.seed is not None:
+        return replay(options.seed)
+    if options.exhaustive:
+        return exhaustive.search_all(60 * options.minutes, say)
+    say(f"base seed {options.base_seed}, {os.cpu_count()} processes, {options.minutes:g} minutes")
+    tally = simulate(options.minutes, options.base_seed)
+    say("faults: " + ", ".join(f"{number:,} {kind}" for kind, number in tally.faults.most_common()))
+    for violation in tally.violations:
+        say(str(violation))
+    return int(bool(tally.violations))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
