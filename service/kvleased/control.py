@@ -19,6 +19,7 @@ from kvleased import logs
 from kvleased.daemon import Daemon
 from kvleased.keeper_link import KeeperLink
 from kvleased.settings import Settings, TenantSettings
+from kvleased.verbs.figures import figures
 
 if TYPE_CHECKING:
     from kvleased.metrics import Metrics
@@ -70,7 +71,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     metrics = Metrics()
     metrics.epoch = epoch
     daemon = Daemon(settings, keeper, epoch, metrics.copied)
-    metrics.watch_caches(lambda: {entry.name: entry.core.census() for entry in daemon.registry})
+    metrics.watch_caches(lambda: figures(daemon.registry))
     await daemon.start(kept)
     _tell_of_pins(daemon)
     servers: list[Server] = [LocalServer(metrics)]

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 
 from kvlease._version import installed_version
-from kvleased.core.census import Census
+from kvleased.verbs.figures import Figures
 
 BUCKETS: Final = (
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1.0,
@@ -47,6 +47,12 @@ CACHE_COUNTERS: Final = (
     ),
     ("leases_expired", "kvlease_leases_expired", "Leases that were not renewed in time."),
     ("leases_granted", "kvlease_leases_granted", "Leases that were granted."),
+    ("blocks_forked", "kvlease_blocks_forked", "Blocks that were copied because of a fork."),
+    (
+        "blocks_given_back",
+        "kvlease_blocks_given_back",
+        "Blocks that left a running lease because no later token needs them.",
+    ),
 )
 """Counter of the core, metric, help."""
 
@@ -58,7 +64,7 @@ class Metrics:
         """Begin at zero, with no caches to look at."""
         self.epoch = 0
         """The daemon's life."""
-        self._census: Callable[[], Mapping[str, Census]] = dict
+        self._figures: Callable[[], Mapping[str, Figures]] = dict
         self._latencies: dict[tuple[str, str], _Latency] = {}
         self._codes: dict[tuple[str, str, str], int] = {}
         self._copies: dict[tuple[str, str], _Copies] = {}
@@ -66,9 +72,9 @@ class Metrics:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def watch_caches(self, census: Callable[[], Mapping[str, Census]]) -> None:
-        """Take the gauges from `census()`, one snapshot per cache, whenever somebody asks."""
-        self._census = census
+    def watch_caches(self, figures: Callable[[], Mapping[str, Figures]]) -> None:
+        """Take the gauges from `figures()`, one snapshot per cache, whenever somebody asks."""
+        self._figures = figures
 
     def observe(self, verb: str, transport: str, code: str, seconds: float) -> None:
         """Count one answered call; `code` is "OK" or an error's code."""
@@ -99,7 +105,10 @@ class Metrics:
         yield from self._of_process()
         yield from self._of_requests()
         yield from self._of_copies()
-        yield from self._of_caches(self._census())
+        caches = self._figures()
+        yield from _blocks(caches)
+        yield from _uses(caches)
+        yield from _counters(caches)
 
     def _of_process(self) -> Iterator[Metric]:
         facts = {"version": installed_version(), "python": platform.python_version()}
@@ -137,36 +146,6 @@ class Metrics:
             seconds.add_metric(named, copies.seconds)
         yield from (batches, num_bytes, seconds)
 
-    def _of_caches(self, caches: Mapping[str, Census]) -> Iterator[Metric]:
-        blocks = GaugeMetricFamily(
-            "kvlease_blocks",
-            "Blocks by state; the states of a tier add up to its capacity.",
-            labels=("cache", "tier", "state"),
-        )
-        held = GaugeMetricFamily(
-            "kvlease_blocks_held",
-            "Ready blocks that something holds; part of the ready ones.",
-            labels=("cache", "tier"),
-        )
-        totals = [
-            GaugeMetricFamily(f"kvlease_{name}", text, labels=("cache",))
-            for name, text in (
-                ("leases", "Live leases."),
-                ("waiting_requests", "Requests waiting for blocks."),
-                ("workers", "Workers attached."),
-            )
-        ]
-        for cache, census in caches.items():
-            for tier, counts in (("device", census.device), ("host", census.host)):
-                for state in STATES:
-                    blocks.add_metric((cache, tier, state), counts.get(state, 0))
-                held.add_metric((cache, tier), counts.get("ready_held", 0))
-            numbers = (census.num_leases, census.num_waiting, census.num_workers)
-            for family, number in zip(totals, numbers, strict=True):
-                family.add_metric((cache,), number)
-        yield from (blocks, held, *totals)
-        yield from _counters(caches)
-
 
 class _Latency:
     """Counts of one verb over one transport; one more bucket than bounds, for what is slower."""
@@ -198,18 +177,60 @@ class _Copies:
         self.seconds = 0.0
 
 
-def _counters(caches: Mapping[str, Census]) -> Iterator[Metric]:
+def _blocks(caches: Mapping[str, Figures]) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        "kvlease_blocks",
+        "Blocks by state; the states of a tier add up to its capacity.",
+        labels=("cache", "tier", "state"),
+    )
+    held = GaugeMetricFamily(
+        "kvlease_blocks_held",
+        "Ready blocks that something holds; part of the ready ones.",
+        labels=("cache", "tier"),
+    )
+    tenants = GaugeMetricFamily(
+        "kvlease_tenant_blocks",
+        "Device blocks that hold a tenant's bytes: all that are used, and of these the held and the pinned ones.",
+        labels=("cache", "tenant", "state"),
+    )
+    for cache, figures in caches.items():
+        for tier, counts in (("device", figures.census.device), ("host", figures.census.host)):
+            for state in STATES:
+                blocks.add_metric((cache, tier, state), counts.get(state, 0))
+            held.add_metric((cache, tier), counts.get("ready_held", 0))
+        for (tenant, state), count in figures.tenants.items():
+            tenants.add_metric((cache, tenant, state), count)
+    yield from (blocks, held, tenants)
+
+
+def _uses(caches: Mapping[str, Figures]) -> Iterator[Metric]:
+    leases = GaugeMetricFamily("kvlease_leases", "Live leases.", labels=("cache",))
+    workers = GaugeMetricFamily("kvlease_workers", "Workers attached.", labels=("cache",))
+    waiting = GaugeMetricFamily(
+        "kvlease_waiting_requests",
+        "Requests waiting for blocks, by the priority that they have come to.",
+        labels=("cache", "priority"),
+    )
+    for cache, figures in caches.items():
+        leases.add_metric((cache,), figures.census.num_leases)
+        workers.add_metric((cache,), figures.census.num_workers)
+        for priority, count in figures.waiting.items():
+            waiting.add_metric((cache, priority), count)
+    yield from (leases, workers, waiting)
+
+
+def _counters(caches: Mapping[str, Figures]) -> Iterator[Metric]:
     for counter, metric, text in CACHE_COUNTERS:
         family = CounterMetricFamily(metric, text, labels=("cache",))
-        for cache, census in caches.items():
-            family.add_metric((cache,), census.counters.get(counter, 0))
+        for cache, figures in caches.items():
+            family.add_metric((cache,), figures.census.counters.get(counter, 0))
         yield family
     prefixes = CounterMetricFamily(
         "kvlease_prefix_tokens",
         "Tokens of granted requests, by where their K and V came from.",
         labels=("cache", "outcome"),
     )
-    for cache, census in caches.items():
+    for cache, figures in caches.items():
         for outcome, counter in PREFIX_OUTCOMES.items():
-            prefixes.add_metric((cache, outcome), census.counters.get(counter, 0))
+            prefixes.add_metric((cache, outcome), figures.census.counters.get(counter, 0))
     yield prefixes

@@ -124,6 +124,8 @@ class Registry:
         self.by_pool: dict[int, CacheEntry] = {}
         self.by_token: dict[str, WorkerEntry] = {}
         self.by_id: dict[WorkerId, WorkerEntry] = {}
+        self.configured_tenants: dict[int, str] = {}
+        """The names of the tenants that have settings, by digest."""
         self._max_caches = max_caches
         self._max_workers = max_workers
         self._next_worker_id = (epoch << EPOCH_SHIFT) + 1
@@ -177,6 +179,11 @@ class Registry:
             message = "there is no cache yet; register one first"
             raise UnknownCacheError(message, resource="cache")
         return next(iter(self.caches.values()))
+
+    def tenant_names(self) -> dict[int, str]:
+        """Return the names of the tenants that have settings or a worker, by digest."""
+        attached = {one.tenant_digest: one.tenant for one in self.by_id.values()}
+        return self.configured_tenants | attached
 
     def take_pool_number(self) -> int:
         """Return a number for a cache's pools that was not given before."""

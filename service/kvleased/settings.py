@@ -127,6 +127,10 @@ class Settings(BaseModel):
     lease_seconds: Seconds = Field(
         default=30.0, description="Seconds after which a lease that was not renewed is quarantined."
     )
+    ageing_seconds: Seconds = Field(
+        default=5.0,
+        description="Seconds after which a request that waits for blocks rises to the next priority.",
+    )
     mover_seconds_max: Seconds = Field(
         default=30.0,
         description="Seconds that a mover may take for one batch before it is replaced.",

@@ -3,15 +3,13 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,99 +31,16 @@ from kvlease import (
     WrongStateError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
+from tests.acceptance.serving import ROOT, Serving, blocks_in_use, pool_of
 
 pytestmark = pytest.mark.acceptance
 
-ROOT = Path(__file__).parents[2]
 LAYERS = tuple(
     FullAttention(name=f"l{index}", num_kv_heads=1, head_size=16, dtype="float32")
     for index in range(2)
 )
 INPUTS = PlanInputs(layers=LAYERS, tokens_per_block=16, device_blocks=32, host_bytes=1 << 20)
 TOKENS = list(range(64))
-SECONDS_TO_START = 120.0
-
-
-class Serving:
-    """A daemon of its own, started from the command line."""
-
-    def __init__(self, runtime_dir: Path, *options: str) -> None:
-        self.runtime_dir = runtime_dir
-        self.options = options
-        self.start()
-
-    def start(self) -> None:
-        """Start the daemon."""
-        command = [
-            sys.executable,
-            "-m",
-            "kvleased",
-            "serve",
-            "--runtime-dir",
-            str(self.runtime_dir),
-        ]
-        options = ["--no-listen-tcp", "--drain-seconds", "0.1"]
-        self.log = (self.runtime_dir.parent / "log").open("w+")
-        self.process = subprocess.Popen(
-            [*command, *options, *self.options], cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT
-        )
-
-    def address(self, scheme: str) -> str:
-        """Return the daemon's address of one kind."""
-        sockets = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.sock"}
-        return f"{scheme}://{self.runtime_dir}/{sockets[scheme]}"
-
-    def wait_until_ready(self) -> None:
-        """Wait until every socket answers."""
-        self._poll(
-            lambda: all(
-                (self.runtime_dir / name).exists()
-                for name in ("kvlease.sock", "http.sock", "grpc.sock")
-            )
-        )
-        self._poll(self._answers)
-
-    def _answers(self) -> bool:
-        try:
-            with Client(self.address("grpc+unix")) as grpc, Client(self.address("unix")) as local:
-                return grpc.stats().epoch == local.stats().epoch
-        except Exception:  # noqa: BLE001 - whatever it is, it is not ready
-            return False
-
-    def _poll(self, is_done: Callable[[], bool]) -> None:
-        end = time.monotonic() + SECONDS_TO_START
-        while not is_done():
-            assert self.process.poll() is None, (
-                f"the daemon ended: {Path(self.log.name).read_text()}"
-            )
-            assert time.monotonic() < end, (
-                f"the daemon does not become ready: {Path(self.log.name).read_text()}"
-            )
-            time.sleep(0.02)
-
-    def kill_control(self) -> None:
-        """Kill the process that serves, which the supervisor starts again over the same memory."""
-        os.kill(self.control(), signal.SIGKILL)
-
-    def control(self) -> int:
-        """Return the process that serves."""
-        with Client(self.address("unix")) as client:
-            client.stats()
-            transport: Any = client._port.transport
-            peer = transport._pool._idle[0]._socket.getsockopt(
-                socket.SOL_SOCKET, socket.SO_PEERCRED, 12
-            )
-        return int.from_bytes(peer[:4], "little")
-
-    def stop(self) -> None:
-        """Stop the daemon, or kill it where it does not stop."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(20)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self.log.close()
 
 
 @pytest.fixture
@@ -144,12 +59,6 @@ def registered(serving: Serving, scheme: str = "unix") -> Client:
     client = Client(serving.address(scheme))
     client.register("demo", INPUTS)
     return client
-
-
-def blocks_in_use(client: Client) -> int:
-    """Count the device blocks that somebody holds."""
-    device = next(pool for pool in client.stats("demo").caches[0].pools if pool.tier == "device")
-    return device.reserved + device.ready_held + device.filling + device.quarantined
 
 
 def test_life_of_a_request_over_every_transport(daemon: Serving) -> None:
@@ -247,12 +156,6 @@ def test_bytes_are_shared_and_survive_eviction(daemon: Serving) -> None:
             client.evict(keys=keys)
 
 
-def pool_of(worker: Worker) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Return the device region, one row a block."""
-    assert worker.device is not None
-    return worker.device.reshape(worker.plan.num_blocks, worker.plan.bytes_per_block)
-
-
 def test_blocks_of_a_killed_worker_are_free_at_once(daemon: Serving) -> None:
     """A worker that gets SIGKILL leaves nothing behind."""
     program = f"""
@@ -272,9 +175,9 @@ sys.stdin.read()
         with child:
             assert child.stdout is not None
             assert child.stdout.readline() == "True\n"
-            assert blocks_in_use(client) == 20
+            assert blocks_in_use(client, "demo") == 20
             child.kill()
-        daemon._poll(lambda: blocks_in_use(client) == 0)
+        daemon.until(lambda: blocks_in_use(client, "demo") == 0)
 
 
 def test_worker_goes_on_after_the_daemon_was_killed(daemon: Serving) -> None:
@@ -336,10 +239,10 @@ def test_lease_whose_answer_was_lost_is_ended_though_the_pool_is_full(tmp_path: 
             os.kill(control, signal.SIGCONT)
 
             # Mostly the daemon grants it, and nobody learns of that; it may also find the caller gone before.
-            serving._poll(lambda: worker.reserve("all", num_tokens=32 * 16).is_live)
+            serving.until(lambda: worker.reserve("all", num_tokens=32 * 16).is_live)
 
             assert isinstance(lost.refusal, DeadlineError)
-            assert blocks_in_use(client) == 32
+            assert blocks_in_use(client, "demo") == 32
     finally:
         serving.stop()
 
@@ -356,7 +259,7 @@ def test_threads_of_a_worker_do_not_hold_each_other_back(daemon: Serving, scheme
             )
         )
         thread.start()
-        daemon._poll(lambda: client.stats("demo").caches[0].num_waiting == 1)
+        daemon.until(lambda: client.stats("demo").caches[0].num_waiting == 1)
 
         assert held.release()
 
@@ -425,7 +328,7 @@ def test_operator_ends_a_worker_whose_death_cannot_be_proven(daemon: Serving, sc
         num_ended = operator.detach(unwatched.worker_id)
 
         assert (unwatched.death_proof, num_ended) == ("none", 1)
-        assert blocks_in_use(operator) == 0
+        assert blocks_in_use(operator, "demo") == 0
 
 
 def test_detached_worker_stays_detached(daemon: Serving) -> None:

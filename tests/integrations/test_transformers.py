@@ -385,6 +385,39 @@ def test_evicted_windows_come_back(window_worker: Worker, windowed: Gemma3ForCau
     assert (made.recomputes, list(made.tokens)) == (0, plain(windowed, token_ids))
 
 
+def test_windows_of_a_conversation_come_back(
+    client: Client, window_worker: Worker, windowed: Gemma3ForCausalLM
+) -> None:
+    """A second turn goes on from the first one's blocks, down to the host pool and up again, and is preempted, too."""
+    token_ids = prompt(100)
+    first = generate(windowed, window_worker, token_ids, max_new_tokens=NUM_NEW, request_id="first")
+    longer = [*token_ids, *first.tokens, *prompt(12, seed=1)]
+    evicted = client.evict(cache="tests", num_blocks=2 * DEVICE_BLOCKS)
+
+    def preempt(cache: LeasedCache | None, num_new: int) -> None:
+        if num_new == 10:
+            assert cache is not None
+            assert window_worker.device is not None
+            assert cache.evict() > 0
+            # What was the lease's is anybody's now.
+            window_worker.device[window_worker.plan.bytes_per_block :] = 0xEE
+            cache.reload()
+
+    second = generate(
+        windowed,
+        window_worker,
+        longer,
+        max_new_tokens=NUM_NEW,
+        request_id="second",
+        on_step=preempt,
+    )
+
+    assert evicted.num_offloaded > 0
+    assert (second.device_hit_tokens + second.host_hit_tokens, second.recomputes) == (128, 0)
+    assert second.host_hit_tokens > 0
+    assert list(second.tokens) == plain(windowed, longer)
+
+
 def test_prompt_beyond_its_windows_is_refused_in_one_piece(
     window_worker: Worker, windowed: Gemma3ForCausalLM
 ) -> None:

@@ -1,5 +1,6 @@
 """Own the snapshot of a cache that metrics, stats and people read: all figures are of one instant."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ class Census:
     host: Mapping[str, int]
     num_leases: int
     num_waiting: int
+    waiting_by_priority: Mapping[int, int]
+    """Those of them that have come to a priority, by it."""
     num_workers: int
     num_pins: int
     num_copies: int
@@ -29,6 +32,7 @@ def census(state: CacheState) -> Census:
         host=_tier(state.host),
         num_leases=len(state.leases),
         num_waiting=len(state.waiting),
+        waiting_by_priority=Counter(waiter.priority for waiter in state.waiting),
         num_workers=len(state.workers),
         num_pins=len(state.pins),
         num_copies=len(state.flights),

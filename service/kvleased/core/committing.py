@@ -154,6 +154,7 @@ def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
     if state.device.has_classes:
         keep_class(state, lease, left)
     state.device.let_go(left)
+    state.counters["blocks_given_back"] += len(left)
     return len(left)
 
 

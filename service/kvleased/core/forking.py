@@ -24,7 +24,6 @@ from kvlease.errors import (
     DrainingError,
     IdReusedError,
     InvalidError,
-    PoolFullError,
     WrongStateError,
 )
 from kvlease.groups import Keeps
@@ -40,9 +39,11 @@ from kvleased.core.moving import deadline, supersede_ticket
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
-from kvleased.core.room import room
+from kvleased.core.refusals import fork_full
+from kvleased.core.room import num_available, room
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
+from kvleased.core.tenants import check_fits
 
 _READY: Final = int(State.READY)
 
@@ -130,6 +131,8 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
     if state.is_draining:
         raise DrainingError
     check_tokens(state, command.num_tokens)
+    if state.is_limited:
+        check_fits(state, parent.tenant, sum(state.covering.most(command.num_tokens)))
     num_computed = int(state.leases.rows.num_computed[parent.row])
     if command.num_tokens < num_computed:
         msg = (
@@ -216,36 +219,16 @@ def _newest_state(
 
 def _room_for(state: CacheState, parent: Lease, count: int) -> Ids:
     """Return free blocks for a fork, having evicted what was needed, or refuse it with numbers."""
-    device, leases, num_ahead = state.device, state.leases, len(state.waiting)
-    if not leases.free_rows:
-        raise PoolFullError(
-            f"all {len(leases)} leases are in use",
-            resource="leases",
-            need=1,
-            available=0,
-            limit=len(leases),
-            retry_after_ms=state.shape.retry_after_ms * (1 + num_ahead),
-        )
+    tenant, fresh = parent.tenant, None
+    if not state.leases.free_rows:
+        raise fork_full(state, tenant, count)
     if not count:
         return NOWHERE
-    available, fresh = device.num_available, None
-    if count <= available and not num_ahead:
-        fresh = room(state, count, parent.tenant, NOWHERE, may_wait=False)
-    if fresh is not None:
-        return fresh
-    if num_ahead:
-        reason = f"{num_ahead} calls wait before this one"
-    else:
-        reason = "the rest is held" if count > available else "another tenant's are scrubbed first"
-    raise PoolFullError(
-        f"{count} blocks are needed and {available} of {device.num_usable} can be had now: {reason}; "
-        "try again after retry_after_ms",
-        resource="device_blocks",
-        need=count,
-        available=available,
-        limit=device.num_usable,
-        retry_after_ms=state.shape.retry_after_ms * (1 + num_ahead),
-    )
+    if not len(state.waiting) and count <= num_available(state, tenant, NOWHERE):
+        fresh = room(state, count, tenant, NOWHERE, may_wait=False)
+    if fresh is None:
+        raise fork_full(state, tenant, count)
+    return fresh
 
 
 def _begin(state: CacheState, parent: Lease, command: Fork, now: float) -> Lease:

@@ -43,11 +43,9 @@ def check_tokens(state: CacheState, num_tokens: int) -> None:
         raise _never_fits(state, num_tokens)
 
 
-def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError | WrongStateError:
+def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError:
     """Explain why no lease will ever cover so many tokens."""
     shape, covering = state.shape, state.covering
-    if shape.why_no_leases:
-        return WrongStateError(shape.why_no_leases, resource="groups", rule="cannot_be_leased")
     longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
     need, asked = sum(most), ""
     if covering.is_simple:

@@ -11,7 +11,7 @@ from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.granting import num_fresh, num_missing
 from kvleased.core.holdings import holdings
-from kvleased.core.leases import Lease
+from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.room import num_available
 from kvleased.core.search import NOTHING, Match, match
 from kvleased.core.state import CacheState
@@ -59,15 +59,21 @@ def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
     need = _need(state, command, prefix, num_tokens)
     tenant = state.workers[waiter.worker_id]
     available = max(0, num_available(state, tenant, prefix.blocks))
-    if isinstance(command, Reserve) and not state.leases.free_rows:
-        reason = Reason.LEASES
-    elif num_ahead:
-        reason = Reason.POSITION
-    else:
-        reason = Reason.COPIES if need <= available else Reason.BLOCKS
+    reason = _reason(state, need, available, num_ahead, takes_row=isinstance(command, Reserve))
     return Shortage(
         need=need, available=available, reason=reason, num_ahead=num_ahead, prefix=prefix
     )
+
+
+def _reason(
+    state: CacheState, need: int, available: int, num_ahead: int, *, takes_row: bool
+) -> Reason:
+    if takes_row and not state.leases.free_rows:
+        return Reason.LEASES
+    if num_ahead:
+        return Reason.POSITION
+    is_coming = need <= available + _num_coming(state)
+    return Reason.COPIES if is_coming else Reason.BLOCKS
 
 
 def _prefix(state: CacheState, waiter: Waiter) -> Match:
@@ -102,7 +108,34 @@ def refusal(
     if state.is_terse:
         return PoolFullError(retry_after_ms=state.shape.retry_after_ms)
     lack = shortage(state, waiter, num_ahead)
-    tenant = state.workers[waiter.worker_id]
+    after = f"after {waited:.1f} s: " if waited else ""
+    then = "try again after retry_after_ms, or allow a longer wait_ms"
+    remedies = _remedies(state, waiter, lack)
+    return _full(state, state.workers[waiter.worker_id], lack, (after, then), remedies)
+
+
+def fork_full(state: CacheState, tenant: int, need: int) -> PoolFullError:
+    """Explain why a request cannot be forked now: a fork does not wait for room."""
+    num_ahead = len(state.waiting)
+    available = max(0, num_available(state, tenant, NOWHERE))
+    lack = Shortage(
+        need=need,
+        available=available,
+        reason=_reason(state, need, available, num_ahead, takes_row=True),
+        num_ahead=num_ahead,
+        prefix=NOTHING,
+    )
+    return _full(state, tenant, lack, ("", "try again after retry_after_ms"), ())
+
+
+def _full(
+    state: CacheState,
+    tenant: int,
+    lack: Shortage,
+    words: tuple[str, str],
+    remedies: tuple[str, ...],
+) -> PoolFullError:
+    """Return the refusal of a call of a tenant; `words` begin and end its message."""
     is_leases = lack.reason is Reason.LEASES
     num_leases = len(state.leases)
     resource, most = limit_of(state, tenant, lack.available)
@@ -111,16 +144,16 @@ def refusal(
         if is_leases
         else f"{lack.need} blocks are needed and {lack.available} of {most} can be had now"
     )
-    after = f"after {waited:.1f} s: " if waited else ""
+    after, then = words
     return PoolFullError(
-        f"{after}{short}: {_because(lack)}; try again after retry_after_ms, or allow a longer wait_ms",
+        f"{after}{short}: {_because(lack)}; {then}",
         resource="leases" if is_leases else resource,
         need=1 if is_leases else lack.need,
         available=0 if is_leases else lack.available,
         limit=num_leases if is_leases else most,
         retry_after_ms=patience(state, lack),
         rule=lack.reason.value,
-        remedies=_remedies(state, waiter, lack),
+        remedies=remedies,
         holdings=holdings(state, state.device, tenant),
     )
 

@@ -14,7 +14,7 @@ from kvleased.core.moving import attempt_reload
 from kvleased.core.refusals import busy, refusal, shortage
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back
-from kvleased.core.waiting import PRIORITY_MAX, WAIT_MS_MAX, Waitable, Waiter
+from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
 
 _SHARE_OF_PLACES: Final = 2
 """One tenant may have the places to wait, divided by this, while others are attached."""
@@ -55,13 +55,8 @@ def _check(state: CacheState, command: Waitable) -> None:
     if not 0 <= command.wait_ms <= WAIT_MS_MAX:
         msg = f"wait_ms is {command.wait_ms}, it must be from 0 to {WAIT_MS_MAX}"
         raise InvalidError(msg, resource="wait_ms", need=command.wait_ms, limit=WAIT_MS_MAX)
-    if not isinstance(command, Reserve):
-        return
-    if state.is_draining:
+    if state.is_draining and isinstance(command, Reserve):
         raise DrainingError
-    if not 0 <= command.priority <= PRIORITY_MAX:
-        msg = f"priority is {command.priority}, it must be from 0 to {PRIORITY_MAX}"
-        raise InvalidError(msg, resource="priority", need=command.priority, limit=PRIORITY_MAX)
 
 
 def _weigh(state: CacheState, waiter: Waiter) -> None:

@@ -27,8 +27,6 @@ class CacheShape:
     """Tokens of the longest admissible request; its blocks alone would admit a few more."""
     null_blocks: int = 0
     """Blocks at the start of the device pool that are never granted."""
-    why_no_leases: str = ""
-    """Why blocks of this cache cannot be leased; empty where they can. Then longest_request_tokens is 0."""
     max_leases: int = 1024
     """Rows of the block table, which bounds the live leases."""
     max_waiting: int = 256

@@ -42,6 +42,7 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
             first = len(part)
         leases.kernel.append(row, group, first, part[first:])
     state.device.let_go(left)
+    state.counters["blocks_given_back"] += len(left)
     state.tell("lease_trimmed", lease, num_blocks=len(left))
     return Outcome(reply=Trimmed(num_given_back=len(left)))
 

@@ -29,7 +29,7 @@ from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
-from kvleased.verbs.limits import with_tenants
+from kvleased.verbs.limits import named, with_tenants
 from kvleased.verbs.runner import Verb
 from kvleased.verbs.shapes import shape_of
 
@@ -134,6 +134,7 @@ class CacheVerbs:
         self, kept: Iterable[Kept], workers: Mapping[str, Mapping[WorkerId, int]], now: float
     ) -> None:
         """Bring back every cache whose regions were kept; `workers` are the living ones, by cache and tenant digest."""
+        self._registry.configured_tenants = named(self._settings.tenants, self.root_secret)
         found: dict[str, dict[str, Kept]] = {}
         for item in kept:
             if item.name.startswith(_PREFIX):

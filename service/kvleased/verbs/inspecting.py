@@ -71,7 +71,7 @@ def _tenants(
     registry: Registry, entry: CacheEntry, own: int | None, places: range
 ) -> pb.InspectResponse:
     """List the tenants at some places of the list; `own` is the digest of the only one to be seen, None sees all."""
-    names = {one.tenant_digest: one.tenant for one in registry.by_id.values()}
+    names = registry.tenant_names()
     seen = [one for one in entry.core.list_tenants() if own in (None, one.tenant_digest)]
     page = [(place + 1, one) for place, one in enumerate(seen) if place in places]
     return pb.InspectResponse(

@@ -1,6 +1,6 @@
 """Own the way from the tenants of the settings to the limits that a core works with; what they mean is told there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
@@ -20,13 +20,16 @@ def with_tenants(
     return replace(
         shape,
         tenants={
-            tenant_digest(tenant_key(root_secret, name)): _limits(
-                tenant, minima[name], usable_blocks
-            )
-            for name, tenant in tenants.items()
+            digest: _limits(tenants[name], minima[name], usable_blocks)
+            for digest, name in named(tenants, root_secret).items()
         },
         tenant_default=_limits(TenantSettings(), 0, usable_blocks),
     )
+
+
+def named(tenants: Iterable[str], root_secret: bytes) -> dict[int, str]:
+    """Return the names of tenants by the digests that the core knows them by."""
+    return {tenant_digest(tenant_key(root_secret, name)): name for name in tenants}
 
 
 def _minima(tenants: Mapping[str, TenantSettings], usable_blocks: int) -> dict[str, int]:

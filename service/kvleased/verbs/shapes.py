@@ -31,6 +31,7 @@ def shape_of(plan: CachePlan, settings: Settings) -> CacheShape:
         max_waiting=settings.max_waiting,
         max_pins=settings.max_pins,
         lease_seconds=settings.lease_seconds,
+        ageing_seconds=settings.ageing_seconds,
         retry_after_ms=settings.retry_after_ms,
         layout_digest=int(plan.layout_fingerprint[:16], 16),
     )

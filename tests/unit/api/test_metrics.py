@@ -9,12 +9,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvleased.core.census import Census
 from kvleased.metrics import BUCKETS, STATES, Metrics
+from kvleased.verbs.figures import Figures
 
 DEVICE = dict.fromkeys(STATES, 2) | {"ready_held": 1}
 CENSUS = Census(
-    device=DEVICE, host=dict.fromkeys(STATES, 0), num_leases=3, num_waiting=1, num_workers=2, num_pins=0, num_copies=0,
-    counters={"evictions": 5, "prefix_tokens_device": 64, "prefix_tokens_host": 16},
+    device=DEVICE, host=dict.fromkeys(STATES, 0), num_leases=3, num_waiting=1, waiting_by_priority={1: 1}, num_workers=2,
+    num_pins=0, num_copies=0,
+    counters={"evictions": 5, "prefix_tokens_device": 64, "prefix_tokens_host": 16, "blocks_forked": 4},
 )  # fmt: skip
+FIGURES = Figures(
+    census=CENSUS,
+    waiting={"low": 0, "normal": 0, "high": 1},
+    tenants={("chat", "used"): 9, ("chat", "held"): 8, ("chat", "pinned"): 7},
+)
 
 
 @pytest.fixture
@@ -22,7 +29,7 @@ def metrics() -> Metrics:
     """Metrics over one cache, with some calls and copies counted."""
     counted = Metrics()
     counted.epoch = 9
-    counted.watch_caches(lambda: {"demo": CENSUS})
+    counted.watch_caches(lambda: {"demo": FIGURES})
     for seconds in (10e-6, 60e-6, 50e-6, 9.0):
         counted.observe("reserve", "local", "OK", seconds)
     counted.observe("reserve", "rest", "POOL_FULL", 1e-3)
@@ -78,15 +85,26 @@ def test_buckets_hold_what_is_not_slower(metrics: Metrics) -> None:
 def test_snapshot_is_shown(metrics: Metrics) -> None:
     """Gauges and counters of the core appear under the names that operators know."""
     assert value(metrics, "kvlease_leases", cache="demo") == 3
-    assert value(metrics, "kvlease_waiting_requests", cache="demo") == 1
+    assert value(metrics, "kvlease_waiting_requests", cache="demo", priority="high") == 1
+    assert value(metrics, "kvlease_waiting_requests", cache="demo", priority="low") == 0
     assert value(metrics, "kvlease_workers", cache="demo") == 2
     assert value(metrics, "kvlease_evictions_total", cache="demo") == 5
+    assert value(metrics, "kvlease_blocks_forked_total", cache="demo") == 4
     assert value(metrics, "kvlease_prefix_tokens_total", cache="demo", outcome="device_hit") == 64
     assert value(metrics, "kvlease_prefix_tokens_total", cache="demo", outcome="computed") == 0
     assert (
         value(metrics, "kvlease_copy_bytes_total", direction="device_to_host", result="ok") == 4096
     )
     assert value(metrics, "kvlease_epoch") == 9
+
+
+def test_blocks_of_tenants_are_shown(metrics: Metrics) -> None:
+    """A tenant's held and pinned blocks are told beside all that it uses."""
+    name = "kvlease_tenant_blocks"
+
+    assert value(metrics, name, cache="demo", tenant="chat", state="used") == 9
+    assert value(metrics, name, cache="demo", tenant="chat", state="held") == 8
+    assert value(metrics, name, cache="demo", tenant="chat", state="pinned") == 7
 
 
 def test_nothing_is_created(metrics: Metrics) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
+from kvlease.errors import NeverFitsError, PoolFullError
 from kvlease.ids import Epoch, LeaseId
 from kvleased.core import Cache
 from kvleased.core import commands as c
@@ -92,17 +92,6 @@ def test_more_blocks_than_admissible_name_the_blocks() -> None:
     assert (refusal.value.resource, refusal.value.need, refusal.value.limit) == (
         "device_blocks", 3, 2,
     )  # fmt: skip
-
-
-def test_cache_without_leases_says_why() -> None:
-    """A cache whose blocks cannot be leased refuses every reserve as the wrong state, with the reason."""
-    cache = a_cache(8, longest_request_tokens=0, why_no_leases="two tables")
-
-    with pytest.raises(WrongStateError, match="two tables") as refusal:
-        ask(cache, 1)
-
-    assert refusal.value.rule == "cannot_be_leased"
-    assert cache.check() == []
 
 
 # Null blocks ----------------------------------------------------------------------------------------------------------

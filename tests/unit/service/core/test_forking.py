@@ -564,7 +564,7 @@ def test_fork_never_sees_another_tenants_bytes() -> None:
     others = reserve(cache, 2, "theirs", worker_id=STRANGER)
     release(cache, others.lease_id, worker_id=STRANGER)
 
-    with pytest.raises(PoolFullError, match="scrubbed first"):
+    with pytest.raises(PoolFullError, match="being made ready"):
         fork(cache, parent, 8)
     land(cache, started(cache))
 
@@ -578,7 +578,7 @@ def test_fork_overtakes_nobody() -> None:
     parent = computed(cache, 8, 6)
     wait_for(cache, 5, "first")
 
-    with pytest.raises(PoolFullError, match="1 calls wait") as refused:
+    with pytest.raises(PoolFullError, match="1 call waits") as refused:
         fork(cache, parent, 8)
 
     assert refused.value.retry_after_ms == 100

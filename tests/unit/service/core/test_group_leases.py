@@ -10,7 +10,7 @@ from kvlease.groups import GroupShape
 from kvlease.ids import LeaseId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted, Mapped, Reloaded, Stepped, Trimmed
+from kvleased.core.effects import Evicted, Mapped, Reloaded, Reserved, Stepped, Trimmed
 from kvleased.core.stepping import StepVerb
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
@@ -483,3 +483,35 @@ def test_row_of_an_ended_lease_shows_the_next_one_only_when_mapped(
 
     assert second.row == first.row
     assert not any(kernel_parts(cache, second.row))
+
+
+def test_blocks_given_back_have_the_class_of_their_lease() -> None:
+    """What a running request has left behind stays cached as long as what it still has."""
+    cache = cache_of(FULL, WINDOW, num_slots=0)
+    command = c.Reserve(
+        worker_id=WORKER, request_id="low", keys=chain(16), num_tokens=16, priority=0
+    )
+    older = reserve_tokens(cache, 8, "older")
+    commit_tokens(cache, older.lease_id, 8, chain(8, branch=1))
+    release(cache, older.lease_id)
+    lease = answer(cache.handle(command, 0.0), Reserved)
+    behind = places(cache, lease.row)[1][:2]
+
+    commit_tokens(cache, lease.lease_id, 16, chain(16))
+
+    assert list(cache._state.device.order)[:2] == behind[::-1]
+    assert cache.check() == []
+
+
+def test_refusal_names_no_tokens_where_one_more_takes_a_block_of_each_group() -> None:
+    """With one block left, a request that needs one of every group beyond its prefix gets nothing for fewer tokens."""
+    cache = cache_of(FULL, WINDOW, num_blocks=8, num_slots=0)
+    first = reserve_tokens(cache, 8, "first", chain(8))
+    commit_tokens(cache, first.lease_id, 8, chain(8))
+    reserve_tokens(cache, 4, "second")
+
+    with pytest.raises(PoolFullError) as refusal:
+        reserve_tokens(cache, 12, "third", chain(8))
+
+    assert (refusal.value.need, refusal.value.available) == (2, 1)
+    assert not any(one.startswith("num_tokens") for one in refusal.value.remedies)

@@ -375,7 +375,7 @@ def test_longer_wait_is_recommended_where_copies_make_room() -> None:
 
     error = woken(tick(cache, 5.0), ticket, PoolFullError)
 
-    assert (error.rule, error.retry_after_ms, error.remedies) == ("blocks", 25, ("wait_ms=10000",))
+    assert (error.rule, error.retry_after_ms, error.remedies) == ("copies", 25, ("wait_ms=10000",))
 
 
 def test_reload_of_keys_learns_how_many_there_is_room_for() -> None:

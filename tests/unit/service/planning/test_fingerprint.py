@@ -88,20 +88,6 @@ def test_capacities_are_not_told_apart(layout: Layout, changes: dict[str, object
     assert fingerprint(layout=layout.value, **changes) == fingerprint(layout=layout.value)
 
 
-def test_ranks_that_share_tokens_leave_the_fingerprint() -> None:
-    """How ranks share the tokens of a request moves no byte of any of them; the plan tells it all the same."""
-    tensor, context = (
-        ParallelInputs(tensor_ranks=2),
-        ParallelInputs(tensor_ranks=2, context_ranks=2),
-    )
-    fields = {"layers": (LAYER,), "tokens_per_block": 16, "device_bytes": 409600}
-    plain = plan(PlanInputs(**fields, parallel=tensor))  # type: ignore[arg-type]  # of several types
-    shared = plan(PlanInputs(**fields, parallel=context))  # type: ignore[arg-type]  # the same
-
-    assert shared.layout_fingerprint == plain.layout_fingerprint
-    assert (plain.context_ranks, shared.context_ranks) == (1, 2)
-
-
 def test_fingerprint_is_the_hex_of_32_bytes() -> None:
     """The digest is long enough that two layouts never meet."""
     assert len(bytes.fromhex(fingerprint())) == 32

@@ -1,0 +1,54 @@
+"""Own the figures of each cache at one instant, tenants by their names; how metrics call them is not known here."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvleased import checks
+from kvleased.core.cache import Cache
+from kvleased.core.census import Census
+from kvleased.registry import Registry
+
+OTHERS: Final = "(others)"
+"""The name under which the blocks of all tenants are counted that are neither configured nor attached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one cache has and does at one instant."""
+
+    census: Census
+    waiting: Mapping[str, int]
+    """Waiting calls by the priority that they have come to; they add up to those of the census."""
+    tenants: Mapping[tuple[str, str], int]
+    """Device blocks by tenant and state: "used", and of these "held" and "pinned"."""
+
+
+def figures(registry: Registry) -> dict[str, Figures]:
+    """Return the figures of every cache by its name."""
+    names = registry.tenant_names()
+    return {
+        entry.name: Figures(
+            census=(census := entry.core.census()),
+            waiting=_waiting(census),
+            tenants=_tenants(entry.core, names),
+        )
+        for entry in registry
+    }
+
+
+def _waiting(census: Census) -> dict[str, int]:
+    counts = census.waiting_by_priority
+    return {name: counts.get(priority, 0) for priority, name in enumerate(checks.PRIORITIES)}
+
+
+def _tenants(core: Cache, names: Mapping[int, str]) -> Counter[tuple[str, str]]:
+    # Who left long ago may have blocks yet; of such tenants there may be as many as blocks.
+    blocks: Counter[tuple[str, str]] = Counter()
+    for one in core.list_tenants():
+        name = names.get(one.tenant_digest, OTHERS)
+        blocks[name, "used"] += one.used_blocks
+        blocks[name, "held"] += one.held_blocks
+        blocks[name, "pinned"] += one.pinned_blocks
+    return blocks

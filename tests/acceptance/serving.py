@@ -1,0 +1,141 @@
+"""A daemon of a test's own, as processes that can be killed, and how its memory and its pools are looked at."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease import Client, UnavailableError, Worker
+
+ROOT = Path(__file__).parents[2]
+SECONDS_TO_START = 120.0
+
+
+class Serving:
+    """A daemon of its own, started from the command line."""
+
+    def __init__(self, runtime_dir: Path, *options: str) -> None:
+        self.runtime_dir = runtime_dir
+        self.options = options
+        self.start()
+
+    def start(self) -> None:
+        """Start the daemon."""
+        command = [
+            sys.executable,
+            "-m",
+            "kvleased",
+            "serve",
+            "--runtime-dir",
+            str(self.runtime_dir),
+        ]
+        options = ["--no-listen-tcp", "--drain-seconds", "0.1"]
+        self.log = (self.runtime_dir.parent / "log").open("w+")
+        self.process = subprocess.Popen(
+            [*command, *options, *self.options], cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT
+        )
+
+    def address(self, scheme: str) -> str:
+        """Return the daemon's address of one kind."""
+        sockets = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.sock"}
+        return f"{scheme}://{self.runtime_dir}/{sockets[scheme]}"
+
+    def wait_until_ready(self) -> None:
+        """Wait until every socket answers."""
+        self.until(
+            lambda: all(
+                (self.runtime_dir / name).exists()
+                for name in ("kvlease.sock", "http.sock", "grpc.sock")
+            )
+        )
+        self.until(self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            with Client(self.address("grpc+unix")) as grpc, Client(self.address("unix")) as local:
+                return grpc.stats().epoch == local.stats().epoch
+        except Exception:  # noqa: BLE001 - whatever it is, it is not ready
+            return False
+
+    def until(self, is_done: Callable[[], bool]) -> None:
+        """Wait until something is so, for as long as the daemon lives."""
+        end = time.monotonic() + SECONDS_TO_START
+        while not is_done():
+            assert self.process.poll() is None, (
+                f"the daemon ended: {Path(self.log.name).read_text()}"
+            )
+            assert time.monotonic() < end, (
+                f"what is waited for does not come: {Path(self.log.name).read_text()}"
+            )
+            time.sleep(0.02)
+
+    def kill_control(self) -> None:
+        """Kill the process that serves, which the supervisor starts again over the same memory."""
+        os.kill(self.control(), signal.SIGKILL)
+
+    def restart_control(self, worker: Worker) -> None:
+        """Kill the process that serves, and wait until the next one knows the worker."""
+        self.kill_control()
+        self.until(lambda: _is_heard(worker))
+
+    def control(self) -> int:
+        """Return the process that serves."""
+        with Client(self.address("unix")) as client:
+            client.stats()
+            transport: Any = client._port.transport
+            peer = transport._pool._idle[0]._socket.getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, 12
+            )
+        return int.from_bytes(peer[:4], "little")
+
+    def stop(self) -> None:
+        """Stop the daemon, or kill it where it does not stop."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.log.close()
+
+
+def _is_heard(worker: Worker) -> bool:
+    try:
+        worker.heartbeat()
+    except UnavailableError:
+        # On a busy machine the next process takes longer to start than a call waits for it.
+        return False
+    return True
+
+
+def blocks_in_use(client: Client, cache: str) -> int:
+    """Count the device blocks that somebody holds."""
+    device = next(pool for pool in client.stats(cache).caches[0].pools if pool.tier == "device")
+    return device.reserved + device.ready_held + device.filling + device.quarantined
+
+
+def pool_of(worker: Worker) -> NDArray[np.uint8]:
+    """Return the device region, one row a block."""
+    assert worker.device is not None
+    return worker.device.reshape(worker.plan.num_blocks, worker.plan.bytes_per_block)
+
+
+def command(address: str, *arguments: str) -> str:
+    """Run `kvlease` and return what it prints."""
+    program = Path(sys.executable).with_name("kvlease")
+    run = subprocess.run(
+        [program, *arguments, "--address", address],
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout

@@ -1,0 +1,287 @@
+"""A cache of full attention beside a sliding window over a long generation: memory, bytes, and a death on the way."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlease import (
+    Client,
+    EngineInputs,
+    FullAttention,
+    Lease,
+    PlanInputs,
+    SlidingWindow,
+    StateSpace,
+    Worker,
+)
+from kvlease.slots import TokenRuns, run_slots
+from tests.acceptance.serving import ROOT, Serving, blocks_in_use, pool_of
+
+pytestmark = pytest.mark.acceptance
+
+WINDOW_TOKENS = 64
+INPUTS = PlanInputs(
+    layers=(
+        FullAttention(name="full", num_kv_heads=1, head_size=16, dtype="float32"),
+        SlidingWindow(
+            name="window",
+            num_kv_heads=1,
+            head_size=16,
+            dtype="float32",
+            window_tokens=WINDOW_TOKENS,
+        ),
+    ),
+    tokens_per_block=16,
+    device_blocks=96,
+    null_blocks=1,
+    host_bytes=1 << 20,
+    longest_request_tokens=1024,
+    engine=EngineInputs(tokens_per_step=16),
+)
+STATES = PlanInputs(
+    layers=(
+        FullAttention(name="full", num_kv_heads=2, head_size=64, dtype="float16"),
+        StateSpace(name="state", shapes=((16, 64),), dtypes=("float32",)),
+    ),
+    tokens_per_block=16,
+    device_blocks=32,
+    null_blocks=1,
+    longest_request_tokens=320,
+    engine=EngineInputs(tokens_per_step=32, state_mode="align"),
+)
+NUM_PROMPT, NUM_TOKENS = 40, 640
+KILLED_AT = 317
+"""In the middle of a block, and of the generation."""
+MOST_WINDOW_BLOCKS = WINDOW_TOKENS // 16 + 1
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Give a daemon to this module."""
+    serving = Serving(tmp_path_factory.mktemp("hybrid") / "run")
+    try:
+        serving.wait_until_ready()
+        yield serving
+    finally:
+        serving.stop()
+
+
+@pytest.fixture
+def client(daemon: Serving) -> Iterator[Client]:
+    """Give a client of a cache that is new."""
+    with Client(daemon.address("unix"), on_doubt="raise") as client:
+        client.register("windows", INPUTS)
+        daemon.until(lambda: client.get_cache("windows").status == "ready")
+        yield client
+        daemon.until(lambda: client.stats("windows").caches[0].num_workers == 0)
+        client.delete_cache("windows")
+
+
+class Request:
+    """A request that writes something of its own for every token, and reads what attention would read."""
+
+    def __init__(self, worker: Worker, request_id: str, tokens: list[int]) -> None:
+        self.worker = worker
+        self.tokens = tokens
+        num_keys = (len(tokens) - 1) // 16
+        keys = worker.keys.chain(tokens[: num_keys * 16], 16)
+        self.lease: Lease = worker.reserve(
+            request_id, keys=keys, num_tokens=len(tokens), wait_ms=5000
+        )
+        self.done = self.lease.hit_tokens
+
+    def advance(self) -> None:
+        """Compute up to the last token, in as many pieces as windows need."""
+        while self.done < len(self.tokens):
+            self.lease.extend(len(self.tokens))
+            end = min(len(self.tokens), self.lease.covered_tokens)
+            for token in range(self.done, end):
+                self._write(token)
+            self.lease.commit(end, self.worker.keys.chain(self.tokens[:end], 16))
+            self.done = end
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Return group and token of everything that attention would read and that is not what was written."""
+        starts = (0, max(0, self.done - WINDOW_TOKENS + 1))
+        return [
+            (group, token)
+            for group, start in enumerate(starts)
+            for token in range(start, self.done)
+            if not (self._place(group, token) == self._bytes(group, token)).all()
+        ]
+
+    def _write(self, token: int) -> None:
+        for group in range(2):
+            self._place(group, token)[:] = self._bytes(group, token)
+
+    def _bytes(self, group: int, token: int) -> int:
+        return (self.tokens[token] * 2 + group) % 251 + 1
+
+    def _place(self, group: int, token: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        """Return the bytes of a token in a group, as if states simply followed each other."""
+        block = int(self.lease.blocks(group)[token // 16])
+        assert block, "a token that is read has a block"
+        width = self.worker.plan.bytes_per_block // 16
+        return pool_of(self.worker)[block, token % 16 * width : (token % 16 + 1) * width]
+
+
+def window_blocks(client: Client, request: Request) -> int:
+    """Return the blocks of the pool that are in use beside those of full attention."""
+    num_full = int(np.count_nonzero(request.lease.blocks(0)))
+    return blocks_in_use(client, "windows") - num_full
+
+
+def test_long_generation_takes_constant_blocks_for_its_window(
+    daemon: Serving, client: Client
+) -> None:
+    """The pool says so; a killed control process on the way costs neither the lease nor one byte."""
+    with client.attach("windows") as worker:
+        request = Request(worker, "long", list(range(NUM_PROMPT)))
+        lease_id, used = request.lease.lease_id, []
+        for token in range(NUM_PROMPT, NUM_TOKENS):
+            if token == KILLED_AT:
+                before = [request.lease.blocks(group).tolist() for group in range(2)]
+                daemon.restart_control(worker)
+                after = [request.lease.blocks(group).tolist() for group in range(2)]
+            request.advance()
+            request.tokens.append(token)
+            if token % 8 == 0:
+                used.append(window_blocks(client, request))
+        request.advance()
+
+        assert after == before
+        assert (request.lease.is_live, request.lease.lease_id) == (True, lease_id)
+        assert request.missing() == []
+        assert set(used[-60:]) <= {MOST_WINDOW_BLOCKS - 1, MOST_WINDOW_BLOCKS}
+        assert len(request.lease.blocks(0)) == NUM_TOKENS // 16
+
+
+def test_second_request_reads_what_the_first_one_computed(daemon: Serving, client: Client) -> None:
+    """A hit is as long as both groups have it, on the device, back from the host pool and after a restart."""
+    tokens = list(range(1000, 1200))
+    with client.attach("windows") as worker:
+        first = Request(worker, "first", tokens)
+        first.advance()
+        first.lease.release()
+
+        hits = []
+        for number in range(3):
+            if number == 1:
+                client.evict(cache="windows", num_blocks=96)
+            if number == 2:
+                daemon.restart_control(worker)
+            again = Request(worker, f"again {number}", tokens)
+            hits.append((again.lease.device_hit_tokens, again.lease.host_hit_tokens))
+            again.advance()
+            assert again.missing() == []
+            again.lease.release()
+
+    assert [sum(hit) for hit in hits] == [192, 192, 192]
+    assert hits[0] == hits[2] == (192, 0)
+    assert hits[1][1] > 0
+
+
+def test_fork_of_a_window_goes_on_by_itself(client: Client) -> None:
+    """The child has the parent's window, and both read the same before and their own behind."""
+    with client.attach("windows") as worker:
+        parent = Request(worker, "parent", list(range(200)))
+        parent.advance()
+        child = Request.__new__(Request)
+        child.worker, child.tokens, child.done = worker, list(range(200)), 200
+        child.lease = parent.lease.fork("child", 216)
+        assert child.missing() == []
+
+        child.tokens += range(500, 516)
+        parent.tokens += range(200, 216)
+        child.advance()
+        parent.advance()
+
+        assert child.missing() == parent.missing() == []
+
+
+def test_preempted_window_comes_back(daemon: Serving, client: Client) -> None:
+    """Evicted, its blocks overwritten by others, the daemon killed: a reload brings both groups' bytes back."""
+    with client.attach("windows") as worker:
+        request = Request(worker, "victim", list(range(300)))
+        request.advance()
+        request.lease.evict()
+        pool_of(worker)[1:] = 0xEE
+        daemon.restart_control(worker)
+
+        reloaded = request.lease.reload()
+
+        assert reloaded.num_tokens >= 300 - 300 % 16
+        assert request.missing() == []
+
+
+@pytest.mark.parametrize(
+    ("first_end", "hit_tokens"),
+    [pytest.param(32, 32, id="up to a block's end"), pytest.param(40, 0, id="all at once")],
+)
+def test_state_is_found_where_a_lease_was_made_to_end(
+    daemon: Serving, first_end: int, hit_tokens: int
+) -> None:
+    """A recurrent state has a block only at the end of what is covered; there another request finds its bytes."""
+    tokens = list(range(40))
+    with Client(daemon.address("unix"), on_doubt="raise") as client:
+        client.register("states", STATES)
+        daemon.until(lambda: client.get_cache("states").status == "ready")
+        with client.attach("states") as worker:
+            keys = worker.keys.chain(tokens, 16)
+            with worker.reserve("first", num_tokens=first_end) as lease:
+                pool_of(worker)[lease.blocks(1)[-1]] = 7
+                lease.commit(32, keys)
+                lease.extend(40)
+                lease.commit(40, b"")
+            second = worker.reserve("second", keys=keys, num_tokens=40)
+
+            assert second.hit_tokens == hit_tokens
+            found = pool_of(worker)[second.blocks(1)[1]] if hit_tokens else np.array(7)
+            assert (found == 7).all()
+        client.delete_cache("states")
+
+
+def test_example_of_a_hybrid_cache_runs(daemon: Serving) -> None:
+    """The example shows a window that moves on, and a fork that shares the rest."""
+    run = subprocess.run(
+        [sys.executable, str(Path(ROOT) / "examples" / "hybrid.py")],
+        env=os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    lines = run.stdout.splitlines()
+    assert "window [0, 0, 0, 0, 0, 14, 15, 16]" in lines[2]
+    assert "112 tokens can be found by others" in lines[-1]
+
+
+def test_code_of_the_concepts_page_runs(client: Client) -> None:
+    """The loop moves windows on to the end of a prompt, and the tables are those of the lease."""
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    loop, tables = (part.split("```")[0] for part in page.split("```python\n")[1:3])
+    computed: list[int] = []
+    with client.attach("windows") as worker, worker.reserve("r", num_tokens=200) as lease:
+        names: dict[str, Any] = {
+            "lease": lease,
+            "worker": worker,
+            "plan": worker.plan,
+            "tokens": list(range(200)),
+            "done": lease.hit_tokens,
+            "prefill": lambda tokens, _: computed.extend(tokens),
+        }
+        exec(loop, names)  # noqa: S102 - the page's own code
+        lease.map()
+        runs = TokenRuns(rows=[0], first_positions=[199], num_tokens=[1])
+        names |= {"step": [lease], "width": 16, "run_slots": run_slots, "runs": runs}
+        exec(tables, names)  # noqa: S102 - the page's own code
+
+        assert computed == list(range(200))
+        assert names["block_table"][0, :13].tolist() == lease.blocks(1).tolist()
+        assert names["slots"].tolist() == [lease.blocks(1)[12] * 16 + 199 % 16]
