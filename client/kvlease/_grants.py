@@ -1,6 +1,7 @@
 """Own what is known of one lease: its life and its blocks, by group; what calls mean for it is the session's."""
 
 from collections.abc import Sequence
+from itertools import chain, dropwhile
 from typing import Final
 
 import numpy as np
@@ -98,6 +99,11 @@ class Grant:
         parts.append(packed)
         self._count(self.num_blocks + len(packed) // _BYTES_PER_BLOCK_ID)
 
+    def unknown(self, packed: bytes, num_added: Sequence[int]) -> tuple[bytes, Sequence[int]]:
+        """Return what an extend brought less what is known from the table, which has other ranks' blocks, too."""
+        ids = np.frombuffer(packed, "<i4")
+        return ids[~np.isin(ids, self.block_ids)].tobytes(), num_added
+
     def reach(self, num_tokens: int) -> int:
         """Return how many of so many tokens an extend covers at once."""
         return num_tokens
@@ -188,6 +194,14 @@ class GroupedGrant(Grant):
                 places.extend([_NO_BLOCK] * (end - len(places) - len(ids)))
             places.extend(ids)
         self._settle(self.num_blocks + sum(map(len, added)))
+
+    def unknown(self, packed: bytes, num_added: Sequence[int]) -> tuple[bytes, Sequence[int]]:
+        """Return what an extend brought less what each group is known to have, which comes first."""
+        parts = []
+        for places, ids in zip(self._places, self._split(packed, num_added), strict=True):
+            parts.append(list(dropwhile({*places}.__contains__, ids)))
+        counts = [len(part) for part in parts]
+        return np.array(list(chain.from_iterable(parts)), "<i4").tobytes(), counts
 
     def reach(self, num_tokens: int) -> int:
         """Return how many of so many tokens an extend covers: a window must move on before it covers more."""

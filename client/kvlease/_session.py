@@ -198,14 +198,17 @@ class Session:
         with self.lock:
             self._floors.remove(floor)
 
-    def is_leftover(self, lease_id: int) -> bool:
+    def is_leftover(self, granted: pb.ReserveResponse) -> bool:
         """Tell whether a lease was granted to an earlier reserve, whose answer was lost.
 
         An inventory may have left it out, so a heartbeat on its way may be ending it right now: it must not be used.
         One above the floor of any reserve on its way is none: no inventory so far spoke of it, and it may be that
         reserve's. Called while a reserve is on its way.
+
+        Where another rank was granted the lease, what counts is the id under which this one joined it.
         """
-        return lease_id not in self.grants and lease_id <= min(self._floors)
+        came_as = granted.joined_id or granted.lease_id
+        return granted.lease_id not in self.grants and came_as <= min(self._floors)
 
     def enter(self, grant: Grant, response: pb.ReserveResponse, epoch: int) -> Grant | None:
         """Take over a granted lease; an id that we have keeps its grant.
@@ -219,7 +222,7 @@ class Session:
             known = self.grants.get(lease_id)
             if known is not None:
                 return known
-            if self.is_leftover(lease_id):
+            if self.is_leftover(response):
                 return None
             grant.lease_id, grant.row = lease_id, response.row
             grant.cover(response.covered_tokens)
@@ -229,19 +232,22 @@ class Session:
             grant.compute(response.device_hit_tokens + response.host_hit_tokens)
             grant.is_live, grant.refusal = True, None
             self.grants[lease_id] = grant
-            self._newest_lease_id = max(self._newest_lease_id, lease_id)
+            came_as = response.joined_id or lease_id
+            self._newest_lease_id = max(self._newest_lease_id, came_as)
             return grant
 
     def extended(self, added: Iterable[Added], epoch: int) -> None:
         """Add blocks to leases, and make sure that each covers what it should, else it is lost."""
-        doubtful = self.doubtful
+        doubtful, is_apart = self.doubtful, bool(self.request.engine)
         with self.lock:
             grant_of, is_same_life = self.grants.get, self.link.epoch == epoch
             for lease_id, packed, num_added, num_tokens, covered_tokens in added:
                 grant = grant_of(lease_id)
                 if grant is None:
                     continue
-                if is_same_life:
+                if is_same_life and is_apart:
+                    grant.add(*grant.unknown(packed, num_added), num_tokens)
+                elif is_same_life:
                     grant.add(packed, num_added, num_tokens)
                 else:
                     self._recall(grant)

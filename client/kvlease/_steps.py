@@ -71,7 +71,7 @@ def _granted(
         return grant
     if entered := session.enter(grant, answer.granted, epoch):
         return entered
-    if session.is_leftover(answer.granted.lease_id):
+    if session.is_leftover(answer.granted):
         yield from _flows.attempts(session.link, _calls.release(answer.granted.lease_id))
     return (yield from _verbs.reserve(session, spec, 0))
 

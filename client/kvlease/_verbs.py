@@ -65,7 +65,7 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
             granted = ask.read(response)
             if entered := session.enter(grant, granted, epoch):
                 return entered
-            if session.is_leftover(granted.lease_id):
+            if session.is_leftover(granted):
                 yield from _flows.attempts(link, _calls.release(granted.lease_id))
         message = f"the daemon restarted {_flows.ATTACHES_MAX} times while request {request_id!r} was reserved"
         raise UnavailableError(message)

@@ -126,7 +126,9 @@ class Daemon:
         self._keeper.start(self)
         self._caches.root_secret = self._workers.root_secret = await self._load_root_secret(kept)
         living = self._workers.living(kept)
-        self._caches.recover(kept, self._workers.tenants(living), monotonic())
+        self._caches.recover(
+            kept, self._workers.tenants(living), self._workers.places(living), monotonic()
+        )
         self._workers.recover(living)
         self._tick()
         _LOG.info(

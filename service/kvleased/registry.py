@@ -114,6 +114,11 @@ class WorkerEntry:
         """64 bits that name the tenant in the core, never 0."""
         return tenant_digest(self.tenant_key)
 
+    @property
+    def engine_digest(self) -> int:
+        """64 bits that name the tenant's engine in the core; 0 where it calls for all ranks."""
+        return engine_digest(self.tenant_key, self.engine)
+
 
 class Registry:
     """All caches and workers."""
@@ -249,3 +254,10 @@ def tenant_key(root_secret: bytes, tenant: str) -> bytes:
 def tenant_digest(key: bytes) -> int:
     """Return 64 bits that name the tenant of a key in the core, never 0."""
     return int.from_bytes(blake3(key).digest(8), "little") or 1
+
+
+def engine_digest(key: bytes, engine: str) -> int:
+    """Return 64 bits that name an engine of the tenant of a key in the core, 0 where there is no name."""
+    if not engine:
+        return 0
+    return int.from_bytes(blake3(engine.encode(), key=key).digest(8), "little") or 1

@@ -662,7 +662,7 @@ class ReserveRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., retain_seconds: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("lease_id", "block_ids", "device_hit_tokens", "host_hit_tokens", "row", "num_blocks", "covered_tokens")
+    __slots__ = ("lease_id", "block_ids", "device_hit_tokens", "host_hit_tokens", "row", "num_blocks", "covered_tokens", "joined_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -670,6 +670,7 @@ class ReserveResponse(_message.Message):
     ROW_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     block_ids: bytes
     device_hit_tokens: int
@@ -677,7 +678,8 @@ class ReserveResponse(_message.Message):
     row: int
     num_blocks: bytes
     covered_tokens: int
-    def __init__(self, lease_id: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., device_hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., row: _Optional[int] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ...) -> None: ...
+    joined_id: int
+    def __init__(self, lease_id: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., device_hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., row: _Optional[int] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ..., joined_id: _Optional[int] = ...) -> None: ...
 
 class MapRequest(_message.Message):
     __slots__ = ("lease_id",)

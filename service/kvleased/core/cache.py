@@ -13,6 +13,7 @@ from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
 from kvleased.core.effects import Effect, Outcome, Wake
 from kvleased.core.listing import LeaseFacts, PinFacts, list_leases, list_pins
+from kvleased.core.ranks import NO_PLACES, Place
 from kvleased.core.records import CacheRecords
 from kvleased.core.recovery import recover
 from kvleased.core.seating import pump
@@ -67,10 +68,14 @@ class Cache:
         epoch: Epoch,
         workers: Mapping[WorkerId, int],
         now: float,
+        places: Mapping[WorkerId, Place] = NO_PLACES,
     ) -> Self:
-        """Go on over the records of an earlier life; `workers` are those whose processes live, by tenant digest."""
+        """Go on over the records of an earlier life.
+
+        `workers` are those whose processes live, by tenant digest; `places` are what some of them are to their engines.
+        """
         cache = cls(shape, records, epoch)
-        recover(cache._state, workers, now)
+        recover(cache._state, workers, places, now)
         return cache
 
     def __repr__(self) -> str:

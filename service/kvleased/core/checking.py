@@ -17,6 +17,7 @@ from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import Phase
 from kvleased.core.place_checks import place_violations
 from kvleased.core.pool import Ids, Pool
+from kvleased.core.rank_checks import rank_violations
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.tenants import tenant_violations
@@ -95,6 +96,7 @@ def violations(state: CacheState) -> list[str]:
         *lost,
         *_rows(state),
         *place_violations(state),
+        *rank_violations(state),
         *_books(state),
         *_flights(state),
         *_loading(state),
@@ -260,7 +262,11 @@ def _rows(state: CacheState) -> list[str]:
             found.append(f"row {lease.row} is in another phase than its lease")
         if is_published and lease.phase in _NOT_TO_BE_SEEN:
             found.append(f"row {lease.row} is published while its lease is {lease.phase.name}")
-    active = {lease.row: lease.worker_id for lease in leases if lease.phase is _ACTIVE}
+    active = {
+        lease.row: lease.worker_id
+        for lease in leases
+        if lease.phase is _ACTIVE and lease.members is None
+    }
     workers = state.leases.active_worker.tolist()
     if {row: worker_id for row, worker_id in enumerate(workers) if worker_id} != active:
         found.append("the rows that count as active are not those of active leases")
@@ -280,9 +286,11 @@ def _books(state: CacheState) -> list[str]:
     leases = state.leases
     if {lease_id for own in leases.by_worker.values() for lease_id in own} != leases.by_id.keys():
         found.append("the leases by worker are not the leases")
-    if len(leases.by_request) != len(leases.by_id) or any(
-        leases.by_id[lease_id].worker_id != worker_id
-        for (worker_id, _), lease_id in leases.by_request.items()
+    by_request = leases.by_request.values()
+    unnamed = leases.by_id.keys() - by_request
+    if any(leases.by_id[lease_id].members is None for lease_id in unnamed) or any(
+        leases.by_id[lease_id].holder != holder
+        for (holder, _), lease_id in leases.by_request.items()
     ):
         found.append("the leases by request are not the leases")
     return found

@@ -11,6 +11,9 @@ class Attach:
     worker_id: WorkerId
     tenant_digest: int
     """64 bits that name the tenant; 0 is not a tenant."""
+    engine: int = 0
+    """64 bits that name the tenant's engine whose rank this is; 0: the process calls for all ranks."""
+    rank: int = 0
 
 
 @message

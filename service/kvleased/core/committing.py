@@ -12,6 +12,7 @@ from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Rel
 from kvleased.core.ending import renew
 from kvleased.core.granting import pack_counts
 from kvleased.core.holdings import holdings
+from kvleased.core.joining import agreed_commit
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.marks import Words, key_words
 from kvleased.core.phases import Phase
@@ -43,6 +44,9 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
         msg = f"the lease is {lease.phase.name.lower()}, only one on the device can be committed"
         raise WrongStateError(msg)
     _check_keys(state, lease, command)
+    said = command
+    if lease.members is not None:
+        command = agreed_commit(state, lease.members, said)
     named = _named(state, lease, command)
     is_ready = state.device.records.state[named.blocks] == _READY
     if is_ready.any():
@@ -61,6 +65,8 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
     state.counters["blocks_committed"] += len(new)
     state.counters["blocks_duplicate"] += num_duplicates
     num_given_back = _move_on(state, lease, command.num_tokens)
+    if lease.members is not None:
+        lease.members.note(said.worker_id, said.num_tokens)
     return Outcome(
         reply=Committed(
             num_committed=len(new), num_duplicates=num_duplicates, num_given_back=num_given_back

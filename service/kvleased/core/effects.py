@@ -51,6 +51,8 @@ class Reserved:
     """Packed int32: ids of each group; empty where there is one group."""
     covered_tokens: int
     """Tokens that may be computed now."""
+    joined_id: LeaseId = _NO_LEASE
+    """Of a rank that joined a lease: the id under which it did; 0 where that is the lease's own."""
 
 
 @message

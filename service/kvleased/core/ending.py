@@ -4,13 +4,21 @@ from typing import Final
 
 import numpy as np
 
-from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError, UnknownWorkerError
-from kvlease.ids import LeaseId
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+    WrongStateError,
+)
+from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
 from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
 from kvleased.core.leases import Lease
+from kvleased.core.parting import part
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
+from kvleased.core.ranks import RANKS_MAX, Place
 from kvleased.core.retention import keep_class
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
@@ -60,13 +68,17 @@ def _answer_waiting(state: CacheState, lease: Lease, reason: KVLeaseError | None
 
 
 def release(state: CacheState, command: Release, now: float) -> Outcome:
-    """End a lease by its owner's word; a lease that has ended already is an answered no-op."""
-    del now
+    """End a lease by its owner's word; a lease that has ended already is an answered no-op.
+
+    Where ranks share it, that is the word of the last of them.
+    """
     state.tenant_of(command.worker_id)
     if command.lease_id not in state.leases.by_id:
         state.counters["releases_unknown"] += 1
         return Outcome(reply=Released(released=False))
     lease = state.lease_of(command)
+    if lease.members is not None and part(state, lease, command.worker_id, now):
+        return Outcome(reply=Released(released=True))
     if lease.phase is _ACTIVE:
         state.leaving.append(state.leases.blocks_of(lease))
         if state.device.has_classes:
@@ -127,13 +139,31 @@ def attach(state: CacheState, command: Attach, now: float) -> Outcome:
     if command.tenant_digest == 0:
         msg = "tenant_digest is 0, which stands for no tenant"
         raise InvalidError(msg)
+    if command.engine:
+        _sit(state, command)
     state.workers[command.worker_id] = command.tenant_digest
     return Outcome(reply=Done())
 
 
+def _sit(state: CacheState, command: Attach) -> None:
+    """Give a worker its place in its engine, unless another one that lives has it."""
+    num_ranks = min(state.shape.num_ranks, RANKS_MAX)
+    if not 0 <= command.rank < num_ranks:
+        msg = f"rank is {command.rank}; the ranks that can call apart are 0 to {num_ranks - 1}"
+        raise InvalidError(msg, resource="rank", need=command.rank, limit=num_ranks - 1)
+    place = Place(command.engine, command.rank)
+    other = state.ranks.worker_at(place)
+    if other is not None:
+        msg = (
+            f"worker {other} is rank {command.rank} of this engine already; end its process or detach it, "
+            "or attach under another engine or rank"
+        )
+        raise WrongStateError(msg, resource="rank", rule="rank_is_there")
+    state.ranks.sit(command.worker_id, place)
+
+
 def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> Outcome:
     """End a worker and all that is its own; a second time changes nothing."""
-    del now
     worker_id = command.worker_id
     if state.workers.pop(worker_id, None) is None:
         if isinstance(command, Detach):
@@ -144,8 +174,11 @@ def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> O
         state.wake(waiter.ticket, UnknownWorkerError("the worker ended while the call waited"))
     lease_ids = sorted(state.leases.by_worker.get(worker_id, ()))
     for lease_id in lease_ids:
-        end_lease(state, state.leases.by_id[lease_id])
+        lease = state.leases.by_id[lease_id]
+        if not part(state, lease, worker_id, now):
+            end_lease(state, lease)
     state.leases.by_worker.pop(worker_id, None)
+    state.ranks.rise(worker_id)
     return Outcome(reply=Detached(num_leases=len(lease_ids)))
 
 
@@ -162,15 +195,18 @@ def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
     for lease_id in kept:
         renew(state, state.leases.by_id[lease_id], now)
     settled_before = now - state.shape.lease_seconds / _ORPHAN_AGE_SHARE
-    orphans = [
-        lease
-        for lease in (state.leases.by_id[lease_id] for lease_id in own - kept)
-        if lease.phase is not Phase.LOADING
-        and lease.lease_id <= command.newest_lease_id
-        and lease.granted_at < settled_before
-    ]
+    orphans = []
+    for lease in (state.leases.by_id[lease_id] for lease_id in own - kept):
+        known_as, answered_at = _answered(lease, command.worker_id)
+        if (
+            lease.phase is not Phase.LOADING
+            and known_as <= command.newest_lease_id
+            and answered_at < settled_before
+        ):
+            orphans.append(lease)
     for lease in orphans:
-        end_lease(state, lease)
+        if not part(state, lease, command.worker_id, now):
+            end_lease(state, lease)
         state.counters["leases_orphaned"] += 1
     return Outcome(
         reply=Beat(
@@ -179,3 +215,11 @@ def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
             newest_lease_id=LeaseId(state.newest_id),
         )
     )
+
+
+def _answered(lease: Lease, worker_id: WorkerId) -> tuple[LeaseId, float]:
+    """Return under which id a worker was told of a lease, and when."""
+    if lease.members is None:
+        return lease.lease_id, lease.granted_at
+    member = lease.members.present[worker_id]
+    return member.joined_id, max(member.granted_at, lease.granted_at)

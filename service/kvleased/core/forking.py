@@ -15,6 +15,7 @@ A fork never waits for room, only for its copies. Until it is answered the paren
 that are copied. The flight holds them, so that neither the parent's end nor its eviction lets anybody else write them.
 """
 
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,15 +28,17 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvlease.groups import Keeps
-from kvlease.ids import LeaseId
+from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Fork, Reserve
 from kvleased.core.covering import Covering
 from kvleased.core.effects import Forked, Outcome
 from kvleased.core.ending import renew
 from kvleased.core.flights import Purpose
 from kvleased.core.granting import check_tokens, reserved
+from kvleased.core.joining import check_no_states, find, is_same, join
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.moving import deadline, supersede_ticket
+from kvleased.core.parting import joined_id, wait_beside
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
@@ -69,10 +72,11 @@ class _Row(NamedTuple):
 def fork(state: CacheState, command: Fork, now: float) -> Outcome:
     """Lease the blocks of a running request to a second one; a repeated fork is answered with the first one's lease."""
     state.tenant_of(command.worker_id)
-    lease = state.leases.find(command.worker_id, command.request_id)
+    lease = find(state, command)
     if lease is not None:
         return _repeat(state, lease, command, now)
     parent = state.lease_of(command)
+    check_no_states(parent.members, "forked")
     renew(state, parent, now)
     if parent.phase is not Phase.ACTIVE:
         msg = f"the lease is {parent.phase.name.lower()}, only an active one can be forked"
@@ -101,29 +105,28 @@ def finish_fork(state: CacheState, lease: Lease, now: float) -> Forked:
     lease.granted_at, lease.deadline = now, now + state.shape.lease_seconds
     if lease.phase is Phase.LOADING:
         state.leases.enter(lease, Phase.ACTIVE)
-    return _forked(state, lease)
+    return _forked(state, lease, lease.worker_id)
 
 
-def _forked(state: CacheState, lease: Lease) -> Forked:
+def _forked(state: CacheState, lease: Lease, worker_id: WorkerId) -> Forked:
     return Forked(
-        lease=reserved(state, lease), num_shared=lease.num_shared, num_copied=lease.num_copied
+        lease=replace(reserved(state, lease), joined_id=joined_id(lease, worker_id)),
+        num_shared=lease.num_shared,
+        num_copied=lease.num_copied,
     )
 
 
 def _repeat(state: CacheState, lease: Lease, command: Fork, now: float) -> Outcome:
-    first = lease.request
-    is_same = isinstance(first, Fork) and (first.lease_id, first.num_tokens) == (
-        command.lease_id,
-        command.num_tokens,
-    )
-    # After a restart nobody knows any more what was asked for.
-    if first is not None and not is_same:
+    if not is_same(lease.request, command):
         msg = f"request {command.request_id} has a lease of another kind; release it, or use another id"
         raise IdReusedError(msg)
+    join(state, lease, command.worker_id, now)
+    if lease.members is not None and lease.phase is Phase.LOADING:
+        return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
     if lease.phase is Phase.LOADING:
         return supersede_ticket(state, lease, command.wait_ms, now)
     renew(state, lease, now)
-    return Outcome(reply=_forked(state, lease))
+    return Outcome(reply=_forked(state, lease, command.worker_id))
 
 
 def _check(state: CacheState, parent: Lease, command: Fork) -> None:
@@ -140,11 +143,12 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
             "ask for at least those"
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=num_computed)
+    holder_of = state.ranks.holder_of
     for waiter in state.waiting:
         waiting = waiter.command
         if (
             isinstance(waiting, Reserve)
-            and waiter.worker_id == command.worker_id
+            and holder_of(waiter.worker_id) == holder_of(command.worker_id)
             and waiting.request_id == command.request_id
         ):
             msg = f"request {command.request_id} waits for a lease already; use another id"
@@ -235,7 +239,7 @@ def _begin(state: CacheState, parent: Lease, command: Fork, now: float) -> Lease
     """Return a new lease, which has nothing yet."""
     return Lease(
         lease_id=LeaseId(state.next_id()),
-        worker_id=parent.worker_id,
+        worker_id=command.worker_id,
         tenant=parent.tenant,
         request=command,
         row=state.leases.free_rows.pop(),
@@ -244,6 +248,7 @@ def _begin(state: CacheState, parent: Lease, command: Fork, now: float) -> Lease
         granted_at=now,
         device_hit_tokens=int(state.leases.rows.num_computed[parent.row]),
         moving_to=NOWHERE,
+        members=state.ranks.members_for(command.worker_id),
     )
 
 

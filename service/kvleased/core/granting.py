@@ -179,6 +179,7 @@ def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Leas
         device_hit_tokens=device_tokens,
         host_hit_tokens=prefix.hit_tokens - device_tokens,
         moving_to=NOWHERE,
+        members=state.ranks.members_for(command.worker_id) if state.ranks.places else None,
     )
 
 
@@ -334,8 +335,11 @@ def unextended(state: CacheState, lease: Lease, num_tokens: int) -> Extended:
 def growth_of(state: CacheState, lease: Lease, num_tokens: int) -> tuple[Counts, Counts]:
     """Return where the fresh places of a lease begin and end, [1, groups], so that it covers so many tokens."""
     rows, row = state.leases.rows, lease.row
+    num_computed = rows.num_computed[row : row + 1].astype(np.int64)
+    if lease.members is not None:
+        num_computed = np.array([lease.members.furthest(int(num_computed[0]))])
     return state.covering.growth(
-        rows.num_computed[row : row + 1].astype(np.int64),
+        num_computed,
         np.array([num_tokens]),
         rows.num_blocks[row : row + 1].astype(np.int64),
     )

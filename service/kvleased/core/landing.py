@@ -11,6 +11,8 @@ Cases at the end of a flight:
 - lost, the mover saying nothing: the same for the leases, but both ends stay held until the mover speaks or is dead.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +34,10 @@ from kvleased.core.ending import end_lease, expire
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
+from kvleased.core.joining import request_of
 from kvleased.core.leases import Lease
 from kvleased.core.moving import finish_evict, finish_reload, here
+from kvleased.core.parting import calls_beside, end_late_evicts, hang_up, shed_late
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.refusals import flight_late, lease_late
@@ -278,6 +282,7 @@ def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
     request, ticket = lease.request, lease.ticket
     assert isinstance(request, Reserve), "nobody loads after a restart"
     assert ticket is not None, "a loading lease ends with its caller"
+    calls = calls_beside(state, lease)
     lease.ticket = None
     end_lease(state, lease)
     waiter = Waiter(
@@ -288,7 +293,16 @@ def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
         skip_host=skip_host,
         device_hit_blocks_max=lease.device_hit_tokens // state.shape.hit_tokens,
     )
-    state.waiting.rejoin(waiter)
+    # Each rank's call by itself; the one that came first is the first again.
+    for call in reversed(calls):
+        own = replace(request, worker_id=call.worker_id)
+        name = request_of(state, own)
+        state.waiting.rejoin(
+            replace(waiter, ticket=call.ticket, command=own, worker_id=call.worker_id,
+                    deadline=call.deadline, request=name)
+        )  # fmt: skip
+    if not calls:
+        state.waiting.rejoin(waiter)
 
 
 def _call_off(
@@ -311,8 +325,12 @@ def tick(state: CacheState, command: Tick, now: float) -> Outcome:
     del command
     end_waits(state, now)
     for lease in list(state.leases.by_id.values()):
+        if lease.members is not None:
+            end_late_evicts(state, lease.members, now)
         if lease.ticket is not None and lease.ticket_deadline <= now:
-            _give_up(state, lease, lease_late(state, lease))
+            error = lease_late(state, lease)
+            if not shed_late(state, lease, error, now):
+                _give_up(state, lease, error)
         elif lease.phase in (Phase.ACTIVE, Phase.EVICTED) and lease.deadline <= now:
             expire(state, lease)
     for flight in state.flights.values():
@@ -327,6 +345,8 @@ def _give_up(state: CacheState, lease: Lease, error: KVLeaseError | None) -> Non
     lease.next_reload = None
     if error is not None:
         state.wake(ticket, error)
+    else:
+        state.beside.pop(ticket or 0, None)
     if lease.phase is Phase.LOADING:
         end_lease(state, lease)
 
@@ -334,7 +354,7 @@ def _give_up(state: CacheState, lease: Lease, error: KVLeaseError | None) -> Non
 def cancel(state: CacheState, command: Cancel, now: float) -> Outcome:
     """Forget a waiting caller; a lease that only it would have learned of ends."""
     del now
-    if state.waiting.leave(command.ticket) is not None:
+    if state.waiting.leave(command.ticket) is not None or hang_up(state, command.ticket):
         return Outcome(reply=Done())
     for lease in list(state.leases.by_id.values()):
         if lease.ticket == command.ticket:

@@ -19,6 +19,7 @@ from kvleased.core.covering import Covering
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
 from kvleased.core.pool import Ids
+from kvleased.core.ranks import Member, Members
 from kvleased.core.records import NULL, LeaseRows
 
 _ACTIVE: Final = Phase.ACTIVE
@@ -34,6 +35,7 @@ class Lease:
 
     lease_id: LeaseId
     worker_id: WorkerId
+    """Whose it is; where ranks share it, one of them."""
     tenant: int
     request: Reserve | Fork | None
     """What was asked for; None after a restart."""
@@ -60,6 +62,13 @@ class Lease:
     """While EVICTING: the ticket is of this call, which wants the lease back once it is down."""
     moving_to: Ids
     """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in the order of `blocks_of`."""
+    members: Members | None = None
+    """The ranks that share it; None where a process calls for all of them."""
+
+    @property
+    def holder(self) -> int:
+        """Whose request it is for: the worker's, or the engine's."""
+        return self.worker_id if self.members is None else -self.members.engine
 
 
 class LeaseBook:
@@ -74,7 +83,8 @@ class LeaseBook:
         """The end of the places in use of the first group: where a cache is simple, of all there are."""
         self._num_published: NDArray[np.int32] = kernel.rows.num_published[:, 0]
         self.by_id: dict[LeaseId, Lease] = {}
-        self.by_request: dict[tuple[WorkerId, int], LeaseId] = {}
+        self.by_request: dict[tuple[int, int], LeaseId] = {}
+        """By holder and digest of the request; where an engine has asked for one anew, its newest lease."""
         self.by_worker: dict[WorkerId, set[LeaseId]] = {}
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
         self._last_row: NDArray[np.intp] = np.zeros(_places(len(rows.lease_id)), np.intp)
@@ -123,9 +133,9 @@ class LeaseBook:
         ends = self.rows.num_blocks[row].tolist()
         return [self.part(row, group)[:end] for group, end in enumerate(ends)]
 
-    def find(self, worker_id: WorkerId, request_id: str) -> Lease | None:
-        """Return the live lease of an engine's request."""
-        lease_id = self.by_request.get((worker_id, request_digest(request_id)))
+    def find(self, holder: int, request_id: str) -> Lease | None:
+        """Return the live lease of a holder's request."""
+        lease_id = self.by_request.get((holder, request_digest(request_id)))
         return None if lease_id is None else self.by_id[lease_id]
 
     def active_rows(
@@ -173,6 +183,10 @@ class LeaseBook:
             start = self.covering.starts[group]
             rows.block_ids[row, start : start + len(part)] = part
             rows.num_blocks[row, group] = len(part)
+        if lease.members is not None:
+            ends = [len(part) for part in parts]
+            lease.members.begin(lease.lease_id, ends, num_tokens, num_computed)
+            self._write_members(lease, lease.members)
         rows.phase[row] = lease.phase
         rows.lease_id[row] = lease.lease_id
         self.adopt(lease, digest)
@@ -181,6 +195,9 @@ class LeaseBook:
         """Make a lease known whose row is written already."""
         self.by_id[lease.lease_id] = lease
         self._last_row[lease.lease_id & (len(self._last_row) - 1)] = lease.row
+        if lease.members is not None:
+            self._adopt_shared(lease, lease.members, digest)
+            return
         self.active_worker[lease.row] = lease.worker_id if lease.phase is _ACTIVE else 0
         self.by_request[lease.worker_id, digest] = lease.lease_id
         self.by_worker.setdefault(lease.worker_id, set()).add(lease.lease_id)
@@ -267,7 +284,8 @@ class LeaseBook:
         assert phase in PHASE_TRANSITIONS[lease.phase], f"{phase.name} after {lease.phase.name}"
         lease.phase = phase
         self.rows.phase[lease.row] = phase
-        self.active_worker[lease.row] = lease.worker_id if phase is _ACTIVE else 0
+        if lease.members is None:
+            self.active_worker[lease.row] = lease.worker_id if phase is _ACTIVE else 0
 
     def rewrite(self, lease: Lease, entries: Ids, phase: Phase) -> None:
         """Replace the entries of a lease's row, in the order of `blocks_of`.
@@ -288,9 +306,50 @@ class LeaseBook:
         self.rows.lease_id[lease.row] = 0
         self.active_worker[lease.row] = 0
         del self.by_id[lease.lease_id]
-        del self.by_request[lease.worker_id, int(self.rows.request_digest[lease.row])]
-        self.by_worker[lease.worker_id].discard(lease.lease_id)
+        if lease.members is None:
+            del self.by_request[lease.worker_id, int(self.rows.request_digest[lease.row])]
+            self.by_worker[lease.worker_id].discard(lease.lease_id)
+        else:
+            self._close_shared(lease, lease.members)
         self.free_rows.append(lease.row)
+
+    # Leases that ranks share --------------------------------------------------------------------------------------
+
+    def share(self, lease: Lease, members: Members, member: Member) -> None:
+        """Let a rank share a lease."""
+        members.join(member)
+        self._write_members(lease, members)
+        self.by_worker.setdefault(member.worker_id, set()).add(lease.lease_id)
+
+    def unshare(self, lease: Lease, members: Members, worker_id: WorkerId) -> None:
+        """Take a rank out of a lease, which others go on with."""
+        members.part(worker_id)
+        lease.worker_id = next(iter(members.present))
+        self._write_members(lease, members)
+        self.by_worker[worker_id].discard(lease.lease_id)
+
+    def _adopt_shared(self, lease: Lease, members: Members, digest: int) -> None:
+        # The fast way through a step knows of one worker a row.
+        self.active_worker[lease.row] = 0
+        key = (lease.holder, digest)
+        self.by_request[key] = max(self.by_request.get(key, lease.lease_id), lease.lease_id)
+        for worker_id in members.present:
+            self.by_worker.setdefault(worker_id, set()).add(lease.lease_id)
+
+    def _close_shared(self, lease: Lease, members: Members) -> None:
+        rows, row = self.rows, lease.row
+        rows.engine[row] = rows.ranks[row] = 0
+        key = (lease.holder, int(rows.request_digest[row]))
+        if self.by_request.get(key) == lease.lease_id:
+            del self.by_request[key]
+        for worker_id in members.present:
+            self.by_worker[worker_id].discard(lease.lease_id)
+
+    def _write_members(self, lease: Lease, members: Members) -> None:
+        """Let a row say who shares its lease."""
+        rows, row = self.rows, lease.row
+        rows.worker_id[row] = lease.worker_id
+        rows.engine[row], rows.ranks[row] = members.engine, members.mask
 
 
 def _places(num_rows: int) -> int:

@@ -24,6 +24,9 @@ def _places(state: CacheState) -> list[str]:
         for group, part in enumerate(parts):
             keeps = covering.groups[group].keeps
             least = most = covering.last_covered(group, computed, tokens)
+            if lease.members is not None:
+                furthest = lease.members.furthest(computed)
+                most = covering.last_covered(group, furthest, max(tokens, furthest))
             if keeps in (Keeps.WINDOW, Keeps.CHUNK):
                 # It moves on with what is computed only when the lease is extended.
                 least = 0

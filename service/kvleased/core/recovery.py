@@ -6,7 +6,7 @@ under a new generation: the movers of the earlier life are dead, the workers of 
 believed are dead or never learned of them. Pins are not kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
 import numpy as np
@@ -16,6 +16,7 @@ from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import AFTER_RESTART, Phase
 from kvleased.core.pool import Ids, Pool
+from kvleased.core.ranks import Member, Members, Place
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.trimming import cut
@@ -23,17 +24,23 @@ from kvleased.core.trimming import cut
 _ON_HOST = (Phase.EVICTED, Phase.RELOADING)
 
 
-def recover(state: CacheState, workers: Mapping[WorkerId, int], now: float) -> None:
+def recover(
+    state: CacheState, workers: Mapping[WorkerId, int], places: Mapping[WorkerId, Place], now: float
+) -> None:
     """Make the state what its records and the living workers say."""
     state.workers.update(workers)
+    for worker_id, place in places.items():
+        state.ranks.sit(worker_id, place)
     for pool in (state.device, state.host):
         _distrust(pool)
+    columns = state.records.rows
+    columns.engine[columns.lease_id == 0] = 0
     rows = _believed_rows(state)
     for row in np.flatnonzero(state.records.rows.lease_id).tolist():
         if row in rows:
             _adopt(state, row, now)
         else:
-            state.records.rows.lease_id[row] = 0
+            columns.lease_id[row] = columns.engine[row] = 0
     _show_kernels(state, rows)
     state.leases.free_rows = [
         row for row in reversed(range(len(state.records.rows.lease_id))) if row not in rows
@@ -76,7 +83,7 @@ def _believed_rows(state: CacheState) -> set[int]:
         tier, pool = (
             ("host", state.host) if rows.phase[row] in _ON_HOST else ("device", state.device)
         )
-        if rows.phase[row] not in AFTER_RESTART or rows.worker_id[row] not in state.workers:
+        if rows.phase[row] not in AFTER_RESTART or not _workers_of(state, row):
             continue
         _mend(state, row)
         entries = _entries(state, row)
@@ -125,10 +132,44 @@ def _is_sound(pool: Pool, entries: Ids, used: NDArray[np.int32]) -> bool:
     )
 
 
+def _workers_of(state: CacheState, row: int) -> list[WorkerId]:
+    """Return the living workers that a row's lease is of."""
+    rows, ranks = state.records.rows, state.ranks
+    engine, mask = int(rows.engine[row]), int(rows.ranks[row])
+    if not engine:
+        worker_id = WorkerId(int(rows.worker_id[row]))
+        return [worker_id] if worker_id in state.workers else []
+    there = (ranks.worker_at(Place(engine, at)) for at in range(ranks.num_ranks) if mask >> at & 1)
+    return [worker_id for worker_id in there if worker_id is not None]
+
+
+def _members_of(state: CacheState, row: int, workers: Sequence[WorkerId]) -> Members | None:
+    """Return the ranks that share a row's lease; how far each had come, nobody remembers but what all had computed."""
+    rows = state.records.rows
+    members = state.ranks.members_for(workers[0]) if rows.engine[row] else None
+    if members is None:
+        return None
+    num_computed, num_tokens = int(rows.num_computed[row]), int(rows.num_tokens[row])
+    for rank in range(members.num_ranks):
+        if int(rows.ranks[row]) >> rank & 1:
+            members.commits[rank] = [num_computed]
+    for worker_id in workers[1:]:
+        rank = state.ranks.places[worker_id].rank
+        members.join(Member(worker_id=worker_id, rank=rank, joined_id=LeaseId(0)))
+    lease_id, ends = LeaseId(int(rows.lease_id[row])), rows.num_blocks[row].tolist()
+    members.begin(lease_id, ends, num_tokens, num_computed)
+    members.ahead_tokens = num_tokens
+    for worker_id in workers:
+        members.note(worker_id, num_computed)
+    rows.worker_id[row], rows.ranks[row] = workers[0], members.mask
+    return members
+
+
 def _adopt(state: CacheState, row: int, now: float) -> None:
     rows = state.records.rows
     on_host = rows.phase[row] in _ON_HOST
-    worker_id = WorkerId(int(rows.worker_id[row]))
+    workers = _workers_of(state, row)
+    worker_id, members = workers[0], _members_of(state, row, workers)
     lease = Lease(
         lease_id=LeaseId(int(rows.lease_id[row])),
         worker_id=worker_id,
@@ -138,7 +179,10 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
         phase=AFTER_RESTART[Phase(rows.phase[row])],
         deadline=now + state.shape.lease_seconds,
         granted_at=-inf,
+        # A rank that joins now must not write again what all had computed.
+        device_hit_tokens=0 if members is None else members.hit_tokens,
         moving_to=NOWHERE,
+        members=members,
     )
     rows.phase[row] = lease.phase
     (state.host if on_host else state.device).holds[_entries(state, row)] += 1

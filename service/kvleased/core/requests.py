@@ -4,7 +4,16 @@ from kvlease.errors import IdReusedError, InvalidError, WrongStateError
 from kvleased.core.commands import Evict, Extend, Reload, Reserve
 from kvleased.core.effects import Outcome
 from kvleased.core.ending import renew
-from kvleased.core.granting import check_reserve, check_tokens, num_missing, reserved, unextended
+from kvleased.core.granting import check_reserve, check_tokens, num_missing, unextended
+from kvleased.core.joining import (
+    check_mates,
+    find,
+    is_same,
+    join,
+    join_reserved,
+    reload_beside,
+    tell,
+)
 from kvleased.core.leases import Lease
 from kvleased.core.moving import (
     evict_cached,
@@ -14,6 +23,7 @@ from kvleased.core.moving import (
     reload_cached,
     supersede_ticket,
 )
+from kvleased.core.parting import evict_together, wait_beside
 from kvleased.core.phases import Phase
 from kvleased.core.seating import seat
 from kvleased.core.state import CacheState
@@ -24,28 +34,26 @@ def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
     """Grant blocks for a request; a request that has a lease already is answered with that one."""
     state.tenant_of(command.worker_id)
     check_reserve(state, command)
-    lease = state.leases.find(command.worker_id, command.request_id)
+    lease = find(state, command)
     if lease is not None:
         return _repeat(state, lease, command, now)
+    if state.ranks.places:
+        check_mates(state, command)
     return seat(state, command, command.worker_id, now)
 
 
 def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:
-    first = lease.request
-    is_same = isinstance(first, Reserve) and (first.keys, first.num_tokens) == (
-        command.keys,
-        command.num_tokens,
-    )
-    # After a restart nobody knows any more what was asked for.
-    if first is not None and not is_same:
+    if not is_same(lease.request, command):
         msg = f"request {command.request_id} has a lease for other tokens; release it, or use another id"
         raise IdReusedError(msg)
     if lease.phase is not Phase.LOADING:
-        renew(state, lease, now)
-        return Outcome(reply=reserved(state, lease))
+        return Outcome(reply=join_reserved(state, lease, command.worker_id, now))
     if not command.wait_ms:
         msg = "the lease is loading; repeat the call with a wait_ms"
         raise WrongStateError(msg)
+    if lease.members is not None:
+        join(state, lease, command.worker_id, now)
+        return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
     return supersede_ticket(state, lease, command.wait_ms, now)
 
 
@@ -58,7 +66,10 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
         check_fits(state, lease.tenant, sum(state.covering.most(command.num_tokens)))
     if lease.phase is Phase.ACTIVE and num_missing(state, lease, command.num_tokens) <= 0:
         # Who needs nothing waits for nobody.
-        return Outcome(reply=unextended(state, lease, command.num_tokens))
+        reply = unextended(state, lease, command.num_tokens)
+        if lease.members is not None:
+            reply = tell(state, lease, lease.members, command)
+        return Outcome(reply=reply)
     return seat(state, command, command.worker_id, now)
 
 
@@ -67,7 +78,10 @@ def evict(state: CacheState, command: Evict, now: float) -> Outcome:
     _check_one_of(lease_id=command.lease_id, keys=command.keys, num_blocks=command.num_blocks)
     if command.lease_id is None:
         return evict_cached(state, command, now)
-    renew(state, state.lease_of(command), now)
+    lease = state.lease_of(command)
+    renew(state, lease, now)
+    if lease.members is not None:
+        return evict_together(state, lease, lease.members, command, now)
     return evict_lease(state, command, now)
 
 
@@ -78,6 +92,10 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
         return reload_cached(state, command, now)
     lease = state.lease_of(command)
     renew(state, lease, now)
+    if lease.members is not None:
+        outcome = reload_beside(state, lease, lease.members, command, now)
+        if outcome is not None:
+            return outcome
     if lease.phase is Phase.RELOADING:
         return supersede_ticket(state, lease, command.wait_ms, now)
     if lease.phase is Phase.EVICTING:
@@ -85,7 +103,7 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
     if lease.phase is Phase.ACTIVE:
         return Outcome(reply=here(state, lease))
     check_fits(state, lease.tenant, len(state.leases.blocks_of(lease)))
-    return seat(state, command, lease.worker_id, now)
+    return seat(state, command, command.worker_id or lease.worker_id, now)
 
 
 def _check_one_of(**choices: object) -> None:

@@ -8,9 +8,13 @@ from kvlease.errors import BusyError, DrainingError, InvalidError, KVLeaseError
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Notice, Outcome, Reply
-from kvleased.core.granting import attempt_extend, attempt_reserve
+from kvleased.core.joining import (
+    attempt_joint_extend,
+    attempt_joint_reload,
+    attempt_joint_reserve,
+    request_of,
+)
 from kvleased.core.leases import Lease
-from kvleased.core.moving import attempt_reload
 from kvleased.core.refusals import busy, refusal, shortage
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back
@@ -22,9 +26,9 @@ _SHARE_OF_PLACES: Final = 2
 _Attempt = Callable[[CacheState, Waiter, float], Reply | Lease | None]
 
 _ATTEMPTS: Final[dict[type[Waitable], _Attempt]] = {
-    Reserve: attempt_reserve,
-    Extend: attempt_extend,
-    Reload: attempt_reload,
+    Reserve: attempt_joint_reserve,
+    Extend: attempt_joint_extend,
+    Reload: attempt_joint_reload,
 }
 
 
@@ -37,6 +41,8 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
         worker_id=worker_id,
         deadline=now + command.wait_ms / 1000,
     )
+    if state.ranks.places and isinstance(command, Reserve):
+        waiter.request = request_of(state, command)
     num_ahead = 0
     if len(state.waiting):
         _weigh(state, waiter)
@@ -46,6 +52,7 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
         return _wait(state, waiter, num_ahead)
     if len(state.waiting):
         state.waiting.serve(waiter)
+        _answer_mates(state, waiter, now)
     if isinstance(result, Lease):
         return Outcome(ticket=waiter.ticket)
     return Outcome(reply=result)
@@ -105,6 +112,8 @@ def pump(state: CacheState, now: float) -> None:
     """Serve waiting calls in their order until one cannot be served yet, passing over tenants that are held back."""
     passed: set[int] = set()
     for waiter in state.waiting.ordered(now):
+        if waiter.is_answered:
+            continue
         tenant = state.workers[waiter.worker_id]
         if tenant in passed:
             continue
@@ -122,6 +131,20 @@ def pump(state: CacheState, now: float) -> None:
         state.waiting.serve(waiter)
         if not isinstance(result, Lease):
             state.wake(waiter.ticket, result)
+        _answer_mates(state, waiter, now)
+
+
+def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:
+    """Let the calls of other ranks for a request that was served share its lease at once."""
+    if waiter.request is None:
+        return
+    for mate in [one for one in state.waiting if one.request == waiter.request]:
+        mate.is_answered = True
+        state.waiting.leave(mate.ticket)
+        result = attempt_joint_reserve(state, mate, now)
+        assert result is not None, "the lease is there"
+        if not isinstance(result, Lease):
+            state.wake(mate.ticket, result)
 
 
 def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:

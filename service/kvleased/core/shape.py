@@ -40,6 +40,8 @@ class CacheShape:
     """What a refusal tells the first caller in an empty queue to wait."""
     layout_digest: int = 0
     """64 bits of the layout fingerprint, stored in every header."""
+    num_ranks: int = 1
+    """Ranks of an engine; those that each call for themselves share leases."""
     tenants: Mapping[int, TenantLimits] = field(default_factory=dict, hash=False)
     """Limits by tenant digest; their minima are at most usable_blocks together."""
     tenant_default: TenantLimits = UNLIMITED

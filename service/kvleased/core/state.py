@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
+from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
 from kvleased.core.covering import Covering
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Wake
@@ -16,6 +17,7 @@ from kvleased.core.flights import Flight, Purpose
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.pool import Ids, Pool
+from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords
 from kvleased.core.shape import CacheShape
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
@@ -66,6 +68,12 @@ class CacheState:
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
         self.workers: dict[WorkerId, int] = {}
         """The tenant digest of every attached worker."""
+        self.ranks = RankBook(
+            shape.num_ranks,
+            is_recurrent=any(group.keeps is Keeps.STATE for group in shape.groups),
+        )
+        self.beside: dict[int, list[Call]] = {}
+        """By ticket of a lease: all calls of its members that get the one answer, that of the ticket first."""
         self.flights: dict[CopyId, Flight] = {}
         self.loading: dict[bytes, tuple[int, CopyId]] = {}
         """Keys on their way to the device: the block and the copy, so that a second caller joins the first."""
@@ -113,7 +121,9 @@ class CacheState:
         lease = self.leases.by_id.get(command.lease_id)  # type: ignore[arg-type]  # None is in no book
         if lease is None:
             raise UnknownLeaseError
-        if lease.worker_id != command.worker_id:
+        if lease.worker_id != command.worker_id and (
+            lease.members is None or command.worker_id not in lease.members.present
+        ):
             raise NotYoursError
         return lease
 
@@ -127,7 +137,12 @@ class CacheState:
 
     def wake(self, ticket: int | None, result: Reply | KVLeaseError) -> None:
         """Answer a waiting call, if there is one."""
-        if ticket is not None:
+        if ticket is None:
+            return
+        if self.beside and ticket in self.beside:
+            for call in self.beside.pop(ticket):
+                self.effects.append(Wake(ticket=call.ticket, result=call.answer(result)))
+        else:
             self.effects.append(Wake(ticket=ticket, result=result))
 
     def tell(self, kind: str, lease: Lease | None = None, *, num_blocks: int = 0) -> None:

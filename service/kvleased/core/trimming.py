@@ -8,6 +8,7 @@ from kvlease.groups import Keeps
 from kvleased.core.commands import Trim
 from kvleased.core.effects import Outcome, Trimmed
 from kvleased.core.ending import renew
+from kvleased.core.joining import agreed_trim
 from kvleased.core.leases import LeaseBook
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
@@ -31,10 +32,13 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
             f"trim to at least {least}"
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=least)
-    if command.num_tokens >= rows.num_tokens[row]:
+    num_tokens = command.num_tokens
+    if lease.members is not None:
+        num_tokens = agreed_trim(state, lease, lease.members, command)
+    if num_tokens >= rows.num_tokens[row]:
         return Outcome(reply=Trimmed(num_given_back=0))
     # A crash from here on leaves blocks behind the end, which recovery cuts off.
-    rows.num_tokens[row] = command.num_tokens
+    rows.num_tokens[row] = num_tokens
     left = cut(leases, row)
     for group, part in enumerate(leases.parts_of(row)):
         first = leases.covering.first_held(group, num_computed, len(part))
@@ -54,11 +58,13 @@ def cut(leases: LeaseBook, row: int) -> Ids:
     """
     rows, covering = leases.rows, leases.covering
     num_computed, num_tokens = int(rows.num_computed[row]), int(rows.num_tokens[row])
+    # One of several ranks may have computed more than all have.
+    furthest = max(num_computed, num_tokens) if rows.engine[row] else num_computed
     left: list[Ids] = []
     ends: list[Ids] = []
     for group, shape in enumerate(covering.groups):
         part, before = leases.part(row, group), int(rows.num_blocks[row, group])
-        end = min(before, covering.last_covered(group, num_computed, num_tokens))
+        end = min(before, covering.last_covered(group, furthest, num_tokens))
         first = covering.first_needed(group, num_computed) if shape.gives_back else 0
         places = np.concatenate([np.arange(min(first, end)), np.arange(end, before)])
         gone = places[part[places] != NULL]

@@ -55,6 +55,10 @@ class Waiter:
     """The class that it has come to."""
     tag: float = 0.0
     """Its place in that class: the smallest is served first."""
+    request: tuple[int, str] | None = None
+    """What the calls of several ranks for one request have in common; None where there are no others."""
+    is_answered: bool = False
+    """Whether it was answered together with another rank's."""
 
     @property
     def lease_id(self) -> LeaseId | None:
@@ -91,6 +95,12 @@ class FairQueue:
 
     def place(self, waiter: Waiter) -> int:
         """Give a request its tag, and return how many would be served before it."""
+        if waiter.request is not None:
+            for mate in self._waiters:
+                if mate.request == waiter.request:
+                    # Together they ask for one lease.
+                    waiter.tag = mate.tag
+                    return bisect_left(self._waiters, _turn(waiter), key=_turn)
         tags = (other.tag for other in self._waiters if other.tenant == waiter.tenant)
         waiter.tag = max(self.virtual_time, max(tags, default=0.0)) + waiter.cost
         return bisect_left(self._waiters, _turn(waiter), key=_turn)

@@ -15,6 +15,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
 from kvleased.core.cache import Cache
+from kvleased.core.ranks import Place
 from kvleased.core.shape import CacheShape
 from kvleased.events import Events
 from kvleased.idempotency import Answer
@@ -131,9 +132,16 @@ class CacheVerbs:
         return inspecting.inspect(self._registry, request, caller)
 
     def recover(
-        self, kept: Iterable[Kept], workers: Mapping[str, Mapping[WorkerId, int]], now: float
+        self,
+        kept: Iterable[Kept],
+        workers: Mapping[str, Mapping[WorkerId, int]],
+        places: Mapping[str, Mapping[WorkerId, Place]],
+        now: float,
     ) -> None:
-        """Bring back every cache whose regions were kept; `workers` are the living ones, by cache and tenant digest."""
+        """Bring back every cache whose regions were kept.
+
+        `workers` are the living ones, by cache and tenant digest; `places` what some of them are to their engines.
+        """
         self._registry.configured_tenants = named(self._settings.tenants, self.root_secret)
         found: dict[str, dict[str, Kept]] = {}
         for item in kept:
@@ -156,7 +164,7 @@ class CacheVerbs:
                 planned,
                 registration.metadata["integrity"],
                 {kind: item.fd for kind, item in items.items()},
-                recovered=(workers.get(name, {}), now),
+                recovered=(workers.get(name, {}), now, places.get(name, {})),
             )
             self._populate(entry)
 
@@ -240,7 +248,7 @@ class CacheVerbs:
         integrity: str,
         fds: dict[str, int],
         *,
-        recovered: tuple[Mapping[WorkerId, int], float] | None = None,
+        recovered: tuple[Mapping[WorkerId, int], float, Mapping[WorkerId, Place]] | None = None,
     ) -> CacheEntry:
         shape = self._shape_of(planned)
         records = lay_records(
@@ -251,7 +259,7 @@ class CacheVerbs:
         if recovered is None:
             core = Cache(shape, records, self._epoch)
         else:
-            core = Cache.recovered(shape, records, self._epoch, recovered[0], recovered[1])
+            core = Cache.recovered(shape, records, self._epoch, *recovered)
         entry = CacheEntry(
             name=name,
             pool=self._registry.take_pool_number(),

@@ -289,6 +289,8 @@ def _reserved(reply: e.Reserved) -> pb.ReserveResponse:
         response.host_hit_tokens = reply.host_hit_tokens
     if reply.num_blocks:
         response.num_blocks = reply.num_blocks
+    if reply.joined_id:
+        response.joined_id = reply.joined_id
     return response
 
 

@@ -27,6 +27,7 @@ def shape_of(plan: CachePlan, settings: Settings) -> CacheShape:
         shares_prefixes=_shares_prefixes(plan, groups),
         longest_request_tokens=plan.longest_request_tokens,
         null_blocks=plan.null_blocks,
+        num_ranks=len(plan.ranks),
         max_leases=settings.max_leases,
         max_waiting=settings.max_waiting,
         max_pins=settings.max_pins,

@@ -11,6 +11,7 @@ import structlog
 
 from kvlease.errors import (
     InvalidError,
+    KVLeaseError,
     LayoutMismatchError,
     NotYoursError,
     UnknownWorkerError,
@@ -22,6 +23,7 @@ from kvleased import checks
 from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
+from kvleased.core.ranks import Place
 from kvleased.events import Events
 from kvleased.idempotency import Answer, Replies
 from kvleased.keeper import Kept
@@ -169,6 +171,17 @@ class WorkerVerbs:
             ]
         return found
 
+    def places(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, Place]]:
+        """Return what living workers are to their engines, by cache and worker id; those that call for all are not."""
+        found: dict[str, dict[WorkerId, Place]] = {}
+        for item in living:
+            metadata = item.metadata
+            # A worker that an earlier build kept has none.
+            if engine := metadata.get("engine_digest", 0):
+                place = Place(engine, metadata["rank"])
+                found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = place
+        return found
+
     def recover(self, living: Iterable[Kept]) -> None:
         """Bring back the living workers, under the tokens that they have."""
         for item in living:
@@ -204,8 +217,20 @@ class WorkerVerbs:
             "attached_unix_seconds": time.time(),
         }
         worker = self._entry_of(entry, metadata, pidfd)
-        self._runner.apply(entry, c.Attach(worker_id=worker_id, tenant_digest=worker.tenant_digest))
-        self._keep(worker, metadata | {"tenant_digest": worker.tenant_digest})
+        command = c.Attach(
+            worker_id=worker_id,
+            tenant_digest=worker.tenant_digest,
+            engine=worker.engine_digest,
+            rank=worker.rank,
+        )
+        try:
+            self._runner.apply(entry, command)
+        except KVLeaseError:
+            if pidfd is not None:
+                os.close(pidfd)
+            raise
+        digests = {"tenant_digest": worker.tenant_digest, "engine_digest": worker.engine_digest}
+        self._keep(worker, metadata | digests)
         self._watch(worker)
         self._events.append("worker_attached", entry.name, worker_id=worker_id)
         _LOG.info(
@@ -236,6 +261,9 @@ class WorkerVerbs:
         if request.engine and request.engine != worker.engine:
             message = "engine differs from the one that the worker attached with"
             raise InvalidError(message, resource="engine")
+        if request.engine and request.rank != worker.rank:
+            message = f"rank is {request.rank}, but the worker attached as {worker.rank}"
+            raise InvalidError(message, resource="rank", need=request.rank, limit=worker.rank)
         if (
             worker.pidfd is not None
             and caller.pidfd is not None

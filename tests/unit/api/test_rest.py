@@ -105,7 +105,7 @@ async def test_response_is_the_message_with_defaults(served: Served) -> None:
 
     assert answer.json == {
         "lease_id": 2**52, "block_ids": "AAE=", "device_hit_tokens": 0, "host_hit_tokens": 0, "row": 0,
-        "num_blocks": "", "covered_tokens": 0,
+        "num_blocks": "", "covered_tokens": 0, "joined_id": 0,
     }  # fmt: skip
     assert (answer.headers["content-type"], answer.headers["kvlease-epoch"]) == (
         "application/json",

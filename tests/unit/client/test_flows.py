@@ -412,6 +412,17 @@ def test_leftover_of_a_lost_answer_is_released_first(session: Session, clock: Cl
     assert grant.lease_id == 12
 
 
+def test_lease_that_another_rank_was_granted_is_no_leftover(session: Session, clock: Clock) -> None:
+    """What counts is the id under which this rank joined it, also in what its inventories say."""
+    session.heard([], 20, session.link.epoch)
+    answer = granted(15)
+    answer.joined_id = 21
+
+    grant = Played(session, clock, answer).run(_verbs.reserve(session, SPEC, 0))
+
+    assert (grant.lease_id, session.inventory()[1]) == (15, 21)
+
+
 def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock: Clock) -> None:
     """Once a heartbeat has told how far the daemon has granted, the next one speaks of leases never heard of."""
     Played(session, clock, DeadlineError()).run(_verbs.reserve(session, SPEC, 0))

@@ -192,3 +192,18 @@ def test_evicted_lease_has_no_places() -> None:
     grant.put(b"")
 
     assert (tables(grant, 2), grant.num_blocks, grant.covered_tokens) == ([[], []], 0, 0)
+
+
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, STATE)])
+def test_blocks_that_the_table_told_of_are_known(groups: tuple[GroupShape, ...]) -> None:
+    """What another rank's extend brought may be read from the table before the daemon tells of it."""
+    is_plain = len(groups) == 1
+    grant = Grant(request_id="r", tokens_per_block=16) if is_plain else grant_of(*groups)
+    counts = () if is_plain else (2, 1)
+    grant.put(packed(1, 2) if is_plain else packed(1, 2, 9), counts)
+
+    told = packed(2, 3) if is_plain else packed(2, 3, 9, 0, 8)
+
+    assert grant.unknown(told, () if is_plain else (2, 3)) == (
+        (packed(3), ()) if is_plain else (packed(3, 0, 8), [1, 2])
+    )

@@ -22,6 +22,7 @@ from kvlease.errors import (
     TooLargeError,
     UnknownCacheError,
     UnknownWorkerError,
+    WrongStateError,
 )
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
@@ -437,6 +438,11 @@ async def test_engine_of_a_worker_survives_a_restart(node: Node) -> None:
             await node.attach(resume_token=worker.token, engine=engine)
         with pytest.raises(InvalidError, match="engine differs"):
             await node.attach(resume_token=worker.token, engine="engine-2")
+        with pytest.raises(InvalidError, match="rank is 1"):
+            await node.attach(resume_token=worker.token, engine="engine-1", rank=1)
+        with pytest.raises(WrongStateError, match="rank 0 of this engine"):
+            await node.attach(engine="engine-1")
+        await node.attach(engine="engine-1", tenant="another")
 
 
 async def test_tenants_have_keys_of_their_own(node: Node) -> None:

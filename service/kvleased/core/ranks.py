@@ -1,0 +1,202 @@
+"""Own who shares a lease: the ranks of an engine that each call for themselves, how far each has come, what each knows.
+
+A process that calls for all ranks of its engine has no place here, and its leases no members. What calls of members
+mean for their lease is told in `joining` and `parting`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from kvlease.errors import KVLeaseError
+from kvlease.ids import LeaseId, WorkerId
+from kvleased.core.effects import Forked, Reply, Reserved
+
+RANKS_MAX: Final = 64
+"""Ranks that can each call for themselves: a row has a bit for each."""
+
+
+class Place(NamedTuple):
+    """What a worker is to its engine."""
+
+    engine: int
+    """64 bits that name the engine and its tenant; 0 is no engine."""
+    rank: int
+
+
+NO_PLACES: Final[Mapping[WorkerId, Place]] = MappingProxyType({})
+"""Where every process calls for all ranks of its engine."""
+
+
+class RankBook:
+    """The workers that are one rank of an engine each."""
+
+    def __init__(self, num_ranks: int, *, is_recurrent: bool) -> None:
+        """Start empty."""
+        self.num_ranks = num_ranks
+        self.is_recurrent = is_recurrent
+        """Whether the cache keeps states, each of which is of one token."""
+        self.places: dict[WorkerId, Place] = {}
+        self._workers: dict[Place, WorkerId] = {}
+
+    def sit(self, worker_id: WorkerId, place: Place) -> None:
+        """Give a worker its place, which is free."""
+        assert place not in self._workers, "a place is for one worker"
+        self.places[worker_id] = place
+        self._workers[place] = worker_id
+
+    def rise(self, worker_id: WorkerId) -> None:
+        """Free the place of a worker, if it has one."""
+        place = self.places.pop(worker_id, None)
+        if place is not None:
+            del self._workers[place]
+
+    def worker_at(self, place: Place) -> WorkerId | None:
+        """Return the living worker at a place."""
+        return self._workers.get(place)
+
+    def holder_of(self, worker_id: WorkerId) -> int:
+        """Return whose requests those of a worker are: its own, or its engine's, which is never a worker's id."""
+        place = self.places.get(worker_id)
+        return worker_id if place is None or self.num_ranks == 1 else -place.engine
+
+    def members_for(self, worker_id: WorkerId) -> "Members | None":
+        """Return the members of a new lease, of which its caller is the first; None where there can be no other."""
+        place = self.places.get(worker_id)
+        if place is None or self.num_ranks == 1:
+            return None
+        return Members(place, worker_id, self)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """One rank's part in a lease."""
+
+    worker_id: WorkerId
+    rank: int
+    joined_id: LeaseId
+    """The id under which it joined, in one order with those of leases; the first member's is the lease's own."""
+    granted_at: float = -inf
+    """Monotonic seconds at which it was answered, if that was later than the lease was granted."""
+    told: list[int] = field(default_factory=list)
+    """The ends of the places that it knows, by group."""
+    num_tokens: int = 0
+    """Tokens that it wants the lease to cover."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A member's call that waits for its lease, beside those of others."""
+
+    ticket: int
+    worker_id: WorkerId
+    deadline: float
+    joined_id: LeaseId
+
+    def answer(self, result: Reply | KVLeaseError) -> Reply | KVLeaseError:
+        """Return what the caller is told where all are told `result`."""
+        if isinstance(result, Reserved):
+            return replace(result, joined_id=self.joined_id)
+        if isinstance(result, Forked):
+            return replace(result, lease=replace(result.lease, joined_id=self.joined_id))
+        return result
+
+
+class Members:
+    """The ranks that share one lease.
+
+    A rank that has not joined yet has computed nothing; what a rank had committed counts after it left, too.
+    """
+
+    def __init__(self, place: Place, worker_id: WorkerId, book: RankBook) -> None:
+        """Begin with the rank that asked first."""
+        first = Member(worker_id=worker_id, rank=place.rank, joined_id=LeaseId(0))
+        self.engine = place.engine
+        self.num_ranks = book.num_ranks
+        self.is_recurrent = book.is_recurrent
+        self.hit_tokens = 0
+        """Tokens of the prefix that was found: what every rank had before it computed anything."""
+        self.ahead_tokens = 0
+        """How far a rank may be ahead that nobody remembers any more, after a restart."""
+        self.present: dict[WorkerId, Member] = {worker_id: first}
+        self.commits: dict[int, list[int]] = {place.rank: []}
+        """By rank that ever joined: what it has committed and not all have; its newest commit is always there."""
+        self.evicts: dict[WorkerId, Call] = {}
+        """Calls of the members that wait until all others want the lease off the device, too."""
+
+    def __repr__(self) -> str:
+        """Show life: which ranks are there and how far they have come."""
+        ranks = sorted(one.rank for one in self.present.values())
+        return f"<Members {ranks} of {self.num_ranks}, all at {self.agreed()} tokens or beyond>"
+
+    @property
+    def mask(self) -> int:
+        """A bit for each rank that is there."""
+        return sum(1 << one.rank for one in self.present.values())
+
+    @property
+    def have_all_joined(self) -> bool:
+        """Whether every rank of the engine has had the lease."""
+        return len(self.commits) == self.num_ranks
+
+    @property
+    def all_want_down(self) -> bool:
+        """Whether every rank that may write has asked for the lease to leave the device; one yet to come may."""
+        return self.have_all_joined and self.evicts.keys() == self.present.keys()
+
+    def begin(self, lease_id: LeaseId, ends: list[int], num_tokens: int, num_computed: int) -> None:
+        """Note what the lease begins with, which its first members are told."""
+        self.hit_tokens = num_computed
+        for member in self.present.values():
+            member.told, member.num_tokens, member.joined_id = [*ends], num_tokens, lease_id
+
+    def join(self, member: Member) -> None:
+        """Let a rank share the lease; one that was there before begins anew."""
+        self.present[member.worker_id] = member
+        self.commits[member.rank] = []
+
+    def part(self, worker_id: WorkerId) -> Member:
+        """Take a member out; what it has committed stays so."""
+        return self.present.pop(worker_id)
+
+    # Tokens -------------------------------------------------------------------------------------------------------
+
+    def agreed(self, worker_id: WorkerId | None = None, num_tokens: int = 0) -> int:
+        """Return how many tokens all ranks have committed, once a member has committed `num_tokens`.
+
+        Where there are states, that is the newest commit that all have made alike.
+        """
+        if not self.have_all_joined:
+            return 0
+        mine = None if worker_id is None else self.present[worker_id].rank
+        made = [
+            [*commits, num_tokens] if rank == mine else commits
+            for rank, commits in self.commits.items()
+        ]
+        if self.is_recurrent:
+            return max(set(made[0]).intersection(*made[1:]), default=0)
+        return min(max(commits, default=0) for commits in made)
+
+    def note(self, worker_id: WorkerId, num_tokens: int) -> None:
+        """Note a commit of a member; commits that all have made are forgotten, but for each rank's newest."""
+        self.commits[self.present[worker_id].rank].append(num_tokens)
+        agreed = self.agreed()
+        for commits in self.commits.values():
+            newest = max(commits, default=0)
+            least = agreed if self.is_recurrent else newest
+            commits[:] = sorted({one for one in commits if one >= least or one == newest})
+
+    def computed_by(self, worker_id: WorkerId, num_computed: int) -> int:
+        """Return how many tokens a member has computed, where all have computed `num_computed`."""
+        own = self.commits[self.present[worker_id].rank]
+        return max([num_computed, self.ahead_tokens, *own])
+
+    def furthest(self, num_computed: int) -> int:
+        """Return how many tokens the rank that is furthest has computed."""
+        return max([num_computed, self.ahead_tokens, *map(_newest, self.commits.values())])
+
+
+def _newest(commits: Iterable[int]) -> int:
+    return max(commits, default=0)
