@@ -105,13 +105,6 @@ def first_filled(group: GroupShape, num_tokens: Counts) -> Counts:
     return np.zeros_like(num_tokens)
 
 
-def tokens_covered(group: GroupShape, end: int, num_tokens: int) -> int:
-    """Return how many of `num_tokens` may be computed with the places before `end`."""
-    if group.keeps in (Keeps.FIXED, Keeps.STATE):
-        return num_tokens
-    return min(num_tokens, end * group.tokens_per_block)
-
-
 def most_blocks(group: GroupShape, num_tokens: int) -> int:
     """Return the blocks that a request of so many tokens ever holds at once."""
     if group.keeps is Keeps.FIXED:

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 from blake3 import blake3
-from manager import NO_FLOOR, REFERENCE, ROOT
 from measure import Figure, in_turns, median_of, paired
+from reference import NO_FLOOR, REFERENCE, ROOT
 
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.keys import BlockKeys

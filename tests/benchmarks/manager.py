@@ -1,34 +1,29 @@
 """Own the figures of the block manager: the core alone beside the manager inside vLLM, on the same requests.
 
-The floor runs in a process of its own, round by round in turns with ours; hashing is on neither side. Then the cost per
-block over pools of growing size, which has no floor: it ought to be the same in all of them.
+Then the cost per block over pools of growing size, which has no floor: it ought to be the same in all of them; and what
+the pool remembers of a block. Caches of several groups are in `hybrid`.
 """
 
 import itertools
-import json
 import os
-import subprocess
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter_ns
 from typing import Final
 
 import numpy as np
-from measure import NS_PER_US, Figure, in_turns, median_of, paired
+from measure import Figure, in_turns, median_of, paired
+from reference import Process, ask, figure, reference
 
-from kvlease.groups import keeps_everything
+from kvlease.groups import GroupShape, keeps_everything
 from kvlease.ids import BYTES_PER_KEY, Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import Evicted, Reserved, Stepped
 from kvleased.core.records import CacheRecords
 from kvleased.core.stepping import StepVerb
 
-ROOT: Final = Path(__file__).parents[2]
-REFERENCE: Final = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
-NO_FLOOR: Final = "no floor: make test-vllm makes .venv-vllm"
 TOKENS_PER_BLOCK: Final = 16
 POOL_PER_REQUEST: Final = 4
 NUM_RUNNING: Final = 64
@@ -54,15 +49,21 @@ BLOCKS_AT_ONCE: Final = 512
 CHAINS_KNOWN_MIN: Final = 8
 POOLS: Final = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 WORKER: Final = WorkerId(1)
+BYTES_PER_BLOCK_MAX: Final = 100
+POOL_AT_WORST: Final = 2**20 + 1
+"""Tables have a power of two places, so a pool of just more than one has the most places for a block."""
+
+Groups = Callable[[int], tuple[GroupShape, ...]]
+"""The groups of a cache whose leases have so many places in each."""
 
 _names = map(str, itertools.count())
 
 
 def manager(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark gets one
     """Measure requests of each size beside their floor, then pools of each size."""
-    with _reference() as floor:
-        figures = [figure for num_blocks in CALLS for figure in _beside(num_blocks, floor)]
-    return figures + _over_pools()
+    with reference() as process:
+        figures = [one for num_blocks in CALLS for one in _beside(num_blocks, process)]
+    return figures + _over_pools() + [_memory(POOL_AT_WORST)]
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -71,12 +72,13 @@ def manager(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark 
 class Holder:
     """A cache and its only worker."""
 
-    def __init__(self, num_blocks: int, table_blocks: int) -> None:
+    def __init__(self, num_blocks: int, groups: tuple[GroupShape, ...]) -> None:
         """Start with everything free."""
         shape = CacheShape(
-            num_blocks=num_blocks,
+            num_blocks=num_blocks + 1,
+            null_blocks=1,
             num_slots=0,
-            groups=(keeps_everything(TOKENS_PER_BLOCK, table_blocks),),
+            groups=groups,
             hash_tokens=TOKENS_PER_BLOCK,
             hit_tokens=TOKENS_PER_BLOCK,
             max_leases=2 * NUM_RUNNING,
@@ -123,20 +125,26 @@ class Holder:
         self.release(lease_id)
 
 
+def one_group(table_blocks: int) -> tuple[GroupShape, ...]:
+    """Return full attention alone."""
+    return (keeps_everything(TOKENS_PER_BLOCK, table_blocks),)
+
+
 class Sizes:
     """The caches for requests of one size, in the states that the figures start from."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, groups: Groups = one_group) -> None:
         """Fill one cache with cached blocks, and one with running requests; leave one empty."""
         self.num_blocks = num_blocks
         self.num_tokens = num_blocks * TOKENS_PER_BLOCK
-        longest = num_blocks + BLOCKS_TO_GROW
-        pool = POOL_PER_REQUEST * num_blocks + 1
-        self.empty = Holder(pool, num_blocks + 1)
-        self.full = Holder(pool, num_blocks + 1)
+        self.num_groups = len(groups(1))
+        pool = self.num_groups * (POOL_PER_REQUEST * num_blocks + 1)
+        self.empty = Holder(pool, groups(num_blocks + 1))
+        self.full = Holder(pool, groups(num_blocks + 1))
         for _ in range(POOL_PER_REQUEST + 1):
             self.churn()
-        self.busy = Holder(NUM_RUNNING * (num_blocks + 1) + BLOCKS_TO_GROW, longest)
+        num_running = self.num_groups * (NUM_RUNNING * (num_blocks + 1) + BLOCKS_TO_GROW)
+        self.busy = Holder(num_running, groups(num_blocks + BLOCKS_TO_GROW))
         self.running: list[LeaseId] = []
         self.shrink()
 
@@ -163,7 +171,7 @@ class Sizes:
         reply = self.busy.cache.handle(command, monotonic()).reply
         taken = perf_counter_ns() - start
         assert isinstance(reply, Stepped)
-        assert len(reply.block_ids) == NUM_RUNNING * 4
+        assert len(reply.block_ids) == NUM_RUNNING * self.num_groups * 4
         return taken
 
     def shrink(self) -> None:
@@ -190,7 +198,7 @@ class Sizes:
         assert (first.device_hit_tokens, again.device_hit_tokens) == (0, self.num_tokens)
         self.empty.release(again.lease_id)
         times.append(perf_counter_ns())
-        self.empty.evict(self.num_blocks)
+        self.empty.evict(self.num_blocks * self.num_groups)
         times.append(perf_counter_ns())
         reserve, commit, release, hit, _, evict = (
             after - before for before, after in itertools.pairwise(times)
@@ -222,74 +230,34 @@ class Sizes:
         return figures
 
 
-# Floor ----------------------------------------------------------------------------------------------------------------
+def _beside(num_blocks: int, process: Process | None) -> list[Figure]:
+    """Return the figures of requests of one size, each with what it ought to be."""
+    times = {name: times for name, (_, times) in TIMES.items()}
+    if num_blocks == max(CALLS):
+        times |= TIMES_OF_LARGE
+    return beside("manager", Sizes(num_blocks), process, times)
 
 
-@contextmanager
-def _reference() -> Iterator[subprocess.Popen[str] | None]:
-    """Start the process that has the floor, if it can be had."""
-    if not REFERENCE.exists():
-        yield None
-        return
-    process = subprocess.Popen(
-        [REFERENCE, ROOT / "tests" / "vllm" / "manager.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _floor_of(process: subprocess.Popen[str], num_blocks: int) -> dict[str, float]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{num_blocks} {CALLS[num_blocks]}\n")
-    process.stdin.flush()
-    figures: dict[str, float] = json.loads(process.stdout.readline())
-    return figures
-
-
-def _beside(num_blocks: int, process: subprocess.Popen[str] | None) -> list[Figure]:
+def beside(
+    what: str, sizes: Sizes, process: Process | None, times: dict[str, int], window_tokens: int = 0
+) -> list[Figure]:
     """Return the figures of requests of one size; the first round of either side only warms up."""
-    sizes = Sizes(num_blocks)
     rounds: list[dict[str, float]] = []
     floors: list[dict[str, float]] = []
     for _ in range(1 + ROUNDS):
         rounds.append(sizes.round())
         if process is not None:
-            floors.append(_floor_of(process, num_blocks))
+            num_calls = CALLS[sizes.num_blocks]
+            floors.append(ask(process, sizes.num_blocks, num_calls, window_tokens))
     return [
-        _figure(
-            name, num_blocks, [one[name] for one in rounds[1:]], [one[name] for one in floors[1:]]
+        figure(
+            f"{what}: {TIMES[name][0]}, {sizes.num_blocks} blocks",
+            [one[name] for one in rounds[1:]],
+            [one[name] for one in floors[1:]],
+            times[name],
         )
         for name in TIMES
     ]
-
-
-def _figure(name: str, num_blocks: int, ours: list[float], floor: list[float]) -> Figure:
-    what, times = TIMES[name]
-    if num_blocks == max(CALLS):
-        times = TIMES_OF_LARGE.get(name, times)
-    title = f"manager: {what}, {num_blocks} blocks"
-    if not floor:
-        return Figure(name=title, ours=median(ours) / NS_PER_US, unit="µs", note=NO_FLOOR)
-    ratio = paired(ours, floor)
-    return Figure(
-        name=title,
-        ours=median(ours) / NS_PER_US,
-        floor=median(floor) / NS_PER_US,
-        unit="µs",
-        ratio=ratio,
-        goal=f"≤ 1/{times}",
-        holds=ratio <= 1 / times,
-        note=f"{1 / ratio:.1f} times faster",
-    )
 
 
 # Pools ----------------------------------------------------------------------------------------------------------------
@@ -322,12 +290,32 @@ def _over_pools() -> list[Figure]:
     return figures
 
 
+def _memory(num_in_pool: int) -> Figure:
+    """Return the bytes of all arrays that a pool keeps for itself, beside the records with the keys in them."""
+    pool = Holder(num_in_pool, one_group(1)).cache._state.device
+    arrays = [
+        one
+        for owner in (pool, pool.index, pool.order)
+        for one in vars(owner).values()
+        if isinstance(one, np.ndarray) and one.base is None
+    ]
+    ours = sum(one.nbytes for one in arrays) / num_in_pool
+    return Figure(
+        name=f"manager: memory beside the records, per block, in a pool of {num_in_pool:,}",
+        ours=ours,
+        unit="B",
+        goal=f"≤ {BYTES_PER_BLOCK_MAX} B",
+        holds=ours <= BYTES_PER_BLOCK_MAX,
+        note="index, eviction order, holds, marks, free list; the records have 69 B, 32 of them the key",
+    )
+
+
 class FullPool:
     """A pool of nothing but cached blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         """Fill it, a large request at a time."""
-        self.holder = Holder(num_blocks, BLOCKS_AT_ONCE)
+        self.holder = Holder(num_blocks, one_group(BLOCKS_AT_ONCE))
         # The oldest ones may have been evicted again.
         num_known = max(CHAINS_KNOWN_MIN, num_blocks // BLOCKS_AT_ONCE // 2)
         self.known: deque[bytes] = deque(maxlen=num_known)

@@ -15,6 +15,7 @@ from typing import Final
 import calls
 import copies
 import core_alone
+import hybrid
 import keys
 import manager
 import plans
@@ -34,6 +35,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "start": starts.restarts,
     "core": core_alone.core_alone,
     "manager": manager.manager,
+    "hybrid": hybrid.hybrid,
     "keys": keys.keys,
     "plan": plans.plans,
 }

@@ -1,6 +1,7 @@
 """Own the floor of the block manager's figures: the same requests to vLLM's own, in this process; for .venv-vllm only.
 
-Reads one line a round, `num_blocks num_calls`, and answers with one line of JSON: the median nanoseconds by figure.
+Reads one line a round, `num_blocks num_calls window_tokens`, and answers with one line of JSON: the median nanoseconds
+by figure. With a window there are two groups, full attention and the window's; with 0 tokens there is one.
 """
 
 import gc
@@ -15,7 +16,12 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 
 TOKENS_PER_BLOCK = 16
@@ -27,16 +33,19 @@ BYTES_PER_KEY = 32
 _names = map(str, itertools.count())
 
 
-def manager_of(num_blocks: int, longest_request_tokens: int) -> KVCacheManager:
-    """Return a manager of one group of full attention."""
-    spec = FullAttentionSpec(
-        block_size=TOKENS_PER_BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
-    config = KVCacheConfig(
-        num_blocks=num_blocks,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-    )
+def manager_of(num_blocks: int, longest_request_tokens: int, window_tokens: int) -> KVCacheManager:
+    """Return a manager of a group of full attention, and one of a sliding window if it has tokens."""
+    numbers = {
+        "block_size": TOKENS_PER_BLOCK,
+        "num_kv_heads": 1,
+        "head_size": 8,
+        "dtype": torch.float32,
+    }
+    groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**numbers))]
+    if window_tokens:
+        window = SlidingWindowSpec(sliding_window=window_tokens, **numbers)
+        groups.append(KVCacheGroupSpec(["window"], window))
+    config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     return KVCacheManager(
         config,
         max_model_len=longest_request_tokens,
@@ -74,18 +83,19 @@ def admit(manager: KVCacheManager, request: Request, *, publishes: bool) -> int:
 class Sizes:
     """The managers for requests of one size, in the states that the figures start from."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, window_tokens: int) -> None:
         """Fill one manager with cached blocks, and one with running requests; leave one empty."""
         self.num_blocks = num_blocks
+        num_groups = 2 if window_tokens else 1
         self.num_tokens = num_blocks * TOKENS_PER_BLOCK
         self.longest = self.num_tokens + BLOCKS_TO_GROW * TOKENS_PER_BLOCK
-        pool = POOL_PER_REQUEST * num_blocks + 2
-        self.empty = manager_of(pool, self.longest)
-        self.full = manager_of(pool, self.longest)
+        pool = num_groups * (POOL_PER_REQUEST * num_blocks + 1) + 1
+        self.empty = manager_of(pool, self.longest, window_tokens)
+        self.full = manager_of(pool, self.longest, window_tokens)
         for _ in range(POOL_PER_REQUEST + 1):
             self.churn()
-        num_running = NUM_RUNNING * (num_blocks + 1) + BLOCKS_TO_GROW
-        self.busy = manager_of(num_running, self.longest)
+        num_running = num_groups * (NUM_RUNNING * (num_blocks + 1) + BLOCKS_TO_GROW)
+        self.busy = manager_of(num_running, self.longest, window_tokens)
         self.running = [
             request_of(self.num_tokens, some_keys(num_blocks)) for _ in range(NUM_RUNNING)
         ]
@@ -131,7 +141,7 @@ class Sizes:
         times.append(perf_counter_ns())
         self.empty.cache_blocks(first, self.num_tokens)
         times.append(perf_counter_ns())
-        ids = set(self.empty.get_block_ids(first.request_id)[0])
+        ids = {id_ for ids in self.empty.get_block_ids(first.request_id) for id_ in ids}
         times.append(perf_counter_ns())
         self.empty.free(first)
         times.append(perf_counter_ns())
@@ -169,13 +179,14 @@ def measure(sizes: Sizes, num_calls: int) -> dict[str, float]:
 
 def main() -> None:
     """Answer round after round until nobody asks any more."""
-    known: dict[int, Sizes] = {}
+    known: dict[tuple[int, int], Sizes] = {}
     for line in sys.stdin:
-        num_blocks, num_calls = map(int, line.split())
-        if num_blocks not in known:
+        num_blocks, num_calls, window_tokens = map(int, line.split())
+        key = num_blocks, window_tokens
+        if key not in known:
             known.clear()
-            known[num_blocks] = Sizes(num_blocks)
-        sys.stdout.write(json.dumps(measure(known[num_blocks], num_calls)) + "\n")
+            known[key] = Sizes(num_blocks, window_tokens)
+        sys.stdout.write(json.dumps(measure(known[key], num_calls)) + "\n")
         sys.stdout.flush()
 
 

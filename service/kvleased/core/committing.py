@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError, PoolFullError, WrongStateError
 from kvlease.groups import Keeps
@@ -48,20 +49,18 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
     if lease.members is not None:
         command = agreed_commit(state, lease.members, said)
     named = _named(state, lease, command)
-    is_ready = state.device.records.state[named.blocks] == _READY
-    if is_ready.any():
+    states = state.device.records.state[named.blocks]
+    num_ready = states.tobytes().count(_READY)
+    if num_ready:
+        is_ready = states == _READY
         _check_same_keys(state, named.blocks[is_ready], chosen_keys(named.keys, is_ready))
-    is_new = state.device.index.find(named.keys) < 0
-    is_new &= ~is_ready
-    if state.loading:
-        is_new &= ~state.are_loading(named.keys)
-    new = named.blocks[is_new]
+    new, keys, positions = _new(state, named, states if num_ready else None)
     if len(new):
-        state.device.records.position[new] = named.positions[is_new]
+        state.device.records.position[new] = positions
         state.device.records.checksum[new] = 0
-        state.device.publish(new, chosen_keys(named.keys, is_new), _COMMIT)
+        state.device.publish(new, keys, _COMMIT)
         state.tell("blocks_committed", lease, num_blocks=len(new))
-    num_duplicates = len(named.blocks) - len(new) - int(np.count_nonzero(is_ready))
+    num_duplicates = len(named.blocks) - len(new) - num_ready
     state.counters["blocks_committed"] += len(new)
     state.counters["blocks_duplicate"] += num_duplicates
     num_given_back = _move_on(state, lease, command.num_tokens)
@@ -85,6 +84,20 @@ class _Named(NamedTuple):
 
 
 _NONE_NAMED: Final = _Named(NOWHERE, b"", NOWHERE)
+
+
+def _new(state: CacheState, named: _Named, states: NDArray[np.uint8] | None) -> _Named:
+    """Return those of the named blocks that become findable; `states` is None where none of them is yet."""
+    is_new = state.device.index.find(named.keys) < 0
+    if states is not None:
+        is_new &= states != _READY
+    if state.loading:
+        is_new &= ~state.are_loading(named.keys)
+    # Nearly always all of them are; bytes are searched faster than an array.
+    if b"\0" not in is_new.tobytes():
+        return named
+    keys = chosen_keys(named.keys, is_new)
+    return _Named(named.blocks[is_new], keys, named.positions[is_new])
 
 
 def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
@@ -137,8 +150,14 @@ def _named_in_groups(state: CacheState, lease: Lease, command: Commit) -> _Named
         group = covering.groups[at]
         first, marked = covering.block_keys(at, words, command.first_block)
         part = state.leases.part(lease.row, at)[first : first + len(marked)].astype(np.intp)
+        places = np.arange(first, first + len(marked))
         is_named = part != NULL
-        places = first + np.arange(len(marked))
+        # Nearly always all of them are, except states; bytes are searched faster than arrays are chosen from.
+        if group.keeps is not Keeps.STATE and b"\0" not in is_named.tobytes():
+            blocks.append(part)
+            keys.append(marked)
+            positions.append((places + 1) * group.keys_per_block - 1)
+            continue
         if group.keeps is Keeps.STATE:
             # A state is of the very token that it was written at.
             is_named &= (places + 1) * group.tokens_per_block == command.num_tokens
@@ -166,8 +185,9 @@ def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
 
 def _are_distinct(keys: bytes) -> bool:
     """Tell whether no key is there twice."""
-    words = np.sort(np.frombuffer(keys, np.uint64)[::_WORDS_PER_KEY])
-    if (words[1:] != words[:-1]).all():
+    words = np.frombuffer(keys, np.uint64)[::_WORDS_PER_KEY].copy()
+    words.sort()
+    if b"\0" not in (words[1:] != words[:-1]).tobytes():
         return True
     one_by_one = split_keys(keys)
     return len(set(one_by_one)) == len(one_by_one)

@@ -3,25 +3,20 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.groups import (
     Counts,
-    GroupShape,
     Keeps,
     first_filled,
-    first_needed,
     last_covered,
     most_blocks,
-    tokens_covered,
 )
 from kvleased.core.marks import Words, key_words, marks
+from kvleased.core.places import ENDLESS, Places
 from kvleased.core.shape import CacheShape
-
-_ENDLESS: Final = 2**31 - 1
 
 
 class Covering:
@@ -42,6 +37,12 @@ class Covering:
         """The same, to calculate with many rows."""
         self.shared = _shared(shape)
         """The groups whose blocks are found by key; none where prefixes are not shared."""
+        self.is_drafted = any(shape.groups[at].is_drafted for at in self.shared)
+        """Whether a prefix must have more blocks in some group than are used."""
+        self.first_key_of = next(
+            (at for at in self.shared if shape.groups[at].keeps is Keeps.EVERYTHING), None
+        )
+        """A group whose first block every prefix that is found has, if there is one."""
         self.giving_back = tuple(at for at, group in enumerate(shape.groups) if group.gives_back)
         self.marks = marks(len(shape.groups))
         self.end_tokens = np.concatenate(
@@ -51,6 +52,7 @@ class Covering:
         self.longest_tokens = self._longest(shape)
         """Tokens of the longest request that ever fits."""
         self._places = np.arange(shape.table_width)
+        self._of_one = [Places(group) for group in shape.groups]
 
     # Blocks that a lease has --------------------------------------------------------------------------------------
 
@@ -73,21 +75,31 @@ class Covering:
             begins[:, at] = np.maximum(first_filled(group, num_tokens), before)
         return np.minimum(begins, afters), afters
 
+    def growth_of_one(
+        self, num_computed: int, num_tokens: int, ends: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Return the same of one lease: where its fresh places begin and end in each group."""
+        begins, afters = [], []
+        for one, before in zip(self._of_one, ends, strict=True):
+            begin, after = one.growth(num_computed, num_tokens, before)
+            begins.append(begin)
+            afters.append(after)
+        return begins, afters
+
     def hit_ends(self, hit_tokens: int) -> list[int]:
         """Return for each group the end of the places whose blocks are part of a prefix that was found."""
-        ends = [self.first_needed(at, hit_tokens) for at in range(len(self.groups))]
+        ends = [one.first_needed(hit_tokens) for one in self._of_one]
         for at in self.shared:
             ends[at] = hit_tokens // self.groups[at].tokens_per_block
         return ends
 
     def first_needed(self, at: int, num_computed: int) -> int:
         """Return the first place of a group that is needed after so many tokens."""
-        return int(first_needed(self.groups[at], np.array([num_computed]))[0])
+        return self._of_one[at].first_needed(num_computed)
 
     def last_covered(self, at: int, num_computed: int, num_tokens: int) -> int:
         """Return the end of the places of a group that a lease has at most."""
-        computed, tokens = np.array([num_computed]), np.array([num_tokens])
-        return int(last_covered(self.groups[at], computed, tokens)[0])
+        return self._of_one[at].last_covered(num_computed, num_tokens)
 
     def first_held(self, at: int, num_computed: int, end: int) -> int:
         """Return the first place of a group from which on every place before `end` has a block."""
@@ -99,21 +111,21 @@ class Covering:
 
     def covered(self, ends: Sequence[int], num_tokens: int) -> int:
         """Return how many of `num_tokens` may be computed with the places before the ends."""
-        pairs = zip(self.groups, ends, strict=True)
-        return min(tokens_covered(group, end, num_tokens) for group, end in pairs)
+        pairs = zip(self._of_one, ends, strict=True)
+        return min([one.covered(end, num_tokens) for one, end in pairs])
 
     def room_tokens(self, ends: Sequence[int]) -> int:
         """Return how many tokens the places have room for, whatever was asked for."""
-        return min(_room(group, end) for group, end in zip(self.groups, ends, strict=True))
+        return min([one.room(end) for one, end in zip(self._of_one, ends, strict=True)])
 
     def whole_tokens(self, ends: Sequence[int]) -> int:
         """Return the same of the groups only whose places do not move on with what is computed."""
         rooms = [
-            _room(group, end)
-            for group, end in zip(self.groups, ends, strict=True)
+            one.room(end)
+            for group, one, end in zip(self.groups, self._of_one, ends, strict=True)
             if group.keeps not in (Keeps.WINDOW, Keeps.CHUNK)
         ]
-        return min(rooms, default=_ENDLESS)
+        return min(rooms, default=ENDLESS)
 
     def most(self, num_tokens: int) -> list[int]:
         """Return for each group the blocks that a request of so many tokens ever holds at once."""
@@ -147,7 +159,7 @@ class Covering:
             for group in shape.groups
             if group.keeps is not Keeps.FIXED
         ]
-        most_tokens = min(shape.longest_request_tokens, *tables, _ENDLESS)
+        most_tokens = min(shape.longest_request_tokens, *tables, ENDLESS)
         return bisect_left(range(1, most_tokens + 1), True, key=is_too_long)
 
 
@@ -160,9 +172,3 @@ def _shared(shape: CacheShape) -> tuple[int, ...]:
         assert group.keys_per_block * shape.hash_tokens == group.tokens_per_block, "a block is keys"
         assert shape.hit_tokens % group.tokens_per_block == 0, "a prefix ends where blocks end"
     return found
-
-
-def _room(group: GroupShape, end: int) -> int:
-    if group.keeps is Keeps.FIXED:
-        return _ENDLESS
-    return max(0, end - group.extra_blocks) * group.tokens_per_block

@@ -29,6 +29,7 @@ _ACTIVE: Final = Phase.ACTIVE
 _ON_HOST: Final = (Phase.EVICTED, Phase.RELOADING)
 _GRANT: Final = Event.GRANT
 _NO_COUNTS: Final = b""
+_NULL: Final = np.int32(NULL).tobytes()
 
 Row = Ids | NDArray[np.int32]
 """Places of a group, NULL where no block is needed."""
@@ -147,17 +148,16 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
 
 def num_fresh(
     state: CacheState, prefix: Match, num_tokens: int
-) -> tuple[int, tuple[Counts, Counts] | None]:
+) -> tuple[int, tuple[list[int], list[int]] | None]:
     """Return how many fresh blocks a new lease needs behind its prefix, and in which places of each group.
 
     The places are told apart only where the cache is not simple.
     """
     if state.is_simple:
         return -(-num_tokens // state.covering.tokens_per_block) - len(prefix.blocks), None
-    ends = np.array([state.covering.hit_ends(prefix.hit_tokens)])
-    computed, tokens = np.array([prefix.hit_tokens]), np.array([num_tokens])
-    begins, afters = state.covering.growth(computed, tokens, ends)
-    return int((afters - begins).sum()) + len(prefix.slots), (begins[0], afters[0])
+    covering, hit_tokens = state.covering, prefix.hit_tokens
+    begins, afters = covering.growth_of_one(hit_tokens, num_tokens, covering.hit_ends(hit_tokens))
+    return sum(afters) - sum(begins) + len(prefix.slots), (begins, afters)
 
 
 def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Lease:
@@ -205,18 +205,22 @@ def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
 
 
 def _parts(
-    state: CacheState, prefix: Match, granted: Ids, places: tuple[Counts, Counts]
+    state: CacheState, prefix: Match, granted: Ids, places: tuple[list[int], list[int]]
 ) -> list[Ids]:
     """Return the places of each group of a new lease: those of the prefix, and the granted ones."""
-    begins, afters = places[0].tolist(), places[1].tolist()
+    begins, afters = places
     ends = state.covering.hit_ends(prefix.hit_tokens)
     counts = [len(part) for part in prefix.parts] or [0] * len(ends)
     parts: list[Ids] = []
     num_hits = num_granted = 0
     for count, end, begin, after in zip(counts, ends, begins, afters, strict=True):
-        part = np.full(after, NULL, np.intp)
-        part[end - count : end] = prefix.entries[num_hits : num_hits + count]
-        part[begin:] = granted[num_granted : num_granted + after - begin]
+        fresh = granted[num_granted : num_granted + after - begin]
+        if begin:
+            part = np.full(after, NULL, np.intp)
+            part[end - count : end] = prefix.entries[num_hits : num_hits + count]
+            part[begin:] = fresh
+        else:
+            part = fresh
         num_hits += count
         num_granted += after - begin
         parts.append(part)
@@ -263,7 +267,11 @@ def pack_parts(state: CacheState, parts: Sequence[Row]) -> tuple[bytes, bytes]:
     """Return the packed ids at the places of all groups, 0 where there is none, and the packed ends of the places."""
     if not parts:
         return b"", pack_counts(state, np.zeros(len(state.covering.groups), np.int64))
-    packed = pack(np.maximum(np.concatenate(parts), 0))
+    ids: NDArray[np.signedinteger] = np.concatenate(parts)
+    packed = pack(ids)
+    # Bytes are searched in a fraction of the time that numbers are compared in; what looks like NULL may be none.
+    if _NULL in packed:
+        packed = pack(np.maximum(ids, 0))
     return packed, pack_counts(state, np.array([len(part) for part in parts]))
 
 
@@ -334,15 +342,16 @@ def unextended(state: CacheState, lease: Lease, num_tokens: int) -> Extended:
 
 def growth_of(state: CacheState, lease: Lease, num_tokens: int) -> tuple[Counts, Counts]:
     """Return where the fresh places of a lease begin and end, [1, groups], so that it covers so many tokens."""
+    begins, afters = _growth(state, lease, num_tokens)
+    return np.array([begins]), np.array([afters])
+
+
+def _growth(state: CacheState, lease: Lease, num_tokens: int) -> tuple[list[int], list[int]]:
     rows, row = state.leases.rows, lease.row
-    num_computed = rows.num_computed[row : row + 1].astype(np.int64)
+    num_computed, ends = rows.num_computed.item(row), rows.num_blocks[row].tolist()
     if lease.members is not None:
-        num_computed = np.array([lease.members.furthest(int(num_computed[0]))])
-    return state.covering.growth(
-        num_computed,
-        np.array([num_tokens]),
-        rows.num_blocks[row : row + 1].astype(np.int64),
-    )
+        num_computed = lease.members.furthest(num_computed)
+    return state.covering.growth_of_one(num_computed, num_tokens, ends)
 
 
 def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
@@ -350,5 +359,5 @@ def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
     if state.is_simple:
         num_blocks = -(-num_tokens // state.covering.tokens_per_block)
         return num_blocks - int(state.leases.num_blocks[lease.row])
-    begins, afters = growth_of(state, lease, num_tokens)
-    return int((afters - begins).sum())
+    begins, afters = _growth(state, lease, num_tokens)
+    return sum(afters) - sum(begins)

@@ -1,7 +1,8 @@
-"""Own the way from keys to blocks: open addressing over arrays, so that a thousand keys cost little more than ten.
+"""Own the way from keys to blocks: chains of blocks in arrays, so that a thousand keys cost little more than ten.
 
-The table holds ids only; the keys are those of the records. A key is a 256-bit hash, the first word of which says where
-to look first, and what is found was compared in full.
+A place of the table has the block that came there last, and each block the one that was there before it; the keys are
+those of the records. A key is a 256-bit hash, the first word of which says at which place its block is, and what is
+found was compared in full.
 """
 
 from typing import Final
@@ -12,17 +13,21 @@ from numpy.typing import NDArray
 from kvlease.ids import BYTES_PER_KEY
 
 Ids = NDArray[np.intp]
-Words = NDArray[np.uint64]
+Words = NDArray[np.int64]
+"""Of keys; signed, so that they are places once they are masked."""
 
-_EMPTY: Final = -1
-_GONE: Final = -2
+_NONE: Final = -1
 _PLACES_MIN: Final = 16
 _PLACES_PER_ENTRY: Final = 4
-"""At least so many, so that most keys are where one looks first."""
+"""At least so many, so that most blocks are alone at their place."""
 _FEW: Final = 16
 """Keys up to which looking for one after the other is quicker than calling numpy."""
 _BYTES_PER_WORD: Final = 8
 _WORDS_PER_KEY: Final = BYTES_PER_KEY // _BYTES_PER_WORD
+_WORD: Final = np.dtype(np.int64)
+_NO_BLOCK: Final = b"\xff\xff\xff"
+"""Bytes that stand among packed int32 wherever _NONE does, and hardly ever where only blocks are."""
+_NONE_BYTES: Final = b"\xff\xff\xff\xff"
 
 
 class KeyIndex:
@@ -35,15 +40,19 @@ class KeyIndex:
         while num_places < _PLACES_PER_ENTRY * len(keys):
             num_places *= 2
         self._mask = num_places - 1
-        self._table: NDArray[np.int32] = np.full(num_places, _EMPTY, np.int32)
-        self._words: Words = keys.view(np.uint64)
+        self._table: NDArray[np.int32] = np.full(num_places, _NONE, np.int32)
+        self._next: NDArray[np.int32] = np.full(len(keys), _NONE, np.int32)
+        """The block behind each one at its place."""
+        self._low_bits = np.array(self._mask)
+        """The mask as arrays are masked with it: in half the time that a plain number takes."""
+        self._words: Words = keys.view(np.int64)
         self._first_words: Words = self._words[:, 0]
         # One number is read from a view of memory in a third of the time that it takes from an array.
         self._place = self._table.data
+        self._after = self._next.data
         self._word = self._words.reshape(-1).data
         self._key = keys.reshape(-1).data
         self._num_keys = 0
-        self._num_gone = 0
 
     def __len__(self) -> int:
         """Count the keys."""
@@ -55,14 +64,14 @@ class KeyIndex:
 
     def get(self, key: bytes) -> int:
         """Return the block of a key, -1 where there is none."""
-        word = int.from_bytes(key[:_BYTES_PER_WORD], "little")
-        at = word & self._mask
-        while (block := self._place[at]) != _EMPTY:
-            if block >= 0 and self._word[block * _WORDS_PER_KEY] == word:
+        word = int.from_bytes(key[:_BYTES_PER_WORD], "little", signed=True)
+        block = self._place[word & self._mask]
+        while block != _NONE:
+            if self._word[block * _WORDS_PER_KEY] == word:
                 begin = block * BYTES_PER_KEY
                 if self._key[begin : begin + BYTES_PER_KEY].tobytes() == key:
                     return block
-            at = (at + 1) & self._mask
+            block = self._after[block]
         return -1
 
     def find(self, packed: bytes) -> Ids:
@@ -70,45 +79,59 @@ class KeyIndex:
         num_keys = len(packed) // BYTES_PER_KEY
         if num_keys <= _FEW:
             return self._find_one_by_one(packed, num_keys)
-        wanted = np.frombuffer(packed, np.uint64, num_keys * _WORDS_PER_KEY)
-        wanted = wanted.reshape(-1, _WORDS_PER_KEY)
-        words = wanted[:, 0].copy()
-        places = (words & np.uint64(self._mask)).astype(np.intp)
-        found, goes_on = self._look(places, words)
-        (left,) = goes_on.nonzero()
-        if len(left) > _FEW:
-            left = self._look_on(found, left, places[left], words[left])
-        for at in left.tolist():
-            found[at] = self.get(packed[at * BYTES_PER_KEY : (at + 1) * BYTES_PER_KEY])
-        if self._have_keys(found, wanted, packed):
+        wanted = np.frombuffer(packed, _WORD, num_keys * _WORDS_PER_KEY)
+        words = wanted[::_WORDS_PER_KEY]
+        first = self._table[words & self._low_bits]
+        packed_first = first.tobytes()
+        found: Ids = first.astype(np.intp)
+        # The cases: nothing is at any of the places, all first blocks are the right ones, and all others.
+        if packed_first == _NONE_BYTES * num_keys:
+            return found
+        if _NO_BLOCK not in packed_first and packed.startswith(self._keys_at(found)):
+            return found
+        self._look_behind(found, words)
+        if self._have_keys(found, wanted.reshape(-1, _WORDS_PER_KEY), packed):
             return found
         return self._find_one_by_one(packed, num_keys)
 
     def add(self, blocks: Ids) -> None:
         """Make blocks findable under the keys that the records hold; none of those keys is known yet."""
-        # The fuller the table, the farther one looks; a quarter of it are keys at most.
-        if self._num_keys + self._num_gone + len(blocks) > (self._mask + 1) // 8 * 3:
-            self._rehash()
-        self._put(blocks)
+        left, places = blocks, self._places(blocks)
         self._num_keys += len(blocks)
+        while len(left) > _FEW:
+            self._next[left] = self._table[places]
+            self._table[places] = left
+            # Several may want one place: who was written last is there, the others come before it.
+            (lost,) = (self._table[places] != left).nonzero()
+            left, places = left[lost], places[lost]
+        for block, place in zip(left.tolist(), places.tolist(), strict=True):
+            self._after[block] = self._place[place]
+            self._place[place] = block
 
     def discard(self, blocks: Ids) -> None:
-        """Forget blocks under the keys that the records still hold; all of them are known."""
-        left, places = blocks, self._places(blocks)
-        gone: list[Ids] = []
-        while len(left) > _FEW:
-            there = self._table[places]
-            assert (there != _EMPTY).all(), "the index points elsewhere"
-            goes_on = there != left
-            gone.append(places[~goes_on])
-            left, places = left[goes_on], (places[goes_on] + 1) & self._mask
-        gone += [np.array([self._place_of(block) for block in left.tolist()], np.intp)]
-        self._vacate(np.concatenate(gone))
+        """Forget distinct blocks under the keys that the records still hold; all of them are known."""
+        places = self._places(blocks)
         self._num_keys -= len(blocks)
+        is_first = self._table[places] == blocks
+        self._table[places[is_first]] = self._next[blocks[is_first]]
+        (left,) = (~is_first).nonzero()
+        while len(left) > _FEW:
+            # One of each chain at a time: the one before it has to stay.
+            _, chosen = np.unique(places[left], return_index=True)
+            self._take_out(blocks[left[chosen]], places[left[chosen]])
+            left = np.delete(left, chosen)
+        for at in left.tolist():
+            self._take_one_out(blocks.item(at), places.item(at))
 
     def blocks(self) -> Ids:
         """Return all blocks that have a key, in no order."""
-        return self._table[self._table >= 0].astype(np.intp)
+        blocks = self._table[self._table != _NONE]
+        found = [blocks]
+        while len(blocks):
+            behind = self._next[blocks]
+            blocks = behind[behind != _NONE]
+            found.append(blocks)
+        return np.concatenate(found).astype(np.intp)
 
     # Looking ------------------------------------------------------------------------------------------------------
 
@@ -117,33 +140,32 @@ class KeyIndex:
         found = [self.get(packed[at : at + BYTES_PER_KEY]) for at in starts]
         return np.array(found, np.intp)
 
-    def _look(self, places: Ids, words: Words) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return the blocks at places where the first word is the wanted one, else -1; and where to look on."""
-        blocks = self._table[places].astype(np.intp)
-        # What stands for no block is read as the last one, and then not believed.
-        is_same = self._first_words[blocks] == words if self._num_keys else blocks >= 0
-        is_same &= blocks >= 0
-        # Nearly always all of them are; bytes are searched faster than an array.
-        if b"\0" not in is_same.tobytes():
-            return blocks, ~is_same
-        goes_on = blocks != _EMPTY
-        goes_on ^= is_same
-        blocks[~is_same] = -1
-        return blocks, goes_on
-
-    def _look_on(self, found: Ids, left: Ids, places: Ids, words: Words) -> Ids:
-        """Look at one place after the other for what is left, while it is much; returns what is left then."""
+    def _look_behind(self, found: Ids, words: Words) -> None:
+        """Go on from the first blocks at the places of keys to those that have the first words of the keys."""
+        # None reads as the last block, and is not believed.
+        goes_on = self._first_words[found] != words
+        goes_on &= found != _NONE
+        (left,) = goes_on.nonzero()
         while len(left) > _FEW:
-            places = (places + 1) & self._mask
-            found[left], goes_on = self._look(places, words)
-            left, places, words = left[goes_on], places[goes_on], words[goes_on]
-        return left
+            behind = self._next[found[left]].astype(np.intp)
+            found[left] = behind
+            goes_on = self._first_words[behind] != words[left]
+            goes_on &= behind != _NONE
+            left = left[goes_on]
+        for at in left.tolist():
+            block, word = self._after[found.item(at)], words.item(at)
+            while block != _NONE and self._word[block * _WORDS_PER_KEY] != word:
+                block = self._after[block]
+            found[at] = block
+
+    def _keys_at(self, found: Ids) -> bytes:
+        return self._words.take(found, axis=0).tobytes()
 
     def _have_keys(self, found: Ids, wanted: Words, packed: bytes) -> bool:
         """Tell whether the keys agree in full, of which the first words do; else somebody made them so."""
         is_found = found >= 0
         if b"\0" not in is_found.tobytes():
-            return packed.startswith(self._words.take(found, axis=0).tobytes())
+            return packed.startswith(self._keys_at(found))
         if b"\1" not in is_found.tobytes():
             return True
         same = self._words.take(found[is_found], axis=0) == wanted[is_found]
@@ -151,52 +173,29 @@ class KeyIndex:
 
     # Writing ------------------------------------------------------------------------------------------------------
 
-    def _put(self, blocks: Ids) -> None:
-        left, places = blocks, self._places(blocks)
-        while len(left) > _FEW:
-            before = self._table[places]
-            is_free = before < 0
-            # Several may want one place: who was written last has it, the others go on.
-            self._table[places[is_free]] = left[is_free]
-            goes_on = self._table[places] != left
-            self._num_gone -= int(np.count_nonzero(before[~goes_on] == _GONE))
-            left, places = left[goes_on], (places[goes_on] + 1) & self._mask
-        for block in left.tolist():
-            at = self._word[block * _WORDS_PER_KEY] & self._mask
-            while self._place[at] >= 0:
-                at = (at + 1) & self._mask
-            self._num_gone -= self._place[at] == _GONE
-            self._place[at] = block
+    def _take_out(self, blocks: Ids, places: Ids) -> None:
+        """Take blocks out of their chains, no two of them out of the same."""
+        before = self._table[places].astype(np.intp)
+        is_first = before == blocks
+        self._table[places[is_first]] = self._next[blocks[is_first]]
+        blocks, before = blocks[~is_first], before[~is_first]
+        while len(blocks):
+            behind = self._next[before].astype(np.intp)
+            is_behind = behind == blocks
+            self._next[before[is_behind]] = self._next[blocks[is_behind]]
+            blocks, before = blocks[~is_behind], behind[~is_behind]
+            assert (before != _NONE).all(), "the index points elsewhere"
 
-    def _place_of(self, block: int) -> int:
-        at = self._word[block * _WORDS_PER_KEY] & self._mask
-        while self._place[at] != block:
-            assert self._place[at] != _EMPTY, "the index points elsewhere"
-            at = (at + 1) & self._mask
-        return at
-
-    def _vacate(self, places: Ids) -> None:
-        """Mark places as gone; and as empty where the next one is, for nobody looks past that."""
-        self._table[places] = _GONE
-        self._num_gone += len(places)
-        while len(places) > _FEW:
-            places = places[self._table[(places + 1) & self._mask] == _EMPTY]
-            self._table[places] = _EMPTY
-            self._num_gone -= len(places)
-            places = (places - 1) & self._mask
-            places = places[self._table[places] == _GONE]
-        for place in places.tolist():
-            at = place
-            while self._place[at] == _GONE and self._place[(at + 1) & self._mask] == _EMPTY:
-                self._place[at] = _EMPTY
-                self._num_gone -= 1
-                at = (at - 1) & self._mask
+    def _take_one_out(self, block: int, place: int) -> None:
+        before, behind = _NONE, self._place[place]
+        while behind != block:
+            assert behind != _NONE, "the index points elsewhere"
+            before, behind = behind, self._after[behind]
+        if before == _NONE:
+            self._place[place] = self._after[block]
+        else:
+            self._after[before] = self._after[block]
 
     def _places(self, blocks: Ids) -> Ids:
-        return (self._first_words[blocks] & np.uint64(self._mask)).astype(np.intp)
-
-    def _rehash(self) -> None:
-        known = self.blocks()
-        self._table.fill(_EMPTY)
-        self._num_gone = 0
-        self._put(known)
+        places: Ids = self._first_words[blocks] & self._low_bits
+        return places

@@ -271,11 +271,15 @@ class LeaseBook:
             first = self.covering.first_needed(group, before)
             end = self.covering.first_needed(group, num_computed)
             end = min(end, int(rows.num_blocks[row, group]))
+            if first >= end:
+                continue
             held = first + (part[first:end] != NULL).nonzero()[0]
             left.append(part[held])
             ends.append(self.covering.end_tokens[self.covering.starts[group] + held])
             part[first:end] = NULL
             self.kernel.give_back(row, group, first, end)
+        if not left:
+            return NOWHERE
         order = np.concatenate(ends).argsort(kind="stable")
         return np.concatenate(left)[order].astype(np.intp)
 

@@ -118,6 +118,9 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
     else:
         tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
         blocks = victims(state, tenant, command.num_blocks, NOWHERE)
+    if not len(host):
+        evict_blocks(state, blocks)
+        return Outcome(reply=Evicted(num_evicted=len(blocks), num_offloaded=0))
     is_copied = device.is_unknown_to(host, blocks)
     slots = host_slots(state, int(np.count_nonzero(is_copied)), at_most=True)
     num_copied = 0 if slots is None else len(slots)

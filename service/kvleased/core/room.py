@@ -94,6 +94,8 @@ def evict_blocks(state: CacheState, blocks: Ids) -> None:
 
 
 def _num_unknown(pool: Pool, other: Pool, blocks: Ids) -> int:
+    if not len(other.index):
+        return len(blocks)
     return int(np.count_nonzero(pool.is_unknown_to(other, blocks)))
 
 

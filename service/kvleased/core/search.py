@@ -1,7 +1,6 @@
 """Own the search for a prefix: what a call could reuse of what is cached, or on its way to the device."""
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,11 +12,15 @@ from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.covering import Covering
 from kvleased.core.leases import NOWHERE
 from kvleased.core.marks import key_words
+from kvleased.core.message import message
 from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 
+_BYTES_OF_FEW: Final = 128 * BYTES_PER_KEY
+"""Keys that are looked for all at once, which takes no longer than to halve them until the first that is missing."""
 
-@dataclass(frozen=True, slots=True)
+
+@message
 class Match:
     """The longest prefix that a call can reuse."""
 
@@ -37,7 +40,9 @@ class Match:
     """The entries of each group, up to the place where the prefix ends; empty where the cache is simple."""
 
 
-NOTHING: Final = Match(NOWHERE, NOWHERE, NOWHERE, set(), 0, 0)
+NOTHING: Final = Match(
+    entries=NOWHERE, blocks=NOWHERE, slots=NOWHERE, joined=set(), hit_tokens=0, device_tokens=0
+)
 
 
 def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool) -> Match:
@@ -52,10 +57,8 @@ def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool)
         return _match_groups(state, keys, tenant, use_host=use_host)
     if not use_host and state.device.index.get(keys[:BYTES_PER_KEY]) < 0:
         return NOTHING
-    num_keys = _num_cached_at_most(state, keys, use_host=use_host)
-    if not num_keys:
-        return NOTHING
-    keys = keys[: num_keys * BYTES_PER_KEY]
+    if len(keys) > _BYTES_OF_FEW:
+        keys = keys[: _num_cached_at_most(state, keys, use_host=use_host) * BYTES_PER_KEY]
     entries = state.device.index.find(keys)
     is_missing = entries < 0
     joined: dict[int, CopyId] = {}
@@ -65,9 +68,11 @@ def match(state: CacheState, keys: bytes, tenant: int | None, *, use_host: bool)
             joined = _look_below(state, keys, entries, is_missing)
         (holes,) = is_missing.nonzero()
         entries = entries[: holes[0]] if len(holes) else entries
+        if not len(entries):
+            return NOTHING
     blocks, slots = _by_tier(entries)
     _check_distinct(state, blocks, slots)
-    if tenant is not None:
+    if tenant is not None and _may_be_foreign(state, tenant, use_host=use_host):
         (foreign,) = (_tenants(state, entries, blocks, slots) != tenant).nonzero()
         if len(foreign):
             # Only a stolen key can name another tenant's block.
@@ -102,6 +107,11 @@ def _by_tier(entries: Ids) -> tuple[Ids, Ids]:
     return entries[is_block], ~entries[~is_block]
 
 
+def _may_be_foreign(state: CacheState, tenant: int, *, use_host: bool) -> bool:
+    """Tell whether another tenant ever had blocks where a prefix is looked for."""
+    return not state.device.is_only_of(tenant) or (use_host and not state.host.is_only_of(tenant))
+
+
 def _tenants(state: CacheState, entries: Ids, blocks: Ids, slots: Ids) -> NDArray[np.uint64]:
     """Return whose bytes the entries hold."""
     if not len(slots):
@@ -126,7 +136,7 @@ def _num_cached_at_most(state: CacheState, keys: bytes, *, use_host: bool) -> in
         return not use_host or not (key in state.loading or state.host.index.get(key) >= 0)
 
     last = len(keys) // BYTES_PER_KEY - 1
-    if last < 0 or is_missing(0):
+    if is_missing(0):
         return 0
     if not is_missing(last):
         return last + 1
@@ -158,19 +168,27 @@ def _match_groups(state: CacheState, keys: bytes, tenant: int | None, *, use_hos
     """Return the longest prefix of which every group has all blocks that the tokens behind it need."""
     covering = state.covering
     words = key_words(keys)
+    if not use_host and covering.first_key_of is not None:
+        first_key = covering.block_keys(covering.first_key_of, words)[1][:1].tobytes()
+        if not first_key or state.device.index.get(first_key) < 0:
+            return NOTHING
     marked = [covering.block_keys(group, words)[1] for group in covering.shared]
     packed = np.concatenate(marked).tobytes()
     counts = [len(one) for one in marked]
     entries = state.device.index.find(packed)
     is_missing = entries < 0
     joined: dict[int, CopyId] = {}
-    if use_host and is_missing.any():
+    if use_host and b"\1" in is_missing.tobytes():
         joined = _look_below(state, packed, entries, is_missing)
     has = ~is_missing
-    if tenant is not None:
+    if tenant is not None and _may_be_foreign(state, tenant, use_host=use_host):
         blocks, slots = _by_tier(entries[has])
         has[has] = _tenants(state, entries[has], blocks, slots) == tenant
-    hit_tokens = _longest(covering, has, counts, len(words) * covering.hash_tokens)
+    num_tokens = len(words) * covering.hash_tokens
+    if covering.is_drafted or b"\0" in has.tobytes():
+        hit_tokens = _longest(covering, has, counts, num_tokens)
+    else:
+        hit_tokens = num_tokens // covering.hit_tokens * covering.hit_tokens
     if not hit_tokens:
         return NOTHING
     parts = [NOWHERE] * len(covering.groups)
@@ -179,10 +197,11 @@ def _match_groups(state: CacheState, keys: bytes, tenant: int | None, *, use_hos
     for group, count in zip(covering.shared, counts, strict=True):
         first = covering.first_needed(group, hit_tokens)
         parts[group] = entries[start + first : start + ends[group]]
-        (below,) = (parts[group] < 0).nonzero()
-        if len(below):
-            first_token = (first + int(below[0])) * covering.groups[group].tokens_per_block
-            device_tokens = min(device_tokens, first_token)
+        if use_host:
+            (below,) = (parts[group] < 0).nonzero()
+            if len(below):
+                first_token = (first + int(below[0])) * covering.groups[group].tokens_per_block
+                device_tokens = min(device_tokens, first_token)
         start += count
     entries = np.concatenate(parts)
     blocks, slots = _by_tier(entries)

@@ -13,8 +13,8 @@ from kvleased.verbs.figures import Figures
 
 DEVICE = dict.fromkeys(STATES, 2) | {"ready_held": 1}
 CENSUS = Census(
-    device=DEVICE, host=dict.fromkeys(STATES, 0), num_leases=3, num_waiting=1, waiting_by_priority={1: 1}, num_workers=2,
-    num_pins=0, num_copies=0,
+    device=DEVICE, host=dict.fromkeys(STATES, 0), num_leases=3, num_waiting=1, waiting_by_priority={1: 1},
+    num_workers=2, num_pins=0, num_copies=0,
     counters={"evictions": 5, "prefix_tokens_device": 64, "prefix_tokens_host": 16, "blocks_forked": 4},
 )  # fmt: skip
 FIGURES = Figures(

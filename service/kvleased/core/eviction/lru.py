@@ -123,20 +123,25 @@ class LeafFirstLRU:
 
     def _between(self, begin: int, end: int) -> Ids:
         """Return the blocks at places from `begin` to `end` - 1 that are still there."""
-        blocks = np.empty(end - begin, np.intp)
         at = begin & self._mask
-        before_turn = self._ring[at : at + len(blocks)]
-        blocks[: len(before_turn)] = before_turn
-        blocks[len(before_turn) :] = self._ring[: len(blocks) - len(before_turn)]
-        is_there: NDArray[np.bool_] = self._place.take(blocks) == np.arange(begin, end)
-        return blocks[is_there]
+        before_turn = self._ring[at : at + end - begin]
+        num_behind = end - begin - len(before_turn)
+        if num_behind:
+            before_turn = np.concatenate([before_turn, self._ring[:num_behind]])
+        blocks: Ids = before_turn.astype(np.intp)
+        is_there = self._place[blocks] == np.arange(begin, end)
+        # Bytes are searched in a fraction of the time that elements are chosen in.
+        return blocks if b"\0" not in is_there.tobytes() else blocks[is_there]
 
     def _write(self, blocks: Ids, first: int) -> None:
         self._place[blocks] = np.arange(first, first + len(blocks))
         at = first & self._mask
         before_turn = len(self._ring) - at
-        self._ring[at : at + len(blocks)] = blocks[:before_turn]
-        self._ring[: max(0, len(blocks) - before_turn)] = blocks[before_turn:]
+        if len(blocks) <= before_turn:
+            self._ring[at : at + len(blocks)] = blocks
+        else:
+            self._ring[at:] = blocks[:before_turn]
+            self._ring[: len(blocks) - before_turn] = blocks[before_turn:]
         self._num_blocks += len(blocks)
 
     def _make_room(self, count: int) -> None:

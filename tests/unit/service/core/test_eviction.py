@@ -79,6 +79,18 @@ def test_order_outlives_its_places() -> None:
     assert order.coldest(3, as_ids([0])).tolist() == [2, 3, 1]
 
 
+def test_order_goes_around_its_ring() -> None:
+    """Many blocks at once keep their order where the ring begins anew, too."""
+    order = LeafFirstLRU(20)
+
+    for shift in range(20):
+        blocks = [(at + shift) % 20 for at in range(20)]
+        order.add(as_ids(blocks))
+        assert list(order) == blocks
+        order.discard(as_ids(blocks))
+        assert order.coldest(1, NOWHERE).tolist() == []
+
+
 def test_gaps_are_passed_over() -> None:
     """The next to leave is found behind however many that left before."""
     order = LeafFirstLRU(NUM_BLOCKS)

@@ -83,15 +83,15 @@ def test_index_outlives_its_places(keys: np.typing.NDArray[np.uint8]) -> None:
         assert found(index, keys, EVERYTHING) == EVERYTHING.tolist()
 
 
-def test_places_of_the_gone_are_taken_back() -> None:
-    """A table of which half is keys and places that were left is written anew."""
+def test_gone_keys_leave_nothing_behind() -> None:
+    """However many different keys there were, an index does not fill up."""
     keys = a_column(list(range(NUM_ENTRIES)))
     index = KeyIndex(keys)
 
     for first in range(0, 50 * NUM_ENTRIES, NUM_ENTRIES):
         keys.view(np.uint64)[:, 0] = np.arange(first, first + NUM_ENTRIES)
         index.add(EVERYTHING)
-        # The last one stays for a while, so that the places before it are not simply empty again.
+        # The last one stays for a while.
         index.discard(EVERYTHING[:-1])
         assert found(index, keys, EVERYTHING[-2:]) == [-1, NUM_ENTRIES - 1]
         index.discard(EVERYTHING[-1:])

@@ -25,6 +25,9 @@ from tests.unit.service.core.builders import (
     the_copy,
 )
 
+LONG = 200
+"""Blocks of a request that is not looked for as a whole."""
+
 
 def test_cached_prefix_is_shared() -> None:
     """Two leases of one tenant have the same block of a common prefix, and private ones of their own."""
@@ -46,6 +49,22 @@ def test_prefix_ends_at_the_first_miss() -> None:
     cached(cache, keys(3))
 
     assert reserve(cache, 3, "r", keys(1, 2, 3)).device_hit_tokens == TOKENS_PER_BLOCK
+
+
+@pytest.mark.parametrize("num_cached", [0, 1, 77, LONG])
+@pytest.mark.parametrize("wait_ms", [0, WAIT_MS])
+def test_prefix_of_a_long_chain_ends_at_the_first_miss(num_cached: int, wait_ms: int) -> None:
+    """However many keys a request names, all that are cached from the first one on are found."""
+    cache = a_cache(2 * LONG)
+    on_host(cache, keys(999))
+    chain = keys(*range(LONG))
+    if num_cached:
+        cached(cache, chain[: num_cached * 32])
+
+    lease = answer(cache.handle(a_reserve(LONG, "r", chain, wait_ms=wait_ms), 0), Reserved)
+
+    assert lease.device_hit_tokens == num_cached * TOKENS_PER_BLOCK
+    assert cache.check() == []
 
 
 def test_whole_request_can_be_cached() -> None:

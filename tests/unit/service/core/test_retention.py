@@ -36,6 +36,15 @@ from tests.unit.service.core.builders import (
     the_copy,
     tick,
 )
+from tests.unit.service.core.grouped import (
+    FULL,
+    WINDOW,
+    cache_of,
+    chain,
+    commit_tokens,
+    hit_tokens,
+    reserve_tokens,
+)
 
 
 def used(
@@ -412,3 +421,19 @@ def _class_at(model: dict[int, tuple[int, float, int]], block: int, now: float) 
     rank, since, kept = model[block]
     is_over = rank == HIGH and since + kept <= now
     return (NORMAL if is_over else rank), kept
+
+
+def test_blocks_that_a_window_has_left_stay_as_long_as_their_lease_says() -> None:
+    """What a running request of a high class gives back stays cached while normal blocks leave."""
+    cache = cache_of(FULL, WINDOW, num_slots=0)
+    command = c.Reserve(worker_id=WORKER, request_id="r", keys=b"", num_tokens=16, priority=HIGH)
+    high = answer(cache.handle(command, 0.0), Reserved)
+    commit_tokens(cache, high.lease_id, 16)
+    normal = reserve_tokens(cache, 4, "normal")
+    commit_tokens(cache, normal.lease_id, 4, chain(4, branch=1))
+    release(cache, normal.lease_id)
+
+    cache.handle(c.Evict(num_blocks=2), 0.0)
+
+    assert hit_tokens(cache, 4) == 4
+    assert cache.check() == []
