@@ -36,7 +36,7 @@ bench: setup ## measure, each figure beside its floor
 	@$(BIN)/python tests/benchmarks/run.py
 
 MINUTES ?= 1
-sim: setup ## simulate operations with faults for MINUTES (1) on all cores; EXHAUSTIVE=1 searches small worlds
+sim: setup ## simulate all caches with faults for MINUTES (1) on all cores; EXHAUSTIVE=1 searches small worlds
 	@$(BIN)/python -m tests.laws.simulate --minutes $(MINUTES) $(if $(EXHAUSTIVE),--exhaustive)
 
 proto: setup ## generate the protocol's Python code from its sources

@@ -1,28 +1,16 @@
 """Who acts in the simulated world: workers with their leases, the mover with its jobs, and calls that wait."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache as remember
 from hashlib import blake2b
 from typing import Final
 
-from kvlease.groups import keeps_everything
 from kvlease.ids import LeaseId, WorkerId
-from kvleased.core import CacheShape
 from kvleased.core.effects import Copy
+from kvleased.core.records import NULL
+from tests.laws.needs import Groups, needed_from
 
-SHAPE = CacheShape(
-    num_blocks=25,
-    null_blocks=1,
-    num_slots=14,
-    groups=(keeps_everything(4, 12),),
-    hash_tokens=4,
-    hit_tokens=4,
-    max_leases=16,
-    max_waiting=6,
-    max_pins=3,
-    lease_seconds=30.0,
-    layout_digest=99,
-)
 Mark = tuple[object, ...]
 ZERO: Mark = ("zero",)
 _NO_LEASE: Final = LeaseId(0)
@@ -39,10 +27,58 @@ class Held:
     lease_id: LeaseId
     request_id: str
     keys: list[bytes]
-    blocks: list[int]
-    marks: list[Mark | None]
+    """One for each hash_tokens."""
+    parts: list[list[int]]
+    """The block at each place of each group, NULL where there is none."""
+    marks: list[list[Mark | None]]
+    """What the worker knows that it holds."""
+    computed: int = 0
+    """Tokens that are committed, or found; the core knows of them."""
+    written: int = 0
+    """Tokens whose states are written; where they are more, a commit is on its way or was lost."""
     is_evicted: bool = False
     is_moving: bool = False
+    is_trimming: bool = False
+
+    @property
+    def ends(self) -> list[int]:
+        """The end of the places of each group."""
+        return [len(part) for part in self.parts]
+
+    @property
+    def num_blocks(self) -> int:
+        """Places that have a block."""
+        return sum(len(part) - part.count(NULL) for part in self.parts)
+
+    def blocks(self, groups: Groups) -> Iterator[int]:
+        """Go through the blocks that the worker still counts on: not those that a commit on its way gives back."""
+        for group, part in zip(groups, self.parts, strict=True):
+            for block in part[needed_from(group, self.written) :]:
+                if block != NULL:
+                    yield block
+
+    def places(self) -> Iterator[tuple[int, int, int, Mark | None]]:
+        """Go through the places that have a block: group, place, block and mark."""
+        for at, (part, marks) in enumerate(zip(self.parts, self.marks, strict=True)):
+            for place, block in enumerate(part):
+                if block != NULL:
+                    yield at, place, block, marks[place]
+
+    def slot(self, at: int, place: int) -> int:
+        """Return the first place from one on that has a block, which is where a state of it stands; or the end."""
+        part = self.parts[at]
+        while place < len(part) and part[place] == NULL:
+            place += 1
+        return place
+
+    def snapshot(self) -> "Held":
+        """Return what the worker knows at this instant."""
+        return replace(
+            self,
+            keys=[*self.keys],
+            parts=[[*part] for part in self.parts],
+            marks=[[*marks] for marks in self.marks],
+        )
 
 
 @dataclass(eq=False)
@@ -75,6 +111,8 @@ class Call:
     deadline: float
     is_heard: bool = True
     """Whether the answer will reach the caller."""
+    parent: Held | None = None
+    """What the worker knew of a lease when it began to fork it."""
 
 
 @remember

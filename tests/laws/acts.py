@@ -4,16 +4,21 @@ from collections.abc import Callable
 from typing import Final
 
 from kvleased.core import commands
+from kvleased.core.effects import Outcome, Trimmed
 from kvleased.core.stepping import StepVerb
 from tests.laws import faults
-from tests.laws.actors import Held, Worker, key_of
+from tests.laws.actors import Held, Worker
+from tests.laws.answers import trim
 from tests.laws.crashes import InterruptedWorldError
 from tests.laws.healing import heal
+from tests.laws.holders import row_of, verify
 from tests.laws.mover import land, move
+from tests.laws.needs import room
 from tests.laws.picks import is_waited_for, pick_chain, pick_lease, pick_worker
 from tests.laws.steps import Operation, take_step
 from tests.laws.views import audit, compare_lookup, compare_map, read_table
 from tests.laws.world import World
+from tests.laws.writing import compute, keys_of, scribble
 
 Act = Callable[[World], None]
 
@@ -23,6 +28,10 @@ _UNHEARD: Final = 0.08
 """Share of the answers that do not reach their callers."""
 _REPEATED: Final = 0.12
 """Share of the calls that come twice."""
+_RETAIN_SECONDS: Final = (0, 0, 5, 60)
+_MORE_TOKENS: Final = (0, 1, 3, 9, 30)
+"""How many more tokens than its parent has computed a fork is to cover."""
+_STEPS_OF_A_RUN: Final = 4
 _SEVERITIES: Final = (0, 1, 1, 3)
 """How much likelier than usual a fault may be in one history: those without some kind get further with the others."""
 
@@ -64,15 +73,18 @@ def _reserve(world: World) -> None:
 
 
 def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Reserve:
-    num_blocks = world.rng.randint(1, world.shape.table_width)
-    keys = pick_chain(world, worker.tenant, world.rng.randint(0, num_blocks))
+    rng, hash_tokens = world.rng, world.shape.hash_tokens
+    num_tokens = rng.randint(1, world.longest_tokens)
+    keys = pick_chain(world, worker.tenant, rng.randint(0, -(-num_tokens // hash_tokens)))
     world.num_requests += 1
     return commands.Reserve(
         worker_id=worker.worker_id,
         request_id=f"r{world.num_requests}",
         keys=b"".join(keys),
-        num_tokens=num_blocks * world.shape.hash_tokens - world.rng.randint(0, 3),
+        num_tokens=num_tokens,
         wait_ms=wait_ms,
+        priority=rng.randint(0, 2) if world.uses_classes else 1,
+        retain_seconds=rng.choice(_RETAIN_SECONDS) if world.uses_classes else 0,
     )
 
 
@@ -99,84 +111,116 @@ def _step(world: World) -> None:
 
 def _operations(world: World, worker: Worker, held: Held) -> list[Operation]:
     """Return what a step does with one lease: mostly it grows by a token; in the end, it is committed and released."""
-    tokens_per_block = world.shape.hash_tokens
-    limit = world.shape.table_width * tokens_per_block
-    num_tokens = len(held.blocks) * tokens_per_block + world.rng.randint(-3, 6)
-    extend = Operation(StepVerb.EXTEND, held, min(num_tokens, limit))
+    extend = Operation(StepVerb.EXTEND, held, _longer(world, held, -3))
     release = Operation(StepVerb.RELEASE, held)
-    commit = _write(world, worker, held)
     kind = world.rng.choice(("extend", "extend", "extend", "commit", "end", "too late"))
     if kind == "extend":
         return [extend]
     if kind == "too late":
         return [release, extend]
+    written = compute(world, worker, held)
     committing = []
-    if commit is not None:
-        first, last = commit
-        keys = b"".join(held.keys[first:last])
-        committing = [Operation(StepVerb.COMMIT, held, last * tokens_per_block, first, keys)]
+    if written is not None:
+        num_tokens, first = written
+        keys = keys_of(world, held, num_tokens, first)
+        committing = [Operation(StepVerb.COMMIT, held, num_tokens, first, keys)]
     return [*committing, extend] if kind == "commit" else [*committing, release]
+
+
+def _longer(world: World, held: Held, least: int = 0) -> int:
+    """Return a number of tokens that a lease is to cover: a few more than it does."""
+    now = min(room(world.shape.groups, held.ends), world.longest_tokens)
+    return max(1, min(now + world.rng.randint(least, 6), world.longest_tokens))
 
 
 def _extend(world: World) -> None:
     found = pick_lease(world)
-    if found is None:
-        return
-    worker, held = found
-    num_tokens = len(held.blocks) * world.shape.hash_tokens + world.rng.randint(1, 6)
-    if num_tokens > world.shape.table_width * world.shape.hash_tokens:
-        return
-    _call(
-        world,
-        worker,
-        commands.Extend(
-            worker_id=worker.worker_id,
-            lease_id=held.lease_id,
-            num_tokens=num_tokens,
-            wait_ms=world.rng.choice((0, 2000)),
-        ),
-        held,
+    if found is not None:
+        _extend_one(world, *found, wait_ms=world.rng.choice((0, 2000)))
+
+
+def _extend_one(world: World, worker: Worker, held: Held, wait_ms: int = 0) -> None:
+    command = commands.Extend(
+        worker_id=worker.worker_id,
+        lease_id=held.lease_id,
+        num_tokens=_longer(world, held),
+        wait_ms=wait_ms,
     )
+    _call(world, worker, command, held)
 
 
 def _commit(world: World) -> None:
     found = pick_lease(world)
+    if found is not None:
+        _commit_one(world, *found)
+
+
+def _commit_one(world: World, worker: Worker, held: Held) -> None:
+    written = compute(world, worker, held)
+    if written is None:
+        return
+    num_tokens, first = written
+    command = commands.Commit(
+        worker_id=worker.worker_id,
+        lease_id=held.lease_id,
+        num_tokens=num_tokens,
+        first_block=first,
+        keys=keys_of(world, held, num_tokens, first),
+    )
+    _call(world, worker, command, held)
+
+
+def _run(world: World) -> None:
+    """A request runs for some steps: what it has computed is committed, and its windows move on."""
+    found = pick_lease(world)
     if found is None:
         return
     worker, held = found
-    written = _write(world, worker, held)
-    if written is None:
+    for _ in range(world.rng.randint(1, _STEPS_OF_A_RUN)):
+        for act in (_commit_one, _extend_one):
+            if held.lease_id in worker.leases and not held.is_moving:
+                act(world, worker, held)
+
+
+def _fork(world: World) -> None:
+    """A second request goes on from what a running one has computed."""
+    found = pick_lease(world)
+    if found is None or found[1].written != found[1].computed:
         return
-    first, last = written
-    _call(
-        world,
-        worker,
-        commands.Commit(
-            worker_id=worker.worker_id,
-            lease_id=held.lease_id,
-            num_tokens=last * world.shape.hash_tokens,
-            first_block=first,
-            keys=b"".join(held.keys[first:last]),
+    worker, held = found
+    world.num_requests += 1
+    command = commands.Fork(
+        worker_id=worker.worker_id,
+        lease_id=held.lease_id,
+        request_id=f"r{world.num_requests}",
+        num_tokens=min(
+            max(1, held.computed + world.rng.choice(_MORE_TOKENS)), world.longest_tokens
         ),
-        held,
+        wait_ms=world.rng.choice((0, 500, 20_000)),
     )
+    _call(world, worker, command, held)
 
 
-def _write(world: World, worker: Worker, held: Held) -> tuple[int, int] | None:
-    """Let a worker fill its private blocks, and return the first and the end of those to commit."""
-    first = next(
-        (at for at, mark in enumerate(held.marks) if mark is None or mark[0] != "key"), None
+def _trim(world: World) -> None:
+    """A request needs less than it asked for: its worker forgets the blocks before it says so."""
+    found = pick_lease(world)
+    if found is None:
+        return
+    worker, held = found
+    row, least = row_of(world, held), max(1, held.written)
+    asked = 0 if row is None else int(world.records.rows.num_tokens[row])
+    if least > asked or is_waited_for(world, held):
+        return
+    num_tokens = world.rng.randint(least, asked)
+    num_gone = trim(world, held, num_tokens) if num_tokens < asked else 0
+    command = commands.Trim(
+        worker_id=worker.worker_id, lease_id=held.lease_id, num_tokens=num_tokens
     )
-    if first is None or first >= len(held.blocks):
-        return None
-    for at in range(first, len(held.blocks)):
-        if at >= len(held.keys):
-            parent = held.keys[-1] if held.keys else b"root" + held.request_id.encode()
-            key = key_of(worker.tenant, (int.from_bytes(parent[:6], "little"), at))
-            held.keys.append(key)
-            world.tenant_of_key[key] = worker.tenant
-        world.write(held, at, ("key", held.keys[at]))
-    return first, world.rng.randint(first + 1, len(held.blocks))
+    outcome = world.send(command)
+    if outcome != Outcome(reply=Trimmed(num_given_back=num_gone), effects=outcome.effects):
+        world.fail(f"a trim was to give {num_gone} blocks back, and came to {outcome}")
+    held.is_trimming = False
+    world.seen["trimmed"] += num_gone
 
 
 def _scribble(world: World) -> None:
@@ -187,18 +231,14 @@ def _scribble(world: World) -> None:
         for held in worker.leases.values()
         if not held.is_evicted and not held.is_moving
     ]
-    if not found:
-        return
-    worker, held = world.rng.choice(found)
-    for at, mark in enumerate(held.marks):
-        if mark is None or mark[0] == "private":
-            world.write(held, at, ("private", worker.tenant, held.lease_id, at, world.now))
+    if found:
+        scribble(world, *world.rng.choice(found))
 
 
 def _verify(world: World) -> None:
     for worker in world.workers.values():
         for held in worker.leases.values():
-            world.verify(held)
+            verify(world, held)
 
 
 def _audit(world: World) -> None:
@@ -311,8 +351,11 @@ def _land(world: World) -> None:
 WORK: Final[dict[Act, int]] = {
     _reserve: 26,
     _step: 12,
-    _extend: 10,
-    _commit: 16,
+    _extend: 8,
+    _commit: 12,
+    _run: 4,
+    _fork: 6,
+    _trim: 4,
     _scribble: 8,
     _verify: 4,
     _audit: 2,
@@ -325,7 +368,7 @@ WORK: Final[dict[Act, int]] = {
     _reload_cached: 3,
     _reload_mixed: 4,
     _pin: 2,
-    faults.heartbeat: 10,
+    faults.heartbeat: 5,
     _time: 5,
     _move: 8,
     _land: 22,
@@ -333,14 +376,14 @@ WORK: Final[dict[Act, int]] = {
 """What happens when all is well, and how often each is drawn."""
 
 FAULTS: Final[dict[Act, int]] = {
-    faults.stale: 6,
-    faults.foreign: 3,
+    faults.stale: 7,
+    faults.foreign: 4,
     faults.cancel: 3,
-    faults.nonsense: 7,
+    faults.nonsense: 9,
     faults.fail_copy: 5,
     faults.lose_copy: 2,
     faults.end_lost_copy: 4,
-    faults.repeat_copy: 4,
+    faults.repeat_copy: 5,
     faults.kill_mover: 1,
     faults.flip: 1,
     faults.stall: 3,
@@ -348,7 +391,7 @@ FAULTS: Final[dict[Act, int]] = {
     faults.kill: 2,
     faults.notice_death: 3,
     faults.restart: 1,
-    faults.crash: 6,
+    faults.crash: 7,
 }
 """What goes wrong, and how often each is drawn in a usual history."""
 

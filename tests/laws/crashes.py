@@ -10,6 +10,7 @@ from kvlease.errors import KVLeaseError
 from kvlease.ids import Epoch, LeaseId
 from kvleased.core import Cache, commands
 from kvleased.core.effects import Outcome
+from tests.laws.holders import read_row, remember_places
 
 if TYPE_CHECKING:
     from tests.laws.world import World
@@ -72,7 +73,7 @@ def handle(world: "World", command: commands.Command, crash: Crash) -> Outcome:
     # What a command in its middle was doing to a lease may have happened.
     for worker in world.workers.values():
         for held in worker.leases.values():
-            world.read_row(held)
+            read_row(world, held)
     raise InterruptedWorldError
 
 
@@ -114,7 +115,9 @@ def restart(world: "World", certain: Iterable[LeaseId] | None = None) -> None:
     world.epoch = Epoch(world.epoch + world.rng.randint(1, 3))
     alive = {worker.worker_id: worker.tenant for worker in world.workers.values()}
     world.dead_unknown.clear()
-    world.cache = Cache.recovered(world.shape, world.records, world.epoch, alive, world.now)
+    world.cache = remember_places(
+        Cache.recovered(world.shape, world.records, world.epoch, alive, world.now)
+    )
     _take_stock(world, set(kept))
     world.check()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvlease.groups import keeps_everything
+from kvlease.groups import Keeps, keeps_everything
 from kvleased.core import CacheShape
 from tests.laws.healing import heal
 from tests.laws.histories import FOUND
@@ -31,8 +31,21 @@ TINY: Final = CacheShape(
     lease_seconds=30.0,
     layout_digest=99,
 )
-SHAPES: Final = {"tiny": TINY, "two slots": replace(TINY, num_slots=2)}
-"""The worlds that are searched: two blocks and a slot, or two slots; two workers of two tenants."""
+_FULL: Final = keeps_everything(4, 2)
+SHAPES: Final = {
+    "tiny": TINY,
+    "two slots": replace(TINY, num_slots=2),
+    "two groups": replace(
+        TINY,
+        num_blocks=5,
+        num_slots=2,
+        groups=(_FULL, replace(_FULL, keeps=Keeps.WINDOW, kept_tokens=3)),
+    ),
+}
+"""The worlds that are searched: two blocks and a slot, or two; or a window besides, and twice as much of everything.
+
+In all of them there are two workers of two tenants.
+"""
 
 ROOTS: Final[dict[str, Path]] = {
     "empty": (),

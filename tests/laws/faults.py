@@ -27,9 +27,9 @@ def stale(world: World) -> None:
     late = commands.Commit(
         worker_id=worker_id,
         lease_id=held.lease_id,
-        num_tokens=len(held.blocks) * world.shape.hash_tokens,
+        num_tokens=len(held.keys) * world.shape.hash_tokens,
         first_block=0,
-        keys=b"".join(held.keys[: len(held.blocks)]),
+        keys=b"".join(held.keys),
     )
     if not isinstance(world.send(late), UnknownLeaseError):
         world.fail("a commit of a released lease was not refused as such")
@@ -48,6 +48,8 @@ def foreign(world: World) -> None:
             commands.Release(worker_id=worker_id, lease_id=lease_id),
             commands.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=40),
             commands.Evict(worker_id=worker_id, lease_id=lease_id),
+            commands.Trim(worker_id=worker_id, lease_id=lease_id, num_tokens=4),
+            commands.Fork(worker_id=worker_id, lease_id=lease_id, request_id="x", num_tokens=40),
         )
     )
     if not isinstance(world.send(command), NotYoursError):
@@ -56,7 +58,11 @@ def foreign(world: World) -> None:
 
 def cancel(world: World) -> None:
     """A caller goes away before its answer is there."""
-    calls = [ticket for ticket, call in world.calls.items() if call.held is None]
+    calls = [
+        ticket
+        for ticket, call in world.calls.items()
+        if call.held is None or isinstance(call.command, commands.Fork)
+    ]
     if calls:
         ticket = world.rng.choice(calls)
         world.faults["cancel"] += 1
@@ -209,7 +215,7 @@ def nonsense(world: World) -> None:
     if worker is None:
         return
     world.faults["nonsense"] += 1
-    command = world.rng.choice(_senseless(worker, world.shape.num_blocks))
+    command = world.rng.choice(_senseless(worker, 2 * world.longest_tokens))
     before = world.digest()
     outcome = world.send(command)
     if isinstance(outcome, Outcome) and (outcome.ticket or outcome.reply not in _NO_OPS):
@@ -230,6 +236,8 @@ _PLACES: Final = (
     ("landing", 80),
     ("moving", 50),
     ("granting", 60),
+    ("forking", 90),
+    ("trimming", 60),
 )
 """Modules in which the control process dies, and within how many lines of each."""
 
@@ -252,6 +260,11 @@ _WRITERS: Final = (
     ("", "finish_evict", 12),
     ("", "_take_over", 16),
     ("", "_retire_sources", 12),
+    ("commit", "_move_on", 12),
+    ("", "give_back", 14),
+    ("", "grow", 14),
+    ("", "cut", 30),
+    ("fork", "_take", 14),
 )
 """Functions that write more than one column, who calls them, and how many of their lines may be the last."""
 
@@ -259,7 +272,7 @@ _SHARE_AIMED: Final = 0.6
 """Share of the crashes that wait for such a function."""
 
 
-def _senseless(worker: Worker, num_blocks: int) -> list[commands.Command]:
+def _senseless(worker: Worker, num_tokens: int) -> list[commands.Command]:
     """Return commands that nobody who follows the protocol sends."""
     worker_id, nobody, lease_id = worker.worker_id, WorkerId(3), LeaseId(3)
     key = bytes(BYTES_PER_KEY)
@@ -272,7 +285,7 @@ def _senseless(worker: Worker, num_blocks: int) -> list[commands.Command]:
         commands.Reserve(worker_id=worker_id, request_id="x", keys=key[1:], num_tokens=9),
         commands.Reserve(worker_id=worker_id, request_id="x", keys=9 * key, num_tokens=1),
         commands.Reserve(
-            worker_id=worker_id, request_id="x", keys=b"", num_tokens=4 * num_blocks, wait_ms=9
+            worker_id=worker_id, request_id="x", keys=b"", num_tokens=num_tokens, wait_ms=9
         ),
         commands.Reserve(worker_id=worker_id, request_id="x", keys=b"", num_tokens=1, wait_ms=-1),
         commands.Reserve(worker_id=nobody, request_id="x", keys=b"", num_tokens=1),
@@ -281,6 +294,18 @@ def _senseless(worker: Worker, num_blocks: int) -> list[commands.Command]:
         commands.Commit(
             worker_id=worker_id, lease_id=lease_id, num_tokens=4, first_block=-1, keys=key
         ),
+        commands.Commit(
+            worker_id=worker_id, lease_id=lease_id, num_tokens=4, first_block=0, keys=key[1:]
+        ),
+        commands.Reserve(
+            worker_id=worker_id, request_id="x", keys=b"", num_tokens=1, priority=3, wait_ms=9
+        ),
+        commands.Reserve(
+            worker_id=worker_id, request_id="x", keys=b"", num_tokens=1, retain_seconds=-1
+        ),
+        commands.Fork(worker_id=worker_id, lease_id=lease_id, request_id="x", num_tokens=4),
+        commands.Fork(worker_id=nobody, lease_id=lease_id, request_id="x", num_tokens=4),
+        commands.Trim(worker_id=worker_id, lease_id=lease_id, num_tokens=4),
         commands.Evict(),
         commands.Evict(worker_id=worker_id, lease_id=lease_id, num_blocks=3),
         commands.Evict(keys=key[1:]),

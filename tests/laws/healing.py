@@ -3,20 +3,25 @@
 It shows the laws of liveness L1 to L3, L5, L6, L8 and L10 of `docs/reliability.md`.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from kvlease.errors import DrainingError, PoolFullError
+from kvlease.groups import most_blocks
 from kvleased.core import commands
 from kvleased.core.effects import Outcome, Reserved
 from kvleased.core.states import State
 from tests.laws.actors import Worker
 from tests.laws.mover import land
+from tests.laws.needs import cost
 from tests.laws.world import LONGEST_WAIT_SECONDS, World
 
 _ROUNDS: Final = 8
 """Rounds in which all that waits must come to an end."""
 _TRIES: Final = 6
 """How often a caller comes again, each time when it was told to, until it is served."""
+_OTHER: Final = 2
+_UNPINNED: Final = 0.7
 _WAIT_MS: Final = 60_000
 
 
@@ -32,6 +37,7 @@ def heal(world: World) -> None:
     _serve_everyone(world)
     for worker in world.workers.values():
         _have_it_all(world, worker)
+    _rise(world)
     _obey(world)
     _drain(world)
 
@@ -46,25 +52,36 @@ def _end_faults(world: World) -> None:
     if world.rng.random() < 0.5:
         world.jobs.clear()
         world.send(commands.MoverDied())
-    _settle(world)
-    while world.pins and world.rng.random() < 0.7:
+    _settle(world, all_of_them=False)
+    while world.pins and (world.rng.random() < _UNPINNED or not _is_room_for_one(world)):
         world.send(commands.Unpin(pin_id=world.pins.pop()))
 
 
-def _settle(world: World) -> None:
-    while world.jobs:
-        land(world, next(iter(world.jobs.values())))
+def _is_room_for_one(world: World) -> bool:
+    """Tell whether pins leave room for the longest request."""
+    most = sum(most_blocks(group, world.longest_tokens) for group in world.shape.groups)
+    return sum(world.pinned().values()) + most <= world.shape.usable_blocks
+
+
+def _settle(world: World, *, all_of_them: bool = True) -> None:
+    """Let the mover end its copies: all of them, or every other one."""
+    while True:
+        jobs = [job for job in world.jobs.values() if all_of_them or job.copy.copy_id % _OTHER == 0]
+        if not jobs:
+            return
+        land(world, jobs[0])
 
 
 def _wait_for_answers(world: World) -> None:
-    """Let the longest wait pass; whoever still waits then would wait for ever."""
+    """Let the longest wait pass, in which every other copy ends; whoever still waits then would wait for ever."""
     for _ in range(_ROUNDS):
         for worker in world.workers.values():
             world.beat(worker)
         world.tick(LONGEST_WAIT_SECONDS / _ROUNDS + 0.1)
-        _settle(world)
+        _settle(world, all_of_them=False)
     if world.calls:
         world.fail(f"calls {list(world.calls)} were never answered")
+    _settle(world)
     if world.cache.census().num_waiting or world.cache.census().num_copies:
         world.fail("something waits or is on its way for nobody")
 
@@ -80,16 +97,10 @@ def _end_all_leases(world: World) -> None:
 
 def _lose_answers(world: World, worker: Worker) -> None:
     """Let a worker reserve what there is and never learn what was granted."""
-    limit = world.shape.table_width
-    for at in range(0, world.shape.usable_blocks, limit):
-        world.send(
-            commands.Reserve(
-                worker_id=worker.worker_id,
-                request_id=f"lost-{at}",
-                keys=b"",
-                num_tokens=limit * world.shape.hash_tokens,
-            )
-        )
+    for at in range(
+        1 + world.shape.usable_blocks // cost(world.shape.groups, world.longest_tokens)
+    ):
+        world.send(_reserve(worker, f"lost-{at}", world.longest_tokens, wait_ms=0))
 
 
 def _disown(world: World) -> None:
@@ -108,7 +119,7 @@ def _serve_everyone(world: World) -> None:
     """All ask at once for as much as one may have: each is served in its turn, and none is refused."""
     wanted = {f"everyone-{at}": worker for at, worker in enumerate(world.workers.values())}
     for request_id, worker in wanted.items():
-        world.call(worker, _reserve(world, worker, request_id, world.shape.table_width))
+        world.call(worker, _reserve(worker, request_id, world.longest_tokens))
     for _ in range(_ROUNDS):
         _settle(world)
         _end_all_leases(world)
@@ -118,35 +129,69 @@ def _serve_everyone(world: World) -> None:
 
 
 def _reserve(
-    world: World, worker: Worker, request_id: str, num_blocks: int, wait_ms: int = _WAIT_MS
+    worker: Worker, request_id: str, num_tokens: int, wait_ms: int = _WAIT_MS
 ) -> commands.Reserve:
     return commands.Reserve(
         worker_id=worker.worker_id,
         request_id=request_id,
         keys=b"",
-        num_tokens=num_blocks * world.shape.hash_tokens,
+        num_tokens=num_tokens,
         wait_ms=wait_ms,
     )
 
 
 def _have_it_all(world: World, worker: Worker) -> None:
-    limit = world.shape.table_width
-    unpinned = world.shape.usable_blocks - world.cache.census().device["ready_held"]
-    for at in range(0, unpinned, limit):
-        world.call(worker, _reserve(world, worker, f"all-{at}", min(limit, unpinned - at)))
-        _settle(world)
-    got = sum(len(held.blocks) for held in worker.leases.values())
-    if got != unpinned:
-        world.fail(f"after healing a worker got {got} of {unpinned} blocks")
+    expected = _fill(world, worker)
+    got = sum(held.num_blocks for held in worker.leases.values())
+    if got != expected:
+        world.fail(f"after healing a worker got {got} of {expected} blocks")
     _end_all_leases(world)
     if (world.records.device.state == State.FILLING).any():
         world.fail("something is still being filled")
 
 
+def _fill(world: World, worker: Worker) -> int:
+    """Let a worker ask for all that it may have, as long as a request fits there; returns how many blocks that is."""
+    groups, left = world.shape.groups, world.limit_of(worker)
+    expected = 0
+    for num_tokens in range(world.longest_tokens, 0, -1):
+        num_blocks = cost(groups, num_tokens)
+        while num_blocks <= left:
+            request_id = f"all-{num_tokens}-{left}"
+            world.call(worker, _reserve(worker, request_id, num_tokens))
+            _settle(world)
+            left -= num_blocks
+            expected += num_blocks
+    return expected
+
+
+def _rise(world: World) -> None:
+    """Who has waited for long enough is served before who comes only then, whatever their priorities."""
+    holder, *others = world.workers.values()
+    if world.shape.limits_tenants or not others:
+        return
+    _fill(world, holder)
+    low = _reserve(others[0], "low", world.longest_tokens)
+    world.call(others[0], replace(low, priority=0))
+    world.tick(2 * world.shape.ageing_seconds + 1)
+    high = _reserve(others[-1], "high", world.longest_tokens)
+    world.call(others[-1], replace(high, priority=2))
+    for lease_id in list(holder.leases):
+        del holder.leases[lease_id]
+        world.send(commands.Release(worker_id=holder.worker_id, lease_id=lease_id))
+        _settle(world)
+    turns = [name for _, (_, name) in sorted(world.granted.items()) if name in ("low", "high")]
+    if turns[:1] != ["low"]:
+        world.fail(f"of a request that waited and one that came later were served: {turns}")
+    _end_all_leases(world)
+    _settle(world)
+    _end_all_leases(world)
+
+
 def _obey(world: World) -> None:
     """Who comes again when it was told to is served within a few tries."""
     for at, worker in enumerate(world.workers.values()):
-        command = _reserve(world, worker, f"obey-{at}", world.shape.table_width, 0)
+        command = _reserve(worker, f"obey-{at}", world.longest_tokens, 0)
         for _ in range(_TRIES):
             outcome = world.send(command)
             if isinstance(outcome, Outcome) and isinstance(outcome.reply, Reserved):
@@ -167,5 +212,5 @@ def _drain(world: World) -> None:
     """After a drain begins nothing is granted any more."""
     world.send(commands.Drain())
     worker = next(iter(world.workers.values()))
-    if not isinstance(world.send(_reserve(world, worker, "late", 1)), DrainingError):
+    if not isinstance(world.send(_reserve(worker, "late", 1)), DrainingError):
         world.fail("a lease was granted after a drain had begun")

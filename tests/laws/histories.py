@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.laws.acts import live
+from tests.laws.limited import LimitedWorld
+from tests.laws.shapes import MIXES, SHAPE, name_of
 from tests.laws.world import World
 
 STEPS: Final = 500
@@ -53,11 +55,19 @@ class Tally:
         self.violations += other.violations
 
 
+def world_of(seed: int) -> World:
+    """Return the world of a history: half of them have one group, some have limited tenants."""
+    name = name_of(seed)
+    if name == "limited":
+        return LimitedWorld(seed)
+    return World(seed, shape=MIXES.get(name, SHAPE))
+
+
 def play(seeds: Iterable[int], steps: int = STEPS) -> Tally:
     """Play the histories of some seeds to their ends, or to the first violation of each."""
     tally = Tally()
     for seed in seeds:
-        world = World(seed)
+        world = world_of(seed)
         try:
             live(world, steps)
         except FOUND as error:

@@ -3,6 +3,7 @@
 Those that other systems had are in `mutations`, which lists all.
 """
 
+import sys
 from collections.abc import Callable, Container
 from dataclasses import replace
 
@@ -10,7 +11,17 @@ import numpy as np
 import pytest
 
 from kvlease.ids import LeaseId
-from kvleased.core import cache, commands, ending, landing, moving, recovery, room, state
+from kvleased.core import (
+    cache,
+    commands,
+    ending,
+    forking,
+    landing,
+    moving,
+    recovery,
+    room,
+    state,
+)
 from kvleased.core.effects import Beat, Outcome
 from kvleased.core.flights import Flight
 from kvleased.core.leases import Lease, LeaseBook
@@ -138,6 +149,32 @@ def restart_leaves_the_end_of_a_row_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_show_kernels", lambda _, __: None)
 
 
+def fork_does_not_say_who_has_the_pool(patch: pytest.MonkeyPatch) -> None:
+    """A fork that finds no room is refused without the holdings of the pool."""
+    patch.setattr(forking, "holdings", lambda *_: ())
+
+
+def fork_heeds_no_minimum(patch: pytest.MonkeyPatch) -> None:
+    """A fork takes the free blocks that another tenant lacks for its minimum."""
+    patch.setattr(forking, "num_available", lambda world, *_: world.device.num_available)
+
+
+def refused_call_keeps_its_room_from_those_that_wait(patch: pytest.MonkeyPatch) -> None:
+    """What a call evicts in vain stays free until something else happens, although others wait for it."""
+    pump = cache.pump
+
+    def only_after_answers(world: state.CacheState, now: float) -> None:
+        if sys.exception() is None:
+            pump(world, now)
+
+    patch.setattr(cache, "pump", only_after_answers)
+
+
+def damaged_slot_is_retired_twice(patch: pytest.MonkeyPatch) -> None:
+    """Two copies of one slot find it damaged, for the first one's lease had been called off and came again."""
+    patch.setattr(landing, "_not_retired", lambda _, slots: slots)
+
+
 MENDED: tuple[Mutation, ...] = (
     released_lease_is_extended_in_the_same_step,
     restart_forgets_whose_bytes_a_free_block_holds,
@@ -151,5 +188,9 @@ MENDED: tuple[Mutation, ...] = (
     heartbeat_tells_nothing_of_grants,
     reload_mixes_tenants,
     restart_leaves_the_end_of_a_row_out,
+    fork_does_not_say_who_has_the_pool,
+    fork_heeds_no_minimum,
+    refused_call_keeps_its_room_from_those_that_wait,
+    damaged_slot_is_retired_twice,
 )
 """Every mended bug that the simulation can find."""

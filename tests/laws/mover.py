@@ -19,6 +19,8 @@ def move(world: World, job: Job, pairs: int) -> None:
         elif copy.direction is Direction.OFFLOAD:
             world.host[targets[at]] = world.device[sources[at]]
             world.flipped.discard(targets[at])
+        elif copy.direction is Direction.DUPLICATE:
+            world.device[targets[at]] = world.device[sources[at]]
         else:
             world.device[targets[at]] = world.host[sources[at]]
     job.done = min(len(targets), job.done + pairs)

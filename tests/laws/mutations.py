@@ -17,6 +17,8 @@ from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.states import Event, State
 from tests.laws.mended import MENDED, Mutation
+from tests.laws.of_groups import OF_GROUPS
+from tests.laws.of_turns import OF_TURNS
 from tests.laws.restarts import OF_RESTARTS
 
 
@@ -208,8 +210,17 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     **{f"{number} {one.__name__}": one for number, one in FIELD.items()},
     **{one.__name__: one for one in (held_block_is_evicted, lost_copy_frees_its_target)},
     **{one.__name__: one for one in (*MENDED, *OF_RESTARTS)},
+    **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS)},
 }
 """Every seeded bug by name; each bug that is ever fixed adds one."""
+
+CACHES: Final[dict[str, str]] = {
+    **{one.__name__: name for one, name in (*OF_GROUPS, *OF_TURNS)},
+    "fork_heeds_no_minimum": "limited",
+    "damaged_slot_is_retired_twice": "full and window",
+    "refused_call_keeps_its_room_from_those_that_wait": "state",
+}
+"""The cache in which a bug shows; those that are not named here show in any, so that one group will do."""
 
 NEAR: Final[dict[str, str]] = {
     "M1 expiry_frees_memory": "cached",

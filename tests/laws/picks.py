@@ -1,5 +1,6 @@
 """Whom and what an act is about: awake workers, leases that nothing is happening to, chains of keys."""
 
+from kvleased.core import commands
 from tests.laws.actors import Held, Worker, key_of
 from tests.laws.world import World
 
@@ -27,6 +28,14 @@ def pick_lease(world: World, *, evicted: bool | None = False) -> tuple[Worker, H
 def is_waited_for(world: World, held: Held) -> bool:
     """Tell whether a call about a lease is still to be answered, which may change it at any time."""
     return any(call.held is held for call in world.calls.values())
+
+
+def is_forked(world: World, held: Held) -> bool:
+    """Tell whether a fork of a lease is still to be answered: until then its worker writes none of its blocks."""
+    return any(
+        call.held is held and isinstance(call.command, commands.Fork)
+        for call in world.calls.values()
+    )
 
 
 def pick_chain(world: World, tenant: int, num_blocks: int) -> list[bytes]:

@@ -16,8 +16,7 @@ from typing import Final
 
 from tests.laws import exhaustive
 from tests.laws.acts import live
-from tests.laws.histories import STEPS, Tally, play
-from tests.laws.world import World
+from tests.laws.histories import STEPS, Tally, play, world_of
 
 _SEEDS_AT_ONCE: Final = 4
 _SECONDS_BETWEEN_LINES: Final = 5.0
@@ -80,7 +79,7 @@ def _ignore_interrupts() -> None:
 
 def replay(seed: int) -> int:
     """Play one history in this process, and let what breaks a law come through with its traceback."""
-    world = World(seed)
+    world = world_of(seed)
     try:
         live(world, STEPS)
     except BaseException:

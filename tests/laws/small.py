@@ -15,10 +15,15 @@ from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
 from tests.laws import faults
 from tests.laws.actors import Call, Held, Job, Mark, Worker, key_of
+from tests.laws.answers import missing, trim
 from tests.laws.crashes import restart
+from tests.laws.holders import verify
 from tests.laws.mover import land
+from tests.laws.needs import room
+from tests.laws.picks import is_forked, is_waited_for
 from tests.laws.views import audit, read_table
 from tests.laws.world import World
+from tests.laws.writing import scribble, write_up_to
 
 _LONG_MS: Final = 60_000
 _REQUESTS: Final = {
@@ -27,7 +32,7 @@ _REQUESTS: Final = {
     "two keyed": (2, 1, _LONG_MS),
 }
 """Requests by name: blocks, keys and how long it may wait."""
-_BUDGETS: Final = {"kill": 1, "restart": 1, "expire": 2, "flip": 1, "mover": 1}
+_BUDGETS: Final = {"kill": 1, "restart": 1, "expire": 2, "flip": 1, "mover": 1, "fork": 1}
 """How often each of these may happen in one history."""
 _TENANTS: Final = (7, 8)
 
@@ -65,7 +70,7 @@ class SmallWorld(World):
         """Read all memory as its owners would."""
         for worker in self.workers.values():
             for held in worker.leases.values():
-                self.verify(held)
+                verify(self, held)
         audit(self)
         read_table(self)
 
@@ -150,25 +155,45 @@ class SmallWorld(World):
             return
         evict = commands.Evict(worker_id=worker_id, lease_id=lease_id)
         yield f"evict {name}", partial(self.call, worker, evict, held)
-        yield f"scribble {name}", partial(self._scribble, worker, held)
-        if len(held.blocks) < self.shape.table_width:
-            tokens = (len(held.blocks) + 1) * self.shape.hash_tokens
+        yield f"scribble {name}", partial(scribble, self, worker, held)
+        yield from self._changes(name, worker, held)
+
+    def _changes(self, name: str, worker: Worker, held: Held) -> Steps:
+        worker_id, lease_id = worker.worker_id, held.lease_id
+        now = room(self.shape.groups, held.ends)
+        tokens = min(now + self.shape.hash_tokens, self.longest_tokens)
+        if any(missing(self, held, tokens)):
             extend = commands.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=tokens)
             yield f"extend {name}", partial(self.call, worker, extend, held)
-        if any(mark is None or mark[0] != "key" for mark in held.marks):
+        if held.computed < now and not is_forked(self, held):
             yield f"commit {name}", partial(self._commit, worker, held)
-
-    def _scribble(self, worker: Worker, held: Held) -> None:
-        for at, mark in enumerate(held.marks):
-            if mark is None:
-                self.write(held, at, ("private", worker.tenant, held.lease_id, at))
+        if max(1, held.written) < now and not is_waited_for(self, held):
+            yield f"trim {name}", partial(self._trim, worker, held)
+        if self.left["fork"] and held.written == held.computed:
+            yield f"fork {name}", partial(self._spend, "fork", partial(self._fork, worker, held))
 
     def _commit(self, worker: Worker, held: Held) -> None:
-        held.keys = self._keys(worker.tenant)[: len(held.blocks)]
-        for at, mark in enumerate(held.marks):
-            if mark is None or mark[0] != "key":
-                self.write(held, at, ("key", held.keys[at]))
+        tokens = room(self.shape.groups, held.ends)
+        held.keys = self._keys(worker.tenant)[: tokens // self.shape.hash_tokens]
+        write_up_to(self, worker, held, tokens)
         self.call(worker, self._commit_of(worker, held), held)
+
+    def _trim(self, worker: Worker, held: Held) -> None:
+        command = commands.Trim(
+            worker_id=worker.worker_id, lease_id=held.lease_id, num_tokens=max(1, held.written)
+        )
+        trim(self, held, command.num_tokens)
+        self.send(command)
+        held.is_trimming = False
+
+    def _fork(self, worker: Worker, held: Held) -> None:
+        command = commands.Fork(
+            worker_id=worker.worker_id,
+            lease_id=held.lease_id,
+            request_id=f"fork of {held.request_id}",
+            num_tokens=max(1, held.computed),
+        )
+        self.call(worker, command, held)
 
     def _commit_of(self, worker: Worker, held: Held) -> commands.Commit:
         return commands.Commit(
@@ -244,7 +269,10 @@ class SmallWorld(World):
             rank[lease.lease_id],
             rank[lease.worker_id],
             lease.phase,
-            book.blocks_of(lease).tolist(),
+            [part.tolist() for part in book.parts_of(lease.row)],
+            book.rows.num_computed.item(lease.row),
+            book.rows.num_tokens.item(lease.row),
+            lease.num_shared,
             lease.moving_to.tolist() if lease.pending else [],
             sorted(rank[one] for one in lease.pending),
             rank.get(lease.ticket),
@@ -295,8 +323,10 @@ def _held(held: Held, rank: Ranks) -> tuple[object, ...]:
         rank.get(held.lease_id),
         held.request_id,
         len(held.keys),
-        held.blocks,
-        [_mark(mark, rank) for mark in held.marks],
+        held.parts,
+        [_mark(mark, rank) for marks in held.marks for mark in marks],
+        held.computed,
+        held.written,
         held.is_evicted,
         held.is_moving,
     )

@@ -11,9 +11,13 @@ from kvlease.ids import LeaseId
 from kvleased.core import commands
 from kvleased.core.effects import Outcome, Reserved, Stepped
 from kvleased.core.stepping import StepVerb
+from tests.laws import answers
 from tests.laws.actors import Held, Worker
+from tests.laws.answers import numbers
+from tests.laws.holders import read_row
 from tests.laws.world import World
 
+_REFUSALS: Final = ("POOL_FULL", "NEVER_FITS")
 _UNHEARD: Final = 0.06
 """Share of the answers that do not reach their callers."""
 
@@ -57,7 +61,7 @@ def _miss(world: World, operations: Sequence[Operation], ending: set[LeaseId]) -
     world.faults["answer lost"] += 1
     for operation in operations:
         if operation.held.lease_id not in ending:
-            world.read_row(operation.held)
+            read_row(world, operation.held)
 
 
 def _take(
@@ -67,27 +71,30 @@ def _take(
     reserves: Sequence[commands.Reserve],
     reply: Stepped,
 ) -> None:
-    blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
-    codes = np.frombuffer(reply.codes, np.int32).tolist()
-    counts = np.frombuffer(reply.num_blocks, np.int32).tolist()
+    blocks = numbers(reply.block_ids)
+    num_groups = len(world.shape.groups)
+    codes = numbers(reply.codes)
+    counts = np.frombuffer(reply.num_blocks, np.int32).reshape(len(codes), num_groups).tolist()
     kept = worker.leases.keys()
     ended: set[LeaseId] = set()
-    for operation, code, count in zip(operations, codes, counts, strict=True):
-        lease_id = operation.held.lease_id
+    for operation, code, added in zip(operations, codes, counts, strict=True):
+        held, lease_id, count = operation.held, operation.held.lease_id, sum(added)
         error = BY_NUMBER[code].code if code else ""
         _compare(world, operation, error, count, is_over=lease_id in ended)
-        added, blocks = blocks[:count], blocks[count:]
+        new, blocks = blocks[:count], blocks[count:]
         if operation.verb is StepVerb.RELEASE:
             ended.add(lease_id)
-        elif lease_id in kept:
-            world._extended(worker, operation.held, added)
+        elif lease_id in kept and operation.verb is StepVerb.COMMIT:
+            answers.committed(world, held, operation.num_tokens, None)
+        elif lease_id in kept and not error:
+            answers.grow(world, worker, held, operation.num_tokens, (added, new))
     if blocks:
         world.fail("a step added more blocks than its operations")
     for command, answer in zip(reserves, reply.reserves, strict=True):
         if isinstance(answer, Reserved):
-            world._granted(worker, command, answer)
+            answers.granted(world, worker, command, answer)
         else:
-            world._refused(worker, command, None, answer)
+            world.refused(worker, command, None, answer)
 
 
 def _columns(
@@ -106,15 +113,13 @@ def _columns(
 
 
 def _compare(world: World, operation: Operation, error: str, count: int, *, is_over: bool) -> None:
-    needed = -(-operation.num_tokens // world.shape.hash_tokens)
-    missing = max(0, needed - len(operation.held.blocks))
     if operation.verb is not StepVerb.EXTEND:
         if count or error:
             world.fail(f"{operation.verb.name} added {count} blocks or was refused with {error!r}")
     elif is_over:
         if error != "UNKNOWN_LEASE" or count:
             world.fail(f"a lease was extended by {count} blocks after its release")
-    elif error and (error != "POOL_FULL" or not missing or count):
-        world.fail(f"an extend by {missing} blocks was refused with {error}")
-    elif not error and count != missing:
-        world.fail(f"an extend by {missing} blocks added {count}")
+    elif error:
+        missing = sum(map(len, answers.missing(world, operation.held, operation.num_tokens)))
+        if error not in _REFUSALS or not missing or count:
+            world.fail(f"an extend by {missing} blocks was refused with {error}")

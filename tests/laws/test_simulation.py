@@ -5,7 +5,7 @@ import pytest
 from tests.laws.histories import play
 
 _CHUNKS = 32
-_HISTORIES = 72
+_HISTORIES = 64
 _OPERATIONS = 1_000_000
 _FAULTS = 200_000
 

@@ -8,6 +8,9 @@ from kvleased.core.effects import Found, Mapped, Outcome
 from kvleased.core.records import TierRecords
 from kvleased.core.states import State
 from tests.laws.actors import Held, Mark, Worker
+from tests.laws.answers import numbers
+from tests.laws.holders import row_of, row_parts
+from tests.laws.needs import has_prefix, hit_places, kept_under
 from tests.laws.world import World
 
 
@@ -18,38 +21,86 @@ def compare_map(world: World, worker: Worker, held: Held) -> None:
     if not isinstance(outcome, Outcome) or not isinstance(outcome.reply, Mapped):
         world.fail("the map of an own lease on the device was refused")
         return
-    rows, row = world.records.rows, outcome.reply.row
-    published = world.records.kernel_rows.num_published[row, 0]
-    count = outcome.reply.num_kernel_blocks
-    if rows.lease_id[row] != held.lease_id or published != count:
+    row, groups = outcome.reply.row, world.shape.groups
+    if world.records.rows.lease_id[row] != held.lease_id:
         world.fail(f"row {row} is not that of the mapped lease {held.lease_id}")
-    if rows.block_ids[row, :count].tolist() != held.blocks:
+    counts = [
+        end * group.kernel_blocks_per_block for end, group in zip(held.ends, groups, strict=True)
+    ]
+    told = numbers(outcome.reply.kernel_blocks) or [outcome.reply.num_kernel_blocks]
+    if told != counts or sum(counts) != outcome.reply.num_kernel_blocks:
+        world.fail(f"lease {held.lease_id} is mapped with {told} kernel blocks, not {counts}")
+    if row_parts(world, row) != held.parts:
         world.fail(f"row {row} does not list the blocks that lease {held.lease_id} was granted")
+    if _as_kernels_read(world, row) != _expanded(world, held):
+        world.fail(f"kernels read other blocks than lease {held.lease_id} was granted")
 
 
 def read_table(world: World) -> None:
     """Read every published row as a kernel would: it lists just what the lease's worker was granted."""
-    rows, kernel = world.records.rows, world.records.kernel_rows
+    kernel = world.records.kernel_rows
+    if (kernel.sequence & 1).any():
+        world.fail("a kernel row is being written")
     for worker in world.workers.values():
         for held in worker.leases.values():
-            (found,) = np.nonzero(rows.lease_id == held.lease_id)
-            if held.is_moving or not len(found):
+            row = row_of(world, held)
+            if held.is_moving or row is None:
                 continue
-            row = found[0]
-            published = kernel.kernel_ids[row, : kernel.num_published[row, 0]].tolist()
-            if published not in ([], held.blocks) or (held.is_evicted and published):
-                world.fail(f"lease {held.lease_id} is published with blocks {published}")
+            is_published = bool(kernel.num_published[row].any())
+            if is_published and held.is_evicted:
+                world.fail(f"lease {held.lease_id} is published while it is in the host pool")
+            if is_published and _as_kernels_read(world, row) != _expanded(world, held):
+                world.fail(f"kernels read other blocks than lease {held.lease_id} has")
+
+
+def _as_kernels_read(world: World, row: int) -> list[list[int]]:
+    """Return the kernel blocks of each group that stand in a row."""
+    kernel, start, parts = world.records.kernel_rows, 0, []
+    for at, group in enumerate(world.shape.groups):
+        end = start + int(kernel.num_published[row, at])
+        parts.append(kernel.kernel_ids[row, start:end].tolist())
+        start += group.table_blocks * group.kernel_blocks_per_block
+    return parts
+
+
+def _expanded(world: World, held: Held) -> list[list[int]]:
+    """Return the kernel blocks that a worker's blocks are; where it has none, kernels read block 0."""
+    return [
+        [
+            max(block, 0) * group.kernel_block_stride + within
+            for block in part
+            for within in range(group.kernel_blocks_per_block)
+        ]
+        for group, part in zip(world.shape.groups, held.parts, strict=True)
+    ]
 
 
 def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     """Look a prefix up: what is found is what the records have, and nothing for another tenant."""
     device, host = _ready(world.records.device), _ready(world.records.host)
     cached = device.keys() | host.keys()
-    expected = next((at for at, key in enumerate(keys) if key not in cached), len(keys))
+    groups, hit_tokens = world.shape.groups, world.shape.hit_tokens
+    most = len(keys) * world.shape.hash_tokens // hit_tokens * hit_tokens
+    if not world.shape.shares_prefixes:
+        most = 0
+    expected = next(
+        tokens
+        for tokens in range(most, -1, -hit_tokens)
+        if has_prefix(groups, keys, cached, tokens)
+    )
     found = _lookup(world, worker.tenant, keys)
-    if found.num_device_blocks + found.num_host_blocks != expected:
-        world.fail(f"{expected} blocks of a prefix are cached, and {found} were found")
-    if found.num_host_blocks > sum(key not in device for key in keys[:expected]):
+    num_blocks = sum(len(places) for places in hit_places(groups, expected))
+    if found.hit_tokens != expected:
+        world.fail(f"{expected} tokens of a prefix are cached, and {found.hit_tokens} were found")
+    if found.num_device_blocks + found.num_host_blocks != num_blocks:
+        world.fail(f"{num_blocks} blocks of a prefix are cached, and {found} were found")
+    places = enumerate(hit_places(groups, expected))
+    wanted = [
+        kept_under(keys[(place + 1) * groups[at].keys_per_block - 1], at)
+        for at, of_group in places
+        for place in of_group
+    ]
+    if found.num_host_blocks > sum(key not in device for key in wanted):
         world.fail("blocks on the device were looked for in the host pool")
     foreign = _lookup(world, worker.tenant + 1_000, keys)
     if foreign.num_device_blocks or foreign.num_host_blocks:
@@ -63,9 +114,14 @@ def audit(world: World) -> None:
         ("slot", world.records.host, world.host),
     ):
         for key, at in _ready(records).items():
-            expected: Mark = ("key", key)
-            if memory[at] != expected and memory[at][0] != "flipped":
-                world.fail(f"{name} {at} is findable and holds {memory[at]}, not {expected}")
+            mark = memory[at]
+            if mark[0] != "flipped" and not _is_of(mark, key):
+                world.fail(f"{name} {at} is findable and holds {mark}, not the bytes of {key!r}")
+
+
+def _is_of(mark: Mark, key: bytes) -> bool:
+    """Tell whether a mark stands for the bytes that are kept under a key: those of its tokens, and of its group."""
+    return mark[0] == "key" and kept_under(mark[1], mark[2]) == key  # type: ignore[arg-type]
 
 
 def _lookup(world: World, tenant: int, keys: list[bytes]) -> Found:

@@ -19,36 +19,47 @@ from kvlease.ids import CopyId, Epoch, LeaseId, PinId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.effects import (
     Beat,
+    Committed,
     Copy,
     Effect,
     Evicted,
     Extended,
+    Forked,
     Outcome,
     Reloaded,
     Reserved,
     Wake,
 )
 from kvleased.core.records import CacheRecords
-from tests.laws import crashes
-from tests.laws.actors import (
-    SHAPE,
-    ZERO,
-    Call,
-    Held,
-    Job,
-    Mark,
-    ViolationError,
-    Worker,
-)
+from tests.laws import answers, crashes, needs
+from tests.laws.actors import ZERO, Call, Held, Job, Mark, ViolationError, Worker
+from tests.laws.holders import read_row, remember_places
+from tests.laws.shapes import SHAPE
+from tests.laws.turns import Turns
 
 LONGEST_WAIT_SECONDS: Final = 60.0
 _COPY_SECONDS: Final = 30.0
 """How long a call that names no wait waits for copies."""
+_SHARE_OF_CLASSES: Final = 0.5
+"""Share of the histories in which leases are of several classes."""
 _IN_DOUBT: Final = ("BUSY", "COPY_FAILED", "DEADLINE", "POOL_FULL", "WRONG_STATE")
 """Refusals of an evict or a reload after which a worker does not know where its lease is."""
-_MAKE_ROOM: Final = (commands.Reserve, commands.Extend, commands.Evict, commands.Reload)
+_MAKE_ROOM: Final = (
+    commands.Reserve,
+    commands.Extend,
+    commands.Evict,
+    commands.Reload,
+    commands.Fork,
+)
 """What may be refused and yet have begun to make room for the next try."""
+_NO_COPY: Final = CopyId(3)
 _MOVES: Final = (commands.Evict, commands.Reload)
+_OF_ROWS: Final = (commands.Extend, commands.Commit)
+"""What a worker learns from the block table if no answer comes."""
+_SAY_NO_TIME: Final = ("DEADLINE", "BUSY", "DRAINING")
+"""Retryable refusals of which nobody knows how long they will hold."""
+_OF_POOLS: Final = ("device_blocks", "tenant_blocks", "host_slots", "leases")
+"""Resources whose refusals say who has the pool."""
 
 
 class World:
@@ -60,10 +71,12 @@ class World:
         """Start a node with one worker for each of the tenants named."""
         self.rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
         self.shape = shape
+        self.longest_tokens = needs.longest(shape)
+        self.uses_classes = self.rng.random() < _SHARE_OF_CLASSES
         self.now = 1.0
         self.epoch = Epoch(1000)
         self.records = CacheRecords.plain(shape)
-        self.cache = Cache(shape, self.records, self.epoch)
+        self.cache = remember_places(Cache(shape, self.records, self.epoch))
         self.workers: dict[WorkerId, Worker] = {}
         self.num_workers = 0
         self.dead_unknown: list[WorkerId] = []
@@ -81,7 +94,10 @@ class World:
         self.crash: crashes.Crash | None = None
         """What kills the control process in the middle of the next command, or of one that comes later."""
         self.granted: dict[LeaseId, tuple[WorkerId, str]] = {}
-        """The request of each lease that a worker heard of, for ids are never issued twice."""
+        """The request of each lease that a worker heard of."""
+        self.lease_ids: set[int] = set()
+        self.newest_lease_id = 0
+        self.turns = Turns()
         self.tenant_of_key: dict[bytes, int] = {}
         self.generations = self._generations()
         self.granted_under = [-1] * shape.num_blocks
@@ -100,22 +116,37 @@ class World:
         self.seen[type(command).__name__] += 1
         crash, self.crash = self.crash, None
         before = b"" if isinstance(command, _MAKE_ROOM) else self.digest()
+        outcome: Outcome | KVLeaseError
         try:
-            outcome: Outcome | KVLeaseError = (
+            outcome = (
                 self.cache.handle(command, self.now)
                 if crash is None
                 else crashes.handle(self, command, crash)
             )
+            effects = outcome.effects
         except KVLeaseError as error:
             self.seen[error.code] += 1
-            outcome = error
+            outcome, effects = error, self.cache.take_effects()
+            self._explains(error)
             if before and before != self.digest():
                 self.fail(f"refused {command} changed something")
-        self._carry_out(
-            outcome.effects if isinstance(outcome, Outcome) else self.cache.take_effects()
-        )
+        self._carry_out(effects)
         self.check()
+        if effects and isinstance(outcome, KVLeaseError):
+            self._leave_nobody_waiting()
         return outcome
+
+    def _leave_nobody_waiting(self) -> None:
+        """Let something happen that changes nothing: whoever waits could not be served before."""
+        outcome = self.cache.handle(commands.CopyDone(copy_id=_NO_COPY), self.now)
+        self._carry_out(outcome.effects)
+        served = [
+            effect.ticket
+            for effect in outcome.effects
+            if isinstance(effect, Wake) and not isinstance(effect.result, KVLeaseError)
+        ]
+        if served:
+            self.fail(f"calls {served} waited although they could be served")
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -135,6 +166,9 @@ class World:
                 records.rows.lease_id.tobytes(),
                 records.rows.phase.tobytes(),
                 records.rows.block_ids.tobytes(),
+                records.rows.num_blocks.tobytes(),
+                records.rows.num_computed.tobytes(),
+                records.kernel_rows.num_published.tobytes(),
             )
         )
 
@@ -150,6 +184,17 @@ class World:
         if (generations < self.generations).any():
             self.fail("a generation went back")
         self.generations = generations
+        self._compare_ids()
+        self.turns.check(self)
+
+    def _compare_ids(self) -> None:
+        """A lease that was not there before the command has an id above all that there were."""
+        lease_ids = set(self.records.rows.lease_id.tolist()) - {0}
+        new = lease_ids - self.lease_ids
+        if new and min(new) <= self.newest_lease_id:
+            self.fail(f"lease id {min(new)} was issued twice")
+        self.newest_lease_id = max(self.newest_lease_id, *lease_ids, 0)
+        self.lease_ids = lease_ids
 
     def tick(self, seconds: float) -> None:
         """Let time pass; who called with a deadline before now has an answer."""
@@ -185,20 +230,21 @@ class World:
         is_move = held is not None and isinstance(command, _MOVES)
         if held is not None:
             held.is_moving = is_move
+        parent = held.snapshot() if held and isinstance(command, commands.Fork) else None
         # The command may wake callers before its own answer is here.
         self.about_to_move = held if is_move else None
         outcome = self.send(command)
         self.about_to_move = None
         if isinstance(outcome, Outcome) and outcome.ticket is not None:
             seconds = command.wait_ms / 1000 or _COPY_SECONDS
-            call = Call(worker, command, held, self.now + seconds, is_heard)
+            call = Call(worker, command, held, self.now + seconds, is_heard, parent)
             self.calls[outcome.ticket] = call
             self._settle_move(held)
             return
         if held is not None:
             held.is_moving = False
         result = outcome.reply if isinstance(outcome, Outcome) else outcome
-        self._take(Call(worker, command, held, self.now, is_heard), result)
+        self._take(Call(worker, command, held, self.now, is_heard, parent), result)
 
     def _answer(self, wake: Wake) -> None:
         call = self.calls.pop(wake.ticket, None)
@@ -208,15 +254,17 @@ class World:
 
     def _take(self, call: Call, result: object) -> None:
         """Let a caller that still lives take its answer, or notice that none comes."""
+        if isinstance(result, KVLeaseError):
+            self._explains(result)
         worker = call.worker
         if worker is None or worker.worker_id not in self.workers:
             return
         if not call.is_heard:
             self._unheard(worker, call)
         elif isinstance(result, KVLeaseError):
-            self._refused(worker, call.command, call.held, result)
+            self.refused(worker, call.command, call.held, result)
         else:
-            self._done(worker, call.command, call.held, result)
+            self._done(worker, call, result)
 
     def _unheard(self, worker: Worker, call: Call) -> None:
         """Let a worker do what it does about a lease of which no answer came."""
@@ -227,22 +275,8 @@ class World:
         if isinstance(call.command, _MOVES):
             held.is_moving = True
             self.unsure.append((worker, held))
-        elif isinstance(call.command, commands.Extend):
-            self.read_row(held)
-
-    def read_row(self, held: Held) -> None:
-        """Let a worker learn from the block table what an extend added whose answer was lost."""
-        rows = self.records.rows
-        (found,) = np.nonzero(rows.lease_id == held.lease_id)
-        if not len(found) or held.is_evicted or held.is_moving:
-            return
-        known = rows.block_ids[found[0], : rows.num_blocks[found[0], 0]].tolist()
-        if known[: len(held.blocks)] != held.blocks:
-            self.fail(f"row {found[0]} lost blocks of lease {held.lease_id}")
-        if self.records.kernel_rows.num_published[found[0], 0] not in (0, len(known)):
-            self.fail(f"row {found[0]} is published without its last blocks")
-        held.marks += [None] * (len(known) - len(held.blocks))
-        held.blocks = known
+        elif isinstance(call.command, _OF_ROWS):
+            read_row(self, held)
 
     def _settle_move(self, held: Held | None) -> None:
         """A lease moves for as long as a call that moves it is not answered, or its answer was in doubt."""
@@ -254,10 +288,10 @@ class World:
             is_unsure = any(other is held for _, other in self.unsure)
             held.is_moving = is_asked or is_unsure or held is self.about_to_move
 
-    def _refused(
+    def refused(
         self, worker: Worker, command: object, held: Held | None, error: KVLeaseError
     ) -> None:
-        self._explains(error)
+        """Let a worker take a refusal: after some it does not know where its lease is."""
         if held is None:
             return
         self._compare(worker, held)
@@ -266,12 +300,22 @@ class World:
             self.unsure.append((worker, held))
 
     def _explains(self, error: KVLeaseError) -> None:
-        """A refusal says what was missing, and a retryable one when to come again."""
-        says_when = error.retry_after_ms is not None or error.code in ("DEADLINE", "BUSY")
+        """A refusal says what was missing and who has it, and a retryable one when to come again."""
+        says_when = error.retry_after_ms is not None or error.code in _SAY_NO_TIME
         if error.retryable and not says_when:
             self.fail(f"{error.code} says retry, but not when")
-        if error.code in ("POOL_FULL", "NEVER_FITS") and not (error.resource and error.limit):
+        if error.code in ("POOL_FULL", "NEVER_FITS") and not (
+            error.resource and error.limit is not None
+        ):
             self.fail(f"{error.code} does not say of what there is too little")
+        if error.code == "POOL_FULL" and error.resource in _OF_POOLS and not error.holdings:
+            self.fail(f"{error} does not say who has the pool")
+        if error.holdings:
+            counted = sum(one.num_blocks for one in error.holdings)
+            is_host = error.resource == "host_slots"
+            expected = self.shape.num_slots if is_host else self.shape.usable_blocks
+            if counted != expected:
+                self.fail(f"the holdings of {error.code} add up to {counted}, not {expected}")
 
     def _compare(self, worker: Worker, held: Held) -> None:
         """Drop a lease that the core no longer has; what it has is as the worker knows it."""
@@ -279,82 +323,33 @@ class World:
         if held.lease_id not in ids:
             worker.leases.pop(held.lease_id, None)
 
-    def _done(self, worker: Worker, command: object, held: Held | None, reply: object) -> None:
+    def _done(self, worker: Worker, call: Call, reply: object) -> None:
+        command, held = call.command, call.held
         if isinstance(command, commands.Reserve) and isinstance(reply, Reserved):
-            self._granted(worker, command, reply)
-        elif isinstance(reply, Extended) and held is not None:
-            self._extended(worker, held, np.frombuffer(reply.block_ids, np.int32).tolist())
-        elif isinstance(reply, Evicted) and held is not None:
+            answers.granted(self, worker, command, reply)
+        elif held is None:
+            return
+        elif isinstance(command, commands.Extend) and isinstance(reply, Extended):
+            answers.extended(self, worker, held, command.num_tokens, reply)
+        elif isinstance(command, commands.Commit) and isinstance(reply, Committed):
+            answers.committed(self, held, command.num_tokens, reply.num_given_back)
+        elif isinstance(reply, Forked):
+            answers.forked(self, worker, call, reply)
+        elif isinstance(reply, Evicted):
             held.is_evicted = True
-        elif isinstance(reply, Reloaded) and held is not None and reply.block_ids:
-            held.is_evicted = False
-            held.blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
-            # A crash may have swallowed the answer to an extend.
-            held.marks += [None] * (len(held.blocks) - len(held.marks))
-            self.verify(held)
+        elif isinstance(reply, Reloaded):
+            answers.reloaded(self, held, reply)
 
-    def _granted(self, worker: Worker, command: commands.Reserve, reply: Reserved) -> None:
-        worker.newest_lease_id = max(worker.newest_lease_id, reply.lease_id)
-        if reply.lease_id in worker.leases:
-            return
-        request = (worker.worker_id, command.request_id)
-        if self.granted.setdefault(reply.lease_id, request) != request:
-            self.fail("a lease id was issued twice")
-        blocks = np.frombuffer(reply.block_ids, np.int32).tolist()
-        keys = [command.keys[at : at + 32] for at in range(0, len(command.keys), 32)]
-        hits = (reply.device_hit_tokens + reply.host_hit_tokens) // self.shape.hash_tokens
-        self.seen["hits"] += hits
-        marks: list[Mark | None] = [("key", key) for key in keys[:hits]]
-        held = Held(
-            reply.lease_id, command.request_id, keys, blocks, marks + [None] * (len(blocks) - hits)
-        )
-        worker.leases[reply.lease_id] = held
-        self._check_fresh(worker, held, blocks[hits:])
-        self.verify(held)
+    def pinned(self) -> dict[int, int]:
+        """Count the blocks that are pinned, by tenant: nobody else holds any when this is asked."""
+        device = self.records.device
+        held = np.unique(np.concatenate([np.empty(0, np.intp), *self.cache._state.pins.values()]))
+        return dict(Counter(device.tenant[held.astype(np.intp)].tolist()))
 
-    def _extended(self, worker: Worker, held: Held, blocks: list[int]) -> None:
-        held.blocks += blocks
-        held.marks += [None] * len(blocks)
-        self._check_fresh(worker, held, blocks)
-
-    def _check_fresh(self, worker: Worker, held: Held, blocks: list[int]) -> None:
-        elsewhere = {
-            block: lease.lease_id
-            for other in self.workers.values()
-            for lease in other.leases.values()
-            if lease is not held and not lease.is_evicted and not lease.is_moving
-            for block in lease.blocks
-        }
-        for block in blocks:
-            if block in elsewhere:
-                self.fail(f"block {block} was granted while lease {elsewhere[block]} has it")
-            generation = int(self.records.device.generation[block])
-            if generation <= self.granted_under[block]:
-                self.fail(f"block {block} was granted twice under generation {generation}")
-            self.granted_under[block] = generation
-            if self._tenant_of(self.device[block]) not in (None, worker.tenant):
-                self.fail("a fresh block holds another tenant's bytes")
-
-    def _tenant_of(self, mark: Mark) -> object:
-        """Return whose bytes a mark stands for, None where they are nobody's."""
-        if mark[0] == "private":
-            return mark[1]
-        return self.tenant_of_key.get(bytes(mark[1])) if mark[0] == "key" else None  # type: ignore[call-overload]
-
-    def verify(self, held: Held) -> None:
-        """Read a lease's blocks as its worker would."""
-        if held.is_evicted or held.is_moving:
-            return
-        for block, mark in zip(held.blocks, held.marks, strict=True):
-            if mark is not None and self.device[block] != mark:
-                self.fail(
-                    f"block {block} of lease {held.lease_id} holds {self.device[block]}, not {mark}"
-                )
-
-    def write(self, held: Held, index: int, mark: Mark) -> None:
-        """Write one private block as a worker does, without asking anybody."""
-        held.marks[index] = mark
-        self.device[held.blocks[index]] = mark
+    def limit_of(self, worker: Worker) -> int:
+        """Return the blocks that a worker can have when nobody else has any: all but those that are pinned."""
+        del worker
+        return self.shape.usable_blocks - sum(self.pinned().values())
 
     # Faults --------------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class Cache:
 
         Raises:
             KVLeaseError: The command is refused and nothing has changed, except that room may be
-                being made for the next try.
+                being made for the next try, and that others may have got what room there is.
 
         """
         state = self._state
@@ -101,7 +101,14 @@ class Cache:
             ending.settle(state)
         if state.device.owners is not None:
             state.device.owners.order.now = now
-        outcome = _VERBS[type(command)](state, command, now)
+        try:
+            outcome = _VERBS[type(command)](state, command, now)
+        except KVLeaseError:
+            # Room that was made in vain may do for somebody else.
+            if state.effects and len(state.waiting):
+                ending.settle(state)
+                pump(state, now)
+            raise
         if len(state.waiting):
             ending.settle(state)
             pump(state, now)

@@ -203,12 +203,19 @@ def _retire_sources(
     """Take damaged slots out of use, and end the evicted leases whose bytes they had."""
     assert flight.direction is Direction.RELOAD, "only bytes that come back are verified"
     damaged = flight.sources[failed]
-    state.counters["checksum_failures"] += len(damaged)
-    state.host.retire(damaged)
+    in_use = _not_retired(state, damaged)
+    state.counters["checksum_failures"] += len(in_use)
+    state.host.retire(in_use)
     for lease in list(state.leases.by_id.values()):
         is_below = lease.phase in (Phase.EVICTED, Phase.RELOADING)
         if is_below and np.isin(state.leases.blocks_of(lease), damaged).any():
             end_lease(state, lease, error)
+
+
+def _not_retired(state: CacheState, slots: Ids) -> Ids:
+    """Return the slots that are in use still: a copy that nobody waited for any more may have read them, too."""
+    in_use: Ids = slots[state.host.records.state[slots] != State.BAD]
+    return in_use
 
 
 def _fail(state: CacheState, flight: Flight, now: float) -> None:

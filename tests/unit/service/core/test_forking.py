@@ -593,3 +593,16 @@ def test_fork_needs_a_row() -> None:
         fork(cache, parent, 8)
 
     assert (refused.value.resource, refused.value.limit) == ("leases", 1)
+
+
+@pytest.mark.parametrize("max_leases", [1, 8], ids=["no row", "no block"])
+def test_refused_fork_is_told_who_has_the_pool(max_leases: int) -> None:
+    """The holdings of a refusal add up to all blocks that can be granted."""
+    cache = a_cache(4, max_leases=max_leases)
+    parent = reserve(cache, 3)
+
+    with pytest.raises(PoolFullError) as refusal:
+        fork(cache, parent, 2 * TOKENS_PER_BLOCK)
+
+    assert [str(one) for one in refusal.value.holdings] == ["you leased 3", "nobody free 1"]
+    assert refusal.value.rule == ("leases" if max_leases == 1 else "blocks")

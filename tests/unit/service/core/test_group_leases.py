@@ -515,3 +515,14 @@ def test_refusal_names_no_tokens_where_one_more_takes_a_block_of_each_group() ->
 
     assert (refusal.value.need, refusal.value.available) == (2, 1)
     assert not any(one.startswith("num_tokens") for one in refusal.value.remedies)
+
+
+def test_blocks_that_are_never_shared_have_no_keys() -> None:
+    """Where no group is shared, a commit publishes nothing, and notes how far the request is computed."""
+    cache = cache_of(FIXED)
+    lease = reserve_tokens(cache, 8)
+
+    committed = commit_tokens(cache, lease.lease_id, 8)
+
+    assert committed.num_committed == 0
+    assert cache._state.records.rows.num_computed[lease.row] == 8

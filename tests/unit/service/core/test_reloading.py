@@ -29,6 +29,7 @@ from tests.unit.service.core.builders import (
     ids,
     keys,
     land,
+    lose,
     on_host,
     records,
     release,
@@ -358,3 +359,19 @@ def test_blocks_of_several_tenants_come_back_one_tenant_a_call() -> None:
     fail(cache, the_copy(reload_keys(cache, keys(1, 8))))
 
     assert records(cache).device.tenant.tolist() == tenants.tolist()
+
+
+def test_slot_that_two_copies_find_damaged_is_retired_once() -> None:
+    """A copy of a reload that was called off may read a slot that a later one has found to be damaged."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1), more=1)
+    prefetch = the_copy(reload_keys(cache, keys(1)))
+    called_off = the_copy(reload(cache, lease.lease_id))
+    lose(cache, prefetch)
+    again = the_copy(reload(cache, lease.lease_id))
+
+    land(cache, again, failed=(1,))
+    land(cache, called_off, failed=(0,))
+
+    assert cache.census().host["bad"] == 1
+    assert cache.check() == []

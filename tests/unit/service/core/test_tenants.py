@@ -713,3 +713,37 @@ def test_limits_that_do_not_bind_change_nothing_for_a_single_tenant(
 
     assert plain.answers == counted.answers
     assert plain.cache._state.device.owners is None
+
+
+# Forks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_fork_leaves_others_their_minima() -> None:
+    """A fork does not get the blocks that another tenant lacks for its minimum."""
+    cache = limited(8, others=TenantLimits(min_blocks=4))
+    lease = reserve(cache, 4)
+    command = c.Fork(
+        worker_id=WORKER, lease_id=lease.lease_id, request_id="child", num_tokens=TOKENS_PER_BLOCK
+    )
+
+    with pytest.raises(PoolFullError) as refusal:
+        cache.handle(command, 0.0)
+
+    assert (refusal.value.need, refusal.value.available) == (1, 0)
+
+
+def test_fork_above_the_maximum_never_fits() -> None:
+    """A fork that takes more blocks than its tenant can ever have is refused for good."""
+    cache = limited(8, max_blocks=3)
+    lease = reserve(cache, 2)
+    command = c.Fork(
+        worker_id=WORKER,
+        lease_id=lease.lease_id,
+        request_id="child",
+        num_tokens=4 * TOKENS_PER_BLOCK,
+    )
+
+    with pytest.raises(NeverFitsError) as refusal:
+        cache.handle(command, 0.0)
+
+    assert (refusal.value.resource, refusal.value.limit) == ("tenant_blocks", 3)

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvlease.errors import PoolFullError
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Outcome, Pinned
+from kvleased.core.effects import Copy, Outcome, Pinned, Wake
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
@@ -298,4 +299,20 @@ def test_event_serves_whom_it_can(scene: Callable[[], Waiting]) -> None:
     outcome = event()
 
     assert ticket in wakes(outcome)
+    assert cache.check() == []
+
+
+def test_refused_call_leaves_its_room_to_those_that_wait() -> None:
+    """What a call evicts for itself in vain serves who waits behind it, in the same breath."""
+    cache = a_cache(6)
+    cached(cache, keys(1, 2))
+    release(cache, reserve(cache, 4, "old", worker_id=STRANGER).lease_id, worker_id=STRANGER)
+    patient = replace(a_reserve(2, "patient", wait_ms=WAIT_MS), priority=0)
+    ticket = cache.handle(patient, 0.0).ticket
+
+    with pytest.raises(PoolFullError, match="made ready"):
+        cache.handle(replace(a_reserve(4, "eager", worker_id=MATE), priority=2), 0.0)
+
+    effects = cache.take_effects()
+    assert ticket in [effect.ticket for effect in effects if isinstance(effect, Wake)]
     assert cache.check() == []

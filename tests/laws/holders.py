@@ -1,0 +1,128 @@
+"""What a simulated worker reads in its blocks and in the block table, compared with what it knows."""
+
+from collections.abc import Sequence
+from functools import cache as remember
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvlease.groups import Keeps
+from kvleased.core import Cache
+from kvleased.core.records import NULL
+from tests.laws.actors import Held, Mark, Worker
+from tests.laws.needs import needed_from
+
+if TYPE_CHECKING:
+    from tests.laws.world import World
+
+
+def remember_places(cache: Cache) -> Cache:
+    """Let a small cache calculate each of its few places but once: they are asked for after every event."""
+    covering: Any = cache._state.covering
+    covering.first_needed = remember(covering.first_needed)
+    covering.last_covered = remember(covering.last_covered)
+    return cache
+
+
+def row_of(world: "World", held: Held) -> int | None:
+    """Return the row of a lease, if it has one."""
+    (found,) = np.nonzero(world.records.rows.lease_id == held.lease_id)
+    return int(found[0]) if len(found) else None
+
+
+def row_parts(world: "World", row: int) -> list[list[int]]:
+    """Return the places of each group as a row lists them."""
+    rows, start, parts = world.records.rows, 0, []
+    for group, end in zip(world.shape.groups, rows.num_blocks[row].tolist(), strict=True):
+        parts.append(rows.block_ids[row, start : start + end].tolist())
+        start += group.table_blocks
+    return parts
+
+
+def check_fresh(world: "World", worker: Worker, held: Held, blocks: Sequence[int]) -> None:
+    """Compare granted blocks with what all workers have: nobody else counts on them, and their bytes are nobody's."""
+    if not blocks:
+        return
+    groups = world.shape.groups
+    elsewhere = {
+        block: lease.lease_id
+        for other in world.workers.values()
+        for lease in other.leases.values()
+        if lease is not held and not lease.is_evicted and not lease.is_moving
+        for block in lease.blocks(groups)
+    }
+    for block in blocks:
+        if block in elsewhere:
+            world.fail(f"block {block} was granted while lease {elsewhere[block]} has it")
+        generation = int(world.records.device.generation[block])
+        if generation <= world.granted_under[block]:
+            world.fail(f"block {block} was granted twice under generation {generation}")
+        world.granted_under[block] = generation
+        if tenant_of(world, world.device[block]) not in (None, worker.tenant):
+            world.fail("a fresh block holds another tenant's bytes")
+
+
+def tenant_of(world: "World", mark: Mark) -> object:
+    """Return whose bytes a mark stands for, None where they are nobody's."""
+    if mark[0] == "private":
+        return mark[1]
+    return world.tenant_of_key.get(bytes(mark[1])) if mark[0] == "key" else None  # type: ignore[call-overload]
+
+
+def verify(world: "World", held: Held) -> None:
+    """Read a lease's blocks as its worker would: those that later tokens need are there, and hold what was written."""
+    if held.is_evicted or held.is_moving:
+        return
+    for at, place, block, mark in held.places():
+        if mark is not None and world.device[block] != mark:
+            world.fail(
+                f"block {block} of lease {held.lease_id}, at {place} of group {at}, holds "
+                f"{world.device[block]}, not {mark}"
+            )
+    for at, group in enumerate(world.shape.groups):
+        if group.keeps is Keeps.FIXED or not held.written:
+            continue
+        part, first = held.parts[at], needed_from(group, held.written)
+        if group.keeps is Keeps.STATE:
+            is_whole = held.slot(at, first) < len(part)
+        else:
+            end = -(-held.written // group.tokens_per_block)
+            is_whole = len(part) >= end and NULL not in part[first:end]
+        if not is_whole:
+            world.fail(f"lease {held.lease_id} lacks a block of group {at} that its tokens need")
+
+
+def read_row(world: "World", held: Held) -> None:
+    """Let a worker learn from the block table what became of a call whose answer was lost."""
+    row = row_of(world, held)
+    if row is None or held.is_evicted or held.is_moving:
+        return
+    parts = row_parts(world, row)
+    held.computed = int(world.records.rows.num_computed[row])
+    known: dict[int, Mark | None] = {block: mark for _, _, block, mark in held.places()}
+    if not held.is_trimming:
+        _compare_row(world, held, row, parts)
+    held.parts, held.is_trimming = parts, False
+    held.marks = [[known.get(block) if block != NULL else None for block in part] for part in parts]
+
+
+def _compare_row(world: "World", held: Held, row: int, parts: list[list[int]]) -> None:
+    """The row has all that the worker counts on, and kernels see all of it or nothing."""
+    for at, group in enumerate(world.shape.groups):
+        first = needed_from(group, held.written)
+        mine = held.parts[at]
+        if len(parts[at]) < len(mine) or parts[at][first : len(mine)] != mine[first:]:
+            world.fail(f"row {row} lost blocks of lease {held.lease_id} in group {at}")
+    published = world.records.kernel_rows.num_published[row].tolist()
+    whole = [
+        len(part) * group.kernel_blocks_per_block
+        for part, group in zip(parts, world.shape.groups, strict=True)
+    ]
+    if any(published) and published != whole:
+        world.fail(f"row {row} is published without its last blocks")
+
+
+def write(world: "World", held: Held, at: int, place: int, mark: Mark) -> None:
+    """Write one private block as a worker does, without asking anybody."""
+    held.marks[at][place] = mark
+    world.device[held.parts[at][place]] = mark

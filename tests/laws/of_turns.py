@@ -1,0 +1,63 @@
+"""Bugs of tenants' limits and of waiting to switch on: who may have what, and whose turn it is."""
+
+import pytest
+
+from kvleased.core import cache, room, tenants
+from kvleased.core.commands import Reserve
+from kvleased.core.pool import Ids
+from kvleased.core.state import CacheState
+from kvleased.core.waiting import WaitingRoom
+from tests.laws.mended import Mutation
+
+
+def minimum_is_not_kept_for_its_tenant(patch: pytest.MonkeyPatch) -> None:
+    """Others get the blocks that a tenant lacks for its minimum."""
+
+    def greedy(state: CacheState, tenant: int, protected: Ids) -> int:
+        used, cached = state.device.usage().get(tenant, (0, 0))
+        idle = tenants.num_idle(state, protected)
+        most = tenants.limits_of(state, tenant).max_blocks - used + cached - idle
+        return min(most, state.device.num_available - idle)
+
+    patch.setattr(tenants, "available_to", greedy)
+    patch.setattr(room, "available_to", greedy)
+
+
+def maximum_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
+    """A tenant that has all that it may have gets more, without giving up any of its own."""
+    patch.setattr(room, "num_above_maximum", lambda *_: 0)
+    patch.setattr(tenants, "num_above_maximum", lambda *_: 0)
+
+
+def ageing_never_raises(patch: pytest.MonkeyPatch) -> None:
+    """Who waits stays in its class for ever."""
+    patch.setattr(WaitingRoom, "_age", lambda *_: None)
+
+
+def waiting_call_loses_its_place(patch: pytest.MonkeyPatch) -> None:
+    """Who is looked at and cannot be served yet goes to the end of its queue."""
+    pump = cache.pump
+
+    def rotate(state: CacheState, now: float) -> None:
+        pump(state, now)
+        first = state.waiting.first(now)
+        if first is not None and isinstance(first.command, Reserve):
+            state.waiting.leave(first.ticket)
+            state.waiting.join(first)
+
+    patch.setattr(cache, "pump", rotate)
+
+
+def starting_over_is_starting_last(patch: pytest.MonkeyPatch) -> None:
+    """A request whose copy failed waits behind all others again."""
+    patch.setattr(WaitingRoom, "rejoin", WaitingRoom.join)
+
+
+OF_TURNS: tuple[tuple[Mutation, str], ...] = (
+    (minimum_is_not_kept_for_its_tenant, "limited"),
+    (maximum_is_not_heeded, "limited"),
+    (ageing_never_raises, "one"),
+    (waiting_call_loses_its_place, "one"),
+    (starting_over_is_starting_last, "drafted"),
+)
+"""Every bug of limits and turns that the simulation can find, and the cache in which it does within fewer histories."""

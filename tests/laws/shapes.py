@@ -1,0 +1,90 @@
+"""The caches that are simulated, by the seed of a history: half have one group, the others go through all mixes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from math import lcm
+from typing import Final
+
+from kvlease.groups import GroupShape, keeps_everything, most_blocks
+from kvleased.core import CacheShape
+from tests.unit.service.core.grouped import (
+    CHUNK,
+    DRAFTED,
+    FIXED,
+    FULL,
+    GUESSING,
+    HASH_TOKENS,
+    STATE,
+    WIDE,
+    WINDOW,
+)
+
+SHAPE: Final = CacheShape(
+    num_blocks=25,
+    null_blocks=1,
+    num_slots=14,
+    groups=(keeps_everything(4, 12),),
+    hash_tokens=HASH_TOKENS,
+    hit_tokens=4,
+    max_leases=16,
+    max_waiting=6,
+    max_pins=3,
+    lease_seconds=30.0,
+    layout_digest=99,
+)
+"""One group, which is what most caches have."""
+
+LONGEST_TOKENS: Final = 56
+_SPLIT: Final = replace(FULL, kernel_blocks_per_block=2, kernel_block_stride=2)
+_SPARSE: Final = replace(WINDOW, kernel_blocks_per_block=2, kernel_block_stride=3)
+_FAR: Final = replace(WINDOW, kept_tokens=15, max_blocks=6)
+
+
+def shape_of(*groups: GroupShape) -> CacheShape:
+    """Return a cache in which two long requests do not fit, and in whose host pool hardly one does."""
+    shared = [group.tokens_per_block for group in groups if group.keys_per_block]
+    most = sum(most_blocks(group, LONGEST_TOKENS) for group in groups)
+    num_blocks = max(9, most + most // 2 + 3)
+    return replace(
+        SHAPE,
+        num_blocks=num_blocks,
+        num_slots=num_blocks * 2 // 3,
+        groups=groups,
+        hit_tokens=lcm(*shared),
+        shares_prefixes=bool(shared),
+        longest_request_tokens=LONGEST_TOKENS,
+        max_leases=12,
+    )
+
+
+MIXES: Final[Mapping[str, CacheShape]] = {
+    "full and window": shape_of(_SPLIT, WINDOW),
+    "full, window and chunk": shape_of(WIDE, _SPARSE, CHUNK),
+    "full and state": shape_of(FULL, STATE),
+    "wide and guessing": shape_of(WIDE, GUESSING),
+    "full and fixed": shape_of(FULL, FIXED),
+    "drafted": shape_of(DRAFTED),
+    "drafted and window": shape_of(DRAFTED, WINDOW),
+    "windows": shape_of(WINDOW, _FAR),
+    "chunk": shape_of(CHUNK),
+    "state": shape_of(STATE),
+    "fixed": shape_of(FIXED),
+    "all": shape_of(WIDE, FULL, _SPARSE, CHUNK, GUESSING, FIXED),
+}
+"""Caches of several groups, or of one that is not simply kept, by name."""
+
+
+_ONE_IN_LIMITED: Final = 8
+
+
+def name_of(seed: int) -> str:
+    """Return the name of the cache of a history: "one", "limited" (its tenants have limits), or one of the mixes."""
+    if seed % 2:
+        return [*MIXES][seed // 2 % len(MIXES)]
+    return "limited" if seed % _ONE_IN_LIMITED == 0 else "one"
+
+
+def seeds_of(name: str) -> Iterator[int]:
+    """Go through the seeds of the histories of one cache."""
+    return (seed for seed in count() if name_of(seed) == name)

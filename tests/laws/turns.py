@@ -1,0 +1,39 @@
+"""The law of turns: who waits keeps its place, and who starts over comes before all new requests."""
+
+from typing import TYPE_CHECKING
+
+from kvleased.core import commands
+
+if TYPE_CHECKING:
+    from tests.laws.world import World
+
+
+class Turns:
+    """The order of the waiting calls as it was when somebody looked last."""
+
+    def __init__(self) -> None:
+        """Start with nobody waiting."""
+        self._order: list[int] = []
+        self._now = 0.0
+        self._again: set[int] = set()
+
+    def check(self, world: "World") -> None:
+        """Compare the order with the last one; only time lets a call rise."""
+        waiters = list(world.cache._state.waiting)
+        if not waiters:
+            self._order = []
+            self._again.clear()
+            return
+        order = [waiter.ticket for waiter in waiters]
+        if world.now == self._now:
+            stayed = [ticket for ticket in self._order if ticket in order]
+            if stayed != [ticket for ticket in order if ticket in self._order]:
+                world.fail(f"calls {self._order} came to wait in the order {order}")
+        new = [waiter.ticket for waiter in waiters if isinstance(waiter.command, commands.Reserve)]
+        # Who is known, and did not wait for its turn before, has been served.
+        self._again.update(
+            ticket for ticket in new if ticket in world.calls and ticket not in self._order
+        )
+        if sorted(new, key=lambda ticket: ticket not in self._again) != new:
+            world.fail(f"of calls {new} those that start over, {self._again}, do not come first")
+        self._order, self._now = order, world.now
