@@ -32,8 +32,8 @@ test-vllm: setup .venv-vllm/.ready ## compare plans of random configurations wit
 check: setup ## run all checks that do not run tests, and the coverage gates
 	@bash .ci/check
 
-bench: setup ## measure, each figure beside its floor
-	@$(BIN)/python tests/benchmarks/run.py
+bench: setup ## measure, each figure beside its floor; ONLY="serving start" measures these alone
+	@$(BIN)/python tests/benchmarks/run.py $(addprefix --only ,$(ONLY))
 
 MINUTES ?= 1
 sim: setup ## simulate all caches with faults for MINUTES (1) on all cores; EXHAUSTIVE=1 searches small worlds

@@ -212,7 +212,7 @@ class Evicted:
 
     num_evicted: int = 0
     num_offloaded: int = 0
-    """Of these, blocks whose bytes are now in the host pool."""
+    """Blocks whose bytes were copied to the host pool; some of them may still be on the device for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

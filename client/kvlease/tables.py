@@ -38,6 +38,7 @@ ROW_COLUMNS: Final[tuple[Column, ...]] = (
     ("num_computed", np.int32, 1),
     ("phase", np.int32, 1),
     ("engine", np.uint64, 1),
+    ("asked", np.uint64, 1),
     ("ranks", np.uint64, 1),
 )
 """The first columns of the block table; the daemon's records have the same, which a test holds."""

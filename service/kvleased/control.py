@@ -124,12 +124,12 @@ async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") ->
 
 
 def _tell_of_pins(daemon: Daemon) -> None:
-    """Say which caches an earlier life may have had pins in; how many is not known, for pins are in no record."""
+    """Say whose pins, if there were any, ended with an earlier life; none is in a record, so nobody can know."""
     if caches := [entry.name for entry in daemon.registry]:
-        _LOG.warning(
-            "pins_dropped",
+        _LOG.info(
+            "pins_not_kept",
             caches=caches,
-            advice="a restart ends all pins; pin again what must stay",
+            advice="pins do not survive a restart; if there were any, pin again what must stay",
         )
 
 

@@ -186,7 +186,7 @@ class Registry:
         return next(iter(self.caches.values()))
 
     def tenant_names(self) -> dict[int, str]:
-        """Return the names of the tenants that have settings or a worker, by digest."""
+        """Return the names of the default tenant and of those that have settings or a worker, by digest."""
         attached = {one.tenant_digest: one.tenant for one in self.by_id.values()}
         return self.configured_tenants | attached
 

@@ -237,15 +237,15 @@ def test_killed_control_process_comes_back_over_the_same_memory(
 def test_killed_control_process_leaves_one_event_a_line(
     served: Served, worker: tuple[Connection, pb.AttachResponse]
 ) -> None:
-    """A restart tells that pins have ended, and no process leaves a bare traceback among the events."""
+    """A restart tells that it keeps no pins, and no process leaves a bare traceback among the events."""
     connection, attached = worker
     _commit_blocks(connection, attached)
 
     os.kill(served.child("control"), signal.SIGKILL)
     until(lambda: len(served.events("ready")) == 2, "the next control process")
 
-    (dropped,) = served.events("pins_dropped")
-    assert dropped["caches"] == ["main"]
+    (told,) = served.events("pins_not_kept")
+    assert told["caches"] == ["main"]
     assert all(line.startswith("{") for line in served.lines())
 
 

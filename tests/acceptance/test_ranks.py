@@ -124,9 +124,9 @@ def test_a_late_rank_shares_the_lease_and_then_the_prefix_is_there(
         assert lease.extend(112)
         assert right.does("extend 112") == f"True {lease.block_ids.tolist()}"
         lease.release()
-        assert blocks_in_use(client, CACHE) == 7
+        assert blocks_in_use(client, "demo") == 7
         assert right.does("release") == "released"
-        assert blocks_in_use(client, CACHE) == 0
+        assert blocks_in_use(client, "demo") == 0
 
 
 def test_a_killed_rank_leaves_the_lease_to_the_other(
@@ -147,9 +147,9 @@ def test_a_killed_rank_leaves_the_lease_to_the_other(
     assert lease.commit(64, keys).num_committed == 1
     assert lease.extend(96)
     assert left.lookup(keys).hit_tokens == 16
-    assert blocks_in_use(client, CACHE) == 6
+    assert blocks_in_use(client, "demo") == 6
     lease.release()
-    assert blocks_in_use(client, CACHE) == 0
+    assert blocks_in_use(client, "demo") == 0
 
 
 def test_ranks_share_their_lease_over_the_death_of_the_daemon(
@@ -168,6 +168,6 @@ def test_ranks_share_their_lease_over_the_death_of_the_daemon(
         assert lease.commit(64, keys).num_committed == 0
         assert right.does("commit 64") == "4"
         assert right.does("release") == "released"
-        assert blocks_in_use(client, CACHE) == 6
+        assert blocks_in_use(client, "demo") == 6
     lease.release()
-    assert blocks_in_use(client, CACHE) == 0
+    assert blocks_in_use(client, "demo") == 0

@@ -61,8 +61,9 @@ def main() -> int:
     else:
         Console(highlight=False).print(table_of(figures))
     goals = [figure.holds for figure in figures if figure.holds is not None]
-    progress_or_out = progress if arguments.json else Console(highlight=False)
-    progress_or_out.print(f"{sum(goals)} of {len(goals)} goals hold")
+    if goals:
+        progress_or_out = progress if arguments.json else Console(highlight=False)
+        progress_or_out.print(f"{sum(goals)} of {len(goals)} goals hold")
     return 0
 
 

@@ -103,7 +103,8 @@ def main() -> int:
         return replay(options.seed)
     if options.exhaustive:
         return exhaustive.search_all(60 * options.minutes, say)
-    say(f"base seed {options.base_seed}, {os.cpu_count()} processes, {options.minutes:g} minutes")
+    length = f"{options.minutes:g} minute{'' if options.minutes == 1 else 's'}"
+    say(f"base seed {options.base_seed}, {os.cpu_count()} processes, {length}")
     tally = simulate(options.minutes, options.base_seed)
     say("faults: " + ", ".join(f"{number:,} {kind}" for kind, number in tally.faults.most_common()))
     for violation in tally.violations:

@@ -26,7 +26,7 @@ _TEXTS: Final = frozenset(
         "tenant",
         "tier",
         "verb",
-        "waits for",
+        "waits\nfor",
     }
 )
 """The columns that are no numbers."""
@@ -171,23 +171,14 @@ def pins(cache: str, page: Inspection) -> Table:
 
 
 def waiting(cache: str, page: Inspection) -> Table:
-    """Return one row per call that waits for blocks; `left` is the time until it is refused."""
-    table = _table(
-        f"Waiting for {cache}",
-        "call",
-        "worker",
-        "verb",
-        "priority",
-        "before",
-        "blocks",
-        "there",
-        "waits for",
-        "age",
-        "left",
-    )
+    """Return one row per call that waits for blocks; `left` is the time until it is refused.
+
+    The call's own id names nothing that an operator could do, and would leave no room for the others.
+    """
+    columns = ("worker", "verb", "priority", "calls\nbefore", "blocks\nneeded", "blocks\nthere")
+    table = _table(f"Waiting for {cache}", *columns, "waits\nfor", "age", "left", gap=0)
     for one in page.waiting:
         table.add_row(
-            str(one.call_id),
             str(one.worker_id),
             one.verb,
             one.priority,
@@ -265,15 +256,18 @@ def _others(pool: PoolStats) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in counts if count)
 
 
-def _table(title: str, *columns: str) -> Table:
-    """Return a table that fits 80 columns: a long name is folded, and a number is always whole."""
+def _table(title: str, *columns: str, gap: int = 1) -> Table:
+    """Return a table that fits 80 columns: a long name is folded, and a number is always whole.
+
+    Columns stand `gap` spaces apart, and one more.
+    """
     table = Table(
         title=f"\n{title}",
         title_justify="left",
         box=SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=(0, gap, 0, 0),
     )
     for column in columns:
         table.add_column(

@@ -35,7 +35,7 @@ from kvleased.core.effects import Forked, Outcome
 from kvleased.core.ending import renew
 from kvleased.core.flights import Purpose
 from kvleased.core.granting import check_tokens, reserved
-from kvleased.core.joining import check_no_states, find, is_same, join
+from kvleased.core.joining import asks_for, check_no_states, find, join
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.moving import deadline, supersede_ticket
 from kvleased.core.parting import joined_id, wait_beside
@@ -117,7 +117,7 @@ def _forked(state: CacheState, lease: Lease, worker_id: WorkerId) -> Forked:
 
 
 def _repeat(state: CacheState, lease: Lease, command: Fork, now: float) -> Outcome:
-    if not is_same(lease.request, command):
+    if not asks_for(state, lease, command):
         msg = f"request {command.request_id} has a lease of another kind; release it, or use another id"
         raise IdReusedError(msg)
     join(state, lease, command.worker_id, now)

@@ -17,7 +17,7 @@ from kvleased.core.commands import Commit, Extend, Fork, Reload, Reserve, Trim
 from kvleased.core.effects import Extended, Outcome, Reloaded, Reply, Reserved
 from kvleased.core.ending import renew
 from kvleased.core.granting import attempt_extend, attempt_reserve, pack_counts, reserved
-from kvleased.core.leases import Lease
+from kvleased.core.leases import Lease, asked_digest
 from kvleased.core.moving import attempt_reload
 from kvleased.core.parting import add_call, joined_id, wait_beside
 from kvleased.core.phases import Phase
@@ -52,13 +52,18 @@ def find(state: CacheState, command: Reserve | Fork) -> Lease | None:
         int(rows.num_computed[row]) == members.hit_tokens
         and int(rows.num_tokens[row]) >= command.num_tokens
     )
-    return lease if is_as_before and is_same(lease.request, command) else None
+    return lease if is_as_before and asks_for(state, lease, command) else None
 
 
-def is_same(first: Reserve | Fork | None, command: Reserve | Fork) -> bool:
-    """Tell whether a command asks for what was asked for before; after a restart nobody knows that any more."""
-    if first is None:
-        return True
+def asks_for(state: CacheState, lease: Lease, command: Reserve | Fork) -> bool:
+    """Tell whether a command asks for what a lease was granted for; after a restart its row still knows."""
+    if lease.request is None:
+        return int(state.leases.rows.asked[lease.row]) == asked_digest(command)
+    return is_same(lease.request, command)
+
+
+def is_same(first: Reserve | Fork, command: Reserve | Fork) -> bool:
+    """Tell whether a command asks for what was asked for before."""
     if isinstance(command, Fork):
         return isinstance(first, Fork) and (first.lease_id, first.num_tokens) == (
             command.lease_id,

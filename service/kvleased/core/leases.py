@@ -177,6 +177,7 @@ class LeaseBook:
             self.kernel.clear(row)
         rows.worker_id[row] = lease.worker_id
         rows.request_digest[row] = digest
+        rows.asked[row] = 0 if lease.request is None else asked_digest(lease.request)
         rows.num_tokens[row] = num_tokens
         rows.num_computed[row] = num_computed
         for group, part in enumerate(parts):
@@ -364,3 +365,10 @@ def _places(num_rows: int) -> int:
 def request_digest(request_id: str) -> int:
     """Return 64 bits that stand for an engine's request id in a row; who finds two of the same harms but itself."""
     return xxhash.xxh3_64_intdigest(request_id.encode())
+
+
+def asked_digest(request: Reserve | Fork) -> int:
+    """Return 64 bits that stand for what a request asks for, its name apart."""
+    if isinstance(request, Reserve):
+        return xxhash.xxh3_64_intdigest(request.keys, request.num_tokens)
+    return xxhash.xxh3_64_intdigest(str(request.lease_id).encode(), request.num_tokens)

@@ -36,6 +36,7 @@ ROW_COLUMNS: Final = (
     ("num_computed", np.int32, 1),
     ("phase", np.int32, 1),
     ("engine", np.uint64, 1),
+    ("asked", np.uint64, 1),
     ("ranks", np.uint64, 1),
 )
 """The same for the lease rows; `num_blocks`, an int32 for each group, and `block_ids`, one for each place, follow."""
@@ -86,6 +87,8 @@ class LeaseRows:
     num_computed: NDArray[np.int32]
     """Tokens whose states are written, by the worker's word; those of a prefix that was found among them."""
     phase: NDArray[np.int32]
+    asked: NDArray[np.uint64]
+    """64 bits of what the request asked for, so that after a restart too another request under its name is noticed."""
     engine: NDArray[np.uint64]
     """64 bits that name the engine whose ranks share the lease; 0 where a process calls for all of them."""
     ranks: NDArray[np.uint64]
@@ -105,6 +108,7 @@ class LeaseRows:
             num_tokens=np.zeros(num_rows, np.int32),
             num_computed=np.zeros(num_rows, np.int32),
             phase=np.zeros(num_rows, np.int32),
+            asked=np.zeros(num_rows, np.uint64),
             engine=np.zeros(num_rows, np.uint64),
             ranks=np.zeros(num_rows, np.uint64),
             num_blocks=np.zeros((num_rows, num_groups), np.int32),

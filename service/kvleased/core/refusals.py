@@ -12,10 +12,11 @@ from kvleased.core.flights import Flight, Purpose
 from kvleased.core.granting import num_fresh, num_missing
 from kvleased.core.holdings import holdings
 from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.pool import Ids
 from kvleased.core.room import num_available
 from kvleased.core.search import NOTHING, Match, match
 from kvleased.core.state import CacheState
-from kvleased.core.tenants import limit_of
+from kvleased.core.tenants import is_held_back, limit_of
 from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
 
 RETRY_AFTER_MS_MAX: Final = 5_000
@@ -34,6 +35,8 @@ class Reason(Enum):
     """Enough can be had as soon as copies or scrubs have ended."""
     POSITION = "position"
     """Others come first."""
+    LIMITS = "limits"
+    """Only its tenant's maximum, or what others are guaranteed, keeps it from blocks that are there."""
     LEASES = "leases"
     """All rows of the block table are in use."""
 
@@ -59,19 +62,21 @@ def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
     need = _need(state, command, prefix, num_tokens)
     tenant = state.workers[waiter.worker_id]
     available = max(0, num_available(state, tenant, prefix.blocks))
-    reason = _reason(state, need, available, num_ahead, takes_row=isinstance(command, Reserve))
+    reason = _reason(state, tenant, need, prefix.blocks)
+    if isinstance(command, Reserve) and not state.leases.free_rows:
+        reason = Reason.LEASES
+    elif num_ahead:
+        reason = Reason.POSITION
     return Shortage(
         need=need, available=available, reason=reason, num_ahead=num_ahead, prefix=prefix
     )
 
 
-def _reason(
-    state: CacheState, need: int, available: int, num_ahead: int, *, takes_row: bool
-) -> Reason:
-    if takes_row and not state.leases.free_rows:
-        return Reason.LEASES
-    if num_ahead:
-        return Reason.POSITION
+def _reason(state: CacheState, tenant: int, need: int, protected: Ids) -> Reason:
+    """Return why a call that is first has not got its blocks."""
+    if state.is_limited and is_held_back(state, tenant, need, protected):
+        return Reason.LIMITS
+    available = max(0, num_available(state, tenant, protected))
     is_coming = need <= available + _num_coming(state)
     return Reason.COPIES if is_coming else Reason.BLOCKS
 
@@ -118,10 +123,13 @@ def fork_full(state: CacheState, tenant: int, need: int) -> PoolFullError:
     """Explain why a request cannot be forked now: a fork does not wait for room."""
     num_ahead = len(state.waiting)
     available = max(0, num_available(state, tenant, NOWHERE))
+    reason = Reason.POSITION if num_ahead else _reason(state, tenant, need, NOWHERE)
+    if not state.leases.free_rows:
+        reason = Reason.LEASES
     lack = Shortage(
         need=need,
         available=available,
-        reason=_reason(state, need, available, num_ahead, takes_row=True),
+        reason=reason,
         num_ahead=num_ahead,
         prefix=NOTHING,
     )
@@ -142,7 +150,7 @@ def _full(
     short = (
         f"all {num_leases} leases are in use"
         if is_leases
-        else f"{lack.need} blocks are needed and {lack.available} of {most} can be had now"
+        else f"{lack.need} blocks are needed and {lack.available} of {most} can be had{_when(lack)}"
     )
     after, then = words
     return PoolFullError(
@@ -162,7 +170,13 @@ def _because(lack: Shortage) -> str:
     if lack.num_ahead:
         wait = "call waits" if lack.num_ahead == 1 else "calls wait"
         return f"{lack.num_ahead} {wait} before this one"
-    return "the others are being made ready" if lack.reason is Reason.COPIES else "the rest is held"
+    if lack.reason is Reason.LIMITS:
+        return "its tenant's maximum, or what other tenants are guaranteed, keeps it from the rest"
+    return "copies are under way" if lack.reason is Reason.COPIES else "the rest is held"
+
+
+def _when(lack: Shortage) -> str:
+    return ", some when they are made ready" if lack.reason is Reason.COPIES else " now"
 
 
 def busy(
@@ -195,7 +209,6 @@ def slots_never_fit(state: CacheState, need: int) -> NeverFitsError | None:
         need=need,
         available=host.num_available,
         limit=limit,
-        remedies=(f"num_slots={need}",),
     )
 
 

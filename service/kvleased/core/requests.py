@@ -6,9 +6,9 @@ from kvleased.core.effects import Outcome
 from kvleased.core.ending import renew
 from kvleased.core.granting import check_reserve, check_tokens, num_missing, unextended
 from kvleased.core.joining import (
+    asks_for,
     check_mates,
     find,
-    is_same,
     join,
     join_reserved,
     reload_beside,
@@ -43,7 +43,7 @@ def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
 
 
 def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:
-    if not is_same(lease.request, command):
+    if not asks_for(state, lease, command):
         msg = f"request {command.request_id} has a lease for other tokens; release it, or use another id"
         raise IdReusedError(msg)
     if lease.phase is not Phase.LOADING:

@@ -113,8 +113,7 @@ class CacheState:
 
     def weight_of(self, tenant: int) -> float:
         """Return a tenant's share of what is given to those that wait, in proportion to the others'."""
-        del tenant
-        return 1.0
+        return self.shape.tenants.get(tenant, self.shape.tenant_default).weight
 
     def lease_of(self, command: OfLease) -> Lease:
         """Return the lease that a command speaks of, if it is the speaker's own."""

@@ -119,11 +119,11 @@ def may_take_free(state: CacheState, tenant: int, count: int) -> bool:
 
 def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
     """Return the resource that leaves no more than so many blocks to a tenant, and how much there is of it in all."""
+    most, usable = limits_of(state, tenant).max_blocks, state.shape.usable_blocks
     used, cached = state.device.usage().get(tenant, (0, 0))
-    most = limits_of(state, tenant).max_blocks
-    if most - used + cached <= available:
+    if most < usable and most - used + cached <= available:
         return "tenant_blocks", most
-    return "device_blocks", state.shape.usable_blocks
+    return "device_blocks", usable
 
 
 def of_one_tenant(state: CacheState, slots: Ids) -> Ids:
@@ -252,7 +252,7 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
         )
         raise PoolFullError(
             msg, resource="pinned_blocks", need=need - pinned, available=max(0, limit - pinned),
-            limit=limit, retry_after_ms=state.shape.retry_after_ms,
+            limit=limit, retry_after_ms=state.shape.retry_after_ms, rule="pin_budget",
         )  # fmt: skip
     return blocks
 

@@ -173,6 +173,22 @@ def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, verb: str, col
     assert "123,456" in output or verb == "caches"
 
 
+def test_longest_waiting_calls_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids as long as JSON carries, the longest words and a call of a large pool stand whole in 80 columns."""
+    call = replace(
+        WAITING, worker_id=2**53 - 1, priority="normal", position=4_096, num_blocks=123_456,
+        available_blocks=1_234_567, reason="position", age_ms=599_999, left_ms=599_999,
+    )  # fmt: skip
+    monkeypatch.setitem(LISTS, "waiting", Inspection(num_total=1, waiting=(call,)))
+
+    _, output, _ = run("waiting", COLUMNS="80")
+
+    words = f"{2**53 - 1} reserve normal 4,096 123,456 1,234,567 position 9 min 9 min"
+    assert words in [" ".join(line.split()) for line in output.splitlines()]
+    assert max(map(len, output.splitlines())) <= 80
+    assert "…" not in output
+
+
 def test_json_is_the_snapshot() -> None:
     """Machines read the snapshot itself."""
     _, output, _ = run("status", "--json")
@@ -200,7 +216,7 @@ def test_waiting_calls_are_a_table() -> None:
     status, output, _ = run("waiting")
 
     assert status == 0
-    assert ["3", "7", "reserve", "high", "1", "2,048", "12", "blocks", "1 s", "3 s"] in rows(output)
+    assert ["7", "reserve", "high", "1", "2,048", "12", "blocks", "1 s", "3 s"] in rows(output)
     assert json.loads(run("waiting", "--json")[1])["demo"]["waiting"] == [asdict(WAITING)]
 
 

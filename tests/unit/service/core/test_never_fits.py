@@ -119,7 +119,7 @@ def test_lease_larger_than_the_host_pool_never_leaves(more: int, num_shared: int
     if more > 0:
         error = refused(cache, c.Evict(worker_id=WORKER, lease_id=lease.lease_id), NeverFitsError)
         assert (error.resource, error.need, error.limit) == ("host_slots", 7, 6)
-        assert error.remedies == ("num_slots=7",)
+        assert error.remedies == ()
     else:
         down = evict(cache, lease.lease_id)
         woken(land(cache, the_copy(down)), down.ticket, Evicted)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from kvlease.errors import IdReusedError
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.leases import request_digest
+from kvleased.core.leases import asked_digest, request_digest
 from kvleased.core.phases import MOVING, Phase
 from kvleased.core.records import CacheRecords
 from kvleased.core.states import State
@@ -373,6 +374,7 @@ def test_row_written_by_hand_is_a_lease() -> None:
     written.rows.num_tokens[5] = 8
     written.rows.worker_id[5] = WORKER
     written.rows.request_digest[5] = request_digest("request")
+    written.rows.asked[5] = asked_digest(a_reserve(2, "request"))
     written.rows.phase[5] = Phase.ACTIVE
     written.rows.lease_id[5] = 77
 
@@ -393,3 +395,17 @@ def test_row_is_published_whole_or_not_at_all(published: int, expected: int) -> 
     again = restarted(cache)
 
     assert records(again).kernel_rows.num_published[lease.row, 0] == expected
+
+
+def test_request_that_asks_for_something_else_is_refused_after_a_restart() -> None:
+    """A name that is used again for other tokens does not get the blocks of its first request."""
+    cache = a_cache()
+    committed(cache, keys(1, 2))
+    lease = reserve(cache, 2, "request", keys(1, 2))
+    again = restarted(cache)
+
+    with pytest.raises(IdReusedError):
+        reserve(again, 2, "request", keys(3, 4))
+
+    assert reserve(again, 2, "request", keys(1, 2)).lease_id == lease.lease_id
+    assert again.check() == []

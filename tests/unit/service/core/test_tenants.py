@@ -529,6 +529,35 @@ def test_call_that_wants_room_keeps_others_waiting() -> None:
     assert (refusal.value.resource, refusal.value.rule) == ("device_blocks", "position")
 
 
+def test_weight_decides_who_is_served_more_often() -> None:
+    """Among waiting calls of one size, a tenant of three times the weight is served three times as often."""
+    cache = limited(4, weight=3.0)
+    reserve(cache, 4, "all", worker_id=STRANGER)
+    calls = [
+        wait_for(cache, 4, f"{worker_id} {at}", worker_id=worker_id)
+        for at in range(3)
+        for worker_id in (STRANGER, WORKER)
+    ]
+
+    order = [
+        one.call_id for one in sorted(cache.list_waiting(0, 9, 0.0), key=lambda it: it.position)
+    ]
+
+    # The third of the one and the first of the other stand alike, and who came first is first.
+    assert [calls.index(ticket) % 2 for ticket in order] == [1, 1, 0, 1, 0, 0]
+
+
+def test_refusal_says_that_limits_keep_blocks() -> None:
+    """Where blocks are there and only limits keep a call from them, the refusal does not say that they are held."""
+    cache = limited(4, max_blocks=2)
+    reserve(cache, 1, "own")
+
+    with pytest.raises(PoolFullError, match="maximum") as refusal:
+        reserve(cache, 2, "more")
+
+    assert (refusal.value.rule, refusal.value.resource) == ("limits", "tenant_blocks")
+
+
 # Restart and checks ---------------------------------------------------------------------------------------------------
 
 
