@@ -1,7 +1,8 @@
 """Own the JSON bodies of REST requests as pydantic models; paths are the server's business.
 
 Field names are those of the protocol. `bytes` are base64. A body with a field that is not listed here is refused.
-What a field may hold beyond its type is the daemon's to check, for all transports alike; so none is required here.
+What a field may hold beyond its type is the daemon's to check, for all transports alike; so none is required here,
+and where a description is narrower than its type, the daemon is what refuses.
 Replies follow the protocol's messages and have no models of their own.
 """
 
@@ -18,6 +19,8 @@ CHANGES_MAX: Final = 32
 """Changes that one plan is compared with."""
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_length=2**20)]
+RequestId = Annotated[Name, Field(json_schema_extra={"maxLength": 128})]
+Tokens = Annotated[Count, Field(json_schema_extra={"maximum": INT32_MAX})]
 Keys = Annotated[bytes, Field(description="32-byte block keys, one after the other, as base64.")]
 LeaseIds = Annotated[bytes, Field(description="Packed little-endian int64 lease ids, as base64.")]
 WaitMs = Annotated[Millis, Field(description="Milliseconds to wait for blocks; 0 does not wait.")]
@@ -85,9 +88,11 @@ class HeartbeatBody(Body):
 class ReserveBody(Body):
     """Ask for blocks for one request."""
 
-    request_id: Name = Field(default="", description="The engine's id: 1 to 128 characters.")
+    request_id: RequestId = Field(default="", description="The engine's id: 1 to 128 characters.")
     keys: Keys = b""
-    num_tokens: Count = Field(default=0, description="Tokens that the lease shall cover.")
+    num_tokens: Tokens = Field(
+        default=0, description="Tokens that the lease shall cover: 1 or more."
+    )
     wait_ms: WaitMs = 0
     token_ids: bytes | TokenIds = Field(
         default=b"",
@@ -112,28 +117,32 @@ class ReserveBody(Body):
 class ExtendBody(Body):
     """Make a lease longer."""
 
-    num_tokens: Count = Field(default=0, description="Tokens that the lease shall cover in all.")
+    num_tokens: Tokens = Field(default=0, description="Tokens that the lease shall cover in all.")
     wait_ms: WaitMs = 0
 
 
 class ForkBody(Body):
     """Let a second request go on from a running one."""
 
-    request_id: Name = Field(default="", description="The new request's id: 1 to 128 characters.")
-    num_tokens: Count = Field(default=0, description="Tokens that the new lease shall cover.")
+    request_id: RequestId = Field(
+        default="", description="The new request's id: 1 to 128 characters."
+    )
+    num_tokens: Tokens = Field(
+        default=0, description="Tokens that the new lease shall cover: 1 or more."
+    )
     wait_ms: WaitMs = 0
 
 
 class TrimBody(Body):
     """Give blocks back that lie behind a token."""
 
-    num_tokens: Count = Field(default=0, description="Tokens that the lease shall still cover.")
+    num_tokens: Tokens = Field(default=0, description="Tokens that the lease shall still cover.")
 
 
 class CommitBody(Body):
     """Say that blocks hold what their keys say."""
 
-    num_tokens: Count = Field(default=0, description="Tokens from the start that are written.")
+    num_tokens: Tokens = Field(default=0, description="Tokens from the start that are written.")
     first_block: Count = Field(
         default=0, description="Index of the first key in the request's chain of keys."
     )

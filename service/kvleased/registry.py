@@ -129,8 +129,8 @@ class Registry:
         self.by_pool: dict[int, CacheEntry] = {}
         self.by_token: dict[str, WorkerEntry] = {}
         self.by_id: dict[WorkerId, WorkerEntry] = {}
-        self.configured_tenants: dict[int, str] = {}
-        """The names of the tenants that have settings, by digest."""
+        self.known_tenants: dict[int, str] = {}
+        """The names of the default tenant and of those that have settings, by digest."""
         self._max_caches = max_caches
         self._max_workers = max_workers
         self._next_worker_id = (epoch << EPOCH_SHIFT) + 1
@@ -188,7 +188,7 @@ class Registry:
     def tenant_names(self) -> dict[int, str]:
         """Return the names of the default tenant and of those that have settings or a worker, by digest."""
         attached = {one.tenant_digest: one.tenant for one in self.by_id.values()}
-        return self.configured_tenants | attached
+        return self.known_tenants | attached
 
     def take_pool_number(self) -> int:
         """Return a number for a cache's pools that was not given before."""

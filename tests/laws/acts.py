@@ -378,6 +378,7 @@ WORK: Final[dict[Act, int]] = {
 FAULTS: Final[dict[Act, int]] = {
     faults.stale: 7,
     faults.foreign: 4,
+    faults.reuse_name: 4,
     faults.cancel: 3,
     faults.nonsense: 9,
     faults.fail_copy: 5,

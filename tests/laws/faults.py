@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from kvlease.errors import NotYoursError, UnknownLeaseError
+from kvlease.errors import IdReusedError, NotYoursError, UnknownLeaseError
 from kvlease.ids import BYTES_PER_KEY, CopyId, LeaseId, PinId, WorkerId
 from kvleased.core import commands
 from kvleased.core.effects import Detached, Direction, Done, Outcome, Released
@@ -54,6 +54,21 @@ def foreign(world: World) -> None:
     )
     if not isinstance(world.send(command), NotYoursError):
         world.fail("a command about another worker's lease was not refused as such")
+
+
+def reuse_name(world: World) -> None:
+    """A worker asks for something else under the name of a request that runs: it must not get that one's blocks."""
+    found = pick_lease(world)
+    if found is None:
+        return
+    worker, held = found
+    world.faults["reused"] += 1
+    other = world.rng.randbytes(BYTES_PER_KEY)
+    command = commands.Reserve(
+        worker_id=worker.worker_id, request_id=held.request_id, keys=other, num_tokens=world.shape.hash_tokens
+    )  # fmt: skip
+    if not isinstance(world.send(command), IdReusedError):
+        world.fail("another request got the lease of one with its name")
 
 
 def cancel(world: World) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvlease.errors import PoolFullError
 from kvlease.ids import LeaseId
 from kvleased.core import (
     cache,
@@ -151,7 +152,7 @@ def restart_leaves_the_end_of_a_row_out(patch: pytest.MonkeyPatch) -> None:
 
 def fork_does_not_say_who_has_the_pool(patch: pytest.MonkeyPatch) -> None:
     """A fork that finds no room is refused without the holdings of the pool."""
-    patch.setattr(forking, "holdings", lambda *_: ())
+    patch.setattr(forking, "fork_full", lambda *_: PoolFullError(retry_after_ms=50))
 
 
 def fork_heeds_no_minimum(patch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,17 @@ def starting_over_is_starting_last(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitingRoom, "rejoin", WaitingRoom.join)
 
 
+def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """All tenants' calls count alike, whatever their weights."""
+    patch.setattr(CacheState, "weight_of", lambda *_: 1.0)
+
+
 OF_TURNS: tuple[tuple[Mutation, str], ...] = (
     (minimum_is_not_kept_for_its_tenant, "limited"),
     (maximum_is_not_heeded, "limited"),
     (ageing_never_raises, "one"),
     (waiting_call_loses_its_place, "one"),
     (starting_over_is_starting_last, "drafted"),
+    (weights_do_not_count, "limited"),
 )
 """Every bug of limits and turns that the simulation can find, and the cache in which it does within fewer histories."""

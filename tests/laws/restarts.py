@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from kvleased.core import recovery
+from kvleased.core import joining, recovery, requests
+from kvleased.core.commands import Fork, Reserve
+from kvleased.core.leases import Lease
 from kvleased.core.phases import AFTER_RESTART, MOVING, Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.state import CacheState
@@ -26,6 +28,16 @@ def half_moved_row_is_taken_for_active(patch: pytest.MonkeyPatch) -> None:
         return believed_rows(state)
 
     patch.setattr(recovery, "_believed_rows", believe)
+
+
+def restart_forgets_what_was_asked(patch: pytest.MonkeyPatch) -> None:
+    """After a restart whoever brings the name of a running request gets its lease."""
+    asks_for = joining.asks_for
+
+    def trusting(state: CacheState, lease: Lease, command: Reserve | Fork) -> bool:
+        return lease.request is None or asks_for(state, lease, command)
+
+    patch.setattr(requests, "asks_for", trusting)
 
 
 def rows_of_the_dead_are_believed(patch: pytest.MonkeyPatch) -> None:
@@ -106,6 +118,7 @@ def block_of_two_rows_is_believed(patch: pytest.MonkeyPatch) -> None:
 
 OF_RESTARTS: tuple[Mutation, ...] = (
     seals_are_not_checked,
+    restart_forgets_what_was_asked,
     rows_of_the_dead_are_believed,
     quarantine_outlives_a_restart,
     unfinished_fill_outlives_a_restart,

@@ -24,6 +24,7 @@ class Turns:
             self._order = []
             self._again.clear()
             return
+        _check_shares(world)
         order = [waiter.ticket for waiter in waiters]
         if world.now == self._now:
             stayed = [ticket for ticket in self._order if ticket in order]
@@ -37,3 +38,14 @@ class Turns:
         if sorted(new, key=lambda ticket: ticket not in self._again) != new:
             world.fail(f"of calls {new} those that start over, {self._again}, do not come first")
         self._order, self._now = order, world.now
+
+
+def _check_shares(world: "World") -> None:
+    """A call counts to its tenant with the blocks that it asks for, and the less the more weight the tenant has."""
+    state, shape = world.cache._state, world.shape
+    for waiter in state.waiting:
+        if isinstance(waiter.command, commands.Reserve):
+            limits = shape.tenants.get(state.workers[waiter.worker_id], shape.tenant_default)
+            num_blocks = sum(state.covering.most(waiter.command.num_tokens))
+            if waiter.tag and waiter.cost * limits.weight != num_blocks:
+                world.fail(f"call {waiter.ticket} counts {waiter.cost} for {num_blocks} blocks")

@@ -151,7 +151,7 @@ def evict(
     """Move the coldest cached blocks out of the device pool."""
     with _client(address) as client:
         gone = client.evict(num_blocks=blocks, wait_ms=wait_ms, cache=cache)
-    typer.echo(f"{gone.num_evicted} blocks evicted, {gone.num_offloaded} of them to the host pool")
+    typer.echo(f"{gone.num_evicted} blocks evicted, {gone.num_offloaded} copied to the host pool")
 
 
 @app.command()

@@ -26,7 +26,7 @@ from kvleased.memory.limits import memory_limit_bytes
 from kvleased.memory.records import lay_records, records_layout, table_layout
 from kvleased.movers.link import MoverLink
 from kvleased.movers.plans import pool_map
-from kvleased.registry import READY, CacheEntry, Registry
+from kvleased.registry import READY, TENANT_DEFAULT, CacheEntry, Registry
 from kvleased.settings import Settings
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
@@ -142,7 +142,8 @@ class CacheVerbs:
 
         `workers` are the living ones, by cache and tenant digest; `places` what some of them are to their engines.
         """
-        self._registry.configured_tenants = named(self._settings.tenants, self.root_secret)
+        names = (TENANT_DEFAULT, *self._settings.tenants)
+        self._registry.known_tenants = named(names, self.root_secret)
         found: dict[str, dict[str, Kept]] = {}
         for item in kept:
             if item.name.startswith(_PREFIX):

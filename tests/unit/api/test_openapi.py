@@ -4,6 +4,7 @@ import subprocess
 import sys
 from typing import Any
 
+from kvleased import checks
 from kvleased.api.rest_routes import ROUTES
 from tests.unit.api.scripted import Served, http
 
@@ -22,6 +23,15 @@ async def test_openapi_describes_every_route(served: Served) -> None:
         f"#/components/schemas/{name}" for name in document["components"]["schemas"]
     }
     assert not any(path.endswith(("z", "metrics")) for path in document["paths"])
+
+
+async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:
+    """A description is as narrow as what the daemon grants, where the type of a field is wider."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    fields = document["components"]["schemas"]["ReserveBody"]["properties"]
+
+    assert fields["request_id"]["maxLength"] == checks.REQUEST_ID_CHARACTERS_MAX
+    assert fields["num_tokens"]["maximum"] == checks.TOKENS_MAX
 
 
 def references(part: Any) -> set[str]:

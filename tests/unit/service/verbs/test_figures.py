@@ -29,17 +29,17 @@ async def cached(node: Node, tenant: str, first: int = 1) -> None:
 
 
 async def test_tenants_who_have_gone_share_one_name(node: Node) -> None:
-    """Who is configured or attached is told by name; however many have gone are told as one."""
+    """Who is configured, attached or the default is told by name; however many have gone are told as one."""
     async with node.life() as daemon:
         await node.register()
-        for number, tenant in enumerate(("chat", "gone", "gone too")):
+        for number, tenant in enumerate(("chat", "", "gone", "gone too")):
             await cached(node, tenant, first=1 + 2 * number)
         await node.attach(tenant="here")
 
         found = figures(daemon.registry)["main"].tenants
 
     used = {name: count for (name, state), count in found.items() if state == "used"}
-    assert used == {"chat": 2, OTHERS: 4, "here": 0}
+    assert used == {"chat": 2, "default": 2, OTHERS: 4, "here": 0}
 
 
 async def test_held_and_pinned_blocks_are_part_of_the_used_ones(node: Node) -> None:
