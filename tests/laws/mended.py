@@ -171,11 +171,6 @@ def refused_call_keeps_its_room_from_those_that_wait(patch: pytest.MonkeyPatch) 
     patch.setattr(cache, "pump", only_after_answers)
 
 
-def damaged_slot_is_retired_twice(patch: pytest.MonkeyPatch) -> None:
-    """Two copies of one slot find it damaged, for the first one's lease had been called off and came again."""
-    patch.setattr(landing, "_not_retired", lambda _, slots: slots)
-
-
 MENDED: tuple[Mutation, ...] = (
     released_lease_is_extended_in_the_same_step,
     restart_forgets_whose_bytes_a_free_block_holds,
@@ -192,6 +187,5 @@ MENDED: tuple[Mutation, ...] = (
     fork_does_not_say_who_has_the_pool,
     fork_heeds_no_minimum,
     refused_call_keeps_its_room_from_those_that_wait,
-    damaged_slot_is_retired_twice,
 )
 """Every mended bug that the simulation can find."""

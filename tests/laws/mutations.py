@@ -217,7 +217,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
 CACHES: Final[dict[str, str]] = {
     **{one.__name__: name for one, name in (*OF_GROUPS, *OF_TURNS)},
     "fork_heeds_no_minimum": "limited",
-    "damaged_slot_is_retired_twice": "full and window",
     "refused_call_keeps_its_room_from_those_that_wait": "state",
 }
 """The cache in which a bug shows; those that are not named here show in any, so that one group will do."""
