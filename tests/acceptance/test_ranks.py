@@ -142,7 +142,7 @@ def test_a_killed_rank_leaves_the_lease_to_the_other(
         assert right.does("commit 16") == "0"
         right.process.kill()
         right.process.wait()
-    daemon._poll(lambda: len(client.inspect("demo", "workers").workers) == 1)
+    daemon.until(lambda: len(client.inspect("demo", "workers").workers) == 1)
 
     assert lease.commit(64, keys).num_committed == 1
     assert lease.extend(96)
