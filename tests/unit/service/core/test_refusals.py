@@ -411,3 +411,16 @@ def test_late_eviction_of_cached_blocks_is_told_with_its_blocks() -> None:
     ticket = cache.handle(c.Evict(keys=keys(1), wait_ms=1_000), 0.0).ticket
 
     assert woken(tick(cache, 1.0), ticket, DeadlineError).need == 1
+
+
+def test_no_fewer_tokens_are_named_where_a_prefix_would_come_from_below() -> None:
+    """With fewer keys a call would find less in the host pool, so it is not told that it would fit."""
+    cache = a_cache(4)
+    on_host(cache, keys(1))
+    reserve(cache, 2, "other")
+    command = a_reserve(4, "r", keys(1, 2, 3, 4), wait_ms=WAIT_MS)
+    ticket = cache.handle(command, 0.0).ticket
+
+    error = woken(tick(cache, WAIT_MS / 1000), ticket, PoolFullError)
+
+    assert (error.rule, error.remedies) == ("blocks", ())
