@@ -145,12 +145,12 @@ class Daemon:
     async def drain(self, drain_seconds: float) -> None:
         """Grant nothing new, and wait for the leases to end, but no longer than told."""
         self._not_ready = DRAINING
-        _LOG.info("draining", leases=self._num_leases())
+        _LOG.info("draining", leases=self.registry.num_leases)
         for entry in list(self.registry):
             self.apply(entry, c.Drain())
         deadline = monotonic() + drain_seconds
         # Leases end in many places; this waits once.
-        while (num_leases := self._num_leases()) and monotonic() < deadline:  # noqa: ASYNC110
+        while (num_leases := self.registry.num_leases) and monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
         _LOG.info("drained", leases_left=num_leases)
 
@@ -397,6 +397,3 @@ class Daemon:
         finally:
             os.close(fd)
         return secret
-
-    def _num_leases(self) -> int:
-        return sum(entry.core.census().num_leases for entry in self.registry)

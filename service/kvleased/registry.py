@@ -144,6 +144,11 @@ class Registry:
         """Iterate over the caches by name."""
         return iter([self.caches[name] for name in sorted(self.caches)])
 
+    @property
+    def num_leases(self) -> int:
+        """Leases of all caches."""
+        return sum(entry.core.census().num_leases for entry in self)
+
     def cache(self, name: str) -> CacheEntry:
         """Return the cache of a name.
 

@@ -267,12 +267,7 @@ def load(argv: Sequence[str]) -> Settings:
 
     parser = _parser()
     # The file must be known before the sources are put together.
-    scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    scout.add_argument("--config")
-    known, _ = scout.parse_known_args(argv)
-    config: str | None = known.config or os.environ.get(f"{_PREFIX}CONFIG")
-    if config is not None and not Path(config).is_file():
-        parser.error(f"--config {config}: there is no such file")
+    config = _config_file(parser, argv)
 
     class Loaded(BaseSettings, Settings):
         """The same settings, read from their sources."""
@@ -348,6 +343,17 @@ def _parser() -> _Parser:
         "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
     )
     return parser
+
+
+def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
+    """Return the file that flags or environment name, which must be there."""
+    scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    scout.add_argument("--config")
+    known, _ = scout.parse_known_args(argv)
+    config: str | None = known.config or os.environ.get(f"{_PREFIX}CONFIG")
+    if config is not None and not Path(config).is_file():
+        parser.error(f"--config {config}: there is no such file")
+    return config
 
 
 def _reason(error: "ErrorDetails") -> str:

@@ -6,14 +6,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease import Client, UnavailableError, Worker
+from kvlease import Client, PlanInputs, UnavailableError, Worker
 
 ROOT = Path(__file__).parents[2]
 SECONDS_TO_START = 120.0
@@ -105,6 +106,28 @@ class Serving:
             self.process.kill()
             self.process.wait()
             self.log.close()
+
+
+@contextmanager
+def served(runtime_dir: Path, *options: str) -> Iterator[Serving]:
+    """Run a daemon that is ready."""
+    serving = Serving(runtime_dir, *options)
+    try:
+        serving.wait_until_ready()
+        yield serving
+    finally:
+        serving.stop()
+
+
+@contextmanager
+def new_cache(serving: Serving, name: str, inputs: PlanInputs) -> Iterator[Client]:
+    """Give a client of a cache that is new, and delete it when its workers have gone."""
+    with Client(serving.address("unix"), on_doubt="raise") as client:
+        client.register(name, inputs)
+        serving.until(lambda: client.get_cache(name).status == "ready")
+        yield client
+        serving.until(lambda: client.stats(name).caches[0].num_workers == 0)
+        client.delete_cache(name)
 
 
 def _is_heard(worker: Worker) -> bool:

@@ -31,7 +31,7 @@ from kvlease import (
     WrongStateError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
-from tests.acceptance.serving import ROOT, Serving, blocks_in_use, pool_of
+from tests.acceptance.serving import ROOT, Serving, blocks_in_use, pool_of, served
 
 pytestmark = pytest.mark.acceptance
 
@@ -46,12 +46,8 @@ TOKENS = list(range(64))
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Serving]:
     """Give a daemon of the test's own."""
-    serving = Serving(tmp_path / "run")
-    try:
-        serving.wait_until_ready()
+    with served(tmp_path / "run") as serving:
         yield serving
-    finally:
-        serving.stop()
 
 
 def registered(serving: Serving, scheme: str = "unix") -> Client:

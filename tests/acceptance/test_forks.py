@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvlease import AsyncClient, Client, FullAttention, PlanInputs, Worker
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1 import kvlease_pb2_grpc
-from tests.acceptance.serving import Serving, blocks_in_use, pool_of
+from tests.acceptance.serving import Serving, blocks_in_use, new_cache, pool_of, served
 
 pytestmark = pytest.mark.acceptance
 
@@ -33,24 +33,15 @@ Ids = NDArray[np.int32]
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """Give a daemon to this module."""
-    serving = Serving(tmp_path_factory.mktemp("forks") / "run")
-    try:
-        serving.wait_until_ready()
+    with served(tmp_path_factory.mktemp("forks") / "run") as serving:
         yield serving
-    finally:
-        serving.stop()
 
 
 @pytest.fixture
 def mapped(daemon: Serving) -> Iterator[Worker]:
     """Map the memory of a cache that is new."""
-    with Client(daemon.address("unix"), on_doubt="raise") as client:
-        client.register("forks", INPUTS)
-        daemon.until(lambda: client.get_cache("forks").status == "ready")
-        with client.attach("forks") as worker:
-            yield worker
-        daemon.until(lambda: client.stats("forks").caches[0].num_workers == 0)
-        client.delete_cache("forks")
+    with new_cache(daemon, "forks", INPUTS) as client, client.attach("forks") as worker:
+        yield worker
 
 
 # Three ways to speak --------------------------------------------------------------------------------------------------

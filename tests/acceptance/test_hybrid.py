@@ -21,7 +21,7 @@ from kvlease import (
     Worker,
 )
 from kvlease.slots import TokenRuns, run_slots
-from tests.acceptance.serving import ROOT, Serving, blocks_in_use, pool_of
+from tests.acceptance.serving import ROOT, Serving, blocks_in_use, new_cache, pool_of, served
 
 pytestmark = pytest.mark.acceptance
 
@@ -64,23 +64,15 @@ MOST_WINDOW_BLOCKS = WINDOW_TOKENS // 16 + 1
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """Give a daemon to this module."""
-    serving = Serving(tmp_path_factory.mktemp("hybrid") / "run")
-    try:
-        serving.wait_until_ready()
+    with served(tmp_path_factory.mktemp("hybrid") / "run") as serving:
         yield serving
-    finally:
-        serving.stop()
 
 
 @pytest.fixture
 def client(daemon: Serving) -> Iterator[Client]:
     """Give a client of a cache that is new."""
-    with Client(daemon.address("unix"), on_doubt="raise") as client:
-        client.register("windows", INPUTS)
-        daemon.until(lambda: client.get_cache("windows").status == "ready")
+    with new_cache(daemon, "windows", INPUTS) as client:
         yield client
-        daemon.until(lambda: client.stats("windows").caches[0].num_workers == 0)
-        client.delete_cache("windows")
 
 
 class Request:

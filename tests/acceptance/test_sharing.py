@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvlease import Client, FullAttention, PlanInputs, PoolFullError, Worker
-from tests.acceptance.serving import Serving, command, pool_of
+from tests.acceptance.serving import Serving, command, new_cache, pool_of, served
 
 pytestmark = pytest.mark.acceptance
 
@@ -38,23 +38,15 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     directory = tmp_path_factory.mktemp("sharing")
     file = directory / "kvleased.toml"
     file.write_text(SETTINGS)
-    serving = Serving(directory / "run", "--config", str(file))
-    try:
-        serving.wait_until_ready()
+    with served(directory / "run", "--config", str(file)) as serving:
         yield serving
-    finally:
-        serving.stop()
 
 
 @pytest.fixture
 def client(daemon: Serving) -> Iterator[Client]:
     """Give a client of a cache that is new."""
-    with Client(daemon.address("unix"), on_doubt="raise") as client:
-        client.register("shared", INPUTS)
-        daemon.until(lambda: client.get_cache("shared").status == "ready")
+    with new_cache(daemon, "shared", INPUTS) as client:
         yield client
-        daemon.until(lambda: client.stats("shared").caches[0].num_workers == 0)
-        client.delete_cache("shared")
 
 
 def listed(daemon: Serving, what: str) -> Any:

@@ -173,17 +173,9 @@ def _match_groups(state: CacheState, keys: bytes, tenant: int | None, *, use_hos
         if not first_key or state.device.index.get(first_key) < 0:
             return NOTHING
     marked = [covering.block_keys(group, words)[1] for group in covering.shared]
-    packed = np.concatenate(marked).tobytes()
     counts = [len(one) for one in marked]
-    entries = state.device.index.find(packed)
-    is_missing = entries < 0
-    joined: dict[int, CopyId] = {}
-    if use_host and b"\1" in is_missing.tobytes():
-        joined = _look_below(state, packed, entries, is_missing)
-    has = ~is_missing
-    if tenant is not None and _may_be_foreign(state, tenant, use_host=use_host):
-        blocks, slots = _by_tier(entries[has])
-        has[has] = _tenants(state, entries[has], blocks, slots) == tenant
+    packed = np.concatenate(marked).tobytes()
+    entries, has, joined = _look_everywhere(state, packed, tenant, use_host=use_host)
     num_tokens = len(words) * covering.hash_tokens
     if covering.is_drafted or b"\0" in has.tobytes():
         hit_tokens = _longest(covering, has, counts, num_tokens)
@@ -191,18 +183,7 @@ def _match_groups(state: CacheState, keys: bytes, tenant: int | None, *, use_hos
         hit_tokens = num_tokens // covering.hit_tokens * covering.hit_tokens
     if not hit_tokens:
         return NOTHING
-    parts = [NOWHERE] * len(covering.groups)
-    start, device_tokens = 0, hit_tokens
-    ends = covering.hit_ends(hit_tokens)
-    for group, count in zip(covering.shared, counts, strict=True):
-        first = covering.first_needed(group, hit_tokens)
-        parts[group] = entries[start + first : start + ends[group]]
-        if use_host:
-            (below,) = (parts[group] < 0).nonzero()
-            if len(below):
-                first_token = (first + int(below[0])) * covering.groups[group].tokens_per_block
-                device_tokens = min(device_tokens, first_token)
-        start += count
+    parts, device_tokens = _parts_of(covering, entries, counts, hit_tokens)
     entries = np.concatenate(parts)
     blocks, slots = _by_tier(entries)
     _check_distinct(state, blocks, slots)
@@ -215,6 +196,41 @@ def _match_groups(state: CacheState, keys: bytes, tenant: int | None, *, use_hos
         device_tokens=device_tokens // covering.hit_tokens * covering.hit_tokens,
         parts=tuple(parts),
     )
+
+
+def _look_everywhere(
+    state: CacheState, packed: bytes, tenant: int | None, *, use_host: bool
+) -> tuple[Ids, NDArray[np.bool_], dict[int, CopyId]]:
+    """Return where the blocks of packed keys are, which of them serve a tenant, and the copies that fill some."""
+    entries = state.device.index.find(packed)
+    is_missing = entries < 0
+    joined: dict[int, CopyId] = {}
+    if use_host and b"\1" in is_missing.tobytes():
+        joined = _look_below(state, packed, entries, is_missing)
+    has = ~is_missing
+    if tenant is not None and _may_be_foreign(state, tenant, use_host=use_host):
+        blocks, slots = _by_tier(entries[has])
+        has[has] = _tenants(state, entries[has], blocks, slots) == tenant
+    return entries, has, joined
+
+
+def _parts_of(
+    covering: Covering, entries: Ids, counts: list[int], hit_tokens: int
+) -> tuple[list[Ids], int]:
+    """Return the entries that each group has of a prefix, and the tokens before the first of them that is a slot."""
+    parts = [NOWHERE] * len(covering.groups)
+    start, device_tokens = 0, hit_tokens
+    ends = covering.hit_ends(hit_tokens)
+    for group, count in zip(covering.shared, counts, strict=True):
+        first = covering.first_needed(group, hit_tokens)
+        part = parts[group] = entries[start + first : start + ends[group]]
+        # Nearly always nothing is below; bytes are searched faster than an array.
+        is_below = part < 0
+        if b"\1" in is_below.tobytes():
+            first_token = (first + int(is_below.argmax())) * covering.groups[group].tokens_per_block
+            device_tokens = min(device_tokens, first_token)
+        start += count
+    return parts, device_tokens
 
 
 def _longest(covering: Covering, has: NDArray[np.bool_], counts: list[int], num_tokens: int) -> int:

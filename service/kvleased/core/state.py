@@ -1,7 +1,6 @@
 """Own the whole state of one cache, and the small questions that every verb asks; the verbs decide."""
 
 from collections import Counter
-from collections.abc import Collection
 from typing import Protocol, Self
 
 import numpy as np
@@ -243,11 +242,6 @@ def chosen_keys(keys: bytes, chosen: NDArray[np.bool_]) -> bytes:
     if chosen.all():
         return keys
     return np.frombuffer(keys, np.uint8).reshape(-1, BYTES_PER_KEY)[chosen].tobytes()
-
-
-def as_ids(blocks: Collection[int]) -> Ids:
-    """Return block ids as an array."""
-    return np.fromiter(blocks, np.intp, len(blocks))
 
 
 def pack(ids: NDArray[np.signedinteger]) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import gcd
 
 from kvlease.geometry import floor_div
-from kvlease.layout import parse_layout
+from kvlease.layout import Layout, parse_layout
 from kvlease.plan import CachePlan, GroupPlan, PlanInputs, RankPlan
 from kvlease.spec import AttentionSpec, LayerSpec, StateSpace
 from kvleased.planning.capacity import group_table_blocks
@@ -56,9 +56,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
     groups = group_layers(layers, layout=layout, engine=inputs.engine)
     units = _match_units(inputs, groups)
     pools = sized(inputs, layout, groups, layers_of_ranks)
-    for part in pools.different_parts:
-        check_layout(part.groups, layout)
-        check_blocks_apart(part.groups, layout)
+    _check_places(pools, layout)
     slots = slot_geometry(
         [part.bytes_per_block for part in pools.parts],
         blocks_per_slot=inputs.blocks_per_slot,
@@ -98,6 +96,13 @@ def plan(inputs: PlanInputs) -> CachePlan:
         ),
         context_ranks=inputs.parallel.context_ranks,
     )
+
+
+def _check_places(pools: Pools, layout: Layout) -> None:
+    """Refuse a layout that cannot place the pages of a rank, or in which its blocks would lie over each other."""
+    for part in pools.different_parts:
+        check_layout(part.groups, layout)
+        check_blocks_apart(part.groups, layout)
 
 
 def specs_of(inputs: PlanInputs) -> tuple[LayerSpec, ...]:

@@ -1,5 +1,6 @@
 """Build caches, keys, leases and copies for the laws of the core, so that a law shows only what it is about."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from kvleased.core.effects import (
     Reserved,
     Wake,
 )
+from kvleased.core.pool import Ids
 from kvleased.core.records import CacheRecords
 from kvleased.core.states import State
 
@@ -315,3 +317,8 @@ def wait_for(
     ticket = cache.handle(command, 0.0).ticket
     assert ticket is not None
     return ticket
+
+
+def as_ids(blocks: Collection[int]) -> Ids:
+    """Return block ids as an array."""
+    return np.fromiter(blocks, np.intp, len(blocks))

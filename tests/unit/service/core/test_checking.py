@@ -16,7 +16,7 @@ from kvleased.core.leases import Lease
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL, CacheRecords
-from kvleased.core.state import CacheState, as_ids
+from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
 from tests.unit.service.core.builders import (
@@ -29,6 +29,7 @@ from tests.unit.service.core.builders import (
     WORKER,
     a_cache,
     a_reserve,
+    as_ids,
     cached,
     committed,
     evict,

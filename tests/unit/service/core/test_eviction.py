@@ -2,7 +2,7 @@
 
 from kvleased.core.eviction import EvictionOrder, LeafFirstLRU
 from kvleased.core.leases import NOWHERE
-from kvleased.core.state import as_ids
+from tests.unit.service.core.builders import as_ids
 
 NUM_BLOCKS = 100
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvleased.core.index import Ids, KeyIndex
-from kvleased.core.state import as_ids
+from tests.unit.service.core.builders import as_ids
 
 NUM_ENTRIES = 100
 

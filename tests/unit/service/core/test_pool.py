@@ -6,8 +6,8 @@ from kvleased.core.eviction import LeafFirstLRU
 from kvleased.core.leases import NOWHERE
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.records import TierRecords
-from kvleased.core.state import as_ids
 from kvleased.core.states import BLOCK_TRANSITIONS, Event, State, compile_transitions
+from tests.unit.service.core.builders import as_ids
 
 TENANT, OTHER_TENANT = 7, 8
 

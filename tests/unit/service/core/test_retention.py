@@ -13,7 +13,6 @@ from kvleased.core import commands as c
 from kvleased.core.effects import Reserved
 from kvleased.core.eviction.classes import HIGH, LOW, NORMAL, ClassedLRU
 from kvleased.core.leases import NOWHERE
-from kvleased.core.state import as_ids
 from tests.unit.service.core.builders import (
     EPOCH,
     LEASE_SECONDS,
@@ -23,6 +22,7 @@ from tests.unit.service.core.builders import (
     WORKER,
     a_cache,
     answer,
+    as_ids,
     commit,
     copies,
     evict,

@@ -5,7 +5,7 @@ import pytest
 
 from kvleased.core.records import TIER_COLUMNS, TierRecords
 from kvleased.core.seals import seal
-from kvleased.core.state import as_ids
+from tests.unit.service.core.builders import as_ids
 
 IDS = as_ids(range(4))
 

@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kvleased.core.state import as_ids
 from kvleased.core.states import (
     BLOCK_TRANSITIONS,
     SLOT_TRANSITIONS,
@@ -15,6 +14,7 @@ from kvleased.core.states import (
     advance,
     compile_transitions,
 )
+from tests.unit.service.core.builders import as_ids
 
 TABLES = {"block": BLOCK_TRANSITIONS, "slot": SLOT_TRANSITIONS}
 ALLOWED = [
