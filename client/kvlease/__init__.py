@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvlease.keys import BlockKeys, KeyChain
     from kvlease.layout import Layout
     from kvlease.lease import AsyncLease, Lease
+    from kvlease.options import CacheOptions
     from kvlease.plan import (
         BackendInputs,
         CachePlan,
@@ -60,9 +61,11 @@ if TYPE_CHECKING:
         Committed,
         Event,
         Evicted,
+        Explanation,
         Found,
         Inspection,
         LeaseInfo,
+        Miss,
         PinInfo,
         Pinned,
         PoolStats,
@@ -102,6 +105,7 @@ __all__ = [
     "BusyError",
     "CacheInUseError",
     "CacheInfo",
+    "CacheOptions",
     "CachePlan",
     "CacheStats",
     "ChunkedLocal",
@@ -119,6 +123,7 @@ __all__ = [
     "Event",
     "Evicted",
     "ExplainedPlan",
+    "Explanation",
     "Extent",
     "Found",
     "FullAttention",
@@ -136,6 +141,7 @@ __all__ = [
     "LayoutMismatchError",
     "Lease",
     "LeaseInfo",
+    "Miss",
     "NeverFitsError",
     "NotYoursError",
     "ParallelInputs",
@@ -185,6 +191,7 @@ _HOMES: Final = {
     "kvlease.keys": ("BlockKeys", "KeyChain"),
     "kvlease.lease": ("AsyncLease", "Lease"),
     "kvlease.layout": ("Layout",),
+    "kvlease.options": ("CacheOptions",),
     "kvlease.plan": (
         "BackendInputs", "CachePlan", "EngineInputs", "Extent", "GroupPlan", "LayerPlacement", "ParallelInputs",
         "PlanInputs", "RankInputs", "RankPlan", "TensorPlan", "Waste",
@@ -193,9 +200,9 @@ _HOMES: Final = {
         "Equation", "ExplainedPlan", "PlanOutcome", "PlanReport", "WhatIf",
     ),
     "kvlease.replies": (
-        "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Found", "Inspection", "LeaseInfo", "PinInfo",
-        "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats", "StepColumns", "TenantInfo",
-        "WaitingInfo", "WorkerInfo",
+        "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Explanation", "Found", "Inspection",
+        "LeaseInfo", "Miss", "PinInfo", "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats", "StepColumns",
+        "TenantInfo", "WaitingInfo", "WorkerInfo",
     ),
     "kvlease.spec": (
         "MLA", "ChunkedLocal", "CrossAttention", "EncoderOnly", "FullAttention", "HiddenState", "LayerSpec",

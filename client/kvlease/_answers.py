@@ -1,6 +1,6 @@
 """Own how the messages of answers become records; which answer belongs to which call is `_calls`' business."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from functools import cache as once
 from typing import Any, TypeVar
@@ -10,8 +10,10 @@ from kvlease.replies import (
     CacheInfo,
     CacheStats,
     Event,
+    Explanation,
     Inspection,
     LeaseInfo,
+    Miss,
     PinInfo,
     PoolStats,
     Stats,
@@ -85,6 +87,21 @@ def inspection(reply: pb.InspectResponse) -> Inspection:
     )
 
 
+def explanation(reply: pb.ExplainResponse) -> Explanation:
+    """Return where the tokens of a lease's prefix came from."""
+    return Explanation(
+        lease_id=reply.lease_id,
+        num_tokens=reply.num_tokens,
+        hit_tokens=dict(reply.hit_tokens),
+        misses=misses(reply.misses),
+    )
+
+
+def misses(found: Iterable[pb.Miss]) -> tuple[Miss, ...]:
+    """Return what of a prefix was not found, and why."""
+    return tuple(_miss(one) for one in found)
+
+
 def event(message: pb.WatchResponse) -> Event:
     """Return one event."""
     read: Callable[[Any], Event] = reader(Event)
@@ -93,4 +110,9 @@ def event(message: pb.WatchResponse) -> Event:
 
 def _lease(message: pb.LeaseInfo) -> LeaseInfo:
     read: LeaseInfo = reader(LeaseInfo)(message)
+    return read if message.HasField("age_ms") else replace(read, age_ms=None)
+
+
+def _miss(message: pb.Miss) -> Miss:
+    read: Miss = reader(Miss)(message)
     return read if message.HasField("age_ms") else replace(read, age_ms=None)

@@ -7,6 +7,7 @@ from kvlease import _flows
 from kvlease._session import Session
 from kvlease.errors import KVLeaseError
 from kvlease.transports.base import AsyncTransport, Outgoing, past_deadline
+from kvlease.worker import logger
 
 R = TypeVar("R")
 
@@ -58,3 +59,20 @@ class AsyncPort:
                     await self.run(_flows.reattach(session, action.deadline_at))
         except TimeoutError as error:
             raise past_deadline("attach") from error
+
+
+async def beat(session: Session, port: AsyncPort) -> None:
+    """Send heartbeats until cancelled; says once that they fail, and once that they succeed again."""
+    is_failing = False
+    while True:
+        await asyncio.sleep(session.heartbeat_seconds)
+        try:
+            await port.run(_flows.heartbeat(session))
+        except KVLeaseError as error:
+            if not is_failing:
+                logger.warning("heartbeats fail", extra={"action": "heartbeat", "code": error.code})
+            is_failing = True
+        else:
+            if is_failing:
+                logger.warning("heartbeats succeed again", extra={"action": "heartbeat"})
+            is_failing = False

@@ -13,12 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from kvlease import _answers
 from kvlease._checks import given
 from kvlease.errors import InvalidError
+from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan, PlanReport, WhatIf
 from kvlease.replies import (
     CacheInfo,
     Committed,
     Evicted,
+    Explanation,
     Found,
     Inspection,
     Pinned,
@@ -33,21 +35,10 @@ R = TypeVar("R")
 
 KEYED: Final = frozenset(
     {
-        "register_cache",
-        "delete_cache",
-        "reserve",
-        "extend",
-        "commit",
-        "evict",
-        "reload",
-        "fork",
-        "trim",
-        "release",
-        "pin",
-        "unpin",
-        "step",
+        "register_cache", "delete_cache", "reserve", "extend", "commit", "evict", "reload", "fork", "trim", "release",
+        "pin", "unpin", "step",
     }
-)
+)  # fmt: skip
 """Verbs that carry an idempotency key, so that a retry is answered as the first try was."""
 
 
@@ -85,11 +76,13 @@ def explain(inputs: PlanInputs, changes: Sequence[str]) -> Ask[ExplainedPlan]:
     )
 
 
-def register(cache: str, inputs: PlanInputs, integrity: str) -> Ask[CacheInfo]:
+def register(cache: str, inputs: PlanInputs, options: CacheOptions) -> Ask[CacheInfo]:
     """Ask for a cache to be created or found."""
     return _ask(
         "register_cache",
-        lambda: pb.RegisterCacheRequest(cache=cache, inputs=inputs.to_proto(), integrity=integrity),
+        lambda: pb.RegisterCacheRequest(
+            cache=cache, inputs=inputs.to_proto(), options=options.to_proto()
+        ),
         lambda reply: _answers.info(reply.info),
     )
 
@@ -128,6 +121,15 @@ def inspect(cache: str, what: str, limit: int, after_id: int) -> Ask[Inspection]
         "inspect",
         lambda: pb.InspectRequest(**given(cache=cache, what=what, limit=limit, after_id=after_id)),
         _answers.inspection,
+    )
+
+
+def explain_lease(lease_id: int, cache: str = "") -> Ask[Explanation]:
+    """Ask why the rest of a lease's prefix was not found."""
+    return _ask(
+        "explain",
+        lambda: pb.ExplainRequest(**given(lease_id=lease_id, cache=cache)),
+        _answers.explanation,
     )
 
 
@@ -206,6 +208,7 @@ def reserve(  # noqa: PLR0913 - one parameter a field
     token_ids: bytes = b"",
     priority: Priority = "normal",
     retain_seconds: int = 0,
+    explain: bool = False,
 ) -> Ask[pb.ReserveResponse]:
     """Ask for blocks for one request."""
     try:
@@ -220,6 +223,8 @@ def reserve(  # noqa: PLR0913 - one parameter a field
             request.priority = priority
         if retain_seconds:
             request.retain_seconds = retain_seconds
+        if explain:
+            request.explain = explain
     except _WRONG as error:
         raise InvalidError(f"reserve: {error}") from error
     return Ask("reserve", request, _answers.itself, wait_ms)
@@ -235,6 +240,7 @@ def reserve_of(spec: ReserveSpec, wait_ms: int = 0) -> Ask[pb.ReserveResponse]:
         token_ids=spec.token_ids,
         priority=spec.priority,
         retain_seconds=spec.retain_seconds,
+        explain=spec.explain,
     )
 
 

@@ -11,6 +11,7 @@ from kvlease._checks import check_range
 from kvlease.errors import KVLeaseError
 from kvlease.geometry import blocks_covering
 from kvlease.groups import GroupShape, Keeps, first_needed, last_covered
+from kvlease.replies import Miss
 
 _BYTES_PER_BLOCK_ID: Final = 4
 _PARTS_MAX: Final = 64
@@ -36,6 +37,7 @@ class Grant:
         "is_evicted",
         "is_live",
         "lease_id",
+        "misses",
         "num_blocks",
         "refusal",
         "request_id",
@@ -54,6 +56,7 @@ class Grant:
         self.row = 0
         self.device_hit_tokens = 0
         self.host_hit_tokens = 0
+        self.misses: tuple[Miss, ...] = ()
         self.is_live = False
         self.is_evicted = False
         self.refusal = refusal

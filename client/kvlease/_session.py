@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from kvlease._answers import misses
 from kvlease._grants import Grant, GroupedGrant
 from kvlease.errors import (
     InvalidError,
@@ -229,6 +230,8 @@ class Session:
             grant.put(response.block_ids, unpacked(response.num_blocks))
             grant.device_hit_tokens = response.device_hit_tokens
             grant.host_hit_tokens = response.host_hit_tokens
+            if response.misses:
+                grant.misses = misses(response.misses)
             grant.compute(response.device_hit_tokens + response.host_hit_tokens)
             grant.is_live, grant.refusal = True, None
             self.grants[lease_id] = grant

@@ -15,7 +15,7 @@ from kvlease.errors import (
     UnknownLeaseError,
     WrongStateError,
 )
-from kvlease.replies import Committed, Evicted, Reloaded, ReserveSpec
+from kvlease.replies import Committed, Evicted, Explanation, Reloaded, ReserveSpec
 from kvlease.v1 import kvlease_pb2 as pb
 
 R = TypeVar("R")
@@ -118,6 +118,16 @@ def commit(
         grant.give_back(num_tokens)
 
     return _verb(session, grant, ask, apply, idle=Committed(), doubt=doubt)
+
+
+def explain(session: Session, grant: Grant) -> Flow[Explanation]:
+    """Return why the rest of a lease's prefix was not found."""
+    ask = _calls.explain_lease(grant.lease_id)
+
+    def apply(response: pb.ExplainResponse, _: int) -> Explanation:
+        return ask.read(response)
+
+    return _verb(session, grant, ask, apply, idle=Explanation())
 
 
 def trim(session: Session, grant: Grant, num_tokens: int) -> Flow[int]:

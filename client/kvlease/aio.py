@@ -8,12 +8,13 @@ from typing import Self, TypeVar
 from numpy.typing import ArrayLike
 
 from kvlease import _answers, _calls, _flows, _steps, _verbs
-from kvlease._async_port import AsyncPort
+from kvlease._async_port import AsyncPort, beat
 from kvlease._calls import Ask
 from kvlease._session import Link, Session
 from kvlease.client import DEADLINE_SECONDS, Listed, OnDoubt, attach_request, check_options
 from kvlease.errors import KVLeaseError
 from kvlease.lease import AsyncLease, GrantView
+from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
 from kvlease.replies import (
@@ -21,6 +22,7 @@ from kvlease.replies import (
     Committed,
     Event,
     Evicted,
+    Explanation,
     Found,
     Inspection,
     Pinned,
@@ -37,7 +39,7 @@ from kvlease.transports.base import (
     default_address,
     parse_address,
 )
-from kvlease.worker import WorkerView, logger
+from kvlease.worker import WorkerView
 
 R = TypeVar("R")
 
@@ -55,7 +57,7 @@ class AsyncWorker(WorkerView):
     def start(self) -> Self:
         """Begin the heartbeats."""
         self._task = asyncio.create_task(
-            _beat(self._session, self._port), name=f"kvlease-worker-{self.worker_id}"
+            beat(self._session, self._port), name=f"kvlease-worker-{self.worker_id}"
         )
         return self
 
@@ -77,12 +79,13 @@ class AsyncWorker(WorkerView):
         token_ids: bytes = b"",
         priority: Priority = "normal",
         retain_seconds: int = 0,
+        explain: bool = False,
     ) -> AsyncLease:
         """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
 
         `priority` says how soon it is served and how long its committed blocks stay cached after their last use: for
-        `retain_seconds`, or with 0 always. With on_doubt="miss" a refusal or a failure gives a lease that is not live
-        and says why in `refusal`.
+        `retain_seconds`, or with 0 always. With `explain` the lease says in `misses` why the rest of the prefix was not
+        found. With on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
 
         Raises:
             InvalidError: the call is malformed.
@@ -96,6 +99,7 @@ class AsyncWorker(WorkerView):
             token_ids=token_ids,
             priority=priority,
             retain_seconds=retain_seconds,
+            explain=explain,
         )
         flow = _verbs.reserved(self._session, request_id, ask)
         return AsyncLease(self, await self._port.run(flow))
@@ -128,6 +132,10 @@ class AsyncWorker(WorkerView):
         source = lease.grant_of(self)
         flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
         return AsyncLease(self, await self._port.run(flow))
+
+    async def explain(self, lease: GrantView) -> Explanation:
+        """Tell why the rest of a lease's prefix was not found when it was granted."""
+        return await self._port.run(_verbs.explain(self._session, lease.grant_of(self)))
 
     async def trim(self, lease: GrantView, num_tokens: int) -> int:
         """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
@@ -269,9 +277,11 @@ class AsyncClient:
         """Compute a plan with its equations, and what changes, such as tokens_per_block=8, would change."""
         return await self._told(_calls.explain(inputs, changes))
 
-    async def register(self, cache: str, inputs: PlanInputs, integrity: str = "") -> CacheInfo:
-        """Create a cache, or find an equal one that exists; `integrity` is "xxh3" (where empty) or "none"."""
-        return await self._told(_calls.register(cache, inputs, integrity))
+    async def register(
+        self, cache: str, inputs: PlanInputs, options: CacheOptions = DEFAULTS
+    ) -> CacheInfo:
+        """Create a cache, or find an equal one that exists."""
+        return await self._told(_calls.register(cache, inputs, options))
 
     async def get_cache(self, cache: str) -> CacheInfo:
         """Describe one cache."""
@@ -294,6 +304,10 @@ class AsyncClient:
     ) -> Inspection:
         """List who uses or waits for a cache, by id: up to 256 entries after the last id of the page before."""
         return await self._told(_calls.inspect(cache, what, limit, after_id))
+
+    async def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
+        """Tell why the rest of a lease's prefix was not found when it was granted."""
+        return await self._told(_calls.explain_lease(lease_id, cache))
 
     async def lookup(self, keys: bytes, *, cache: str = "") -> Found:
         """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""
@@ -372,20 +386,3 @@ class AsyncClient:
 
     async def _told(self, ask: Ask[R]) -> R:
         return await self._port.run(_flows.told(self._link, ask))
-
-
-async def _beat(session: Session, port: AsyncPort) -> None:
-    """Send heartbeats until cancelled; says once that they fail, and once that they succeed again."""
-    is_failing = False
-    while True:
-        await asyncio.sleep(session.heartbeat_seconds)
-        try:
-            await port.run(_flows.heartbeat(session))
-        except KVLeaseError as error:
-            if not is_failing:
-                logger.warning("heartbeats fail", extra={"action": "heartbeat", "code": error.code})
-            is_failing = True
-        else:
-            if is_failing:
-                logger.warning("heartbeats succeed again", extra={"action": "heartbeat"})
-            is_failing = False

@@ -8,12 +8,14 @@ from kvlease._calls import Ask
 from kvlease._checks import check_type
 from kvlease._session import Link, Session
 from kvlease.errors import InvalidError
+from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
 from kvlease.replies import (
     CacheInfo,
     Event,
     Evicted,
+    Explanation,
     Found,
     Inspection,
     Pinned,
@@ -82,9 +84,11 @@ class Client:
         """Compute a plan with its equations, and what changes, such as tokens_per_block=8, would change."""
         return self._told(_calls.explain(inputs, changes))
 
-    def register(self, cache: str, inputs: PlanInputs, integrity: str = "") -> CacheInfo:
-        """Create a cache, or find an equal one that exists; `integrity` is "xxh3" (where empty) or "none"."""
-        return self._told(_calls.register(cache, inputs, integrity))
+    def register(
+        self, cache: str, inputs: PlanInputs, options: CacheOptions = DEFAULTS
+    ) -> CacheInfo:
+        """Create a cache, or find an equal one that exists."""
+        return self._told(_calls.register(cache, inputs, options))
 
     def get_cache(self, cache: str) -> CacheInfo:
         """Describe one cache."""
@@ -105,6 +109,10 @@ class Client:
     def inspect(self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0) -> Inspection:
         """List who uses or waits for a cache, by id: up to 256 entries after the last id of the page before."""
         return self._told(_calls.inspect(cache, what, limit, after_id))
+
+    def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
+        """Tell why the rest of a lease's prefix was not found when it was granted."""
+        return self._told(_calls.explain_lease(lease_id, cache))
 
     def lookup(self, keys: bytes, *, cache: str = "") -> Found:
         """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvlease._grants import Grant
 from kvlease.errors import InvalidError, KVLeaseError
-from kvlease.replies import Committed, Evicted, Reloaded
+from kvlease.replies import Committed, Evicted, Explanation, Miss, Reloaded
 
 if TYPE_CHECKING:
     from kvlease.aio import AsyncWorker
@@ -102,6 +102,11 @@ class GrantView:
         return self.grant.device_hit_tokens + self.grant.host_hit_tokens
 
     @property
+    def misses(self) -> tuple[Miss, ...]:
+        """Why the rest of the prefix was not found; empty where the reserve did not ask."""
+        return self.grant.misses
+
+    @property
     def is_live(self) -> bool:
         """Whether the blocks are ours; once False it stays so, and the request must be reserved and computed again."""
         return self.grant.is_live
@@ -151,6 +156,10 @@ class Lease(GrantView):
     def fork(self, request_id: str, num_tokens: int, *, wait_ms: int = 0) -> "Lease":
         """Lease blocks to a second request that goes on from here; committed ones are shared, written ones copied."""
         return self._worker.fork(self, request_id, num_tokens, wait_ms=wait_ms)
+
+    def explain(self) -> Explanation:
+        """Tell why the rest of the prefix was not found when the lease was granted."""
+        return self._worker.explain(self)
 
     def trim(self, num_tokens: int) -> int:
         """Take back the blocks behind those that cover `num_tokens`; returns how many."""
@@ -205,6 +214,10 @@ class AsyncLease(GrantView):
     ) -> Awaitable["AsyncLease"]:
         """Lease blocks to a second request that goes on from here; committed ones are shared, written ones copied."""
         return self._worker.fork(self, request_id, num_tokens, wait_ms=wait_ms)
+
+    def explain(self) -> Awaitable[Explanation]:
+        """Tell why the rest of the prefix was not found when the lease was granted."""
+        return self._worker.explain(self)
 
     def trim(self, num_tokens: int) -> Awaitable[int]:
         """Take back the blocks behind those that cover `num_tokens`; returns how many."""

@@ -1,7 +1,7 @@
 """Own what the daemon's answers look like to a caller; the fields are those of the protocol's messages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -188,6 +188,40 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """A run of blocks of a request's prefix that were not found, and why."""
+
+    first_block: int
+    """Index of the first of them in the request's chain of keys."""
+    num_blocks: int
+    reason: str
+    """"never_committed", "evicted", "dropped", "checksum", "tier_off", "other_tenant", "behind_a_miss" or
+    "shorter_than_a_block"."""
+    tier: str
+    """The tier that they left last; empty where there is none."""
+    policy: str
+    """The policy that chose them; empty where none did."""
+    tenant: str
+    """The tenant whose request made room; empty where none did."""
+    age_ms: int | None
+    """Since the last of them left; None where that is not known."""
+    why: str
+    """One sentence with the numbers in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Where each token of a lease's prefix came from when it was granted."""
+
+    lease_id: int = 0
+    num_tokens: int = 0
+    """Tokens that the lease was asked to cover."""
+    hit_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that were found, by tier."""
+    misses: tuple[Miss, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
     """A hold on cached blocks; a pin of no blocks needs no unpin."""
 
@@ -234,6 +268,7 @@ class ReserveSpec:
     token_ids: bytes = b""
     priority: Priority = "normal"
     retain_seconds: int = 0
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

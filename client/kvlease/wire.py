@@ -48,14 +48,36 @@ class PlanBody(Body):
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
-class RegisterCacheBody(Body):
-    """Say what a cache shall hold."""
+class CacheOptions(Body):
+    """Say how a cache is kept; what is left out has its default."""
 
-    inputs: PlanInputs = Field(default=PlanInputs(), description="What to plan for.")
     integrity: Name = Field(
         default="",
         description='How blocks that leave the device are checked: "xxh3" (where empty) or "none".',
     )
+    write_policy: Name = Field(
+        default="",
+        description='When blocks are copied down: "on-evict" (where empty), "write-through" or "after-n-hits".',
+    )
+    write_after_hits: Count | None = Field(
+        default=None, description="For after-n-hits: hits after which a block is copied."
+    )
+    eviction_policy: Name = Field(
+        default="",
+        description='What leaves the device pool first: "leaf-lru" (where empty), "arc", "s3-fifo" or "lfu".',
+    )
+    ghosts: list[Name] = Field(
+        default=[],
+        max_length=3,
+        description="Policies or sizes to try on live keys, each POLICY or POLICY@BLOCKS.",
+    )
+
+
+class RegisterCacheBody(Body):
+    """Say what a cache shall hold."""
+
+    inputs: PlanInputs = Field(default=PlanInputs(), description="What to plan for.")
+    options: CacheOptions = Field(default=CacheOptions(), description="How to keep it.")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are given, nested ones as dictionaries."""
@@ -105,6 +127,9 @@ class ReserveBody(Body):
     retain_seconds: Count = Field(
         default=0,
         description="Seconds for which committed blocks keep the priority after their last use; 0: while cached.",
+    )
+    explain: bool = Field(
+        default=False, description="Whether to tell why the rest of the prefix was not found."
     )
 
     def fields(self) -> dict[str, Any]:

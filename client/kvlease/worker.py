@@ -20,6 +20,7 @@ from kvlease.plan import CachePlan
 from kvlease.replies import (
     Committed,
     Evicted,
+    Explanation,
     Found,
     Pinned,
     Priority,
@@ -196,12 +197,13 @@ class Worker(WorkerView):
         token_ids: bytes = b"",
         priority: Priority = "normal",
         retain_seconds: int = 0,
+        explain: bool = False,
     ) -> Lease:
         """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
 
         `priority` says how soon it is served and how long its committed blocks stay cached after their last use: for
-        `retain_seconds`, or with 0 always. With on_doubt="miss" a refusal or a failure gives a lease that is not live
-        and says why in `refusal`.
+        `retain_seconds`, or with 0 always. With `explain` the lease says in `misses` why the rest of the prefix was not
+        found. With on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
 
         Raises:
             InvalidError: the call is malformed.
@@ -215,6 +217,7 @@ class Worker(WorkerView):
             token_ids=token_ids,
             priority=priority,
             retain_seconds=retain_seconds,
+            explain=explain,
         )
         return Lease(self, self._port.run(_verbs.reserved(self._session, request_id, ask)))
 
@@ -246,6 +249,10 @@ class Worker(WorkerView):
         source = lease.grant_of(self)
         flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
         return Lease(self, self._port.run(flow))
+
+    def explain(self, lease: GrantView) -> Explanation:
+        """Tell why the rest of a lease's prefix was not found when it was granted."""
+        return self._port.run(_verbs.explain(self._session, lease.grant_of(self)))
 
     def trim(self, lease: GrantView, num_tokens: int) -> int:
         """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""

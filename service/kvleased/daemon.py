@@ -21,7 +21,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Effect, Notice, Wake
+from kvleased.core.effects import Copy, Effect, Notice, Probe, Wake
 from kvleased.events import Events
 from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
 from kvleased.keeper import Kept
@@ -307,6 +307,8 @@ class Daemon:
                     lease_id=effect.lease_id,
                     num_blocks=effect.num_blocks,
                 )
+            elif isinstance(effect, Probe):
+                self.apply(entry, c.Probed(probe_id=effect.probe_id))
             elif isinstance(effect, Copy):
                 self.mover.send(entry.pool, effect, with_checksums=entry.with_checksums)
             else:

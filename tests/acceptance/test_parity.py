@@ -227,6 +227,27 @@ def inspect(run: Run) -> None:
         run.call("inspect", pb.InspectRequest(cache=CACHE, what=what))
 
 
+def explain(run: Run, token: str, other: str) -> None:
+    """Reserve with an explanation, in a step too, and have leases explained, to those who may ask and who may not."""
+    run.call("evict", pb.EvictRequest(num_blocks=1), cache=CACHE)
+    asked = pb.ReserveRequest(request_id="e1", num_tokens=22, keys=keys(1, 5), explain=True)
+    lease_id = run.call("reserve", asked, token=token).lease_id
+    in_step = pb.ReserveRequest(request_id="e2", num_tokens=3, explain=True)
+    run.call("step", pb.StepRequest(reserves=[in_step]), token=token)
+    for caller in (token, other, "", "wrong"):
+        run.call("explain", pb.ExplainRequest(lease_id=lease_id), token=caller)
+    for number in (-1, 2**45):
+        run.call("explain", pb.ExplainRequest(lease_id=number, cache=CACHE))
+    run.call("explain", pb.ExplainRequest(lease_id=lease_id, cache="unknown"))
+    for _, told in run.said:
+        # Times are those of the run.
+        for reply in (told, *(one.get("granted", {}) for one in told.get("reserves", ()))):
+            for miss in reply.get("misses", ()):
+                miss.pop("age_ms", None)
+                miss["why"] = re.sub(r"[0-9.]+ (s|min)\b", "t", miss["why"])
+    run.call("release", pb.ReleaseRequest(lease_id=lease_id), token=token)
+
+
 def end(run: Run, token: str, other: str) -> None:
     """Take stock, detach and delete."""
     run.call("stats", pb.StatsRequest(cache=CACHE))
@@ -256,6 +277,7 @@ def play(address: Address) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple
         move(run, token, lease_id)
         step(run, token)
         inspect(run)
+        explain(run, token, other)
         end(run, token, other)
         return run.said, run.events()
 

@@ -14,6 +14,7 @@ from typing import Final, Self
 import cores
 
 from kvlease import Client
+from kvlease.options import CacheOptions
 from kvlease.plan import PlanInputs
 from kvlease.spec import FullAttention
 
@@ -112,7 +113,7 @@ class Node:
             host_bytes=num_slots * bytes_per_token * TOKENS_PER_BLOCK,
         )
         with Client(self.local, deadline_seconds=START_SECONDS_MAX) as client:
-            client.register(cache, inputs, integrity)
+            client.register(cache, inputs, CacheOptions(integrity=integrity))
             _until(lambda: client.get_cache(cache).status == "ready", "the memory is not ready")
 
     # The control process

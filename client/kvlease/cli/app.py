@@ -16,6 +16,7 @@ from rich.table import Table
 from kvlease._version import installed_version
 from kvlease.cli import tables
 from kvlease.cli.listing import first_of
+from kvlease.cli.misses import explanation
 from kvlease.cli.plan import plan_command
 from kvlease.client import Client, Listed
 from kvlease.errors import KVLeaseError
@@ -136,6 +137,28 @@ def tenants(
 ) -> None:
     """List the tenants with the blocks that they have and may have."""
     _list("tenants", address, cache, limit, as_json=as_json)
+
+
+@app.command()
+def explain(
+    lease_id: Annotated[
+        int, typer.Argument(metavar="LEASE", min=1, help="The lease, as `kvlease leases` names it.")
+    ],
+    *,
+    address: Address = "",
+    cache: Annotated[
+        str, typer.Option(help="The cache.", show_default="the only one there is")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Tell why the rest of a lease's prefix was not found: block by block, with what to change."""
+    with _client(address) as client:
+        found = client.explain_lease(lease_id, cache=cache)
+    if as_json:
+        _print_json(dataclasses.asdict(found))
+        return
+    console = Console()
+    console.print(explanation(found, console.width), highlight=False)
 
 
 @app.command()

@@ -35,6 +35,7 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
     "fork": ("POST", "/v1/leases/{lease_id}/fork"),
     "trim": ("POST", "/v1/leases/{lease_id}/trim"),
     "release": ("DELETE", "/v1/leases/{lease_id}"),
+    "explain": ("GET", "/v1/leases/{lease_id}/explanation"),
     "lookup": ("POST", "/v1/lookup"),
     "pin": ("POST", "/v1/pins"),
     "unpin": ("DELETE", "/v1/pins/{pin_id}"),

@@ -496,28 +496,60 @@ class PlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[CachePlan, _Mapping]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., what_ifs: _Optional[_Iterable[_Union[WhatIf, _Mapping]]] = ...) -> None: ...
 
 class CacheInfo(_message.Message):
-    __slots__ = ("cache", "status", "bytes_populated", "num_workers", "plan")
+    __slots__ = ("cache", "status", "bytes_populated", "num_workers", "plan", "options", "tiers")
     CACHE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     BYTES_POPULATED_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     cache: str
     status: str
     bytes_populated: int
     num_workers: int
     plan: CachePlan
-    def __init__(self, cache: _Optional[str] = ..., status: _Optional[str] = ..., bytes_populated: _Optional[int] = ..., num_workers: _Optional[int] = ..., plan: _Optional[_Union[CachePlan, _Mapping]] = ...) -> None: ...
+    options: CacheOptions
+    tiers: _containers.RepeatedCompositeFieldContainer[TierInfo]
+    def __init__(self, cache: _Optional[str] = ..., status: _Optional[str] = ..., bytes_populated: _Optional[int] = ..., num_workers: _Optional[int] = ..., plan: _Optional[_Union[CachePlan, _Mapping]] = ..., options: _Optional[_Union[CacheOptions, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ...) -> None: ...
+
+class CacheOptions(_message.Message):
+    __slots__ = ("integrity", "write_policy", "write_after_hits", "eviction_policy", "ghosts")
+    INTEGRITY_FIELD_NUMBER: _ClassVar[int]
+    WRITE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    WRITE_AFTER_HITS_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_POLICY_FIELD_NUMBER: _ClassVar[int]
+    GHOSTS_FIELD_NUMBER: _ClassVar[int]
+    integrity: str
+    write_policy: str
+    write_after_hits: int
+    eviction_policy: str
+    ghosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, integrity: _Optional[str] = ..., write_policy: _Optional[str] = ..., write_after_hits: _Optional[int] = ..., eviction_policy: _Optional[str] = ..., ghosts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TierInfo(_message.Message):
+    __slots__ = ("tier", "status", "reason", "num_slots", "num_found")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FOUND_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    status: str
+    reason: str
+    num_slots: int
+    num_found: int
+    def __init__(self, tier: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_found: _Optional[int] = ...) -> None: ...
 
 class RegisterCacheRequest(_message.Message):
-    __slots__ = ("cache", "inputs", "integrity")
+    __slots__ = ("cache", "inputs", "options")
     CACHE_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
-    INTEGRITY_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     cache: str
     inputs: PlanInputs
-    integrity: str
-    def __init__(self, cache: _Optional[str] = ..., inputs: _Optional[_Union[PlanInputs, _Mapping]] = ..., integrity: _Optional[str] = ...) -> None: ...
+    options: CacheOptions
+    def __init__(self, cache: _Optional[str] = ..., inputs: _Optional[_Union[PlanInputs, _Mapping]] = ..., options: _Optional[_Union[CacheOptions, _Mapping]] = ...) -> None: ...
 
 class RegisterCacheResponse(_message.Message):
     __slots__ = ("info", "created")
@@ -644,7 +676,7 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, unknown_lease_ids: _Optional[bytes] = ..., num_orphans_ended: _Optional[int] = ..., newest_lease_id: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "keys", "num_tokens", "wait_ms", "token_ids", "priority", "retain_seconds")
+    __slots__ = ("request_id", "keys", "num_tokens", "wait_ms", "token_ids", "priority", "retain_seconds", "explain")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -652,6 +684,7 @@ class ReserveRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RETAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     keys: bytes
     num_tokens: int
@@ -659,10 +692,82 @@ class ReserveRequest(_message.Message):
     token_ids: bytes
     priority: str
     retain_seconds: int
-    def __init__(self, request_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., retain_seconds: _Optional[int] = ...) -> None: ...
+    explain: bool
+    def __init__(self, request_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., retain_seconds: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
+
+class Miss(_message.Message):
+    __slots__ = ("first_block", "num_blocks", "reason", "tier", "policy", "tenant", "age_ms", "why")
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    first_block: int
+    num_blocks: int
+    reason: str
+    tier: str
+    policy: str
+    tenant: str
+    age_ms: int
+    why: str
+    def __init__(self, first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., reason: _Optional[str] = ..., tier: _Optional[str] = ..., policy: _Optional[str] = ..., tenant: _Optional[str] = ..., age_ms: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("lease_id", "cache")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    cache: str
+    def __init__(self, lease_id: _Optional[int] = ..., cache: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("lease_id", "num_tokens", "hit_tokens", "misses")
+    class HitTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    num_tokens: int
+    hit_tokens: _containers.ScalarMap[str, int]
+    misses: _containers.RepeatedCompositeFieldContainer[Miss]
+    def __init__(self, lease_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., hit_tokens: _Optional[_Mapping[str, int]] = ..., misses: _Optional[_Iterable[_Union[Miss, _Mapping]]] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("cache",)
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    cache: str
+    def __init__(self, cache: _Optional[str] = ...) -> None: ...
+
+class TraceResponse(_message.Message):
+    __slots__ = ("timestamp_ms", "input_tokens", "output_tokens", "key_digests", "tokens_per_key", "hit_tokens", "num_dropped")
+    TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEY_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_KEY_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    timestamp_ms: int
+    input_tokens: int
+    output_tokens: int
+    key_digests: bytes
+    tokens_per_key: int
+    hit_tokens: int
+    num_dropped: int
+    def __init__(self, timestamp_ms: _Optional[int] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., key_digests: _Optional[bytes] = ..., tokens_per_key: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., num_dropped: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("lease_id", "block_ids", "device_hit_tokens", "host_hit_tokens", "row", "num_blocks", "covered_tokens", "joined_id")
+    __slots__ = ("lease_id", "block_ids", "device_hit_tokens", "host_hit_tokens", "row", "num_blocks", "covered_tokens", "joined_id", "disk_hit_tokens", "remote_hit_tokens", "misses")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -671,6 +776,9 @@ class ReserveResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     JOINED_ID_FIELD_NUMBER: _ClassVar[int]
+    DISK_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     block_ids: bytes
     device_hit_tokens: int
@@ -679,7 +787,10 @@ class ReserveResponse(_message.Message):
     num_blocks: bytes
     covered_tokens: int
     joined_id: int
-    def __init__(self, lease_id: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., device_hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., row: _Optional[int] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ..., joined_id: _Optional[int] = ...) -> None: ...
+    disk_hit_tokens: int
+    remote_hit_tokens: int
+    misses: _containers.RepeatedCompositeFieldContainer[Miss]
+    def __init__(self, lease_id: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., device_hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., row: _Optional[int] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ..., joined_id: _Optional[int] = ..., disk_hit_tokens: _Optional[int] = ..., remote_hit_tokens: _Optional[int] = ..., misses: _Optional[_Iterable[_Union[Miss, _Mapping]]] = ...) -> None: ...
 
 class MapRequest(_message.Message):
     __slots__ = ("lease_id",)
@@ -838,14 +949,16 @@ class LookupRequest(_message.Message):
     def __init__(self, keys: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("num_device_blocks", "num_host_blocks", "hit_tokens")
+    __slots__ = ("num_device_blocks", "num_host_blocks", "hit_tokens", "num_disk_blocks")
     NUM_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_device_blocks: int
     num_host_blocks: int
     hit_tokens: int
-    def __init__(self, num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+    num_disk_blocks: int
+    def __init__(self, num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ...) -> None: ...
 
 class PinRequest(_message.Message):
     __slots__ = ("keys",)
@@ -943,6 +1056,16 @@ class StatsRequest(_message.Message):
     cache: str
     def __init__(self, cache: _Optional[str] = ...) -> None: ...
 
+class GhostStats(_message.Message):
+    __slots__ = ("name", "num_keys", "num_hits")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEYS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HITS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_keys: int
+    num_hits: int
+    def __init__(self, name: _Optional[str] = ..., num_keys: _Optional[int] = ..., num_hits: _Optional[int] = ...) -> None: ...
+
 class PoolStats(_message.Message):
     __slots__ = ("tier", "num_blocks", "free", "reserved", "filling", "ready", "ready_held", "quarantined", "scrubbing", "bad")
     TIER_FIELD_NUMBER: _ClassVar[int]
@@ -968,7 +1091,7 @@ class PoolStats(_message.Message):
     def __init__(self, tier: _Optional[str] = ..., num_blocks: _Optional[int] = ..., free: _Optional[int] = ..., reserved: _Optional[int] = ..., filling: _Optional[int] = ..., ready: _Optional[int] = ..., ready_held: _Optional[int] = ..., quarantined: _Optional[int] = ..., scrubbing: _Optional[int] = ..., bad: _Optional[int] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("cache", "pools", "num_leases", "num_waiting", "num_workers", "counters")
+    __slots__ = ("cache", "pools", "num_leases", "num_waiting", "num_workers", "counters", "ghosts")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -982,13 +1105,15 @@ class CacheStats(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    GHOSTS_FIELD_NUMBER: _ClassVar[int]
     cache: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolStats]
     num_leases: int
     num_waiting: int
     num_workers: int
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, cache: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ..., num_leases: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    ghosts: _containers.RepeatedCompositeFieldContainer[GhostStats]
+    def __init__(self, cache: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ..., num_leases: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., ghosts: _Optional[_Iterable[_Union[GhostStats, _Mapping]]] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
     __slots__ = ("epoch", "caches")
@@ -1155,7 +1280,7 @@ class Holding(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim")
+    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1185,6 +1310,7 @@ class Call(_message.Message):
     INSPECT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     TRIM_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     idempotency_key: str
@@ -1214,10 +1340,11 @@ class Call(_message.Message):
     inspect: InspectRequest
     fork: ForkRequest
     trim: TrimRequest
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., trim: _Optional[_Union[TrimRequest, _Mapping]] = ...) -> None: ...
+    explain: ExplainRequest
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., trim: _Optional[_Union[TrimRequest, _Mapping]] = ..., explain: _Optional[_Union[ExplainRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim")
+    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -1245,6 +1372,7 @@ class Reply(_message.Message):
     INSPECT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     TRIM_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     error: Error
@@ -1272,4 +1400,5 @@ class Reply(_message.Message):
     inspect: InspectResponse
     fork: ForkResponse
     trim: TrimResponse
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., trim: _Optional[_Union[TrimResponse, _Mapping]] = ...) -> None: ...
+    explain: ExplainResponse
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., trim: _Optional[_Union[TrimResponse, _Mapping]] = ..., explain: _Optional[_Union[ExplainResponse, _Mapping]] = ...) -> None: ...

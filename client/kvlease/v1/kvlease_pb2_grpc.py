@@ -156,6 +156,16 @@ class KVLeaseServiceStub:
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.InspectRequest.SerializeToString,
                 response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.InspectResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Explain',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/kvlease.v1.KVLeaseService/Trace',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.TraceRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.TraceResponse.FromString,
+                _registered_method=True)
 
 
 class KVLeaseServiceServicer:
@@ -332,6 +342,20 @@ class KVLeaseServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explain tells why the tokens of a running lease's prefix were not found.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trace(self, request, context):
+        """Trace streams what is asked of a cache, without anything that tells what the tokens are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVLeaseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -454,6 +478,16 @@ def add_KVLeaseServiceServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.InspectRequest.FromString,
                     response_serializer=kvlease_dot_v1_dot_kvlease__pb2.InspectResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ExplainRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.TraceRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.TraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1106,6 +1140,60 @@ class KVLeaseService:
             '/kvlease.v1.KVLeaseService/Inspect',
             kvlease_dot_v1_dot_kvlease__pb2.InspectRequest.SerializeToString,
             kvlease_dot_v1_dot_kvlease__pb2.InspectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Explain',
+            kvlease_dot_v1_dot_kvlease__pb2.ExplainRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Trace',
+            kvlease_dot_v1_dot_kvlease__pb2.TraceRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.TraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,8 @@ ROUTES: Final = (
           name="evict_lease", summary="Move a lease's blocks to the host pool"),
     Route(verb="reload", method="POST", path="/v1/leases/{lease_id}/reload", tag="leases", body=wire.MoveLeaseBody,
           name="reload_lease", summary="Bring an evicted lease's blocks back"),
+    Route(verb="explain", method="GET", path="/v1/leases/{lease_id}/explanation", tag="watching", query=("cache",),
+          summary="Tell why the rest of a lease's prefix was not found"),
     Route(verb="heartbeat", method="POST", path="/v1/workers/self/heartbeat", tag="workers", body=wire.HeartbeatBody,
           summary="Renew the leases that the worker still knows and end the others"),
     Route(verb="detach", method="DELETE", path="/v1/workers/self", tag="workers",

@@ -8,7 +8,7 @@ import numpy as np
 from kvlease.errors import KVLeaseError
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import commands as c
-from kvleased.core import committing, ending, forking, landing, requests, trimming
+from kvleased.core import committing, ending, explaining, forking, landing, requests, trimming
 from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
 from kvleased.core.effects import Effect, Outcome, Wake
@@ -35,6 +35,7 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Detach: ending.end_worker,
     c.Drain: landing.drain,
     c.Evict: requests.evict,
+    c.Explain: explaining.explain,
     c.Extend: requests.extend,
     c.Fork: forking.fork,
     c.Heartbeat: ending.heartbeat,
@@ -99,6 +100,7 @@ class Cache:
         state = self._state
         if state.leaving:
             ending.settle(state)
+        state.history.now = now
         if state.device.owners is not None:
             state.device.owners.order.now = now
         try:

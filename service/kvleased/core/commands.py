@@ -1,6 +1,7 @@
 """Own what goes into the core: one frozen record per command; the replies and effects are in `effects`."""
 
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
+from kvleased.core.effects import Mover, Tier
 from kvleased.core.message import message
 
 
@@ -53,6 +54,8 @@ class Reserve:
     """0 is low, 1 normal, 2 high: how soon it is served, and how long its blocks stay."""
     retain_seconds: int = 0
     """Seconds for which committed blocks keep the priority after their last use; 0: for as long as they are cached."""
+    explain: bool = False
+    """Whether to tell why the rest of the prefix was not found."""
 
 
 @message
@@ -145,6 +148,15 @@ class Lookup:
 
 
 @message
+class Explain:
+    """Tell why the rest of a lease's prefix was not found."""
+
+    worker_id: WorkerId | None
+    """None for an operator, who may ask about any lease."""
+    lease_id: LeaseId
+
+
+@message
 class Pin:
     """Hold cached blocks on the device."""
 
@@ -180,9 +192,9 @@ class CopyDone:
 
     copy_id: CopyId
     checksums: bytes = b""
-    """Packed uint64, one a pair; empty when none were asked for."""
+    """Packed uint64 of what was written, one a pair; empty when none were asked for."""
     failed: tuple[int, ...] = ()
-    """Positions in the batch whose checksum did not match."""
+    """Positions in the batch whose bytes were not there, or were not what their checksum or label says."""
 
 
 @message
@@ -201,7 +213,39 @@ class CopyLost:
 
 @message
 class MoverDied:
-    """The mover's process is proven dead, so none of its copies writes any more."""
+    """A mover's process is proven dead, so none of its copies writes any more."""
+
+    mover: Mover = Mover.MEMORY
+
+
+@message
+class Probed:
+    """The remote store has told what it has, or has not answered in time."""
+
+    probe_id: int
+    is_present: bytes = b""
+    """A byte for each label of the probe, 1 where it is there; empty: nobody knows."""
+
+
+@message
+class TierChanged:
+    """A lower tier does not work, or works again; while it does not, everything in it is a miss."""
+
+    tier: Tier
+    """DISK or REMOTE."""
+    is_on: bool
+
+
+@message
+class Adopt:
+    """Take over what an earlier life left in the disk store: free slots become READY under their labels."""
+
+    slot_ids: bytes
+    """Packed int32."""
+    labels: bytes
+    """`labels.LABEL` each."""
+    checksums: bytes
+    """Packed uint64."""
 
 
 @message
@@ -223,6 +267,6 @@ class Drain:
 
 Command = (
     Attach | Detach | WorkerDied | Heartbeat | Reserve | Map | Extend | Commit | Fork | Trim | Evict |
-    Reload | Release | Lookup | Pin | Unpin | Step | CopyDone | CopyFailed | CopyLost | MoverDied | Tick |
-    Cancel | Drain )  # fmt: skip
+    Reload | Release | Lookup | Explain | Pin | Unpin | Step | CopyDone | CopyFailed | CopyLost | MoverDied |
+    Probed | TierChanged | Adopt | Tick | Cancel | Drain )  # fmt: skip
 """Everything that the core understands."""

@@ -3,7 +3,7 @@
 Replies carry the same field names as the responses of `kvlease.v1`, so the adapters convert them by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -38,6 +38,70 @@ class Beat:
     """No lease had a larger id when this was said, and every lease that is granted later has one."""
 
 
+class Tier(Enum):
+    """Where blocks can be."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+class Reason(Enum):
+    """Why a block of a prefix was not found."""
+
+    NEVER_COMMITTED = "never_committed"
+    EVICTED = "evicted"
+    DROPPED = "dropped"
+    CHECKSUM = "checksum"
+    TIER_OFF = "tier_off"
+    OTHER_TENANT = "other_tenant"
+    BEHIND_A_MISS = "behind_a_miss"
+    SHORTER_THAN_A_BLOCK = "shorter_than_a_block"
+
+
+@message
+class Missed:
+    """A run of blocks of a prefix that were not found, and why; counted in keys of the request's chain."""
+
+    first_block: int
+    num_blocks: int
+    reason: Reason
+    tier: Tier | None = None
+    """The tier that they left last."""
+    policy: str = ""
+    """The policy that chose them; empty where none did."""
+    tenant: int = 0
+    """For whom room was made; 0 where for nobody."""
+    first_left_at: float | None = None
+    """When the first of them left, in monotonic seconds; None where that is not known."""
+    last_left_at: float | None = None
+    group: int = 0
+    """The group whose blocks were missing."""
+    is_below: bool = False
+    """Whether a lower tier had them, which the call could not wait for."""
+    num_tokens: int = 0
+    """Where they fill no block: how many tokens they are."""
+    num_remembered: int = 0
+    """Where nothing is known of them: how many departures are."""
+    remembered_since: float | None = None
+    """When the oldest of those was, in monotonic seconds."""
+    num_runs_left_out: int = 0
+    """Further runs behind this one, the last of the answer."""
+    num_blocks_left_out: int = 0
+
+
+@message
+class Explained:
+    """Where each token of a lease's prefix came from."""
+
+    lease_id: LeaseId
+    num_tokens: int
+    """Tokens that it was asked to cover."""
+    hit_tokens: Mapping[Tier, int]
+    misses: tuple[Missed, ...]
+
+
 @message
 class Reserved:
     """Answer Reserve."""
@@ -46,11 +110,15 @@ class Reserved:
     block_ids: bytes
     device_hit_tokens: int
     host_hit_tokens: int
+    disk_hit_tokens: int = 0
+    remote_hit_tokens: int = 0
     row: int
     num_blocks: bytes = b""
     """Packed int32: ids of each group; empty where there is one group."""
     covered_tokens: int
     """Tokens that may be computed now."""
+    misses: tuple[Missed, ...] = ()
+    """Why the rest of the prefix was not found, where that was asked for."""
     joined_id: LeaseId = _NO_LEASE
     """Of a rank that joined a lease: the id under which it did; 0 where that is the lease's own."""
 
@@ -135,6 +203,7 @@ class Found:
     num_device_blocks: int
     num_host_blocks: int
     hit_tokens: int
+    num_disk_blocks: int = 0
 
 
 @message
@@ -157,7 +226,7 @@ class Stepped:
 
 Reply = (
     Done | Detached | Beat | Reserved | Mapped | Extended | Committed | Forked | Trimmed | Evicted |
-    Reloaded | Released | Found | Pinned | Stepped )  # fmt: skip
+    Reloaded | Released | Found | Explained | Pinned | Stepped )  # fmt: skip
 
 
 class Direction(Enum):
@@ -168,6 +237,32 @@ class Direction(Enum):
     DUPLICATE = "device_to_device"
     SCRUB = "scrub"
     """Zeros to the device; there is no source."""
+    STORE = "host_to_disk"
+    LOAD = "disk_to_device"
+    SHARE = "host_to_remote"
+    """There is no target: the remote store finds a place by the label."""
+    FETCH = "remote_to_device"
+    """There is no source."""
+
+
+class Mover(Enum):
+    """The processes that carry out copies; each can be killed by itself."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+MOVER_OF: Final[Mapping[Direction, Mover]] = {
+    Direction.OFFLOAD: Mover.MEMORY,
+    Direction.RELOAD: Mover.MEMORY,
+    Direction.DUPLICATE: Mover.MEMORY,
+    Direction.SCRUB: Mover.MEMORY,
+    Direction.STORE: Mover.DISK,
+    Direction.LOAD: Mover.DISK,
+    Direction.SHARE: Mover.REMOTE,
+    Direction.FETCH: Mover.REMOTE,
+}
 
 
 @message
@@ -177,11 +272,22 @@ class Copy:
     copy_id: CopyId
     direction: Direction
     source_ids: bytes
-    """Packed int32; empty for SCRUB."""
+    """Packed int32; empty for SCRUB and FETCH."""
     target_ids: bytes
-    """Packed int32."""
+    """Packed int32; empty for SHARE."""
     checksums: bytes
-    """Packed uint64 that the bytes must have; only for RELOAD, 0 where unknown."""
+    """Packed uint64 that the source's bytes must have, 0 where unknown; empty where the source is the device."""
+    labels: bytes = b""
+    """Whose bytes and which they are, `labels.LABEL` each; only for STORE, LOAD, SHARE and FETCH."""
+
+
+@message
+class Probe:
+    """Ask the remote store which of some blocks it has, then send Probed."""
+
+    probe_id: int
+    labels: bytes
+    """`labels.LABEL` each."""
 
 
 @message
@@ -202,7 +308,7 @@ class Notice:
     num_blocks: int = 0
 
 
-Effect = Copy | Wake | Notice
+Effect = Copy | Probe | Wake | Notice
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.eviction.classes import NORMAL
+from kvleased.core.explaining import is_explained, misses_of
 from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import Phase
@@ -115,7 +116,7 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
     command = waiter.command
     assert isinstance(command, Reserve)
     tenant = state.workers[command.worker_id]
-    may_wait, prefix = command.wait_ms > 0, NOTHING
+    may_wait, prefix, num_left = command.wait_ms > 0, NOTHING, state.history.num_left
     if command.keys:
         prefix = match(state, command.keys, tenant, use_host=may_wait and not waiter.skip_host)
     hits = prefix.blocks
@@ -130,6 +131,9 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
         if fresh is None:
             return None
     lease = _begin(state, waiter, prefix, now)
+    lease.num_left_before = num_left
+    if waiter.skip_host:
+        lease.passes_over_host = True
     granted = _take(state, lease, prefix, fresh)
     if lease.pending:
         lease.phase = Phase.LOADING
@@ -167,8 +171,9 @@ def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Leas
     most, device_tokens = waiter.device_hit_blocks_max, prefix.device_tokens
     if most is not None:
         device_tokens = min(device_tokens, most * state.shape.hit_tokens)
+    lease_id = state.history.moment = LeaseId(state.next_id())
     return Lease(
-        lease_id=LeaseId(state.next_id()),
+        lease_id=lease_id,
         worker_id=command.worker_id,
         tenant=state.workers[command.worker_id],
         request=command,
@@ -260,6 +265,7 @@ def _reserved(state: CacheState, lease: Lease, parts: Sequence[Row], num_tokens:
         row=lease.row,
         num_blocks=counts,
         covered_tokens=covered_tokens,
+        misses=misses_of(state, lease) if is_explained(lease.request) else (),
     )
 
 

@@ -16,6 +16,7 @@ from kvlease.groups import Counts
 from kvlease.ids import CopyId, LeaseId, WorkerId
 from kvleased.core.commands import Fork, Reload, Reserve
 from kvleased.core.covering import Covering
+from kvleased.core.effects import Missed
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
 from kvleased.core.pool import Ids
@@ -47,6 +48,12 @@ class Lease:
     """Monotonic seconds at which its caller was answered; long ago after a restart, which no answer outlives."""
     device_hit_tokens: int = 0
     host_hit_tokens: int = 0
+    num_left_before: int = 0
+    """Departures, as the history counts them, before its prefix was looked for."""
+    passes_over_host: bool = False
+    """Whether copying from the host pool had failed before it was granted."""
+    misses: tuple[Missed, ...] | None = None
+    """Why the rest of its prefix was not found; None while nobody has asked."""
     num_shared: int = 0
     """Blocks that a fork has from its parent."""
     num_copied: int = 0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.eviction import EvictionOrder
+from kvleased.core.history import History, Parting
 from kvleased.core.index import KeyIndex
 from kvleased.core.owners import Owners
 from kvleased.core.records import TierRecords
@@ -64,6 +65,12 @@ class Pool:
         self._keys = records.key.view(np.dtype((np.void, BYTES_PER_KEY))).reshape(-1)
         """A key as one element, which is written in half the time of its bytes."""
         self._mark: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
+        self.history: History | None = None
+        """What remembers the keys that leave; None where nobody does."""
+        self.tier_number = 0
+        self.since: NDArray[np.int64] = np.zeros(len(records.state), np.int64)
+        """The newest lease when each READY block became findable; 0 in an earlier life of the process."""
+        self._first_words: NDArray[np.int64] = records.key.view(np.int64)[:, 0]
 
     def __len__(self) -> int:
         """Count all blocks."""
@@ -97,6 +104,10 @@ class Pool:
     def free_ids(self) -> Ids:
         """The free blocks, the next to be taken last."""
         return self._free[: self._num_free]
+
+    def remember(self, history: History, tier_number: int) -> None:
+        """Let a history know what leaves this tier from now on."""
+        self.history, self.tier_number = history, tier_number
 
     def counts(self) -> dict[str, int]:
         """Count the blocks by state; the states add up to all blocks that can be granted."""
@@ -280,19 +291,29 @@ class Pool:
         self.records.seal[ids] = seal(self.records, ids, self._layout_digest)
         self.change(ids, event)
         self.index.add(ids)
+        if self.history is not None:
+            self.since[ids] = self.history.moment
 
-    def evict(self, ids: Ids) -> None:
+    def evict(self, ids: Ids, why: Parting = Parting.EVICTED) -> None:
         """Make evictable blocks free and their keys unknown to this tier."""
         assert not np.count_nonzero(self.holds[ids]), "evicting a held block"
+        self._note(ids, why)
         self.order.discard(ids)
         self.index.discard(ids)
         self._free_up(ids, _EVICT)
 
     def retire(self, ids: Ids) -> None:
         """Take blocks out of use for good; whoever holds them must let go afterwards."""
+        ready = ids[self.records.state[ids] == _READY]
+        self._note(ready, Parting.DAMAGED)
         self.order.discard(ids)
-        self.index.discard(ids[self.records.state[ids] == _READY])
+        self.index.discard(ready)
         self.change(ids, Event.RETIRE)
+
+    def _note(self, ids: Ids, why: Parting) -> None:
+        """Remember that the keys of READY blocks leave this tier."""
+        if self.history is not None:
+            self.history.left(self.tier_number, self._first_words[ids], self.since[ids], why)
 
     def evictable(self, ids: Ids) -> Ids:
         """Return those of the blocks that may be evicted, in the given order."""

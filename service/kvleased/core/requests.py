@@ -1,9 +1,12 @@
 """Own the verbs that ask for blocks: reserve, extend, evict, reload, until they are served or wait."""
 
+from dataclasses import replace
+
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
 from kvleased.core.commands import Evict, Extend, Reload, Reserve
 from kvleased.core.effects import Outcome
 from kvleased.core.ending import renew
+from kvleased.core.explaining import misses_of
 from kvleased.core.granting import check_reserve, check_tokens, num_missing, unextended
 from kvleased.core.joining import (
     asks_for,
@@ -47,7 +50,10 @@ def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Ou
         msg = f"request {command.request_id} has a lease for other tokens; release it, or use another id"
         raise IdReusedError(msg)
     if lease.phase is not Phase.LOADING:
-        return Outcome(reply=join_reserved(state, lease, command.worker_id, now))
+        reply = join_reserved(state, lease, command.worker_id, now)
+        if command.explain:
+            reply = replace(reply, misses=misses_of(state, lease))
+        return Outcome(reply=reply)
     if not command.wait_ms:
         msg = "the lease is loading; repeat the call with a wait_ms"
         raise WrongStateError(msg)

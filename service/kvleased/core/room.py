@@ -3,6 +3,7 @@
 import numpy as np
 
 from kvleased.core.flights import Purpose
+from kvleased.core.history import Parting
 from kvleased.core.leases import NOWHERE
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.state import CacheState
@@ -18,6 +19,15 @@ def room(
     For one that may not, they are dropped. Either way None means that whatever can make room has
     been started.
     """
+    state.history.tenant = tenant
+    found = _room(state, count, tenant, protected, may_wait=may_wait)
+    state.history.tenant = 0
+    return found
+
+
+def _room(
+    state: CacheState, count: int, tenant: int, protected: Ids, *, may_wait: bool
+) -> Ids | None:
     device = state.device
     num_own = num_above_maximum(state, tenant, count)
     found = None if num_own else device.suitable(count, tenant)
@@ -89,7 +99,8 @@ def evict_blocks(state: CacheState, blocks: Ids) -> None:
         return
     state.counters["evictions"] += len(blocks)
     state.counters["blocks_dropped"] += _num_unknown(state.device, state.host, blocks)
-    state.device.evict(blocks)
+    # Nobody needs room where it is not made for a tenant.
+    state.device.evict(blocks, Parting.EVICTED if state.history.tenant else Parting.DISPLACED)
     state.tell("blocks_evicted", num_blocks=len(blocks))
 
 

@@ -2,9 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from kvlease.groups import GroupShape, Keeps
 from kvleased.core.limits import UNLIMITED, TenantLimits
+
+
+class WritePolicy(Enum):
+    """When a block's bytes are copied to lower tiers."""
+
+    ON_EVICT = "on-evict"
+    """When it is about to leave the tier above."""
+    WRITE_THROUGH = "write-through"
+    """As soon as it is committed."""
+    AFTER_N_HITS = "after-n-hits"
+    """As soon as it was found so often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +27,15 @@ class CacheShape:
     """Blocks of the device pool."""
     num_slots: int
     """Slots of the host pool; 0 means there is no host tier."""
+    num_disk_slots: int = 0
+    """Slots of the disk store, which blocks reach through the host pool; 0 means there is none."""
+    uses_remote: bool = False
+    """Whether there is a remote store, which blocks reach through the host pool."""
+    write_policy: WritePolicy = WritePolicy.ON_EVICT
+    write_after_hits: int = 1
+    """For AFTER_N_HITS."""
+    eviction_policy: str = "leaf-lru"
+    """What leaves the device pool first; one of `eviction.POLICIES`."""
     groups: tuple[GroupShape, ...]
     """What shares a table; blocks of all groups come from one pool."""
     hash_tokens: int

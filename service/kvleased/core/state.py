@@ -1,7 +1,7 @@
 """Own the whole state of one cache, and the small questions that every verb asks; the verbs decide."""
 
 from collections import Counter
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,10 @@ from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, Unkno
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
 from kvleased.core.covering import Covering
-from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Wake
+from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Tier, Wake
 from kvleased.core.eviction import LeafFirstLRU
 from kvleased.core.flights import Flight, Purpose
+from kvleased.core.history import History
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.pool import Ids, Pool
@@ -21,6 +22,8 @@ from kvleased.core.records import CacheRecords
 from kvleased.core.shape import CacheShape
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
 from kvleased.core.waiting import WaitingRoom
+
+TIER_NUMBERS: Final = {tier: number for number, tier in enumerate(Tier)}
 
 
 class OfLease(Protocol):
@@ -62,6 +65,12 @@ class CacheState:
             LeafFirstLRU(shape.num_slots),
             shape.layout_digest,
         )
+        self.history = History(len(self.device) + len(self.host))
+        """What became of blocks that are in a tier no more."""
+        self.device.remember(self.history, TIER_NUMBERS[Tier.DEVICE])
+        self.host.remember(self.history, TIER_NUMBERS[Tier.HOST])
+        self.tiers_off: set[Tier] = set()
+        """Lower tiers that do not work at present."""
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(records.rows, self.covering, self.kernel)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)

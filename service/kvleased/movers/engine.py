@@ -15,7 +15,7 @@ from kvleased import logs
 from kvleased.descriptors import receive_packet
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
-from kvleased.movers.cpu import CpuPools, OutOfBoundsError
+from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError
 from kvleased.movers.protocol import Batch, Completion, PoolMap
 
 _LIBC: Final = ctypes.CDLL(None)
@@ -52,18 +52,22 @@ class Engine:
             )
             if not packet:
                 return
-            kind = packet[:1]
-            if kind == protocol.BATCH:
-                self._link.sendall(self._carry_out(Batch.decode(packet)).encode())
-            elif kind == protocol.MAP:
-                self._map(PoolMap.decode(packet), fds)
-            elif kind == protocol.PIECES:
-                pool, pieces = protocol.decode_pieces(packet)
-                self._pools[pool] = self._pools[pool].with_pieces(pieces)
-            elif kind == protocol.UNMAP:
-                pool = protocol.decode_unmap(packet)
-                self._pools.pop(pool, None)
-                self._untouched.pop(pool, None)
+            self._act(packet, fds)
+
+    def _act(self, packet: bytes, fds: list[int]) -> None:
+        """Carry out one packet."""
+        kind = packet[:1]
+        if kind == protocol.BATCH:
+            self._link.sendall(self._complete(Batch.decode(packet)).encode())
+        elif kind == protocol.MAP:
+            self._map(PoolMap.decode(packet), fds)
+        elif kind == protocol.PIECES:
+            pool, pieces = protocol.decode_pieces(packet)
+            self._pools[pool] = self._pools[pool].with_pieces(pieces)
+        elif kind == protocol.UNMAP:
+            pool = protocol.decode_unmap(packet)
+            self._pools.pop(pool, None)
+            self._untouched.pop(pool, None)
 
     def _touch_while_idle(self) -> None:
         """Until a packet comes, enter pages into this process's page tables, which first copies would wait for."""
@@ -97,11 +101,19 @@ class Engine:
         chunks = [chunk for region in (host, *regions) for chunk in _chunks(region)]
         self._untouched[message.pool] = chunks
 
-    def _carry_out(self, batch: Batch) -> Completion:
+    def _carry_out(self, pools: CpuPools, batch: Batch) -> Copied:
+        """Do what a batch says; a store's engine does it in its own way.
+
+        Raises:
+            OutOfBoundsError: some id lies outside its pool; then nothing was written.
+        """
+        return pools.carry_out(batch)
+
+    def _complete(self, batch: Batch) -> Completion:
         started = time.perf_counter_ns()
         pools = self._pools.get(batch.pool, _NO_POOLS)
         try:
-            copied = pools.carry_out(batch)
+            copied = self._carry_out(pools, batch)
         except OutOfBoundsError:
             logs.line("error", "batch_refused", batch=batch.number, pool=batch.pool)
             return Completion(number=batch.number, is_done=False)

@@ -1,27 +1,35 @@
 """Own the packets between the daemon and a mover; what they cause is `engine`'s and `link`'s business.
 
 A packet of a SOCK_SEQPACKET socket pair starts with its kind. To the mover: MAP and UNMAP carry a JSON object (MAP also
-the descriptors of the pools), PIECES and BATCH a fixed header and packed arrays. From the mover: DONE answers each
-batch. A cache's MAP is followed by its PIECES.
+the descriptors of the pools), PIECES, BATCH and ASK a fixed header and packed arrays. From the mover: DONE answers each
+batch and TOLD each ASK; FOUND tells what an earlier life left in a store, STATUS (a JSON object) whether a store works.
+A cache's MAP is followed by its PIECES.
 """
 
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Final
 
 from kvlease.units import RANKS_MAX
 from kvleased.core.effects import Direction
+from kvleased.core.labels import BYTES_PER_LABEL
 
 MAP: Final = b"M"
 PIECES: Final = b"P"
 UNMAP: Final = b"U"
 BATCH: Final = b"B"
 DONE: Final = b"D"
+ASK: Final = b"A"
+TOLD: Final = b"T"
+FOUND: Final = b"F"
+STATUS: Final = b"S"
 
 COPIES_A_BATCH_MAX: Final = 4096
 """Descriptors in one batch; larger ones are split, so that no batch blocks the others for long."""
+LABELS_A_PACKET_MAX: Final = 1024
+"""Labels in one packet, so that it is below the bytes below; batches of labelled copies are no longer than that."""
 PACKET_BYTES_MAX: Final = 160 * 1024
 """Bytes of one packet, above what the largest batch takes."""
 PIECES_A_PACKET_MAX: Final = 3072
@@ -34,8 +42,14 @@ _DIRECTIONS: Final = (
     Direction.RELOAD,
     Direction.SCRUB,
     Direction.DUPLICATE,
+    Direction.STORE,
+    Direction.LOAD,
+    Direction.SHARE,
+    Direction.FETCH,
 )
-_BATCH_HEADER: Final = struct.Struct("<cBBxIQIII")
+_BATCH_HEADER: Final = struct.Struct("<cBBxIQIIII")
+_ASK_HEADER: Final = struct.Struct("<cxxxIQ")
+_FOUND_HEADER: Final = struct.Struct("<cBxxII")
 _PIECES_HEADER: Final = struct.Struct("<cxxxI")
 _PIECE: Final = struct.Struct("<5q")
 _DONE_HEADER: Final = struct.Struct("<cB2xIQIIQQ")
@@ -53,15 +67,18 @@ class Batch:
     direction: Direction
     with_checksums: bool
     source_ids: bytes
-    """Packed int32; empty for SCRUB."""
+    """Packed int32; empty for SCRUB and FETCH."""
     target_ids: bytes
+    """Packed int32; empty for SHARE."""
     checksums: bytes = b""
-    """Packed uint64 that reloaded bytes must have, 0 where unknown; empty checks nothing."""
+    """Packed uint64 that the source's bytes must have, 0 where unknown; empty checks nothing."""
+    labels: bytes = b""
+    """`labels.LABEL` each; only for STORE, LOAD, SHARE and FETCH."""
 
     @property
     def num_copies(self) -> int:
         """Blocks to copy or to scrub."""
-        return len(self.target_ids) // _ITEM_BYTES
+        return max(len(self.target_ids), len(self.source_ids)) // _ITEM_BYTES
 
     def encode(self) -> bytes:
         """Return the batch as one packet."""
@@ -72,20 +89,31 @@ class Batch:
             self.pool,
             self.number,
             len(self.source_ids) // _ITEM_BYTES,
-            self.num_copies,
+            len(self.target_ids) // _ITEM_BYTES,
             len(self.checksums) // _CHECKSUM_BYTES,
+            len(self.labels) // BYTES_PER_LABEL,
         )
-        return b"".join((header, self.source_ids, self.target_ids, self.checksums))
+        return b"".join((header, self.source_ids, self.target_ids, self.checksums, self.labels))
 
     @classmethod
     def decode(cls, packet: bytes) -> "Batch":
         """Return the batch of a packet."""
-        _, direction, with_checksums, pool, number, num_sources, num_targets, num_checksums = (
-            _BATCH_HEADER.unpack_from(packet)
-        )
+        header = _BATCH_HEADER.unpack_from(packet)
+        (
+            _,
+            direction,
+            with_checksums,
+            pool,
+            number,
+            num_sources,
+            num_targets,
+            num_sums,
+            num_labels,
+        ) = header
         sources_end = _BATCH_HEADER.size + num_sources * _ITEM_BYTES
         targets_end = sources_end + num_targets * _ITEM_BYTES
-        assert len(packet) == targets_end + num_checksums * _CHECKSUM_BYTES, "batch cut off"
+        sums_end = targets_end + num_sums * _CHECKSUM_BYTES
+        assert len(packet) == sums_end + num_labels * BYTES_PER_LABEL, "batch cut off"
         return cls(
             number=number,
             pool=pool,
@@ -93,7 +121,8 @@ class Batch:
             with_checksums=bool(with_checksums),
             source_ids=packet[_BATCH_HEADER.size : sources_end],
             target_ids=packet[sources_end:targets_end],
-            checksums=packet[targets_end:],
+            checksums=packet[targets_end:sums_end],
+            labels=packet[sums_end:],
         )
 
 
@@ -165,6 +194,11 @@ class PoolMap:
     bytes_per_slot: int
     device_bytes: tuple[int, ...]
     """Bytes of each rank's device region."""
+    layout_fingerprint: str = ""
+    """Hex of the 32 bytes that tell what the bytes mean: part of every label in a store."""
+    num_disk_slots: int = 0
+    is_fresh: bool = True
+    """Whether the daemon knows nothing of the disk store's slots, so that they must be looked through."""
     pieces: tuple[Piece, ...] = ()
 
     def packets(self) -> list[bytes]:
@@ -200,6 +234,99 @@ def encode_unmap(pool: int) -> bytes:
 def decode_unmap(packet: bytes) -> int:
     """Return the cache number of an unmap packet."""
     return int(json.loads(packet[1:])["pool"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Which of some blocks a remote store has; answered by Told."""
+
+    number: int
+    pool: int
+    labels: bytes
+    """`labels.LABEL` each, LABELS_A_PACKET_MAX at most."""
+
+    def encode(self) -> bytes:
+        """Return the question as one packet."""
+        return _ASK_HEADER.pack(ASK, self.pool, self.number) + self.labels
+
+    @classmethod
+    def decode(cls, packet: bytes) -> "Ask":
+        """Return the question of a packet."""
+        _, pool, number = _ASK_HEADER.unpack_from(packet)
+        return cls(number=number, pool=pool, labels=packet[_ASK_HEADER.size :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The answer to an Ask."""
+
+    number: int
+    is_present: bytes = b""
+    """A byte for each label, 1 where it is there; empty: nobody knows."""
+
+    def encode(self) -> bytes:
+        """Return the answer as one packet."""
+        return _ASK_HEADER.pack(TOLD, 0, self.number) + self.is_present
+
+    @classmethod
+    def decode(cls, packet: bytes) -> "Told":
+        """Return the answer of a packet."""
+        _, _, number = _ASK_HEADER.unpack_from(packet)
+        return cls(number=number, is_present=packet[_ASK_HEADER.size :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Slots that an earlier life left in the disk store of a cache, whole by their headers."""
+
+    pool: int
+    slot_ids: bytes
+    """Packed int32, LABELS_A_PACKET_MAX at most."""
+    labels: bytes
+    checksums: bytes
+    """Packed uint64."""
+    is_last: bool
+    """Whether the store has been looked through to the end."""
+
+    def encode(self) -> bytes:
+        """Return it as one packet."""
+        num_slots = len(self.slot_ids) // _ITEM_BYTES
+        header = _FOUND_HEADER.pack(FOUND, self.is_last, self.pool, num_slots)
+        return b"".join((header, self.slot_ids, self.labels, self.checksums))
+
+    @classmethod
+    def decode(cls, packet: bytes) -> "Found":
+        """Return what a packet says."""
+        _, is_last, pool, num_slots = _FOUND_HEADER.unpack_from(packet)
+        slots_end = _FOUND_HEADER.size + num_slots * _ITEM_BYTES
+        labels_end = slots_end + num_slots * BYTES_PER_LABEL
+        return cls(
+            pool=pool,
+            slot_ids=packet[_FOUND_HEADER.size : slots_end],
+            labels=packet[slots_end:labels_end],
+            checksums=packet[labels_end:],
+            is_last=bool(is_last),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Whether a store works; sent whenever that changes."""
+
+    is_on: bool
+    reason: str = ""
+    """Why it does not, for people; empty where it does."""
+    pool: int = 0
+    """The cache whose store it is; 0: all of them."""
+
+    def encode(self) -> bytes:
+        """Return it as one packet."""
+        return STATUS + json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, packet: bytes) -> "Status":
+        """Return what a packet says."""
+        return cls(**json.loads(packet[1:]))
 
 
 def _pieces(packed: bytes) -> Iterator[Piece]:

@@ -92,7 +92,9 @@ class CacheVerbs:
     def register_cache(self, request: pb.RegisterCacheRequest, _: Caller) -> Answer:
         """Create a cache, or find an equal one."""
         name = checks.cache_name(request.cache)
-        integrity = checks.one_of("integrity", request.integrity or INTEGRITIES[0], INTEGRITIES)
+        integrity = checks.one_of(
+            "integrity", request.options.integrity or INTEGRITIES[0], INTEGRITIES
+        )
         return asyncio.ensure_future(self._register(name, request.inputs, integrity))
 
     def get_cache(self, request: pb.GetCacheRequest, _: Caller) -> Answer:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from google.protobuf.message import Message
@@ -19,7 +20,8 @@ from kvleased.core import effects as e
 from kvleased.idempotency import Answer
 from kvleased.registry import Registry, WorkerEntry
 from kvleased.settings import Settings
-from kvleased.verbs.runner import Runner, Verb
+from kvleased.verbs.explaining import AddMisses, Explainer, explain
+from kvleased.verbs.runner import Respond, Runner, Verb
 
 
 class LeaseVerbs:
@@ -48,6 +50,7 @@ class LeaseVerbs:
             "evict": self.evict,
             "reload": self.reload,
             "release": self.release,
+            "explain": self.explain,
             "lookup": self.lookup,
             "pin": self.pin,
             "unpin": self.unpin,
@@ -62,7 +65,7 @@ class LeaseVerbs:
             return asyncio.ensure_future(
                 self._reserve_by_tokens(worker, command, request.token_ids)
             )
-        return self._run(worker.entry, command, _reserved, command.wait_ms)
+        return self._run(worker.entry, command, self._told(worker, command), command.wait_ms)
 
     def map(self, request: pb.MapRequest, caller: Caller) -> Answer:
         """Publish a lease's row."""
@@ -161,6 +164,11 @@ class LeaseVerbs:
         command = c.Release(worker_id=worker.worker_id, lease_id=_lease(request.lease_id))
         return self._run(worker.entry, command, _released)
 
+    def explain(self, request: pb.ExplainRequest, caller: Caller) -> Answer:
+        """Tell why the rest of a lease's prefix was not found."""
+        lease_id = _lease(request.lease_id)
+        return explain(self._registry, self._run, caller, request.cache, lease_id)
+
     def lookup(self, request: pb.LookupRequest, caller: Caller) -> Answer:
         """Tell how long a prefix is cached."""
         checks.keys("keys", request.keys, self._keys_max)
@@ -198,7 +206,11 @@ class LeaseVerbs:
         )
         checks.packed("verbs", command.verbs, 1, self._operations_max)
         checks.keys("keys", command.keys, self._keys_max)
-        return self._run(worker.entry, command, _stepped)
+        if not command.reserves:
+            return self._run(worker.entry, command, _stepped)
+        explainer = Explainer(self._registry, worker.entry, worker)
+        respond = partial(_stepped, explain=explainer.add_misses)
+        return self._run(worker.entry, command, respond)
 
     def _step_reserves(self, worker: WorkerEntry, request: pb.StepRequest) -> tuple[c.Reserve, ...]:
         if not request.reserves:
@@ -242,6 +254,7 @@ class LeaseVerbs:
                 if request.retain_seconds
                 else 0
             ),
+            explain=request.explain,
         )
 
     async def _reserve_by_tokens(
@@ -253,9 +266,15 @@ class LeaseVerbs:
         naming = BlockKeys(worker.tenant_key, plan.layout_fingerprint, plan.model_digest)
         keys = await asyncio.to_thread(naming.chain, tokens, plan.hash_block_tokens)
         command = replace(command, keys=keys[: self._keys_max * BYTES_PER_KEY])
-        answer = self._run(worker.entry, command, _reserved, command.wait_ms)
+        answer = self._run(worker.entry, command, self._told(worker, command), command.wait_ms)
         self._settle()
         return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _told(self, worker: WorkerEntry, command: c.Reserve) -> Respond:
+        if not command.explain:
+            return _reserved
+        explainer = Explainer(self._registry, worker.entry, worker)
+        return lambda reply: explainer.add_misses(_reserved(reply), reply)
 
     def _wait_ms(self, wait_ms: int) -> int:
         return checks.count("wait_ms", wait_ms, 0, self._wait_ms_max) if wait_ms else 0
@@ -361,7 +380,7 @@ def _pinned(reply: e.Pinned) -> pb.PinResponse:
     return pb.PinResponse(pin_id=reply.pin_id, num_blocks=reply.num_blocks)
 
 
-def _stepped(reply: e.Stepped) -> pb.StepResponse:
+def _stepped(reply: e.Stepped, explain: AddMisses = lambda told, _: told) -> pb.StepResponse:
     if not reply.reserves:
         return pb.StepResponse(
             codes=reply.codes, num_blocks=reply.num_blocks, block_ids=reply.block_ids
@@ -373,7 +392,7 @@ def _stepped(reply: e.Stepped) -> pb.StepResponse:
         reserves=[
             pb.StepReserve(error=error_to_proto(one))
             if isinstance(one, KVLeaseError)
-            else pb.StepReserve(granted=_reserved(one))
+            else pb.StepReserve(granted=explain(_reserved(one), one))
             for one in reply.reserves
         ],
     )

@@ -29,8 +29,8 @@ INPUTS = {"layers": [LAYER], "tokens_per_block": 16, "device_blocks": 8}
 WORDS: list[tuple[str, str, object, str, Message]] = [
     ("POST", "/v1/plans", {"inputs": {"model_config": "{}"}}, "plan",
      pb.PlanRequest(inputs=pb.PlanInputs(model_config="{}"))),
-    ("PUT", "/v1/caches/demo", {"inputs": INPUTS, "integrity": "none"}, "register_cache",
-     pb.RegisterCacheRequest(cache="demo", integrity="none", inputs=pb.PlanInputs(
+    ("PUT", "/v1/caches/demo", {"inputs": INPUTS, "options": {"integrity": "none"}}, "register_cache",
+     pb.RegisterCacheRequest(cache="demo", options=pb.CacheOptions(integrity="none"), inputs=pb.PlanInputs(
          layers=[pb.LayerSpec(**LAYER)], tokens_per_block=16, device_blocks=8))),
     ("GET", "/v1/caches/demo", None, "get_cache", pb.GetCacheRequest(cache="demo")),
     ("GET", "/v1/caches", None, "list_caches", pb.ListCachesRequest()),
@@ -57,6 +57,9 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
     ("POST", "/v1/leases/5/evict", {"wait_ms": 3}, "evict", pb.EvictRequest(lease_id=5, wait_ms=3)),
     ("POST", "/v1/leases/5/reload", {}, "reload", pb.ReloadRequest(lease_id=5)),
     ("DELETE", "/v1/leases/5", None, "release", pb.ReleaseRequest(lease_id=5)),
+    ("GET", "/v1/leases/5/explanation?cache=demo", None, "explain", pb.ExplainRequest(lease_id=5, cache="demo")),
+    ("POST", "/v1/leases", {"request_id": "r", "explain": True}, "reserve",
+     pb.ReserveRequest(request_id="r", explain=True)),
     ("POST", "/v1/lookup", {"keys": KEY_TEXT}, "lookup", pb.LookupRequest(keys=KEY)),
     ("POST", "/v1/pins", {"keys": KEY_TEXT}, "pin", pb.PinRequest(keys=KEY)),
     ("DELETE", "/v1/pins/9", None, "unpin", pb.UnpinRequest(pin_id=9)),
@@ -105,7 +108,8 @@ async def test_response_is_the_message_with_defaults(served: Served) -> None:
 
     assert answer.json == {
         "lease_id": 2**52, "block_ids": "AAE=", "device_hit_tokens": 0, "host_hit_tokens": 0, "row": 0,
-        "num_blocks": "", "covered_tokens": 0, "joined_id": 0,
+        "num_blocks": "", "covered_tokens": 0, "joined_id": 0, "disk_hit_tokens": 0, "remote_hit_tokens": 0,
+        "misses": [],
     }  # fmt: skip
     assert (answer.headers["content-type"], answer.headers["kvlease-epoch"]) == (
         "application/json",

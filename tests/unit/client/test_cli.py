@@ -18,8 +18,10 @@ from kvlease.replies import (
     CacheStats,
     Event,
     Evicted,
+    Explanation,
     Inspection,
     LeaseInfo,
+    Miss,
     PoolStats,
     Stats,
     TenantInfo,
@@ -61,6 +63,17 @@ TENANT = TenantInfo(
     tenant_id=1, tenant="acme", used_blocks=2000, held_blocks=40, pinned_blocks=3, min_blocks=100, max_blocks=4000,
     pinned_blocks_max=16, weight=2.5,
 )  # fmt: skip
+MISSES = (
+    Miss(
+        first_block=2, num_blocks=4_000, reason="evicted", tier="device", policy="leaf-lru", tenant="batch",
+        age_ms=4_000, why="leaf-lru chose them 4.0 s ago to make room for batch; a larger device pool keeps them",
+    ),
+    Miss(
+        first_block=4_002, num_blocks=1, reason="shorter_than_a_block", tier="", policy="", tenant="", age_ms=None,
+        why="the last 5 tokens fill no block of 16 tokens, and only full blocks are kept",
+    ),
+)  # fmt: skip
+EXPLANATION = Explanation(lease_id=9, num_tokens=64_037, hit_tokens={"device": 32}, misses=MISSES)
 LISTS = {
     "workers": Inspection(num_total=1, workers=(WORKER,)),
     "waiting": Inspection(num_total=1, waiting=(WAITING,)),
@@ -113,6 +126,11 @@ class ScriptedClient:
         """Evict all that was asked for."""
         assert asked["cache"] == "demo"
         return Evicted(num_evicted=asked["num_blocks"], num_offloaded=1)
+
+    def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
+        """Explain the lease; of another, everything was found."""
+        assert cache in {"", "demo"}
+        return EXPLANATION if lease_id == EXPLANATION.lease_id else Explanation(lease_id=lease_id)
 
     def watch(self, **_: object) -> Iterator[Event]:
         """Yield the event."""
@@ -253,6 +271,28 @@ def test_nobody_waiting_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LISTS, "waiting", Inspection(num_total=0))
 
     assert run("waiting", "--cache", "demo") == (0, "nothing waits\n", "")
+
+
+def test_explain_tells_every_run_and_what_to_change() -> None:
+    """What was found where, each run of misses with its reason, and a sentence for each; nothing is cut."""
+    status, output, _ = run("explain", "9", COLUMNS="80")
+
+    assert status == 0
+    assert "Lease 9: 32 of 64,037 tokens were found" in output
+    assert ["2-4,001", "evicted", "4 s ago", "device", "leaf-lru", "batch"] in rows(output)
+    assert ["4,002", "shorter than a block"] in rows(output)
+    assert "the last 5 tokens fill no block of 16 tokens" in output
+    assert max(map(len, output.splitlines())) <= 80
+    assert json.loads(run("explain", "9", "--json")[1]) == json.loads(
+        json.dumps(asdict(EXPLANATION))
+    )
+
+
+def test_explain_of_a_full_hit_has_no_table() -> None:
+    """Where nothing was missed there is nothing to list."""
+    _, output, _ = run("explain", "8", "--cache", "demo")
+
+    assert words(output) == ["Lease 8: 0 of 0 tokens were found", "to compute 0 tokens"]
 
 
 def test_evict_says_what_left() -> None:

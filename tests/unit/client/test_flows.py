@@ -23,7 +23,7 @@ from kvlease.errors import (
     UnknownWorkerError,
     WrongStateError,
 )
-from kvlease.replies import Evicted, Found, Reloaded, ReserveSpec
+from kvlease.replies import Evicted, Explanation, Found, Reloaded, ReserveSpec
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.played import (
@@ -278,6 +278,7 @@ def test_verbs_of_a_lease_that_ended_do_nothing(session: Session, clock: Clock) 
     played = Played(session, clock)
 
     assert played.run(_verbs.extend(session, grant, 64, 0)) is False
+    assert played.run(_verbs.explain(session, grant)) == Explanation()
     assert played.run(_verbs.evict(session, grant, 0)) == Evicted()
     assert played.run(_verbs.reload(session, grant, 0)) == Reloaded()
     assert played.run(_verbs.release(session, grant)) is False

@@ -133,6 +133,13 @@ def test_every_verb_has_a_path() -> None:
             "/v1/caches/a/leases?limit=5&after_id=7",
             None,
         ),
+        (
+            "explain",
+            pb.ExplainRequest(lease_id=5, cache="a"),
+            "GET",
+            "/v1/leases/5/explanation?cache=a",
+            None,
+        ),
         ("watch", pb.WatchRequest(after_sequence=7), "GET", "/v1/events?after_sequence=7", None),
     ],
 )

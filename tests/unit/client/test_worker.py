@@ -19,8 +19,10 @@ from kvlease import (
     InvalidError,
     KVLeaseError,
     PlanInputs,
+    ReserveSpec,
     StaleEpochError,
     UnavailableError,
+    _calls,
 )
 from kvlease.errors import LayoutMismatchError
 from kvlease.memory import table_layout
@@ -29,6 +31,12 @@ from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import Drop, FrameServer, Hang, Regions
 
 LEASE = pb.LeaseInfo(lease_id=6, age_ms=0)
+
+
+MISSES = [
+    pb.Miss(first_block=1, num_blocks=1, reason="evicted", tier="device", age_ms=0, why="it left"),
+    pb.Miss(first_block=2, num_blocks=1, reason="shorter_than_a_block"),
+]
 
 
 class Daemon:
@@ -58,6 +66,8 @@ class Daemon:
             granted = pb.ReserveResponse(
                 lease_id=self.newest, block_ids=ids, row=2, device_hit_tokens=16, covered_tokens=32
             )
+            if call.reserve.explain:
+                granted.misses.extend(MISSES)
             return granted if verb == "reserve" else pb.ForkResponse(lease=granted)
         response: Message = {
             "release": pb.ReleaseResponse(released=True),
@@ -68,6 +78,9 @@ class Daemon:
             "detach": pb.DetachResponse(num_leases=1),
             "heartbeat": pb.HeartbeatResponse(),
             "list_caches": pb.ListCachesResponse(),
+            "explain": pb.ExplainResponse(
+                lease_id=5, num_tokens=32, hit_tokens={"device": 16}, misses=MISSES
+            ),
             "inspect": pb.InspectResponse(num_total=3, leases=[pb.LeaseInfo(lease_id=5), LEASE]),
             "stats": pb.StatsResponse(
                 epoch=1, caches=[pb.CacheStats(cache="demo", counters={"grants": 2})]
@@ -198,6 +211,49 @@ def test_priority_of_a_reserve_is_sent(client: Client, server: FrameServer) -> N
 
     asked = pb.ReserveRequest(request_id="r", num_tokens=32, priority="low", retain_seconds=60)
     assert server.calls[1].reserve == asked
+
+
+def test_misses_read_as_records(client: Client, server: FrameServer) -> None:
+    """A reserve that asks has its misses at once, and any lease may ask later; an operator asks by its id."""
+    with client.attach("demo") as worker:
+        with (
+            worker.reserve("r", num_tokens=32) as silent,
+            worker.reserve("s", num_tokens=32, explain=True) as lease,
+        ):
+            explanation = silent.explain()
+            told = lease.misses
+
+        assert silent.misses == ()
+    assert [(one.first_block, one.reason, one.age_ms) for one in told] == [
+        (1, "evicted", 0),
+        (2, "shorter_than_a_block", None),
+    ]
+    assert (explanation.num_tokens, dict(explanation.hit_tokens)) == (32, {"device": 16})
+    assert explanation.misses == told
+    assert client.explain_lease(5, cache="demo") == explanation
+    assert server.calls[-1].explain == pb.ExplainRequest(lease_id=5, cache="demo")
+
+
+def test_reserve_of_a_step_asks_for_its_misses() -> None:
+    """What a reserve may ask, one of a step may ask, too."""
+    spec = ReserveSpec(request_id="r", num_tokens=32, explain=True)
+
+    request = _calls.reserve_of(spec).request
+
+    assert request == pb.ReserveRequest(request_id="r", num_tokens=32, explain=True)
+
+
+async def test_misses_read_as_records_on_an_event_loop(server: FrameServer) -> None:
+    """The same verbs say the same there."""
+    async with (
+        AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client,
+        await client.attach("demo") as worker,
+    ):
+        lease = await worker.reserve("r", num_tokens=32, explain=True)
+        explanation = await lease.explain()
+
+        assert explanation.misses == lease.misses
+        assert await client.explain_lease(5) == explanation
 
 
 def test_none_is_no_argument(client: Client) -> None:

@@ -385,7 +385,7 @@ MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
     ("register_cache", pb.RegisterCacheRequest(cache="x/y"), InvalidError, "cache"),
     (
         "register_cache",
-        pb.RegisterCacheRequest(cache="x", integrity="crc"),
+        pb.RegisterCacheRequest(cache="x", options=pb.CacheOptions(integrity="crc")),
         InvalidError,
         "integrity",
     ),

@@ -1,0 +1,41 @@
+"""Own how the explanation of a lease reads on a terminal: what was found where, and why the rest was not."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from kvlease.cli.sheets import Column, pairs, sheet
+from kvlease.cli.tables import show_age
+from kvlease.replies import Explanation, Miss
+
+_COLUMNS = (
+    Column(name="blocks", is_number=False),
+    Column(name="reason", is_number=False),
+    Column(name="left", is_number=False),
+    Column(name="tier", is_number=False),
+    Column(name="policy", is_number=False),
+    Column(name="room for", is_number=False, wrapped_columns=12),
+)
+
+
+def explanation(found: Explanation, width: int) -> RenderableType:
+    """Return the tokens by where they were found, then each run of misses, then what there is to say of each."""
+    num_hits = sum(found.hit_tokens.values())
+    head = Text(f"Lease {found.lease_id}: {num_hits:,} of {found.num_tokens:,} tokens were found")
+    sources = [(tier, f"{count:,} tokens") for tier, count in found.hit_tokens.items()]
+    sources.append(("to compute", f"{max(0, found.num_tokens - num_hits):,} tokens"))
+    parts: list[RenderableType] = [head, pairs(sources)]
+    if found.misses:
+        parts += [Text(""), sheet(_COLUMNS, [_row(miss) for miss in found.misses], width)]
+        parts += [Text(""), pairs([(_blocks(miss), miss.why) for miss in found.misses])]
+    return Group(*parts)
+
+
+def _row(miss: Miss) -> tuple[str, ...]:
+    age = "" if miss.age_ms is None else f"{show_age(miss.age_ms)} ago"
+    return _blocks(miss), miss.reason.replace("_", " "), age, miss.tier, miss.policy, miss.tenant
+
+
+def _blocks(miss: Miss) -> str:
+    """Return the indexes of a run's first and last block."""
+    last = miss.first_block + miss.num_blocks - 1
+    return f"{miss.first_block:,}" if last == miss.first_block else f"{miss.first_block:,}-{last:,}"

@@ -1,0 +1,40 @@
+"""Own how a cache is kept, which decides nothing of where a byte lies: checksums, write and eviction policy, ghosts."""
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from kvlease._records import check_record, from_proto, to_proto
+from kvlease.v1 import kvlease_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """How a cache is kept; an empty field takes the default."""
+
+    integrity: str = ""
+    """Whether blocks that leave the device are checksummed: "xxh3" (the default) or "none"."""
+    write_policy: str = ""
+    """When blocks are copied to lower tiers: "on-evict" (the default), "write-through" or "after-n-hits"."""
+    write_after_hits: int | None = None
+    """For "after-n-hits": hits after which a block is copied; None means 1."""
+    eviction_policy: str = ""
+    """What leaves the device pool first: "leaf-lru" (the default), "arc", "s3-fifo" or "lfu"."""
+    ghosts: tuple[str, ...] = ()
+    """Up to three policies or sizes to try on live keys, each POLICY or POLICY@BLOCKS."""
+
+    def to_proto(self) -> pb.CacheOptions:
+        """Return the message that says the same.
+
+        Raises:
+            InvalidError: a field is of another type than declared.
+        """
+        check_record(self, pb.CacheOptions.DESCRIPTOR)
+        return to_proto(self, pb.CacheOptions)
+
+    @classmethod
+    def from_proto(cls, message: pb.CacheOptions) -> Self:
+        """Return what the message says."""
+        return from_proto(message, cls)
+
+
+DEFAULTS: Final = CacheOptions()

@@ -1,0 +1,20 @@
+"""Own the label of a block: what travels with its bytes to a store, so that no other bytes pass for them."""
+
+from typing import Final
+
+import numpy as np
+
+from kvlease.ids import BYTES_PER_KEY
+
+LABEL: Final = np.dtype(
+    [
+        ("key", f"V{BYTES_PER_KEY}"),
+        ("tenant", "<u8"),
+        ("generation", "<u8"),
+        ("position", "<u4"),
+        ("spare", "<u4"),
+    ]
+)
+"""Key, tenant digest, generation of the disk slot (0 for the remote store), and index of the block in its chain."""
+
+BYTES_PER_LABEL: Final = LABEL.itemsize

@@ -1,0 +1,188 @@
+"""Own how the reasons why a prefix was not found are told: in numbers, and in one sentence with what to change."""
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Final
+
+from kvlease.ids import LeaseId
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.core import commands as c
+from kvleased.core import effects as e
+from kvleased.core.effects import Missed, Reason, Tier
+from kvleased.idempotency import Answer
+from kvleased.registry import CacheEntry, Registry, WorkerEntry
+from kvleased.verbs.runner import Respond
+
+Run = Callable[[CacheEntry, c.Command, Respond], Answer]
+"""What hands a command to a core."""
+
+AddMisses = Callable[[pb.ReserveResponse, e.Reserved], pb.ReserveResponse]
+"""What adds the misses of a grant to the response that tells of it."""
+
+ANOTHER_TENANT: Final = "another tenant"
+"""How tenants are called to workers that are not theirs."""
+_SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+_SENTENCES: Final = {
+    Reason.DROPPED: (
+        "the {tier} tier had them, but they could not be copied from there; compute them again"
+    ),
+    Reason.CHECKSUM: (
+        "their bytes in the {tier} tier were not what their checksum says, and were thrown away{ago}; "
+        "compute them again"
+    ),
+    Reason.TIER_OFF: (
+        "the {tier} tier has them, but does not work at present; kvlease caches says why"
+    ),
+    Reason.OTHER_TENANT: (
+        "another tenant's blocks have these keys; derive keys from your own tenant's key"
+    ),
+    Reason.BEHIND_A_MISS: (
+        "they are cached, but a prefix ends where its first block is missing; see the run before"
+    ),
+    Reason.SHORTER_THAN_A_BLOCK: (
+        "the last {tokens} fill no block of {block_tokens} tokens, and only full blocks are kept"
+    ),
+}
+"""What is said of the reasons that need no more than numbers put in."""
+
+
+def explain(registry: Registry, run: Run, caller: Caller, cache: str, lease_id: LeaseId) -> Answer:
+    """Tell why the rest of a lease's prefix was not found: a worker of its own leases, an operator of any."""
+    worker = registry.worker(caller.token) if caller.token else None
+    entry = registry.cache(cache) if cache else registry.cache_of(caller)
+    command = c.Explain(worker_id=None if worker is None else worker.worker_id, lease_id=lease_id)
+    return run(entry, command, Explainer(registry, entry, worker).explained)
+
+
+class Explainer:
+    """Tell one caller of the misses in one cache."""
+
+    def __init__(self, registry: Registry, entry: CacheEntry, worker: WorkerEntry | None) -> None:
+        """Remember who is told: a worker, or with None an operator, who may know all tenants by name."""
+        self._registry = registry
+        self._entry = entry
+        self._worker = worker
+
+    def add_misses(self, response: pb.ReserveResponse, reply: e.Reserved) -> pb.ReserveResponse:
+        """Say in the response to a reserve what was not found."""
+        if reply.misses:
+            response.misses.extend(self._misses(reply.misses))
+        return response
+
+    def explained(self, reply: e.Explained) -> pb.ExplainResponse:
+        """Return the response to an explain."""
+        return pb.ExplainResponse(
+            lease_id=reply.lease_id,
+            num_tokens=reply.num_tokens,
+            hit_tokens={tier.value: count for tier, count in reply.hit_tokens.items()},
+            misses=self._misses(reply.misses),
+        )
+
+    def _misses(self, misses: tuple[Missed, ...]) -> list[pb.Miss]:
+        now, names = monotonic(), self._registry.tenant_names()
+        return [self._miss(miss, now, names) for miss in misses]
+
+    def _miss(self, miss: Missed, now: float, names: Mapping[int, str]) -> pb.Miss:
+        tenant = self._tenant(miss.tenant, names) if miss.tenant else ""
+        last = miss.last_left_at
+        return pb.Miss(
+            first_block=miss.first_block,
+            num_blocks=miss.num_blocks,
+            reason=miss.reason.value,
+            tier="" if miss.tier is None else miss.tier.value,
+            policy=miss.policy,
+            tenant=tenant,
+            age_ms=None if last is None else max(0, int((now - last) * 1000)),
+            why=self._where(miss) + _why(miss, now, tenant, self._entry) + _left_out(miss),
+        )
+
+    def _tenant(self, digest: int, names: Mapping[int, str]) -> str:
+        worker = self._worker
+        if worker is not None and digest != worker.tenant_digest:
+            return ANOTHER_TENANT
+        return names.get(digest, f"{digest:016x}")
+
+    def _where(self, miss: Missed) -> str:
+        has_groups = len(self._entry.plan.groups) > 1
+        is_of_one = miss.reason not in (Reason.BEHIND_A_MISS, Reason.SHORTER_THAN_A_BLOCK)
+        return f"in table group {miss.group}: " if has_groups and is_of_one else ""
+
+
+def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
+    """Return what happened, and what to change."""
+    if miss.reason is Reason.EVICTED:
+        return _evicted(miss, now, tenant, has_host=entry.plan.num_slots > 0)
+    if miss.reason is Reason.NEVER_COMMITTED:
+        return _never(miss, now)
+    return _SENTENCES[miss.reason].format(
+        tier="" if miss.tier is None else miss.tier.value,
+        ago=_ago(miss, now),
+        tokens=_count(miss.num_tokens, "token"),
+        block_tokens=entry.core.shape.hit_tokens,
+    )
+
+
+def _evicted(miss: Missed, now: float, tenant: str, *, has_host: bool) -> str:
+    left = f"{_ago(miss, now)} to make room for {tenant}" if tenant else _ago(miss, now)
+    if miss.is_below:
+        return f"they left the device{left}, and a lower tier has them; reserve with wait_ms to load them"
+    if miss.tier is not Tier.DEVICE:
+        assert miss.tier is not None, "what was evicted was somewhere"
+        tier = miss.tier.value
+        return f"{miss.policy} chose them{left} when the {tier} tier was full; a larger {tier} tier keeps them"
+    if not miss.policy:
+        kept = (
+            "with wait_ms it copies them to the host pool first"
+            if has_host
+            else "a host pool keeps them"
+        )
+        return f"an evict call took them off the device{left}; {kept}"
+    kept = "a larger device pool or a higher priority keeps them longer"
+    also = (
+        "a call with wait_ms copies them to the host pool first"
+        if has_host
+        else "so does a host pool"
+    )
+    return f"{miss.policy} chose them{left}; {kept}, {also}"
+
+
+def _never(miss: Missed, now: float) -> str:
+    others = (
+        "never committed, or under another salt, adapter, tenant or layout, which give other keys"
+    )
+    if miss.remembered_since is None:
+        return f"no block has left this cache since it began, so these were {others}"
+    return (
+        f"none of the last {_count(miss.num_remembered, 'block')} that left, the first of them"
+        f"{_span(now - miss.remembered_since)} ago, has these keys; they were {others}"
+    )
+
+
+def _left_out(miss: Missed) -> str:
+    if not miss.num_runs_left_out:
+        return ""
+    return (
+        f"; {_count(miss.num_runs_left_out, 'further run')} of "
+        f"{_count(miss.num_blocks_left_out, 'block')} left out"
+    )
+
+
+def _ago(miss: Missed, now: float) -> str:
+    """Return how long ago blocks left, with a space before it; nothing where that is not known."""
+    if miss.first_left_at is None or miss.last_left_at is None:
+        return ""
+    first, last = _span(now - miss.first_left_at), _span(now - miss.last_left_at)
+    return f"{last} ago" if first == last else f"{first} to{last} ago"
+
+
+def _span(seconds: float) -> str:
+    """Return a span of time in its largest whole unit, with a space before it."""
+    for unit, length in _SPANS:
+        if seconds >= length:
+            return f" {int(seconds // length)} {unit}"
+    return f" {max(0.0, seconds):.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

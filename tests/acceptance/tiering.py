@@ -1,0 +1,116 @@
+"""What tests of lower tiers share: prompts whose blocks tell what they must hold, and looks at the processes."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease import CacheOptions, Client, FullAttention, Lease, PlanInputs, Worker
+from tests.acceptance.serving import SECONDS_TO_START, Serving, pool_of
+
+TOKENS_PER_BLOCK = 16
+CACHE = "tiered"
+WRITE_THROUGH = CacheOptions(write_policy="write-through")
+WAIT_MS = int(SECONDS_TO_START * 500)
+
+
+def inputs_of(
+    *, device_blocks: int = 64, host_slots: int = 64, disk_slots: int = 0, remote: bool = False
+) -> PlanInputs:
+    """Return a cache of blocks of 4 KiB with the tiers that are asked for."""
+    layer = FullAttention(name="layer", num_kv_heads=2, head_size=16, dtype="float32")
+    bytes_per_block = TOKENS_PER_BLOCK * 2 * 2 * 16 * 4
+    return PlanInputs(
+        layers=(layer,),
+        tokens_per_block=TOKENS_PER_BLOCK,
+        device_blocks=device_blocks,
+        host_bytes=host_slots * bytes_per_block,
+        disk_bytes=disk_slots * (bytes_per_block + 4096),
+        remote_bytes=(1 << 20) if remote else 0,
+        model_digest="a model of tests",
+    )
+
+
+def prompt(number: int, num_blocks: int) -> NDArray[np.int32]:
+    """Return the tokens of one of many prompts that share no block."""
+    tokens = np.arange(num_blocks * TOKENS_PER_BLOCK, dtype=np.int32)
+    return tokens + number * 1_000_003
+
+
+def compute(worker: Worker, tokens: NDArray[np.int32]) -> Lease:
+    """Reserve a prompt, write what its keys say into the blocks that no tier had, check the others, commit."""
+    keys = worker.keys.chain(tokens, TOKENS_PER_BLOCK)
+    name = f"request-{int(tokens[0])}-{os.urandom(4).hex()}"
+    lease = worker.reserve(name, keys=keys, num_tokens=len(tokens), wait_ms=WAIT_MS)
+    rows, wanted = pool_of(worker)[lease.block_ids], contents(worker, keys)
+    num_hits = lease.hit_tokens // TOKENS_PER_BLOCK
+    assert (rows[:num_hits] == wanted[:num_hits]).all(), "a block that was served holds other bytes"
+    pool_of(worker)[lease.block_ids[num_hits:]] = wanted[num_hits:]
+    lease.commit(len(tokens), keys)
+    return lease
+
+
+def contents(worker: Worker, keys: bytes) -> NDArray[np.uint8]:
+    """Return what the blocks of some keys hold: each key again and again."""
+    rows = np.frombuffer(keys, np.uint8).reshape(-1, 32)
+    return np.tile(rows, (1, worker.plan.bytes_per_block // 32))
+
+
+@contextmanager
+def attached(
+    serving: Serving, plan: PlanInputs, options: CacheOptions = WRITE_THROUGH
+) -> Iterator[tuple[Client, Worker]]:
+    """Give a client and a worker of the cache, which is registered where it is not yet."""
+    with Client(serving.address("unix"), on_doubt="raise") as client:
+        client.register(CACHE, plan, options)
+        serving.until(lambda: client.get_cache(CACHE).status == "ready")
+        with client.attach(CACHE) as worker:
+            yield client, worker
+
+
+def ready(client: Client, tier: str) -> int:
+    """Count the blocks of a tier that can be found."""
+    pools = client.stats(CACHE).caches[0].pools
+    return next((pool.ready for pool in pools if pool.tier == tier), 0)
+
+
+def counter(client: Client, name: str) -> int:
+    """Return one of the cache's counters."""
+    return client.stats(CACHE).caches[0].counters.get(name, 0)
+
+
+def status(client: Client, tier: str) -> str:
+    """Return how a tier does."""
+    return next(one.status for one in client.get_cache(CACHE).tiers if one.tier == tier)
+
+
+def child_or_none(serving: Serving, role: str) -> int | None:
+    """Return the process id of one of the daemon's children, if it lives."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if role.encode() in arguments and parent == serving.process.pid:
+            return int(entry.name)
+    return None
+
+
+def child(serving: Serving, role: str) -> int:
+    """Return the process id of one of the daemon's children, which must live."""
+    process_id = child_or_none(serving, role)
+    assert process_id is not None, f"there is no {role}"
+    return process_id
+
+
+def kill_all(serving: Serving) -> None:
+    """Kill the supervisor, and with it, by the kernel's hand, everything that it started."""
+    serving.process.send_signal(signal.SIGKILL)
+    serving.process.wait()

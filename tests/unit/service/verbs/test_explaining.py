@@ -1,0 +1,269 @@
+"""Laws of explain: every reason is told in numbers and in a sentence, and nobody is told of other tenants by name."""
+
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    NotYoursError,
+    UnknownCacheError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+)
+from kvlease.ids import LeaseId
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.core.effects import Missed, Reason, Reserved, Tier
+from kvleased.settings import Settings
+from kvleased.verbs.explaining import ANOTHER_TENANT, Explainer
+from tests.unit.service.conftest import Node, inputs, keys
+
+MISSED = Missed(first_block=2, num_blocks=3, reason=Reason.EVICTED, tier=Tier.DEVICE)
+
+
+@pytest.fixture
+def node(settings: Settings) -> Any:
+    """A node whose daemon is not started yet."""
+    node = Node(settings)
+    yield node
+    node.store.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Any) -> Settings:
+    """Settings of a small daemon."""
+    return Settings(runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 30)
+
+
+async def reserve(node: Node, caller: Caller, **fields: Any) -> Any:
+    """Reserve, asking for an explanation."""
+    return await node.ask("reserve", pb.ReserveRequest(explain=True, **fields), caller)
+
+
+async def explain(node: Node, lease_id: int, caller: Caller | None = None, cache: str = "") -> Any:
+    """Have a lease explained, to an operator where nobody else is named."""
+    request = pb.ExplainRequest(lease_id=lease_id, cache=cache)
+    return await (node.ask("explain", request, caller) if caller else node.ask("explain", request))
+
+
+async def cached(node: Node, num_blocks: int) -> Caller:
+    """Return a worker whose tenant has so many blocks cached."""
+    worker = await node.attach(tenant="victim")
+    num_tokens = 4 * num_blocks
+    asked = pb.ReserveRequest(request_id="a", num_tokens=num_tokens)
+    lease = await node.ask("reserve", asked, worker)
+    commit = pb.CommitRequest(
+        lease_id=lease.lease_id, num_tokens=num_tokens, keys=keys(1, num_blocks)
+    )
+    await node.ask("commit", commit, worker)
+    await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
+    return worker
+
+
+async def crowd_out(node: Node) -> tuple[Caller, Caller]:
+    """Let one tenant's cached blocks make room for another's; returns who had them and who has the room."""
+    await node.register(host_bytes=0)
+    victim, other = await cached(node, 16), await node.attach(tenant="other")
+    asked = pb.ReserveRequest(request_id="b", num_tokens=16, wait_ms=5_000)
+    lease = await node.ask("reserve", asked, other)
+    await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), other)
+    return victim, other
+
+
+async def test_reserve_tells_what_was_missed(node: Node) -> None:
+    """The answer to a reserve that asks has the runs; in a step and by tokens too, and its lease the same ones."""
+    async with node.life():
+        await node.register()
+        worker = await cached(node, 4)
+        lease = await reserve(node, worker, request_id="b", num_tokens=24, keys=keys(1, 6))
+        by_id = await explain(node, lease.lease_id, worker)
+        request = pb.ReserveRequest(request_id="c", num_tokens=3, explain=True)
+        silent = pb.ReserveRequest(request_id="d", num_tokens=3)
+        stepped = await node.ask("step", pb.StepRequest(reserves=[request, silent]), worker)
+        token_ids = b"".join(number.to_bytes(4, "little") for number in range(4))
+        by_tokens = await reserve(node, worker, request_id="e", num_tokens=4, token_ids=token_ids)
+
+    assert (by_id.num_tokens, dict(by_id.hit_tokens)) == (24, {"device": 16})
+    assert [one.reason for one in lease.misses] == ["never_committed"]
+    assert list(by_id.misses) == list(lease.misses)
+    told = [[miss.reason for miss in one.granted.misses] for one in stepped.reserves]
+    assert told == [["shorter_than_a_block"], []]
+    assert [one.reason for one in by_tokens.misses] == ["never_committed"]
+
+
+async def test_tenants_are_named_to_operators_only(node: Node) -> None:
+    """A worker is told of its own tenant by name, and of others only that they are; an operator of all."""
+    async with node.life():
+        victim, _ = await crowd_out(node)
+        lease = await reserve(
+            node, victim, request_id="c", num_tokens=64, keys=keys(1, 16), wait_ms=5_000
+        )
+        to_worker = await explain(node, lease.lease_id, victim)
+        to_operator = await explain(node, lease.lease_id, cache="main")
+
+    (miss,), (told,) = lease.misses, to_operator.misses
+    assert (miss.first_block, miss.num_blocks, miss.reason) == (12, 4, "evicted")
+    assert (miss.tier, miss.policy, miss.HasField("age_ms")) == ("device", "leaf-lru", True)
+    assert [one.tenant for one in to_worker.misses] == [miss.tenant] == [ANOTHER_TENANT]
+    assert (told.tenant, "to make room for other;" in told.why) == ("other", True)
+    assert "to make room for another tenant;" in miss.why
+
+
+async def test_leases_of_others_are_not_explained(node: Node) -> None:
+    """A worker may ask about its own leases, and nobody about what is not there."""
+    async with node.life():
+        victim, other = await crowd_out(node)
+        lease = await reserve(node, victim, request_id="c", num_tokens=8, wait_ms=5_000)
+        stranger = Caller(transport="rest", token="nobody")
+        refused: list[tuple[type[KVLeaseError], int, Caller | None, str]] = [
+            (NotYoursError, lease.lease_id, other, ""),
+            (UnknownWorkerError, lease.lease_id, stranger, ""),
+            (UnknownCacheError, lease.lease_id, None, "none"),
+            (UnknownLeaseError, 2**45, None, ""),
+            (InvalidError, 0, None, ""),
+        ]
+
+        for error, lease_id, caller, cache in refused:
+            with pytest.raises(error):
+                await explain(node, lease_id, caller, cache)
+
+
+# Sentences ------------------------------------------------------------------------------------------------------------
+
+
+async def sentence(node: Node, miss: Missed, **changes: Any) -> str:
+    """Return what is said of a run of misses to a worker, for whose tenant room was made if for any."""
+    async with node.life() as daemon:
+        await node.register(**changes)
+        caller = await node.attach()
+        worker = daemon.registry.worker(caller.token)
+        explainer = Explainer(daemon.registry, worker.entry, worker)
+        own = replace(miss, tenant=worker.tenant_digest) if miss.tenant else miss
+        reply = Reserved(
+            lease_id=LeaseId(1), block_ids=b"", device_hit_tokens=0, host_hit_tokens=0, row=0, covered_tokens=0,
+            misses=(own,),
+        )  # fmt: skip
+        (told,) = explainer.add_misses(pb.ReserveResponse(), reply).misses
+    return str(told.why)
+
+
+SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        pytest.param(
+            {"policy": "arc", "tenant": 1, "first_left_at": HOUR_AGO, "last_left_at": HOUR_AGO},
+            "arc chose them 1 h ago to make room for default; a larger device pool or a higher priority keeps them "
+            "longer, a call with wait_ms copies them to the host pool first",
+            id="evicted",
+        ),
+        pytest.param(
+            {},
+            "an evict call took them off the device; with wait_ms it copies them to the host pool first",
+            id="displaced",
+        ),
+        pytest.param(
+            {"is_below": True},
+            "they left the device, and a lower tier has them; reserve with wait_ms to load them",
+            id="below",
+        ),
+        pytest.param(
+            {"tier": Tier.HOST, "policy": "leaf-lru"},
+            "leaf-lru chose them when the host tier was full; a larger host tier keeps them",
+            id="host",
+        ),
+        pytest.param(
+            {"reason": Reason.DROPPED, "tier": Tier.HOST},
+            "the host tier had them, but they could not be copied from there; compute them again",
+            id="dropped",
+        ),
+        pytest.param(
+            {"reason": Reason.CHECKSUM, "tier": Tier.HOST},
+            "their bytes in the host tier were not what their checksum says, and were thrown away; "
+            "compute them again",
+            id="checksum",
+        ),
+        pytest.param(
+            {"reason": Reason.TIER_OFF, "tier": Tier.HOST},
+            "the host tier has them, but does not work at present; kvlease caches says why",
+            id="tier off",
+        ),
+        pytest.param(
+            {"reason": Reason.OTHER_TENANT},
+            "another tenant's blocks have these keys; derive keys from your own tenant's key",
+            id="other tenant",
+        ),
+        pytest.param(
+            {"reason": Reason.SHORTER_THAN_A_BLOCK, "num_tokens": 5},
+            "the last 5 tokens fill no block of 4 tokens, and only full blocks are kept",
+            id="short",
+        ),
+        pytest.param(
+            {"reason": Reason.NEVER_COMMITTED},
+            "no block has left this cache since it began, so these were never committed, or under another salt, "
+            "adapter, tenant or layout, which give other keys",
+            id="never",
+        ),
+        pytest.param(
+            {
+                "reason": Reason.NEVER_COMMITTED,
+                "num_remembered": 2_000,
+                "remembered_since": HOUR_AGO,
+            },
+            "none of the last 2,000 blocks that left, the first of them 1 h ago, has these keys; they were never "
+            "committed, or under another salt, adapter, tenant or layout, which give other keys",
+            id="not remembered",
+        ),
+        pytest.param(
+            {"reason": Reason.BEHIND_A_MISS, "num_runs_left_out": 1, "num_blocks_left_out": 30},
+            "they are cached, but a prefix ends where its first block is missing; see the run before; "
+            "1 further run of 30 blocks left out",
+            id="left out",
+        ),
+    ],
+)
+async def test_reason_is_a_sentence(node: Node, changes: dict[str, Any], told: str) -> None:
+    """Every reason is told with its numbers and with what to change."""
+    assert await sentence(node, replace(MISSED, **changes)) == told
+
+
+async def test_span_of_departures_is_told(node: Node) -> None:
+    """Where blocks left one after the other, the first and the last time are told."""
+    miss = replace(MISSED, first_left_at=HOUR_AGO, last_left_at=SECOND_AGO, policy="leaf-lru")
+
+    told = await sentence(node, miss, host_bytes=0)
+
+    assert told.startswith("leaf-lru chose them 1 h to ")
+    assert told.endswith(
+        " ago; a larger device pool or a higher priority keeps them longer, so does a host pool"
+    )
+
+
+async def test_evict_call_without_a_host_pool_is_told(node: Node) -> None:
+    """Where nothing is below, what an evict call takes is gone."""
+    told = await sentence(node, MISSED, host_bytes=0)
+
+    assert told == "an evict call took them off the device; a host pool keeps them"
+
+
+async def test_group_is_told_where_there_are_several(node: Node) -> None:
+    """The group whose block was missing is named, except where all are meant."""
+    window = pb.LayerSpec(
+        name="1",
+        kind="sliding_window",
+        num_kv_heads=1,
+        head_size=16,
+        dtype="float32",
+        window_tokens=8,
+    )
+    layers = [*inputs().layers, window]
+
+    told = await sentence(node, replace(MISSED, group=1), layers=layers, null_blocks=1)
+
+    assert told.startswith("in table group 1: an evict call")
