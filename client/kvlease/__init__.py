@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         Evicted,
         Explanation,
         Found,
+        GhostStats,
         Inspection,
         LeaseInfo,
         Miss,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         StateSpace,
     )
     from kvlease.tables import RowTable
+    from kvlease.traces import TracedRequest
     from kvlease.worker import Worker
 
 __all__ = [
@@ -127,6 +129,7 @@ __all__ = [
     "Extent",
     "Found",
     "FullAttention",
+    "GhostStats",
     "GroupPlan",
     "HiddenState",
     "IdReusedError",
@@ -172,6 +175,7 @@ __all__ = [
     "TenantInfo",
     "TensorPlan",
     "TooLargeError",
+    "TracedRequest",
     "UnavailableError",
     "UnknownCacheError",
     "UnknownLeaseError",
@@ -200,15 +204,16 @@ _HOMES: Final = {
         "Equation", "ExplainedPlan", "PlanOutcome", "PlanReport", "WhatIf",
     ),
     "kvlease.replies": (
-        "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Explanation", "Found", "Inspection",
-        "LeaseInfo", "Miss", "PinInfo", "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats", "StepColumns",
-        "TenantInfo", "WaitingInfo", "WorkerInfo",
+        "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Explanation", "Found", "GhostStats",
+        "Inspection", "LeaseInfo", "Miss", "PinInfo", "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats",
+        "StepColumns", "TenantInfo", "WaitingInfo", "WorkerInfo",
     ),
     "kvlease.spec": (
         "MLA", "ChunkedLocal", "CrossAttention", "EncoderOnly", "FullAttention", "HiddenState", "LayerSpec",
         "RetainedWindow", "RingState", "SinkAttention", "SlidingWindow", "SlidingWindowMLA", "StateSpace",
     ),
     "kvlease.tables": ("RowTable",),
+    "kvlease.traces": ("TracedRequest",),
     "kvlease.worker": ("Worker",),
 }  # fmt: skip
 """Where each name lives, but for the errors."""

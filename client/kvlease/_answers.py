@@ -11,6 +11,7 @@ from kvlease.replies import (
     CacheStats,
     Event,
     Explanation,
+    GhostStats,
     Inspection,
     LeaseInfo,
     Miss,
@@ -69,6 +70,7 @@ def stats(reply: pb.StatsResponse) -> Stats:
             num_waiting=each.num_waiting,
             num_workers=each.num_workers,
             counters=dict(each.counters),
+            ghosts=tuple(map(reader(GhostStats), each.ghosts)),
         )
         for each in reply.caches
     )

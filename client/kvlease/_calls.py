@@ -19,6 +19,7 @@ from kvlease.plan_report import ExplainedPlan, PlanReport, WhatIf
 from kvlease.replies import (
     CacheInfo,
     Committed,
+    Event,
     Evicted,
     Explanation,
     Found,
@@ -29,6 +30,7 @@ from kvlease.replies import (
     ReserveSpec,
     Stats,
 )
+from kvlease.traces import TracedRequest
 from kvlease.v1 import kvlease_pb2 as pb
 
 R = TypeVar("R")
@@ -133,13 +135,18 @@ def explain_lease(lease_id: int, cache: str = "") -> Ask[Explanation]:
     )
 
 
-def watch(cache: str, after_sequence: int) -> Ask[None]:
+def watch(cache: str, after_sequence: int) -> Ask[Event]:
     """Ask for events."""
     return _ask(
         "watch",
         lambda: pb.WatchRequest(**given(cache=cache, after_sequence=after_sequence)),
-        lambda _: None,
+        _answers.event,
     )
+
+
+def trace(cache: str) -> Ask[TracedRequest]:
+    """Ask for requests as their leases end."""
+    return _ask("trace", lambda: pb.TraceRequest(**given(cache=cache)), TracedRequest.from_proto)
 
 
 def lookup(keys: bytes, cache: str = "") -> Ask[Found]:

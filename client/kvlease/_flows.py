@@ -62,6 +62,12 @@ def told(link: Link, ask: Ask[R]) -> Flow[R]:
     return ask.read(response)
 
 
+def streamed(link: Link, ask: Ask[Any]) -> Outgoing:
+    """Return the call of a stream, whose first answer must come before the deadline."""
+    link.check_process()
+    return Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds)
+
+
 def attempts(link: Link, ask: Ask[Any]) -> Flow[tuple[Any, int]]:
     """Send a call until it is answered or its deadline is near; returns the response and the epoch that gave it.
 

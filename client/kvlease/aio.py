@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from kvlease import _answers, _calls, _flows, _steps, _verbs
+from kvlease import _calls, _flows, _steps, _verbs
 from kvlease._async_port import AsyncPort, beat
 from kvlease._calls import Ask
 from kvlease._session import Link, Session
@@ -32,13 +32,9 @@ from kvlease.replies import (
     Stats,
     StepColumns,
 )
+from kvlease.traces import TracedRequest
 from kvlease.transports import open_async_transport
-from kvlease.transports.base import (
-    AsyncTransport,
-    Outgoing,
-    default_address,
-    parse_address,
-)
+from kvlease.transports.base import AsyncTransport, default_address, parse_address
 from kvlease.worker import WorkerView
 
 R = TypeVar("R")
@@ -340,15 +336,17 @@ class AsyncClient:
         """
         return await self._told(_calls.detach(worker_id))
 
-    async def watch(
+    def watch(
         self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
     ) -> AsyncIterator[Event]:
         """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever."""
-        self._link.check_process()
-        ask = _calls.watch(cache, after_sequence)
-        call = Outgoing(ask.verb, ask.request, self._link.clock() + self._link.deadline_seconds)
-        async for message in self._port.transport.watch(call, idle_seconds):
-            yield _answers.event(message)
+        return self._stream(_calls.watch(cache, after_sequence), idle_seconds)
+
+    def trace(
+        self, cache: str, *, idle_seconds: float | None = None
+    ) -> AsyncIterator[TracedRequest]:
+        """Yield the requests of a cache as their leases end; the first one has no keys: recording has begun."""
+        return self._stream(_calls.trace(cache), idle_seconds)
 
     async def attach(
         self,
@@ -383,6 +381,11 @@ class AsyncClient:
             await transport.close()
             raise
         return AsyncWorker(session, transport).start()
+
+    async def _stream(self, ask: Ask[R], idle_seconds: float | None) -> AsyncIterator[R]:
+        call = _flows.streamed(self._link, ask)
+        async for message in self._port.transport.stream(call, idle_seconds):
+            yield ask.read(message)
 
     async def _told(self, ask: Ask[R]) -> R:
         return await self._port.run(_flows.told(self._link, ask))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, Literal, Self, TypeVar
 
-from kvlease import _answers, _calls, _flows
+from kvlease import _calls, _flows
 from kvlease._calls import Ask
 from kvlease._checks import check_type
 from kvlease._session import Link, Session
@@ -22,8 +22,9 @@ from kvlease.replies import (
     Reloaded,
     Stats,
 )
+from kvlease.traces import TracedRequest
 from kvlease.transports import open_transport
-from kvlease.transports.base import Outgoing, default_address, parse_address
+from kvlease.transports.base import default_address, parse_address
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.worker import Port, Worker
 
@@ -149,10 +150,14 @@ class Client:
         self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
     ) -> Iterator[Event]:
         """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever."""
-        self._link.check_process()
-        ask = _calls.watch(cache, after_sequence)
-        call = Outgoing(ask.verb, ask.request, self._link.clock() + self._link.deadline_seconds)
-        yield from map(_answers.event, self._port.transport.watch(call, idle_seconds))
+        yield from self._stream(_calls.watch(cache, after_sequence), idle_seconds)
+
+    def trace(self, cache: str, *, idle_seconds: float | None = None) -> Iterator[TracedRequest]:
+        """Yield the requests of a cache as their leases end, until none ended for `idle_seconds`; None waits for ever.
+
+        The first one has no keys: it says that recording has begun. The keys mean nothing outside of this trace.
+        """
+        yield from self._stream(_calls.trace(cache), idle_seconds)
 
     def attach(
         self,
@@ -187,6 +192,10 @@ class Client:
             port.transport.close()
             raise
         return Worker(session, port, open_transport(self._address)).start()
+
+    def _stream(self, ask: Ask[R], idle_seconds: float | None) -> Iterator[R]:
+        call = _flows.streamed(self._link, ask)
+        yield from map(ask.read, self._port.transport.stream(call, idle_seconds))
 
     def _told(self, ask: Ask[R]) -> R:
         return self._port.run(_flows.told(self._link, ask))

@@ -43,6 +43,18 @@ class PoolStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GhostStats:
+    """What another policy or size would have found."""
+
+    name: str
+    """The policy and its size, as POLICY@BLOCKS."""
+    num_keys: int
+    """Keys that were asked for."""
+    num_hits: int
+    """Those of them that it would have found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
     """One cache at one instant."""
 
@@ -53,6 +65,7 @@ class CacheStats:
     num_workers: int
     counters: Mapping[str, int]
     """Since the daemon's start, by name."""
+    ghosts: tuple[GhostStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.memory.regions import device_kind
 from kvleased.movers.link import MoverLink, ObserveCopies
+from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
 from kvleased.verbs.caches import CacheVerbs
@@ -89,6 +90,7 @@ class Daemon:
             copies_a_batch_max=settings.max_copies_a_batch,
             observe=observe_copies,
         )
+        self._observing = Observing(self.registry)
         self._keeper = keeper
         self._caches = CacheVerbs(
             self.registry,
@@ -158,6 +160,7 @@ class Daemon:
         """Stop time and let go of the other processes; calls that wait are cancelled."""
         if self._ticker is not None:
             self._ticker.cancel()
+        self._observing.stop()
         for waiting in list(self._waiting.values()):
             waiting.future.cancel()
         await self._caches.stop()
@@ -228,6 +231,13 @@ class Daemon:
         """
         return self.events.watch(request.after_sequence, request.cache)
 
+    def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
+        """Return the answers to a watch or a trace, without end; raises what these do."""
+        if isinstance(request, pb.TraceRequest):
+            return self._observing.trace(request, caller)
+        assert isinstance(request, pb.WatchRequest), f"{verb} is answered once"
+        return self.watch(request)
+
     def _call_once(self, verb: str, carry_out: Verb, request: Message, caller: Caller) -> Answer:
         key = caller.idempotency_key
         if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
@@ -275,6 +285,8 @@ class Daemon:
         except KVLeaseError:
             self._after_refusal(entry)
             raise
+        if entry.observer is not None:
+            respond = noted(entry.observer, command, respond)
         if outcome.ticket is None:
             if outcome.effects:
                 self._unsettled.append((entry, outcome.effects))
@@ -350,6 +362,7 @@ class Daemon:
         for entry in list(self.registry.by_pool.values()):
             self._pass_time(entry)
         self.mover.tick(monotonic())
+        self._observing.tick()
 
     def _pass_time(self, entry: CacheEntry) -> None:
         try:

@@ -109,6 +109,7 @@ class Metrics:
         yield from _blocks(caches)
         yield from _uses(caches)
         yield from _counters(caches)
+        yield from _ghosts(caches)
 
     def _of_process(self) -> Iterator[Metric]:
         facts = {"version": installed_version(), "python": platform.python_version()}
@@ -234,3 +235,29 @@ def _counters(caches: Mapping[str, Figures]) -> Iterator[Metric]:
         for outcome, counter in PREFIX_OUTCOMES.items():
             prefixes.add_metric((cache, outcome), figures.census.counters.get(counter, 0))
     yield prefixes
+
+
+def _ghosts(caches: Mapping[str, Figures]) -> Iterator[Metric]:
+    labels = ("cache", "ghost")
+    keys = CounterMetricFamily(
+        "kvlease_ghost_keys",
+        "Keys of granted requests that a ghost cache looked at.",
+        labels=labels,
+    )
+    hits = CounterMetricFamily(
+        "kvlease_ghost_hits",
+        "Those of them that another policy or size would have found.",
+        labels=labels,
+    )
+    dropped = CounterMetricFamily(
+        "kvlease_ghost_dropped_keys",
+        "Keys of granted requests that no ghost cache had time for.",
+        labels=("cache",),
+    )
+    for cache, figures in caches.items():
+        for ghost in figures.ghosts:
+            keys.add_metric((cache, ghost.name), ghost.num_keys)
+            hits.add_metric((cache, ghost.name), ghost.num_hits)
+        if figures.ghosts:
+            dropped.add_metric((cache,), figures.num_ghost_keys_dropped)
+    yield from (keys, hits, dropped)

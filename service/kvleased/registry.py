@@ -21,6 +21,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.core.cache import Cache
 from kvleased.idempotency import Replies
+from kvleased.recording import Observer
+from kvleased.traces.ghosts import Ghosts
 
 POPULATING: Final = "populating"
 READY: Final = "ready"
@@ -44,6 +46,8 @@ class CacheEntry:
     status: str = POPULATING
     bytes_populated: int = 0
     num_workers: int = 0
+    observer: Observer | None = None
+    """What is noted of its requests; None where nobody ever wanted to know."""
 
     @property
     def with_checksums(self) -> bool:
@@ -78,6 +82,17 @@ class CacheEntry:
             num_workers=self.num_workers,
             plan=self.plan.to_proto(),
         )
+
+    @property
+    def ghosts(self) -> Ghosts | None:
+        """Its ghost caches, if it has any."""
+        return None if self.observer is None else self.observer.ghosts
+
+    def observed(self, ghosts: Ghosts | None = None) -> Observer:
+        """Return what notes the cache's requests from now on."""
+        if self.observer is None:
+            self.observer = Observer(self.core, self.plan.hash_block_tokens, ghosts)
+        return self.observer
 
     def close(self) -> None:
         """Close the descriptors; mappings end with the arrays over them."""

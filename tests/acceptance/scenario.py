@@ -86,7 +86,7 @@ class Run:
     def events(self) -> list[tuple[str, int]]:
         """Return kind and blocks of every event of the cache so far."""
         call = Outgoing("watch", pb.WatchRequest(cache=self.cache), time.monotonic() + 10)
-        seen = self.transport.watch(call, 0.3)
+        seen = self.transport.stream(call, 0.3)
         return [(event.kind, event.num_blocks) for event in seen]
 
 

@@ -313,7 +313,7 @@ def test_scenario_meets_every_verb_and_refusal(plays: dict[str, Any]) -> None:
     verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
     codes = {told["code"] for _, told in said if "code" in told}
 
-    assert {verb for verb, told in said if "code" not in told} == verbs - {"watch"}
+    assert {verb for verb, told in said if "code" not in told} == verbs - {"watch", "trace"}
     assert codes >= {
         "INVALID", "NEVER_FITS", "POOL_FULL", "STALE_EPOCH", "UNKNOWN_LEASE", "UNKNOWN_WORKER", "UNKNOWN_CACHE",
         "ID_REUSED", "LAYOUT_MISMATCH", "NOT_YOURS", "WRONG_STATE", "CACHE_IN_USE",

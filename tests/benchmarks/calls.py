@@ -315,8 +315,8 @@ class _Tap:
     def attach(self, call: Outgoing) -> Attached:
         return self._transport.attach(call)
 
-    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
-        return self._transport.watch(call, idle_seconds)
+    def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
+        return self._transport.stream(call, idle_seconds)
 
     def close(self) -> None:
         self._transport.close()

@@ -5,8 +5,7 @@ Exit status 0: done; 1: the daemon refused or was not there; 2: the command line
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import typer
@@ -15,15 +14,13 @@ from rich.table import Table
 
 from kvlease._version import installed_version
 from kvlease.cli import tables
+from kvlease.cli.connecting import Address, Json, connected
 from kvlease.cli.listing import first_of
 from kvlease.cli.misses import explanation
 from kvlease.cli.plan import plan_command
-from kvlease.client import Client, Listed
-from kvlease.errors import KVLeaseError
+from kvlease.cli.trace import trace_app
+from kvlease.client import Listed
 from kvlease.replies import Inspection
-
-CONNECT_SECONDS: Final = 5.0
-"""Seconds that a command waits for the daemon."""
 
 app = typer.Typer(
     name="kvlease",
@@ -32,16 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("plan")(plan_command)
+app.add_typer(trace_app, name="trace")
 
-Address = Annotated[
-    str,
-    typer.Option(
-        envvar="KVLEASE_ADDRESS",
-        help="Where the daemon is, such as unix:///path/kvlease.sock or http://127.0.0.1:7070.",
-        show_default="the user's own local socket",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]
 Limit = Annotated[int, typer.Option(min=1, help="How many of each cache to show.")]
 
@@ -73,7 +62,7 @@ def options(
 @app.command()
 def status(*, address: Address = "", cache: CacheName = "", as_json: Json = False) -> None:
     """Show caches, their pools by state, leases and what prefixes were worth."""
-    with _client(address) as client:
+    with connected(address) as client:
         stats = client.stats(cache)
         caches = client.list_caches()
     if as_json:
@@ -81,7 +70,12 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
         return
     console = Console()
     console.print(f"epoch {stats.epoch}, {len(stats.caches)} caches", highlight=False)
-    for table in (tables.caches(caches, stats), tables.pools(stats), tables.counters(stats)):
+    for table in (
+        tables.caches(caches, stats),
+        tables.pools(stats),
+        tables.counters(stats),
+        tables.ghosts(stats),
+    ):
         if table.row_count:
             console.print(table)
 
@@ -89,7 +83,7 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
 @app.command()
 def caches(*, address: Address = "", as_json: Json = False) -> None:
     """List the registered caches with their plans."""
-    with _client(address) as client:
+    with connected(address) as client:
         found = client.list_caches()
     if as_json:
         _print_json([dataclasses.asdict(cache) for cache in found])
@@ -152,7 +146,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Tell why the rest of a lease's prefix was not found: block by block, with what to change."""
-    with _client(address) as client:
+    with connected(address) as client:
         found = client.explain_lease(lease_id, cache=cache)
     if as_json:
         _print_json(dataclasses.asdict(found))
@@ -172,7 +166,7 @@ def evict(
     address: Address = "",
 ) -> None:
     """Move the coldest cached blocks out of the device pool."""
-    with _client(address) as client:
+    with connected(address) as client:
         gone = client.evict(num_blocks=blocks, wait_ms=wait_ms, cache=cache)
     typer.echo(f"{gone.num_evicted} blocks evicted, {gone.num_offloaded} copied to the host pool")
 
@@ -186,7 +180,7 @@ def detach(
     address: Address = "",
 ) -> None:
     """End a worker that has gone and whose death cannot be proven: your word that it writes no more."""
-    with _client(address) as client:
+    with connected(address) as client:
         num_leases = client.detach(worker_id)
     typer.echo(f"worker {worker_id} ended, and {num_leases} leases with it")
 
@@ -203,7 +197,7 @@ def events(
     as_json: Json = False,
 ) -> None:
     """Print events as they happen, oldest first."""
-    with _client(address) as client:
+    with connected(address) as client:
         for event in client.watch(
             cache=cache, after_sequence=after, idle_seconds=idle_seconds or None
         ):
@@ -216,7 +210,7 @@ def events(
 @app.command()
 def health(*, address: Address = "") -> None:
     """Say whether the daemon answers; the exit status says it to scripts."""
-    with _client(address) as client:
+    with connected(address) as client:
         stats = client.stats()
     num_leases = sum(cache.num_leases for cache in stats.caches)
     typer.echo(f"ok: epoch {stats.epoch}, {len(stats.caches)} caches, {num_leases} leases")
@@ -224,7 +218,7 @@ def health(*, address: Address = "") -> None:
 
 def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) -> None:
     """Show one list of one cache, or of all; at its end, what was left out."""
-    with _client(address) as client:
+    with connected(address) as client:
         names = [cache] if cache else [found.cache for found in client.list_caches()]
         pages = {name: first_of(client, name, what, limit) for name in names}
     if as_json:
@@ -254,22 +248,6 @@ _TABLES: Final[dict[Listed, Callable[[str, Inspection], Table]]] = {
 def _listed(page: Inspection, what: Listed) -> dict[str, object]:
     entries = [dataclasses.asdict(entry) for entry in getattr(page, what)]
     return {"num_total": page.num_total, what: entries}
-
-
-@contextmanager
-def _client(address: str) -> Iterator[Client]:
-    """Open a client, and turn what it raises into a sentence and an exit status."""
-    try:
-        with Client(address or None, deadline_seconds=CONNECT_SECONDS) as client:
-            yield client
-    except KVLeaseError as error:
-        Console(stderr=True).print(
-            f"{error.code}: {error.message}", style="red", markup=False, highlight=False
-        )
-        raise typer.Exit(1) from error
-    except (BrokenPipeError, KeyboardInterrupt):
-        # The reader of a stream of events has had enough.
-        raise typer.Exit(0) from None
 
 
 def _print_json(value: object, indent: int | None = 2) -> None:

@@ -21,6 +21,7 @@ _TEXTS: Final = frozenset(
         "name",
         "other states",
         "phase",
+        "policy",
         "priority",
         "status",
         "tenant",
@@ -83,6 +84,18 @@ def counters(stats: Stats) -> Table:
     for cache in stats.caches:
         if cache.counters:
             table.add_row(cache.cache, *_counted(cache))
+    return table
+
+
+def ghosts(stats: Stats) -> Table:
+    """Return one row per ghost cache: which share of the keys it would have found."""
+    table = _table("Ghost caches", "cache", "policy", "keys", "hits", "hit\nratio")
+    for cache in stats.caches:
+        for ghost in cache.ghosts:
+            ratio = f"{ghost.num_hits / ghost.num_keys:.1%}" if ghost.num_keys else ""
+            table.add_row(
+                cache.cache, ghost.name, f"{ghost.num_keys:,}", f"{ghost.num_hits:,}", ratio
+            )
     return table
 
 

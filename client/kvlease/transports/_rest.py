@@ -43,8 +43,12 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
     "stats": ("GET", "/v1/stats"),
     "inspect": ("GET", "/v1/caches/{cache}/{what}"),
     "watch": ("GET", "/v1/events"),
+    "trace": ("GET", "/v1/caches/{cache}/trace"),
 }
 """Method and path of every verb."""
+
+STREAMS: Final = frozenset({"watch", "trace"})
+"""The verbs that are answered without end."""
 
 WITHOUT_LEASE: Final[Mapping[str, tuple[str, str]]] = {
     "evict": ("POST", "/v1/evict"),
@@ -91,7 +95,7 @@ def request_of(call: Outgoing) -> Rest:
         query |= {name: str(value) for name, value in fields.items()}
     if query:
         path += "?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-    headers = {"Accept": "text/event-stream" if call.verb == "watch" else "application/json"}
+    headers = {"Accept": "text/event-stream" if call.verb in STREAMS else "application/json"}
     body = b""
     if method in ("POST", "PUT"):
         body = json.dumps(fields, separators=(",", ":")).encode()
@@ -193,11 +197,12 @@ def _not_ours(status: int, body: bytes) -> KVLeaseError:
 class SseReader:
     """Put server-sent events together from the pieces in which they arrive."""
 
-    def __init__(self) -> None:
-        """Begin with nothing received."""
+    def __init__(self, verb: str) -> None:
+        """Begin with nothing received of what answers a verb."""
+        self._verb = verb
         self._pending = b""
 
-    def feed(self, chunk: bytes) -> Iterator[pb.WatchResponse]:
+    def feed(self, chunk: bytes) -> Iterator[Message]:
         """Yield the events that this piece completes."""
         *events, self._pending = (self._pending + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
         if len(self._pending) > EVENT_BYTES_MAX:
@@ -208,6 +213,4 @@ class SseReader:
             if data := b"\n".join(
                 value.removeprefix(b" ") for name, _, value in lines if name == b"data"
             ):
-                response = response_of("watch", 200, data)
-                assert isinstance(response, pb.WatchResponse)
-                yield response
+                yield response_of(self._verb, 200, data)

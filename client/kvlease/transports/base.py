@@ -65,8 +65,8 @@ class Transport(Protocol):
         """Send an attach over a fresh connection, on which later calls go too."""
         ...
 
-    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
-        """Yield events over a connection of their own until none came for `idle_seconds`."""
+    def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
+        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
         ...
 
     def close(self) -> None:
@@ -85,8 +85,8 @@ class AsyncTransport(Protocol):
         """Send an attach over a fresh connection, on which later calls go too."""
         ...
 
-    def watch(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[pb.WatchResponse]:
-        """Yield events until none came for `idle_seconds`."""
+    def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
+        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
         ...
 
     async def close(self) -> None:

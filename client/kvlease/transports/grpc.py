@@ -77,9 +77,9 @@ class GrpcTransport:
         assert isinstance(response, pb.AttachResponse)
         return Attached(response, [])
 
-    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
-        """Yield events until none came for `idle_seconds`."""
-        events = self._method("watch")(call.request, metadata=_metadata(call))
+    def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
+        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
+        events = self._method(call.verb)(call.request, metadata=_metadata(call))
         try:
             while True:
                 # A blocking stream has no limit between two events, so a timer ends it.
@@ -140,16 +140,14 @@ class AsyncGrpcTransport:
         assert isinstance(response, pb.AttachResponse)
         return Attached(response, [])
 
-    async def watch(
-        self, call: Outgoing, idle_seconds: float | None
-    ) -> AsyncIterator[pb.WatchResponse]:
-        """Yield events until none came for `idle_seconds`."""
-        events = self._method("watch")(call.request, metadata=_metadata(call))
+    async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
+        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
+        events = self._method(call.verb)(call.request, metadata=_metadata(call))
         try:
             while True:
                 async with asyncio.timeout(idle_seconds):
                     event = await events.read()
-                if not isinstance(event, pb.WatchResponse):
+                if not isinstance(event, Message):
                     return
                 yield event
         except TimeoutError:

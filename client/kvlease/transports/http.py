@@ -46,15 +46,15 @@ class HttpTransport:
         assert isinstance(response, pb.AttachResponse)
         return Attached(response, [])
 
-    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
-        """Yield events over a connection of their own until none came for `idle_seconds`."""
+    def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
+        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
         connection = _Connection(self._address)
         try:
             answer = connection.begin(call)
             if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
                 response_of(call.verb, answer.status, answer.read())
             connection.limit(idle_seconds)
-            events = SseReader()
+            events = SseReader(call.verb)
             while chunk := answer.read1(2**16):
                 yield from events.feed(chunk)
         except TimeoutError:

@@ -44,10 +44,8 @@ class AsyncHttpTransport:
         assert isinstance(response, pb.AttachResponse)
         return Attached(response, [])
 
-    async def watch(
-        self, call: Outgoing, idle_seconds: float | None
-    ) -> AsyncIterator[pb.WatchResponse]:
-        """Yield events until none came for `idle_seconds`."""
+    async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
+        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
         request = request_of(call)
         limit = aiohttp.ClientTimeout(
             total=None, sock_connect=call.seconds_left(), sock_read=idle_seconds
@@ -58,7 +56,7 @@ class AsyncHttpTransport:
             ) as answer:
                 if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
                     response_of(call.verb, answer.status, await answer.read())
-                events = SseReader()
+                events = SseReader(call.verb)
                 async for chunk in answer.content.iter_any():
                     for event in events.feed(chunk):
                         yield event

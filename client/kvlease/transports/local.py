@@ -74,11 +74,11 @@ class LocalTransport:
         assert isinstance(response, pb.AttachResponse)
         return Attached(response, fds)
 
-    def watch(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
-        """Yield events over a connection of their own until none came for `idle_seconds`."""
+    def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
+        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
         connection = _Connection(self._path)
         try:
-            yield from connection.events(call, idle_seconds)
+            yield from connection.answers(call, idle_seconds)
         except BlockingIOError:
             return
         except OSError as error:
@@ -145,7 +145,7 @@ class _Connection:
             self.close()
             raise
 
-    def events(self, call: Outgoing, idle_seconds: float | None) -> Iterator[pb.WatchResponse]:
+    def answers(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
         pending = bytearray()
         sock = self._connect(call)
         sock.sendall(self._encode(call))
@@ -154,7 +154,6 @@ class _Connection:
             while len(pending) >= BYTES_OF_LENGTH and len(pending) >= (end := frame_bytes(pending)):
                 response = response_of(decode(pending[BYTES_OF_LENGTH:end]))
                 del pending[:end]
-                assert isinstance(response, pb.WatchResponse)
                 yield response
             chunk = sock.recv(_FIRST_BUFFER_BYTES)
             _more(len(chunk))

@@ -57,10 +57,8 @@ class AsyncLocalTransport:
             self._stream = await self._over(blocking.surrender(call))
         return attached
 
-    async def watch(
-        self, call: Outgoing, idle_seconds: float | None
-    ) -> AsyncIterator[pb.WatchResponse]:
-        """Yield events over a connection of their own until none came for `idle_seconds`."""
+    async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
+        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
         try:
             async with asyncio.timeout(call.seconds_left()):
                 reader, writer = await asyncio.open_unix_connection(self._path)
@@ -74,9 +72,7 @@ class AsyncLocalTransport:
                 async with asyncio.timeout(idle_seconds):
                     head = await reader.readexactly(BYTES_OF_LENGTH)
                 body = await reader.readexactly(frame_bytes(head) - BYTES_OF_LENGTH)
-                response = response_of(decode(body))
-                assert isinstance(response, pb.WatchResponse)
-                yield response
+                yield response_of(decode(body))
         except TimeoutError:
             return
         except (OSError, EOFError) as error:

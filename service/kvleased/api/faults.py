@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 
 from kvlease.errors import InternalError, KVLeaseError, UnavailableError
 from kvlease.faults import holdings_to_text
-from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.seam import Backend
 from kvleased.callers import Caller
 
@@ -58,17 +57,17 @@ def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseErro
         return _unforeseen(verb, cause)
 
 
-async def events(
-    daemon: Backend, request: pb.WatchRequest
-) -> AsyncIterator[pb.WatchResponse | KVLeaseError]:
-    """Yield the daemon's events; where it ends them, the reason comes last."""
+async def stream(
+    daemon: Backend, verb: str, request: Message, caller: Caller
+) -> AsyncIterator[Message | KVLeaseError]:
+    """Yield the daemon's answers without end; where it ends them, the reason comes last."""
     try:
-        async for event in daemon.watch(request):
-            yield event
+        async for answer in daemon.stream(verb, request, caller):
+            yield answer
     except KVLeaseError as error:
         yield error
     except Exception as cause:  # noqa: BLE001 - the same
-        yield _unforeseen("watch", cause)
+        yield _unforeseen(verb, cause)
 
 
 def code_of(answer: object) -> str:

@@ -125,7 +125,9 @@ class Verbs:
         found: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         for method in SERVICE.methods:
             if method.server_streaming:
-                found[method.name] = grpc.unary_stream_rpc_method_handler(self._watch)
+                kind = getattr(pb, method.input_type.name)
+                answers = self._stream(verb_of(method.name), kind)
+                found[method.name] = grpc.unary_stream_rpc_method_handler(answers)
             else:
                 kind = getattr(pb, method.input_type.name)
                 answer = self._unary(verb_of(method.name), kind)
@@ -153,19 +155,25 @@ class Verbs:
 
         return answer
 
-    async def _watch(
-        self, packed: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> AsyncIterator[bytes]:
-        try:
-            request = self._parse(pb.WatchRequest, packed)
-        except KVLeaseError as error:
-            await _abort(context, error)
-            return
-        async for event in faults.events(self._daemon, request):
-            if isinstance(event, KVLeaseError):
-                await _abort(context, event)
+    def _stream(
+        self, verb: str, kind: type[Message]
+    ) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        async def answers(
+            packed: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> AsyncIterator[bytes]:
+            try:
+                request = self._parse(kind, packed)
+                caller = _caller(context)
+            except KVLeaseError as error:
+                await _abort(context, error)
                 return
-            yield event.SerializeToString()
+            async for answer in faults.stream(self._daemon, verb, request, caller):
+                if isinstance(answer, KVLeaseError):
+                    await _abort(context, answer)
+                    return
+                yield answer.SerializeToString()
+
+        return answers
 
     def _parse(self, kind: type[M], packed: bytes) -> M:
         limit = self._message_bytes_max

@@ -26,6 +26,12 @@ UNSENT_BYTES_MAX: Final = 4 << 20
 """Bytes that a peer may leave unread before it is disconnected."""
 
 _RETRY_AFTER_MS: Final = 10
+_STREAMS: Final = frozenset({"watch", "trace"})
+"""The verbs that are answered without end."""
+_UNSENT_STREAM_BYTES_MAX: Final = 1 << 20
+"""Bytes of streams that may be unread before the next answer waits."""
+_UNSENT_SECONDS: Final = 0.05
+"""Seconds until it is looked again whether they were read."""
 
 
 class Server(Protocol):
@@ -198,8 +204,8 @@ class LocalConnection(asyncio.Protocol):
         if verb is None or verb == "attach":
             self._refuse(call.call_number, _misplaced(verb))
             return True
-        if verb == "watch":
-            self._watch(call)
+        if verb in _STREAMS:
+            self._watch(verb, call)
             return True
         token, key = call.token or self._token, call.idempotency_key
         caller = Caller("local", token, call.epoch, key, call.cache, None, self._pid, self._uid)
@@ -238,17 +244,26 @@ class LocalConnection(asyncio.Protocol):
         self._waiting.add(future)
         future.add_done_callback(done)
 
-    def _watch(self, call: pb.Call) -> None:
+    def _watch(self, verb: str, call: pb.Call) -> None:
         if not self._has_room():
             self._refuse(call.call_number, self._too_many())
             return
-        watch = asyncio.get_running_loop().create_task(self._send_events(call))
+        watch = asyncio.get_running_loop().create_task(self._send_stream(verb, call))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
-    async def _send_events(self, call: pb.Call) -> None:
-        async for event in faults.events(self._daemon, call.watch):
-            self._send(frame_of(call.call_number, self._daemon.epoch, "watch", event))
+    async def _send_stream(self, verb: str, call: pb.Call) -> None:
+        token = call.token or self._token
+        caller = Caller("local", token, call.epoch, "", call.cache, None, self._pid, self._uid)
+        async for answer in faults.stream(self._daemon, verb, getattr(call, verb), caller):
+            self._send(frame_of(call.call_number, self._daemon.epoch, verb, answer))
+            # A reader that is slow is no reason to disconnect: what it misses is told.
+            while self._unsent_bytes > _UNSENT_STREAM_BYTES_MAX:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(_UNSENT_SECONDS)
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _has_room(self) -> bool:
         return len(self._waiting) + len(self._watches) < self._calls_max

@@ -111,7 +111,7 @@ def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> S
     app.state.streams = set()
     endpoints: dict[Route, Answers] = {}
     for route in ROUTES:
-        kind = EventsEndpoint if route.verb == "watch" else Endpoint
+        kind = EventsEndpoint if route.is_stream else Endpoint
         answers = kind(route, daemon, metrics, message_bytes_max=message_bytes_max).answer
         endpoints[route] = answers
         if route.is_hot:

@@ -142,7 +142,7 @@ def signature(route: Route) -> inspect.Signature:
 def responses(route: Route) -> dict[int | str, Json]:
     """Return the answers of a route, for OpenAPI."""
     message = _RESPONSES[route.verb]
-    kind = "text/event-stream" if route.verb == "watch" else "application/json"
+    kind = "text/event-stream" if route.is_stream else "application/json"
     success: Json = {
         "description": "Done.",
         "headers": {

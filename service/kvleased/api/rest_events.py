@@ -1,4 +1,4 @@
-"""Own the event stream of REST: server-sent events, with a comment now and then so that a dead peer is noticed."""
+"""Own the streams of REST: server-sent events, with a comment now and then so that a dead peer is noticed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,22 +25,22 @@ _HEADERS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b
 Streams = set["asyncio.Future[None]"]
 """What open streams wait for; cancelling it ends them."""
 
-Event = pb.WatchResponse | KVLeaseError | None
-"""What comes next: an event, the reason why there are no more, or the plain end."""
+Next = Message | KVLeaseError | None
+"""What comes next: an answer, the reason why there are no more, or the plain end."""
 
 
 class EventsEndpoint(Endpoint):
-    """The route of the event stream."""
+    """The route of a stream."""
 
     async def answer(self, request: Request) -> Response:
         """Begin the stream, or refuse it."""
         try:
-            message, _ = await self._read(request)
-            _resume(message, request)
+            message, caller = await self._read(request)
         except KVLeaseError as error:
             return refusal(error)
-        assert isinstance(message, pb.WatchRequest), "the table says so"
-        events = faults.events(self._daemon, message)
+        if isinstance(message, pb.WatchRequest):
+            _resume(message, request)
+        events = faults.stream(self._daemon, self._route.verb, message, caller)
         first = _next(events)
         await asyncio.wait({first}, timeout=FIRST_LOOK_SECONDS)
         if first.done() and isinstance(refused := first.result(), KVLeaseError):
@@ -54,8 +54,8 @@ class EventStream(Answer):
     def __init__(
         self,
         request: Request,
-        events: AsyncIterator[pb.WatchResponse | KVLeaseError],
-        first: "asyncio.Future[Event]",
+        events: AsyncIterator[Message | KVLeaseError],
+        first: "asyncio.Future[Next]",
     ) -> None:
         """Remember what to send."""
         super().__init__(200, _HEADERS, b"")
@@ -93,20 +93,18 @@ class EventStream(Answer):
         self._upcoming = _next(self._events)
         if isinstance(event, KVLeaseError):
             return b"event: problem\ndata: %b\n\n" % faults.problem(event)
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (
-            event.sequence,
-            event.kind.encode(),
-            to_json(event),
-        )
+        head = b"event: request\n"
+        if isinstance(event, pb.WatchResponse):
+            head = b"id: %d\nevent: %b\n" % (event.sequence, event.kind.encode())
+        return b"%bdata: %b\n\n" % (head, to_json(event))
 
 
-def _next(events: AsyncIterator[pb.WatchResponse | KVLeaseError]) -> "asyncio.Future[Event]":
+def _next(events: AsyncIterator[Message | KVLeaseError]) -> "asyncio.Future[Next]":
     return asyncio.ensure_future(anext(events, None))
 
 
-def _resume(message: Message, request: Request) -> None:
+def _resume(message: pb.WatchRequest, request: Request) -> None:
     """Go on where a browser that reconnects says that it was."""
     seen = request.headers.get("last-event-id", "")
-    assert isinstance(message, pb.WatchRequest), "the table says so"
     if seen.isascii() and seen.isdigit() and not message.after_sequence:
         message.after_sequence = min(int(seen), 2**53)

@@ -41,6 +41,11 @@ class Route:
         return self.tag in ("leases", "workers")
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it is answered without end."""
+        return self.verb in ("watch", "trace")
+
+    @property
     def request_class(self) -> Any:
         """The message that the daemon takes."""
         return _REQUESTS[self.verb]
@@ -119,5 +124,7 @@ ROUTES: Final = (
     ),
     Route(verb="watch", method="GET", path="/v1/events", tag="watching", query=("after_sequence", "cache"),
           summary="Stream events, oldest first, as server-sent events"),
+    Route(verb="trace", method="GET", path="/v1/caches/{cache}/trace", tag="watching",
+          summary="Stream requests as their leases end, without what their tokens are, as server-sent events"),
 )  # fmt: skip
 """Every route of /v1."""

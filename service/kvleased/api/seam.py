@@ -7,7 +7,6 @@ from typing import Protocol
 
 from google.protobuf.message import Message
 
-from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 
 
@@ -48,8 +47,8 @@ class Backend(Protocol):
         """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay the daemon's."""
         ...
 
-    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
-        """Yield events from a sequence number on, without end."""
+    def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
+        """Yield what a watch or a trace is answered with, without end."""
         ...
 
 

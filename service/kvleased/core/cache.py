@@ -171,6 +171,10 @@ class Cache:
         """Count a worker's leases."""
         return len(self._state.leases.by_worker.get(worker_id, ()))
 
+    def has_lease(self, lease_id: int) -> bool:
+        """Tell whether a lease lives."""
+        return lease_id in self._state.leases.by_id
+
     def lease_ids_of(self, worker_id: WorkerId) -> bytes:
         """Return the packed int64 ids of a worker's leases."""
         return np.array(sorted(self._state.leases.by_worker.get(worker_id, ())), np.int64).tobytes()

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from kvlease.errors import CacheInUseError, LayoutMismatchError, NeverFitsError
+from kvlease.errors import CacheInUseError, InvalidError, LayoutMismatchError, NeverFitsError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
@@ -28,6 +28,7 @@ from kvleased.movers.link import MoverLink
 from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, TENANT_DEFAULT, CacheEntry, Registry
 from kvleased.settings import Settings
+from kvleased.traces.ghosts import Ghost, Ghosts, read_ghosts
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.limits import named, with_tenants
@@ -95,7 +96,8 @@ class CacheVerbs:
         integrity = checks.one_of(
             "integrity", request.options.integrity or INTEGRITIES[0], INTEGRITIES
         )
-        return asyncio.ensure_future(self._register(name, request.inputs, integrity))
+        ghosts = read_ghosts(request.options.ghosts)
+        return asyncio.ensure_future(self._register(name, request.inputs, integrity, ghosts))
 
     def get_cache(self, request: pb.GetCacheRequest, _: Caller) -> Answer:
         """Describe one cache."""
@@ -169,6 +171,7 @@ class CacheVerbs:
                 {kind: item.fd for kind, item in items.items()},
                 recovered=(workers.get(name, {}), now, places.get(name, {})),
             )
+            _haunt(entry, _kept_ghosts(registration.metadata.get("ghosts", "")))
             self._populate(entry)
 
     async def stop(self) -> None:
@@ -183,7 +186,7 @@ class CacheVerbs:
         return with_tenants(shape, self._settings.tenants, self.root_secret)
 
     async def _register(
-        self, name: str, inputs: pb.PlanInputs, integrity: str
+        self, name: str, inputs: pb.PlanInputs, integrity: str, ghosts: tuple[Ghost, ...]
     ) -> pb.RegisterCacheResponse:
         _, planned = await asyncio.to_thread(plans.planned, inputs, self._device_bytes_default)
         plans.require_servable(planned)
@@ -193,8 +196,10 @@ class CacheVerbs:
                 return _equal_registration(entry, planned, integrity)
             self._registry.require_room_for_cache()
             self._require_memory(planned)
-            fds = await self._create_regions(name, planned, integrity)
+            registration = {"integrity": integrity, "ghosts": _written(ghosts)}
+            fds = await self._create_regions(name, planned, registration)
             entry = self._make_entry(name, planned, integrity, fds)
+            _haunt(entry, ghosts)
         self._populate(entry)
         self._events.append("cache_registered", name)
         _LOG.info(
@@ -223,10 +228,10 @@ class CacheVerbs:
             )
 
     async def _create_regions(
-        self, name: str, planned: CachePlan, integrity: str
+        self, name: str, planned: CachePlan, registration: dict[str, str]
     ) -> dict[str, int]:
         packed, digest = regions.packed_plan(planned)
-        registration = {"integrity": integrity, "digest": digest}
+        registration = registration | {"digest": digest}
         fds: dict[str, int] = {}
         try:
             for kind, region_bytes in regions.region_sizes(
@@ -342,6 +347,27 @@ def _equal_registration(
     return pb.RegisterCacheResponse(info=entry.info(), created=False)
 
 
+def _written(ghosts: tuple[Ghost, ...]) -> str:
+    return " ".join(ghost.name for ghost in ghosts)
+
+
+def _kept_ghosts(written: str) -> tuple[Ghost, ...]:
+    """Return the ghosts of an earlier life; a version that knew other policies is no reason not to start."""
+    try:
+        return read_ghosts(written.split())
+    except InvalidError as error:
+        _LOG.warning("ghosts_forgotten", ghosts=written, error=str(error))
+        return ()
+
+
+def _haunt(entry: CacheEntry, ghosts: tuple[Ghost, ...]) -> None:
+    """Give a cache its ghosts."""
+    if ghosts:
+        shape = entry.core.shape
+        blocks_per_key = sum(1 / one.keys_per_block for one in shape.groups if one.keys_per_block)
+        entry.observed(Ghosts(ghosts, entry.plan.usable_blocks, blocks_per_key or 1.0))
+
+
 def _stats(entry: CacheEntry) -> pb.CacheStats:
     census = entry.core.census()
     pools = [("device", entry.plan.usable_blocks, census.device)]
@@ -357,4 +383,8 @@ def _stats(entry: CacheEntry) -> pb.CacheStats:
         num_waiting=census.num_waiting,
         num_workers=entry.num_workers,
         counters=census.counters,
+        ghosts=[
+            pb.GhostStats(name=one.name, num_keys=one.num_keys, num_hits=one.num_hits)
+            for one in (entry.ghosts.figures() if entry.ghosts else ())
+        ],
     )

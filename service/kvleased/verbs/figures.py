@@ -1,7 +1,7 @@
 """Own the figures of each cache at one instant, tenants by their names; how metrics call them is not known here."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,6 +9,7 @@ from kvleased import checks
 from kvleased.core.cache import Cache
 from kvleased.core.census import Census
 from kvleased.registry import Registry
+from kvleased.traces.ghosts import GhostFigures
 
 OTHERS: Final = "(others)"
 """The name under which the blocks of all tenants are counted that are neither configured nor attached."""
@@ -23,6 +24,8 @@ class Figures:
     """Waiting calls by the priority that they have come to; they add up to those of the census."""
     tenants: Mapping[tuple[str, str], int]
     """Device blocks by tenant and state: "used", and of these "held" and "pinned"."""
+    ghosts: Sequence[GhostFigures] = ()
+    num_ghost_keys_dropped: int = 0
 
 
 def figures(registry: Registry) -> dict[str, Figures]:
@@ -33,6 +36,8 @@ def figures(registry: Registry) -> dict[str, Figures]:
             census=(census := entry.core.census()),
             waiting=_waiting(census),
             tenants=_tenants(entry.core, names),
+            ghosts=() if (ghosts := entry.ghosts) is None else ghosts.figures(),
+            num_ghost_keys_dropped=0 if ghosts is None else ghosts.num_dropped,
         )
         for entry in registry
     }

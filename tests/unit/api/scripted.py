@@ -36,7 +36,7 @@ class ScriptedDaemon:
         default_factory=dict
     )
     calls: list[tuple[str, Message, Caller]] = field(default_factory=list)
-    events: list[pb.WatchResponse | KVLeaseError] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
     pidfd_inode: int = 0
     cancelled: list[asyncio.Future[Message]] = field(default_factory=list)
@@ -72,12 +72,13 @@ class ScriptedDaemon:
         assert worker_id
         return self.descriptors
 
-    async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+    async def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
         """Yield the scripted events, then wait for ever."""
+        self.calls.append((verb, request, caller))
         for event in self.events:
             if isinstance(event, KVLeaseError):
                 raise event
-            if event.sequence > request.after_sequence:
+            if not isinstance(request, pb.WatchRequest) or event.sequence > request.after_sequence:
                 yield event
         await asyncio.Event().wait()
 

@@ -158,6 +158,21 @@ async def test_caller_that_leaves_is_forgotten(served: Served, channel: grpc.aio
     assert served.daemon.cancelled == [future]
 
 
+async def test_trace_tells_who_asks(served: Served, channel: grpc.aio.Channel) -> None:
+    """A trace is streamed like events, and the daemon knows whose token came with it."""
+    served.daemon.events = [pb.TraceResponse(input_tokens=3), UnknownCacheError()]
+    stub = kvlease_pb2_grpc.KVLeaseServiceStub(channel)
+    told = stub.Trace(pb.TraceRequest(cache="demo"), metadata=[("authorization", "Bearer tok")])
+
+    record = await told.read()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await told.read()
+
+    assert record.input_tokens == 3
+    (verb, request, caller) = served.daemon.calls[0]
+    assert (verb, request, caller.token) == ("trace", pb.TraceRequest(cache="demo"), "tok")
+
+
 async def test_watch_streams_until_it_is_refused(served: Served, channel: grpc.aio.Channel) -> None:
     """Events come one by one, and the status says why there are no more."""
     served.daemon.events = [pb.WatchResponse(sequence=1, kind="a"), UnknownCacheError()]

@@ -256,6 +256,25 @@ async def test_calls_in_flight_are_bounded(served: Served) -> None:
     assert len(served.daemon.cancelled) == 1
 
 
+async def test_slow_reader_of_a_stream_stays_connected(served: Served) -> None:
+    """Where a reader lags, the daemon waits rather than disconnects, however much there is to tell."""
+    digests = bytes(1 << 20)
+    served.daemon.events = [
+        pb.TraceResponse(input_tokens=number, key_digests=digests) for number in range(12)
+    ]
+    line = await served.line()
+    line.send(pb.Call(call_number=8, token="tok", trace=pb.TraceRequest(cache="demo")))
+
+    replies = []
+    for _ in served.daemon.events:
+        replies.append(await line.receive())
+        await asyncio.sleep(0)
+
+    assert [reply.trace.input_tokens for reply in replies] == list(range(12))
+    (verb, request, caller) = served.daemon.calls[0]
+    assert (verb, request, caller.token) == ("trace", pb.TraceRequest(cache="demo"), "tok")
+
+
 async def test_watch_is_answered_many_times(served: Served) -> None:
     """Events carry their call's number, among other answers, and the end says why."""
     served.daemon.events = [

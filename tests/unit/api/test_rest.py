@@ -97,7 +97,7 @@ def test_every_verb_has_a_route() -> None:
     verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
 
     assert {route.verb for route in ROUTES} == verbs
-    assert {words[3] for words in WORDS} == verbs - {"watch"}
+    assert {words[3] for words in WORDS} == verbs - {"watch", "trace"}
 
 
 async def test_response_is_the_message_with_defaults(served: Served) -> None:
@@ -324,6 +324,23 @@ async def test_events_are_server_sent(served: Served) -> None:
     assert b"text/event-stream" in head
     assert b"id: 2\nevent: k2\ndata: {" in received
     assert b"event: k1" not in received
+
+
+async def test_traces_are_server_sent(served: Served) -> None:
+    """Each request is an event without a number, for a trace does not go on where it was; the caller is known."""
+    served.daemon.events = [
+        pb.TraceResponse(input_tokens=3, key_digests=bytes(8)),
+        UnknownCacheError(),
+    ]
+
+    headers = {"Authorization": "Bearer tok"}
+    answer = await http(served, "GET", "/v1/caches/demo/trace", headers=headers)
+
+    first, second = answer.body.removesuffix(b"\n\n").split(b"\n\n")
+    assert first.startswith(b'event: request\ndata: {"timestamp_ms":0,"input_tokens":3,')
+    assert second.startswith(b"event: problem\ndata: {")
+    (verb, request, caller) = served.daemon.calls[0]
+    assert (verb, request, caller.token) == ("trace", pb.TraceRequest(cache="demo"), "tok")
 
 
 async def test_events_are_refused_before_they_begin(served: Served) -> None:

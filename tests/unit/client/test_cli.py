@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
+from kvlease.cli import connecting
 from kvlease.errors import PoolFullError
 from kvlease.plan import PlanInputs
 from kvlease.replies import (
@@ -140,7 +141,7 @@ class ScriptedClient:
 @pytest.fixture(autouse=True)
 def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the commands talk to the scripted client."""
-    monkeypatch.setattr(cli, "Client", ScriptedClient)
+    monkeypatch.setattr(connecting, "Client", ScriptedClient)
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str, str]:

@@ -165,7 +165,7 @@ def test_watch_ends_when_nothing_more_comes(address: str) -> None:
     """Events come one by one; a stream that falls silent ends after the idle time."""
     transport = GrpcTransport(parse_address(address))
 
-    events = list(transport.watch(call("watch", pb.WatchRequest()), 0.2))
+    events = list(transport.stream(call("watch", pb.WatchRequest()), 0.2))
 
     transport.close()
     assert [event.sequence for event in events] == [0, 1, 2]
@@ -175,7 +175,7 @@ async def test_async_watch_ends_when_nothing_more_comes(address: str) -> None:
     """The same holds on an event loop."""
     transport = AsyncGrpcTransport(parse_address(address))
 
-    events = [event async for event in transport.watch(call("watch", pb.WatchRequest()), 0.2)]
+    events = [event async for event in transport.stream(call("watch", pb.WatchRequest()), 0.2)]
 
     await transport.close()
     assert [event.sequence for event in events] == [0, 1, 2]

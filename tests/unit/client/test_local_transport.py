@@ -227,7 +227,7 @@ def test_watch_yields_until_idle(tmp_path: Path) -> None:
 
     with Watched(path=tmp_path / "s", answer=released) as server:
         transport = LocalTransport(str(server.path))
-        events = list(transport.watch(call("watch", pb.WatchRequest()), 0.05))
+        events = list(transport.stream(call("watch", pb.WatchRequest()), 0.05))
 
     assert [event.sequence for event in events] == [0, 1, 2]
 

@@ -205,7 +205,7 @@ def test_events_come_whole_from_any_pieces(data: st.DataObject) -> None:
         b'id: %d\ndata: {"sequence": %d}\r\n\r\n' % (n, n) for n in range(4)
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
-    reader = SseReader()
+    reader = SseReader("watch")
 
     pieces = [
         stream[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
@@ -218,7 +218,7 @@ def test_events_come_whole_from_any_pieces(data: st.DataObject) -> None:
 def test_endless_event_is_refused() -> None:
     """A stream that never ends an event does not fill our memory."""
     with pytest.raises(UnavailableError):
-        list(SseReader().feed(bytes(2**21)))
+        list(SseReader("watch").feed(bytes(2**21)))
 
 
 # Over sockets

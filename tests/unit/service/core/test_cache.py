@@ -54,6 +54,17 @@ def test_repr_shows_life() -> None:
     assert repr(cache) == "<Cache 1 leases, 1 waiting, <Pool 2 reserved>>"
 
 
+def test_lease_lives_until_it_is_released() -> None:
+    """The cache knows which leases live."""
+    cache = a_cache(2)
+    lease_id = reserve(cache, 2).lease_id
+
+    before = cache.has_lease(lease_id)
+    release(cache, lease_id)
+
+    assert (before, cache.has_lease(lease_id)) == (True, False)
+
+
 def test_cache_tells_its_numbers_and_tenants() -> None:
     """Its shape and the tenants of its workers are what it was told."""
     cache = a_cache(4)

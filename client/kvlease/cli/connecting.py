@@ -1,0 +1,49 @@
+"""Own how a command reaches the daemon, and what it says where that fails."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final, TypeAlias
+
+import typer
+from rich.console import Console
+
+from kvlease.client import Client, OnDoubt
+from kvlease.errors import KVLeaseError
+
+CONNECT_SECONDS: Final = 5.0
+"""Seconds that a command waits for the daemon."""
+
+Address: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        envvar="KVLEASE_ADDRESS",
+        help="Where the daemon is, such as unix:///path/kvlease.sock or http://127.0.0.1:7070.",
+        show_default="the user's own local socket",
+    ),
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@contextmanager
+def connected(address: str, on_doubt: OnDoubt = "miss") -> Iterator[Client]:
+    """Open a client, and turn what it raises into a sentence and an exit status."""
+    with (
+        told(status=1),
+        Client(address or None, deadline_seconds=CONNECT_SECONDS, on_doubt=on_doubt) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def told(*, status: int) -> Iterator[None]:
+    """Turn an error into a sentence and an exit status."""
+    try:
+        yield
+    except KVLeaseError as error:
+        Console(stderr=True).print(
+            f"{error.code}: {error.message}", style="red", markup=False, highlight=False
+        )
+        raise typer.Exit(status) from error
+    except (BrokenPipeError, KeyboardInterrupt):
+        # The reader of a stream has had enough.
+        raise typer.Exit(0) from None

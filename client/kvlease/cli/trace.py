@@ -1,0 +1,157 @@
+"""Own `kvlease trace`: record what a cache is asked for, ask for it again, see what each policy would find of it."""
+
+import asyncio
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvlease.cli import trace_tables
+from kvlease.cli.connecting import Address, Json, connected, told
+from kvlease.cli.simulator import find_simulator
+from kvlease.cli.trace_record import REQUESTS_MAX, Recorded, record
+from kvlease.cli.trace_replay import TENANT, replay
+from kvlease.errors import InvalidError
+from kvlease.trace_files import read_trace, write_trace
+from kvlease.traces import Simulated, Trace, gathered
+
+trace_app = typer.Typer(
+    no_args_is_help=True, help="Record requests, replay them, and simulate policies on them."
+)
+
+File = Annotated[Path, typer.Argument(help="A trace, one request a line, in Mooncake's format.")]
+Cache = Annotated[str, typer.Option(help="The cache.")]
+First = Annotated[
+    int | None, typer.Option("--requests", min=1, help="Only the first ones.", show_default="all")
+]
+
+
+@trace_app.command("simulate")
+def simulate_command(
+    trace: File,
+    *,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="A policy, or belady; may be repeated.", show_default="all"),
+    ] = None,
+    blocks: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Blocks of the pool, of one key each; may be repeated.",
+            show_default="some shares of the distinct keys",
+        ),
+    ] = None,
+    requests: First = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="A .png or .svg to draw hit ratio against blocks into.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print which share of a trace's keys each policy finds, with Belady's bound beside it."""
+    with told(status=2):
+        simulator = find_simulator()
+        if plot is not None:
+            drawing = _drawing(plot)
+        read = read_trace(trace, requests)
+        results = list(simulator.simulate(read, policy or (), blocks or ()))
+        if as_json:
+            typer.echo(json.dumps(_answer(read, results), indent=2))
+        else:
+            console = Console()
+            for part in trace_tables.simulated(read, results, console.width):
+                console.print(part, highlight=False)
+        if plot is not None:
+            drawing.draw(results, plot)
+
+
+@trace_app.command("record")
+def record_command(
+    *,
+    cache: Cache,
+    output: Annotated[Path, typer.Option(help="The file to write, in Mooncake's format.")],
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Stop after so many.", show_default="at ^C")
+    ] = 0.0,
+    requests: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = REQUESTS_MAX,
+    address: Address = "",
+) -> None:
+    """Record what a cache is asked for: times, sizes and digests of keys, and nothing of the tokens."""
+    with told(status=1):
+        # What cannot be written should be known before there is something to write.
+        write_trace(gathered([]), output)
+        recorded = asyncio.run(record(address, cache, seconds or None, requests))
+        trace = gathered(recorded.requests)
+        write_trace(trace, output)
+    typer.echo(_said(trace, recorded, output))
+
+
+@trace_app.command("replay")
+def replay_command(
+    trace: File,
+    *,
+    cache: Cache,
+    speed: Annotated[
+        float, typer.Option(min=0, help="How much faster than it was; 0: one right after another.")
+    ] = 1.0,
+    requests: First = None,
+    tenant: Annotated[str, typer.Option(help="The tenant to ask as.")] = TENANT,
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Ask a cache for what a trace asked for; nothing is written to its memory, but what it had may be evicted."""
+    with told(status=2):
+        read = read_trace(trace, requests)
+    with connected(address, "raise") as client:
+        replayed = replay(client, cache, read, speed=speed, tenant=tenant)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(replayed), indent=2))
+        return
+    console = Console()
+    for part in trace_tables.replayed(replayed):
+        console.print(part, highlight=False)
+
+
+def _drawing(path: Path) -> Any:
+    """Return what draws, before anything is computed in vain."""
+    try:
+        drawing: Any = importlib.import_module("kvlease.cli.trace_plot")
+    except ImportError as error:
+        message = '--plot needs matplotlib; in a clone, install it with: pip install ".[plot]"'
+        raise InvalidError(message, resource="plot") from error
+    drawing.check(path)
+    return drawing
+
+
+def _answer(trace: Trace, results: list[Simulated]) -> dict[str, object]:
+    """Return the results as JSON has them; the numbers of a single one stand at the top, too."""
+    entries = [_entry(result) for result in results]
+    answer: dict[str, object] = dict(entries[0]) if len(entries) == 1 else {}
+    return answer | {
+        "num_requests": len(trace),
+        "num_keys": len(trace.key_ids),
+        "num_distinct_keys": trace.num_distinct,
+        "is_prefix_closed": trace.is_prefix_closed,
+        "results": entries,
+    }
+
+
+def _entry(result: Simulated) -> dict[str, object]:
+    ratios = {"hit_ratio": result.hit_ratio, "bound_hit_ratio": result.bound_hit_ratio}
+    return ratios | dataclasses.asdict(result)
+
+
+def _said(trace: Trace, recorded: Recorded, output: Path) -> str:
+    hits = 0 if trace.hit_tokens is None else int(trace.hit_tokens.sum())
+    text = (
+        f"{len(trace):,} requests with {len(trace.key_ids):,} keys ({trace.num_distinct:,} distinct) of "
+        f"{trace.tokens_per_key} tokens written to {output}; the cache had {hits:,} of "
+        f"{int(trace.input_tokens.sum()):,} tokens"
+    )
+    if recorded.num_dropped:
+        text += f"; {recorded.num_dropped:,} requests are missing, because they came too fast"
+    return text

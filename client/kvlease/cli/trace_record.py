@@ -1,0 +1,53 @@
+"""Own how a trace is recorded: until there is enough of it, its time is over, or the user has had enough."""
+
+import asyncio
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import typer
+
+from kvlease.aio import AsyncClient
+from kvlease.cli.connecting import CONNECT_SECONDS
+from kvlease.traces import TracedRequest
+
+REQUESTS_MAX: Final = 1_000_000
+"""Requests after which a recording ends unless told otherwise: they are kept in memory until they are written."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorded:
+    """What was recorded."""
+
+    requests: list[TracedRequest] = field(default_factory=list)
+    num_dropped: int = 0
+    """Requests that the daemon left out, because they were not read fast enough."""
+
+
+async def record(address: str, cache: str, seconds: float | None, num_requests: int) -> Recorded:
+    """Record a cache's requests until there are so many, for so many seconds, or until SIGINT or SIGTERM.
+
+    Raises:
+        KVLeaseError: the daemon refuses, or cannot be reached any more.
+    """
+    recorded = Recorded()
+    async with AsyncClient(address or None, deadline_seconds=CONNECT_SECONDS) as client:
+        reading = asyncio.ensure_future(_read(client, cache, num_requests, recorded))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, reading.cancel)
+        with suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(reading, seconds)
+    return recorded
+
+
+async def _read(client: AsyncClient, cache: str, num_requests: int, recorded: Recorded) -> None:
+    async for request in client.trace(cache):
+        recorded.num_dropped += request.num_dropped
+        if request.key_digests:
+            recorded.requests.append(request)
+        else:
+            typer.echo(f"recording {cache}; ^C ends it", err=True)
+        if len(recorded.requests) >= num_requests:
+            return

@@ -1,0 +1,76 @@
+"""Own when what is noted of the caches' requests is worked on: never before a caller has its answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import Final
+
+from google.protobuf.message import Message
+
+from kvlease.errors import NotYoursError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.core.commands import Command
+from kvleased.recording import Observer
+from kvleased.registry import Registry
+from kvleased.verbs.runner import Respond
+
+_GHOST_SECONDS: Final = 0.002
+"""Seconds that ghosts may take at once; calls wait meanwhile."""
+_PAUSE_SECONDS: Final = 0.008
+"""Seconds between that and the next time."""
+
+
+class Observing:
+    """The traces of all caches, and the time of their ghosts."""
+
+    def __init__(self, registry: Registry) -> None:
+        """Take the caches that are looked at."""
+        self._registry = registry
+        self._at_work: asyncio.TimerHandle | None = None
+
+    def trace(self, request: pb.TraceRequest, caller: Caller) -> AsyncIterator[pb.TraceResponse]:
+        """Return the requests of a cache as their leases end, without end.
+
+        Raises:
+            NotYoursError: a worker asks.
+            UnknownCacheError: there is no such cache.
+            BusyError: there are too many recordings.
+        """
+        if caller.token:
+            message = "a trace tells of all workers' requests; send no token"
+            raise NotYoursError(message, resource="token")
+        return self._registry.cache(request.cache).observed().record(monotonic())
+
+    def tick(self) -> None:
+        """Note leases that ended by themselves, and see to the ghosts."""
+        for entry in self._registry:
+            if entry.observer is not None:
+                entry.observer.tick()
+        if self._at_work is None:
+            self._work()
+
+    def stop(self) -> None:
+        """Work no more."""
+        if self._at_work is not None:
+            self._at_work.cancel()
+
+    def _work(self) -> None:
+        """Have ghosts look at what they have not seen yet, a little at a time."""
+        self._at_work = None
+        ghosts = (entry.ghosts for entry in self._registry)
+        behind = [one for one in ghosts if one is not None and one.is_behind]
+        for one in behind:
+            one.work(_GHOST_SECONDS / len(behind))
+        if behind:
+            self._at_work = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._work)
+
+
+def noted(observer: Observer, command: Command, respond: Respond) -> Respond:
+    """Return what responds to a command and has an observer note its reply."""
+
+    def note(reply: object) -> Message:
+        observer.saw(command, reply, monotonic())
+        return respond(reply)
+
+    return note

@@ -1,0 +1,223 @@
+"""Own what is noted of a cache's requests beside serving them: its ghosts' share, and traces while somebody records.
+
+What is noted leaves no tokens behind: keys leave this process only as digests under a secret of each recording.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from blake3 import blake3
+
+from kvlease.errors import BusyError
+from kvlease.ids import BYTES_PER_KEY
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core import commands as c
+from kvleased.core import effects as e
+from kvleased.core.cache import Cache
+from kvleased.traces.ghosts import Ghosts
+
+WATCHERS_MAX: Final = 4
+"""Recordings of one cache at once."""
+KEYS_QUEUED_MAX: Final = 1 << 18
+"""Keys of requests that wait for one recording's reader."""
+REQUESTS_QUEUED_MAX: Final = 1 << 13
+"""Requests that wait for one recording's reader."""
+
+_BYTES_PER_SECRET: Final = 32
+_BYTES_PER_DIGEST: Final = 8
+_KEYS_AT_ONCE: Final = 512
+"""Keys that are digested before other callers have their turn."""
+_COMMIT: Final = int(pb.STEP_VERB_COMMIT)
+_EXTEND: Final = int(pb.STEP_VERB_EXTEND)
+_RELEASE: Final = int(pb.STEP_VERB_RELEASE)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """A request whose lease lives."""
+
+    granted_at: float
+    keys: bytes
+    input_tokens: int
+    hit_tokens: int
+    last_token: int = 0
+    """How far the lease was extended or committed."""
+
+
+class Observer:
+    """What is noted of one cache; what nobody wants costs nothing."""
+
+    def __init__(self, core: Cache, tokens_per_key: int, ghosts: Ghosts | None = None) -> None:
+        """Take the cache that is looked at, and its ghosts if it has any."""
+        self.ghosts = ghosts
+        self._core = core
+        self._tokens_per_key = tokens_per_key
+        self._recordings: list[_Recording] = []
+        self._requests: dict[int, _Request] = {}
+
+    def __repr__(self) -> str:
+        """Show life: who records and how many requests live."""
+        return f"<Observer {len(self._recordings)} recordings, {len(self._requests)} requests>"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody wants to know anything."""
+        return self.ghosts is None and not self._recordings
+
+    def saw(self, command: c.Command, reply: object, now: float) -> None:
+        """Note what a command was answered with; `now` is in monotonic seconds."""
+        if isinstance(reply, e.Reserved):
+            if isinstance(command, c.Reserve):
+                self._granted(command, reply, now)
+        elif isinstance(reply, e.Stepped):
+            assert isinstance(command, c.Step), "only a step is answered so"
+            self._stepped(command, reply, now)
+        elif self._requests:
+            if isinstance(command, c.Commit | c.Extend):
+                self._went_on(command.lease_id, command.num_tokens)
+            elif isinstance(command, c.Release):
+                self._end([command.lease_id])
+
+    def tick(self) -> None:
+        """Note the leases that have ended without their worker's word."""
+        if self._requests:
+            self._end(list(self._requests))
+
+    def record(self, now: float) -> AsyncIterator[pb.TraceResponse]:
+        """Return the requests that are granted from now on, each when its lease has ended; the first has no keys.
+
+        Raises:
+            BusyError: there are as many recordings as are allowed.
+        """
+        if len(self._recordings) >= WATCHERS_MAX:
+            message = f"{len(self._recordings)} traces of this cache are being recorded already"
+            raise BusyError(message, resource="traces", need=1, available=0, limit=WATCHERS_MAX)
+        return self._follow(_Recording(began_at=now, tokens_per_key=self._tokens_per_key))
+
+    async def _follow(self, recording: "_Recording") -> AsyncIterator[pb.TraceResponse]:
+        self._recordings.append(recording)
+        try:
+            yield pb.TraceResponse(tokens_per_key=self._tokens_per_key)
+            while True:
+                yield await recording.told(await recording.next())
+        finally:
+            self._recordings.remove(recording)
+            if not self._recordings:
+                self._requests.clear()
+
+    def _granted(self, command: c.Reserve, reply: e.Reserved, now: float) -> None:
+        if not command.keys or reply.joined_id:
+            # What other ranks ask for in the same request was asked for once.
+            return
+        if self.ghosts is not None:
+            self.ghosts.offer(command.keys)
+        if self._recordings and reply.lease_id not in self._requests:
+            num_keys = len(command.keys) // BYTES_PER_KEY
+            self._requests[reply.lease_id] = _Request(
+                granted_at=now,
+                keys=command.keys,
+                input_tokens=min(num_keys * self._tokens_per_key, command.num_tokens),
+                hit_tokens=reply.device_hit_tokens
+                + reply.host_hit_tokens
+                + reply.disk_hit_tokens
+                + reply.remote_hit_tokens,
+            )
+
+    def _stepped(self, command: c.Step, reply: e.Stepped, now: float) -> None:
+        if self._requests and command.verbs:
+            verbs = np.frombuffer(command.verbs, np.uint8)
+            is_done = np.frombuffer(reply.codes, "<i4") == 0
+            lease_ids = np.frombuffer(command.lease_ids, "<i8")
+            num_tokens = np.frombuffer(command.num_tokens, "<i4")
+            went_on = is_done & ((verbs == _EXTEND) | (verbs == _COMMIT))
+            for lease_id, last_token in zip(
+                lease_ids[went_on].tolist(), num_tokens[went_on].tolist(), strict=True
+            ):
+                self._went_on(lease_id, last_token)
+            self._end(lease_ids[is_done & (verbs == _RELEASE)].tolist())
+        for asked, granted in zip(command.reserves, reply.reserves, strict=True):
+            if isinstance(granted, e.Reserved):
+                self._granted(asked, granted, now)
+
+    def _went_on(self, lease_id: int, last_token: int) -> None:
+        request = self._requests.get(lease_id)
+        if request is not None and last_token > request.last_token:
+            request.last_token = last_token
+
+    def _end(self, lease_ids: Iterable[int]) -> None:
+        """Hand over the requests of leases that live no more; what ranks share lives until the last of them parts."""
+        for lease_id in lease_ids:
+            if lease_id in self._requests and not self._core.has_lease(lease_id):
+                request = self._requests.pop(lease_id)
+                for recording in self._recordings:
+                    recording.add(request)
+
+
+class _Recording:
+    """One reader of a trace and what it has not read yet."""
+
+    def __init__(self, *, began_at: float, tokens_per_key: int) -> None:
+        """Begin with a secret of its own, which nobody is told."""
+        self._began_at = began_at
+        self._tokens_per_key = tokens_per_key
+        self._secret = secrets.token_bytes(_BYTES_PER_SECRET)
+        self._queue: deque[tuple[int, _Request]] = deque()
+        """Each request with the number of those that were dropped before it."""
+        self._num_keys = 0
+        self._num_dropped = 0
+        self._waiting: asyncio.Future[None] | None = None
+
+    def add(self, request: _Request) -> None:
+        """Queue a request, or drop it if the reader is far behind."""
+        if request.granted_at < self._began_at:
+            return
+        num_keys = len(request.keys) // BYTES_PER_KEY
+        if len(self._queue) >= REQUESTS_QUEUED_MAX or self._num_keys + num_keys > KEYS_QUEUED_MAX:
+            self._num_dropped += 1
+            return
+        self._queue.append((self._num_dropped, request))
+        self._num_dropped = 0
+        self._num_keys += num_keys
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def next(self) -> tuple[int, _Request]:
+        """Wait for a request."""
+        while not self._queue:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        num_dropped, request = self._queue.popleft()
+        self._num_keys -= len(request.keys) // BYTES_PER_KEY
+        return num_dropped, request
+
+    async def told(self, queued: tuple[int, _Request]) -> pb.TraceResponse:
+        """Return what the reader is told of a request."""
+        num_dropped, request = queued
+        return pb.TraceResponse(
+            timestamp_ms=round((request.granted_at - self._began_at) * 1000),
+            input_tokens=request.input_tokens,
+            output_tokens=max(0, request.last_token - request.input_tokens),
+            key_digests=await self._digests(request.keys),
+            tokens_per_key=self._tokens_per_key,
+            hit_tokens=request.hit_tokens,
+            num_dropped=num_dropped,
+        )
+
+    async def _digests(self, keys: bytes) -> bytes:
+        """Return what the reader is told of keys; other callers have their turn meanwhile."""
+        digests = []
+        for begin in range(0, len(keys), BYTES_PER_KEY * _KEYS_AT_ONCE):
+            if begin:
+                await asyncio.sleep(0)
+            digests += [
+                blake3(keys[at : at + BYTES_PER_KEY], key=self._secret).digest(_BYTES_PER_DIGEST)
+                for at in range(
+                    begin, min(begin + BYTES_PER_KEY * _KEYS_AT_ONCE, len(keys)), BYTES_PER_KEY
+                )
+            ]
+        return b"".join(digests)

@@ -1,0 +1,123 @@
+"""Own the policies that a trace can be simulated with: those of the daemon's pools, and two to compare them with."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import InvalidError
+from kvleased.core.eviction import POLICIES as OF_POOLS
+from kvleased.core.eviction import make_order
+
+Ids = NDArray[np.intp]
+
+ALIASES: Final = {"lru": "leaf-lru"}
+"""Other names of policies."""
+BELADY: Final = "belady"
+"""The bound, which is no policy because it knows the future."""
+
+
+class Order(Protocol):
+    """What a simulated pool asks of a policy; the same as of an eviction order."""
+
+    def cached(self, blocks: Ids) -> None:
+        """Note that blocks hold other keys now, the first of a request first."""
+
+    def add(self, blocks: Ids) -> None:
+        """Take blocks that nobody holds any more, the last of a request first."""
+
+    def discard(self, blocks: Ids) -> None:
+        """Take out blocks that are found, and held again."""
+
+    def evicted(self, blocks: Ids) -> None:
+        """Take out blocks that leave the pool; they still hold their keys."""
+
+    def coldest(self, count: int, protected: Ids) -> Ids:
+        """Return the blocks that should leave next."""
+
+
+class Fifo:
+    """Evict what came first, whether it was found since or not."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._queue: dict[int, None] = {}
+        self._held: set[int] = set()
+
+    def cached(self, blocks: Ids) -> None:
+        """Put blocks behind all others; they are held."""
+        self._queue.update(dict.fromkeys(blocks.tolist()))
+        self._held.update(blocks.tolist())
+
+    def add(self, blocks: Ids) -> None:
+        """Let blocks go from the places that they have."""
+        self._held.difference_update(blocks.tolist())
+
+    def discard(self, blocks: Ids) -> None:
+        """Pass blocks over until they are added; they keep their places."""
+        self._held.update(blocks.tolist())
+
+    def evicted(self, blocks: Ids) -> None:
+        """Take blocks out of their places."""
+        for block in blocks.tolist():
+            del self._queue[block]
+
+    def coldest(self, count: int, protected: Ids) -> Ids:
+        """Return those that came first."""
+        passed = self._held.union(protected.tolist())
+        found: list[int] = []
+        for block in self._queue:
+            if len(found) == count:
+                break
+            if block not in passed:
+                found.append(block)
+        return np.array(found, np.intp)
+
+
+class RootFirst:
+    """Another policy, told the blocks of a request from its first one on, so that prefixes leave before leaves."""
+
+    def __init__(self, order: Order) -> None:
+        """Take the policy."""
+        self._order = order
+        self.cached = order.cached
+        self.discard = order.discard
+        self.evicted = order.evicted
+        self.coldest = order.coldest
+
+    def add(self, blocks: Ids) -> None:
+        """Take blocks, the first of a request as the coldest of them."""
+        self._order.add(blocks[::-1])
+
+
+_TO_COMPARE: Final[dict[str, Callable[[int, NDArray[np.uint64]], Order]]] = {
+    "fifo": lambda *_: Fifo(),
+    "root-lru": lambda num_blocks, keys: RootFirst(make_order("leaf-lru", num_blocks, keys)),
+}
+
+POLICIES: Final = (*_TO_COMPARE, *OF_POOLS)
+"""Every policy."""
+
+
+def order_of(policy: str, num_blocks: int, keys: NDArray[np.uint64]) -> Order:
+    """Return an empty order of blocks, of which block i holds keys[i]."""
+    if policy in _TO_COMPARE:
+        return _TO_COMPARE[policy](num_blocks, keys)
+    return make_order(policy, num_blocks, keys)
+
+
+def policy_named(name: str, known: tuple[str, ...] = POLICIES) -> str:
+    """Return the policy that a name means.
+
+    Raises:
+        InvalidError: there is none.
+    """
+    policy = ALIASES.get(name, name)
+    if policy not in known:
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        message = f"there is no policy {name[:40]!r}; {hint}there are {', '.join(known)}"
+        raise InvalidError(message, resource="policy")
+    return policy

@@ -1,0 +1,196 @@
+"""Traces of a real daemon: recorded, replayed and simulated, over every transport and from the command line."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlease import AsyncClient, CacheOptions, Client, FullAttention, PlanInputs, TracedRequest
+from kvlease.trace_files import read_trace, write_trace
+from kvlease.traces import Trace
+from tests.acceptance.serving import Serving, command, served
+from tests.unit.service.traces.made import random_requests, trace_of
+
+pytestmark = pytest.mark.acceptance
+
+LAYER = FullAttention(name="l", num_kv_heads=1, head_size=16, dtype="float32")
+TOKENS_PER_BLOCK = 16
+NUM_BLOCKS = 64
+INPUTS = PlanInputs(layers=(LAYER,), tokens_per_block=TOKENS_PER_BLOCK, device_blocks=NUM_BLOCKS)
+SCHEMES = ("unix", "http+unix", "grpc+unix")
+REQUESTS = random_requests(11, num_requests=400, num_keys=300, longest=12)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Serving]:
+    """Give a daemon of the test's own, with a cache that has ghosts."""
+    with served(tmp_path / "run") as serving:
+        with Client(serving.address("unix")) as client:
+            client.register("demo", INPUTS, CacheOptions(ghosts=("leaf-lru", "fifo@32")))
+            serving.until(lambda: client.get_cache("demo").status == "ready")
+        yield serving
+
+
+def kvlease(serving: Serving, *arguments: str) -> list[str]:
+    """Return a command line."""
+    program = str(Path(sys.executable).with_name("kvlease"))
+    return [program, *arguments, "--address", serving.address("unix")]
+
+
+def small_trace() -> Trace:
+    """Return a trace for keys of as many tokens as the cache's blocks."""
+    trace = trace_of(REQUESTS)
+    return Trace(
+        times_ms=trace.times_ms,
+        input_tokens=np.diff(trace.offsets) * TOKENS_PER_BLOCK,
+        output_tokens=trace.output_tokens,
+        offsets=trace.offsets,
+        key_ids=trace.key_ids,
+        tokens_per_key=TOKENS_PER_BLOCK,
+    )
+
+
+def test_replay_is_recorded_and_finds_what_the_simulation_finds(
+    daemon: Serving, tmp_path: Path
+) -> None:
+    """A trace of a replay is the trace that was replayed, and its hits are those of the policy at the pool's size.
+
+    The bound: none; requests that do not overlap find exactly what is simulated, to the key.
+    """
+    source, copy = tmp_path / "source.jsonl", tmp_path / "copy.jsonl"
+    write_trace(small_trace(), source)
+    arguments = kvlease(daemon, "trace", "record", "--cache", "demo", "--output", str(copy))
+    recorder = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert recorder.stderr is not None
+    assert recorder.stderr.readline() == "recording demo; ^C ends it\n"
+
+    replayed = json.loads(
+        command(
+            daemon.address("unix"), "trace", "replay", str(source), "--cache", "demo", "--speed", "0", "--json"
+        )
+    )  # fmt: skip
+    recorder.send_signal(signal.SIGINT)
+    said, _ = recorder.communicate(timeout=20)
+
+    assert recorder.returncode == 0
+    assert said.startswith(f"{len(REQUESTS)} requests with ")
+    wanted, recorded = read_trace(source), read_trace(copy)
+    assert recorded.key_ids.tolist() == wanted.key_ids.tolist()
+    assert recorded.offsets.tolist() == wanted.offsets.tolist()
+    assert recorded.input_tokens.tolist() == wanted.input_tokens.tolist()
+    assert replayed["refusals"] == {}
+    simulated = json.loads(
+        subprocess.run(
+            [
+                *kvlease(daemon, "trace", "simulate", str(copy), "--policy", "lru")[:-2],
+                "--blocks",
+                str(usable_blocks(daemon)),
+                "--json",
+            ],
+            capture_output=True,
+            check=True,
+        ).stdout
+    )
+    assert recorded.hit_tokens is not None
+    assert recorded.hit_tokens.sum() == replayed["hit_tokens"]["device"]
+    assert 0.1 < simulated["hit_ratio"] < simulated["bound_hit_ratio"] < 0.95
+    assert replayed["hit_tokens"]["device"] == simulated["num_hits"] * TOKENS_PER_BLOCK
+    assert_ghosts_agree(daemon, simulated["num_keys"], simulated["num_hits"])
+
+
+def usable_blocks(serving: Serving) -> int:
+    """Return the blocks of the pool."""
+    with Client(serving.address("unix")) as client:
+        return client.get_cache("demo").plan.usable_blocks
+
+
+def assert_ghosts_agree(serving: Serving, num_keys: int, num_hits: int) -> None:
+    """The ghost of the cache's own policy and size has found what the cache has, and is shown."""
+    with Client(serving.address("unix")) as client:
+        serving.until(lambda: client.stats("demo").caches[0].ghosts[0].num_keys == num_keys)
+        own, smaller = client.stats("demo").caches[0].ghosts
+    assert (own.num_hits, own.name) == (num_hits, f"leaf-lru@{usable_blocks(serving)}")
+    assert smaller.num_hits < num_hits
+    assert f"leaf-lru@{usable_blocks(serving)}" in command(serving.address("unix"), "status")
+
+
+def test_trace_reads_the_same_over_every_transport(daemon: Serving) -> None:
+    """Blocking or not, each transport tells the same requests, under digests of its own."""
+    told = {}
+    for scheme in SCHEMES:
+        with Client(daemon.address(scheme)) as client:
+            trace = client.trace("demo", idle_seconds=20)
+            assert next(trace).key_digests == b""
+            asyncio.run(serve_twice(daemon))
+            told[scheme] = [next(trace), next(trace)]
+            trace.close()
+        told[f"{scheme}, async"] = asyncio.run(traced(daemon, scheme))
+
+    sizes = {name: [counts(one) for one in pair] for name, pair in told.items()}
+    assert all(pair == [(48, 5, 16), (48, 5, 16)] for pair in sizes.values()), sizes
+    digests = [pair[0].key_digests for pair in told.values()]
+    assert len(set(digests)) == len(digests)
+    assert all(pair[0].key_digests == pair[1].key_digests for pair in told.values())
+
+
+def counts(one: TracedRequest) -> tuple[int, int, int]:
+    """Return what every transport must tell alike, but for hits, which grow."""
+    return one.input_tokens, one.output_tokens, one.tokens_per_key
+
+
+async def traced(serving: Serving, scheme: str) -> list[TracedRequest]:
+    """Return two recorded requests, on an event loop."""
+    async with AsyncClient(serving.address(scheme)) as client:
+        trace = client.trace("demo")
+        assert (await anext(trace)).key_digests == b""
+        await serve_twice(serving)
+        return [await anext(trace), await anext(trace)]
+
+
+async def serve_twice(serving: Serving) -> None:
+    """Serve one request twice, with five tokens behind its prompt."""
+    async with AsyncClient(serving.address("unix"), on_doubt="raise") as client:
+        worker = await client.attach("demo")
+        keys = worker.keys.chain(list(range(48)), TOKENS_PER_BLOCK)
+        for number in range(2):
+            lease = await worker.reserve(f"r{number}", num_tokens=48, keys=keys)
+            await lease.commit(48, keys)
+            await lease.extend(53)
+            await lease.release()
+        await worker.close()
+
+
+def test_replay_refuses_keys_of_another_size(daemon: Serving, tmp_path: Path) -> None:
+    """A trace of keys of 512 tokens is no trace for blocks of 16; the refusal says what would do."""
+    path = tmp_path / "trace.jsonl"
+    write_trace(trace_of(REQUESTS), path)
+
+    run = subprocess.run(
+        kvlease(daemon, "trace", "replay", str(path), "--cache", "demo"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 1
+    assert "register a cache with tokens_per_block=512" in " ".join(run.stderr.split())
+
+
+def test_recording_ends_by_itself(daemon: Serving, tmp_path: Path) -> None:
+    """After its seconds a recording of nothing has written an empty trace."""
+    path = tmp_path / "trace.jsonl"
+
+    said = command(
+        daemon.address("unix"), "trace", "record", "--cache", "demo", "--output", str(path), "--seconds", "0.2"
+    )  # fmt: skip
+
+    assert said.startswith("0 requests with 0 keys")
+    assert len(read_trace(path)) == 0

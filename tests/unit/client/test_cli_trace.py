@@ -1,0 +1,215 @@
+"""Laws of `kvlease trace`: tables for people, JSON for machines, drawings, and a sentence where it makes no sense."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvlease.cli import app as cli
+from kvlease.cli import simulator, trace_plot, trace_replay
+from kvlease.errors import InvalidError
+from kvlease.trace_files import read_trace
+from kvlease.traces import Simulated
+from kvleased.traces import POLICIES
+
+CUT = Path(__file__).parents[2] / "fixtures" / "traces" / "conversation-1000.jsonl"
+
+
+def run(*arguments: str, columns: str = "200") -> tuple[int, str, str]:
+    """Return exit status, output and errors of a command line."""
+    result = CliRunner(env={"COLUMNS": columns}).invoke(cli.app, ["trace", *arguments])
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+
+def result_of(policy: str, num_blocks: int, num_hits: int) -> Simulated:
+    """Return what a policy found of a hundred keys, of which 50 could be found."""
+    return Simulated(
+        policy=policy, num_blocks=num_blocks, num_requests=9, num_keys=100, num_hits=num_hits, num_hits_bound=50,
+        seconds=0.1,
+    )  # fmt: skip
+
+
+def test_one_policy_and_size_is_one_object() -> None:
+    """JSON has the hit ratio at the top, between 0 and 1, beside the bound and the same again as a list."""
+    status, output, _ = run(
+        "simulate", str(CUT), "--policy", "leaf-lru", "--blocks", "2000", "--json"
+    )
+
+    answer = json.loads(output)
+    assert (status, answer["policy"], answer["num_blocks"]) == (0, "leaf-lru", 2000)
+    assert 0 < answer["hit_ratio"] < answer["bound_hit_ratio"] < 1
+    assert answer["results"] == [{name: answer[name] for name in answer["results"][0]}]
+    assert answer["num_requests"] == 1000
+
+
+def test_several_policies_and_sizes_are_a_list() -> None:
+    """Each size is tried with each policy, on as many requests as are asked for."""
+    status, output, _ = run(
+        "simulate", str(CUT), "--policy", "fifo", "--policy", "lru", "--policy", "belady",
+        "--blocks", "500", "--blocks", "1000", "--requests", "100", "--json",
+    )  # fmt: skip
+
+    answer = json.loads(output)
+    tried = [(one["num_blocks"], one["policy"]) for one in answer["results"]]
+    assert (status, answer["num_requests"], "hit_ratio" in answer) == (0, 100, False)
+    assert tried == [(n, p) for n in (500, 1000) for p in ("fifo", "leaf-lru", "belady")]
+
+
+def test_table_has_a_row_per_size_and_the_bound_beside_it() -> None:
+    """People see the trace, a column for each policy, and what was possible."""
+    status, output, _ = run("simulate", str(CUT), "--requests", "300", "--blocks", "800")
+
+    lines = output.splitlines()
+    assert status == 0
+    assert lines[0].startswith("300 requests, ")
+    assert lines[1].split() == ["blocks", *POLICIES, "belady", "(bound)"]
+    assert lines[3].split()[0] == "800"
+    assert len(lines[3].split()) == len(POLICIES) + 2
+
+
+def test_narrow_terminal_has_every_number() -> None:
+    """Where the table does not fit, each number stands in its own line."""
+    _, output, _ = run("simulate", str(CUT), "--requests", "300", "--blocks", "800", columns="30")
+
+    assert {line.split()[0] for line in output.splitlines()[3:]} >= {"blocks", "fifo", "belady"}
+
+
+def test_keys_that_are_no_prefixes_are_told(tmp_path: Path) -> None:
+    """The bound holds for keys of whole prefixes alone."""
+    path = tmp_path / "open.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ids}
+        for ids in ([1, 2], [3, 2])
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    assert "do not name whole prefixes" in run("simulate", str(path), "--blocks", "1")[1]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_drawing_is_of_the_named_kind(tmp_path: Path, suffix: str) -> None:
+    """The file is a drawing of the kind that its name says."""
+    path = tmp_path / f"hits.{suffix}"
+
+    status, _, _ = run("simulate", str(CUT), "--requests", "200", "--plot", str(path))
+
+    assert status == 0
+    assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[suffix])
+
+
+def test_curves_are_by_policy_and_the_bound_comes_last() -> None:
+    """Each policy has its points by size, in percent; the bound has one for each size."""
+    results = [result_of("fifo", 20, 30), result_of("fifo", 10, 20), result_of("belady", 10, 50)]
+
+    curves = trace_plot.curves_of(results)
+
+    assert curves == {"fifo": ([10, 20], [20.0, 30.0]), "belady (bound)": ([10, 20], [50.0, 50.0])}
+    labels = [line.get_label() for line in trace_plot.drawn(curves).axes[0].get_lines()]
+    assert labels == ["fifo", "belady (bound)"]
+
+
+def test_drawing_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """The refusal names the file."""
+    with pytest.raises(InvalidError, match="cannot write"):
+        trace_plot.draw([result_of("fifo", 10, 20)], tmp_path / "no" / "hits.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        pytest.param(("--policy", "leaf_lru"), "did you mean leaf-lru?", id="policy"),
+        pytest.param(("--plot", "hits.pdf"), "it must end in .png or .svg", id="drawing"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) -> None:
+    """A sentence says what to change, and the exit status that nothing was done."""
+    status, output, said = run("simulate", str(CUT), "--blocks", "10", *arguments)
+
+    assert (status, output) == (2, "")
+    assert why in said
+
+
+def test_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    """The sentence names line and field."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"timestamp": 1}\n')
+
+    status, _, said = run("simulate", str(path), "--blocks", "10")
+
+    assert status == 2
+    assert "line 1: hash_ids is missing" in said
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param([], id="not installed"),
+        pytest.param(
+            [EntryPoint(name="traces", value="kvlease.no_such", group="kvlease.traces")],
+            id="not all that it needs",
+        ),
+    ],
+)
+def test_simulation_without_a_daemon_is_refused(
+    monkeypatch: pytest.MonkeyPatch, found: list[EntryPoint]
+) -> None:
+    """The sentence says how to install what is missing."""
+    monkeypatch.setattr(simulator, "entry_points", lambda **_: found)
+
+    status, _, said = run("simulate", str(CUT), "--blocks", "10")
+
+    assert status == 2
+    assert 'pip install ".[service]"' in said
+
+
+def test_recording_into_nowhere_is_refused_at_once(tmp_path: Path) -> None:
+    """What cannot be written is known before anything is recorded."""
+    status, _, said = run("record", "--cache", "demo", "--output", str(tmp_path / "no" / "a.jsonl"))
+
+    assert status == 1
+    assert "cannot write" in said
+
+
+def test_recording_without_a_daemon_says_so(tmp_path: Path) -> None:
+    """Where nobody listens the sentence says so."""
+    nowhere = f"unix://{tmp_path}/none.sock"
+    output = tmp_path / "a.jsonl"
+
+    status, _, said = run(
+        "record", "--cache", "demo", "--output", str(output), "--address", nowhere
+    )
+
+    assert status == 1
+    assert said.startswith("UNAVAILABLE: ")
+
+
+def test_keys_are_found_where_the_traces_are() -> None:
+    """Equal numbers make equal keys, different ones and other tenants' others."""
+    trace = read_trace(CUT, 50)
+    mine = [trace_replay.keys_of(trace, request, bytes(32)) for request in range(len(trace))]
+
+    named: dict[bytes, int] = {}
+    for request, packed in enumerate(mine):
+        for place, number in enumerate(trace.keys_of(request).tolist()):
+            assert named.setdefault(packed[32 * place : 32 * place + 32], number) == number
+    assert len(named) == trace.num_distinct
+    assert trace_replay.keys_of(trace, 0, bytes([1] * 32)) != mine[0]
+
+
+def test_interrupted_simulation_leaves_no_traceback(tmp_path: Path) -> None:
+    """Whoever has had enough gets the prompt back, without a story."""
+    program = (
+        "import signal, sys; from kvlease.cli import app, trace\n"
+        "trace.read_trace = lambda *_: signal.raise_signal(signal.SIGINT)\n"
+        "sys.argv = ['kvlease', 'trace', 'simulate', 'x']; app.main()"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

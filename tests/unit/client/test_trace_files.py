@@ -1,0 +1,140 @@
+"""Laws of trace files: what is written is read again, and what is no trace is refused by line and field."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlease.errors import InvalidError
+from kvlease.trace_files import read_trace, write_trace
+from kvlease.traces import Trace, TracedRequest, gathered
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "traces" / "conversation-1000.jsonl"
+GOOD = {"timestamp": 5, "input_length": 700, "output_length": 3, "hash_ids": [4, 7]}
+
+
+def written(path: Path, *lines: object) -> Path:
+    """Write lines to a file."""
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def requested(timestamp_ms: int, digests: list[int]) -> TracedRequest:
+    """Return a recorded request."""
+    return TracedRequest(
+        timestamp_ms=timestamp_ms,
+        input_tokens=16 * len(digests),
+        output_tokens=1,
+        key_digests=np.array(digests, "<u8").tobytes(),
+        tokens_per_key=16,
+        hit_tokens=timestamp_ms,
+        num_dropped=0,
+    )
+
+
+def columns(trace: Trace) -> list[object]:
+    """Return all that a trace says."""
+    found = [trace.times_ms, trace.input_tokens, trace.output_tokens, trace.offsets, trace.key_ids]
+    hits = None if trace.hit_tokens is None else trace.hit_tokens.tolist()
+    return [*(column.tolist() for column in found), trace.tokens_per_key, hits]
+
+
+def test_published_format_is_read() -> None:
+    """Times, sizes and keys are those of the file, keys as numbers in the order in which they come up."""
+    trace = read_trace(FIXTURE)
+    lines = [json.loads(line) for line in FIXTURE.read_text().splitlines()]
+
+    assert (
+        repr(trace)
+        == f"<Trace 1000 requests, {len(trace.key_ids)} keys, {trace.num_distinct} distinct>"
+    )
+    assert trace.times_ms.tolist() == [line["timestamp"] for line in lines]
+    assert trace.input_tokens.tolist() == [line["input_length"] for line in lines]
+    assert trace.num_distinct == len({key for line in lines for key in line["hash_ids"]})
+    assert trace.keys_of(0).tolist() == list(range(len(lines[0]["hash_ids"])))
+    assert (trace.tokens_per_key, trace.is_prefix_closed) == (512, True)
+
+
+def test_first_requests_alone_are_read_the_same() -> None:
+    """Reading some requests and cutting the rest off say the same."""
+    assert columns(read_trace(FIXTURE, 40)) == columns(read_trace(FIXTURE).first(40))
+
+
+def test_recorded_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Requests are sorted by time, digests become numbers, and tokens of a key and hits are kept."""
+    trace = gathered([requested(9, [2**64 - 1, 8]), requested(4, [2**64 - 1, 3, 1])])
+    path = tmp_path / "trace.jsonl"
+
+    write_trace(trace, path)
+
+    assert columns(read_trace(path)) == columns(trace)
+    assert columns(trace) == [[4, 9], [48, 32], [1, 1], [0, 3, 5], [0, 1, 2, 0, 3], 16, [4, 9]]
+
+
+def test_keys_that_are_no_prefixes_are_told() -> None:
+    """A key that follows different ones names no whole prefix."""
+    closed = gathered([requested(0, [1, 2]), requested(1, [1, 3]), requested(2, [])])
+    open_ = gathered([requested(0, [1, 2]), requested(1, [3, 2])])
+
+    assert (closed.is_prefix_closed, open_.is_prefix_closed) == (True, False)
+
+
+def test_empty_trace_is_one(tmp_path: Path) -> None:
+    """Nothing is read as nothing."""
+    write_trace(gathered([]), tmp_path / "trace.jsonl")
+
+    assert len(read_trace(tmp_path / "trace.jsonl")) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        pytest.param([1], "line 2 is no JSON object", id="list"),
+        pytest.param(GOOD | {"timestamp": 1.5}, "line 2: timestamp is 1.5", id="seconds"),
+        pytest.param(GOOD | {"timestamp": 4}, "line 2: timestamp is 4, before 5", id="unsorted"),
+        pytest.param(GOOD | {"input_length": -1}, "line 2: input_length is -1", id="negative"),
+        pytest.param(GOOD | {"output_length": True}, "line 2: output_length is true", id="bool"),
+        pytest.param(GOOD | {"hash_ids": None}, "line 2: hash_ids is missing", id="no keys"),
+        pytest.param(GOOD | {"hash_ids": "ab"}, 'line 2: hash_ids is "ab"', id="text"),
+        pytest.param(GOOD | {"hash_ids": [1, "x"]}, r'line 2: hash_ids\[1\] is "x"', id="name"),
+        pytest.param(GOOD | {"hash_ids": [2**70]}, r"line 2: hash_ids\[0\]", id="huge"),
+        pytest.param(GOOD | {"hash_ids": [1, 2, 1]}, "line 2: hash_ids has 1 twice", id="twice"),
+    ],
+)
+def test_line_that_is_no_request_is_refused(tmp_path: Path, line: object, why: str) -> None:
+    """The refusal names the line and the field, and what stands there."""
+    path = written(tmp_path / "trace.jsonl", GOOD, line)
+
+    with pytest.raises(InvalidError, match=why):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        pytest.param({"kvlease_trace": 2}, "kvlease_trace is 2", id="version"),
+        pytest.param({"kvlease_trace": 1}, "tokens_per_key is missing", id="missing"),
+        pytest.param({"kvlease_trace": 1, "tokens_per_key": 0}, "tokens_per_key is 0", id="zero"),
+    ],
+)
+def test_header_of_another_kind_is_refused(tmp_path: Path, header: object, why: str) -> None:
+    """What this version does not know it does not guess."""
+    with pytest.raises(InvalidError, match=why):
+        read_trace(written(tmp_path / "trace.jsonl", header, GOOD))
+
+
+def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    """The refusal names the line, empty ones counted."""
+    (tmp_path / "trace.jsonl").write_text("\nhello\n")
+
+    with pytest.raises(InvalidError, match="line 2 is no JSON"):
+        read_trace(tmp_path / "trace.jsonl")
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """The refusals name the file, for reading and for writing."""
+    with pytest.raises(InvalidError, match=r"cannot read .*nothing\.jsonl: No such file"):
+        read_trace(tmp_path / "nothing.jsonl")
+    with pytest.raises(InvalidError, match=r"cannot write .*: No such file"):
+        write_trace(gathered([]), tmp_path / "no" / "trace.jsonl")
