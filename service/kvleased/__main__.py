@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     role = argv[0] if argv else ""
     if role == "serve":
         return _serve(argv[1:])
-    if role in {"supervise", "control", "mover"}:
+    if role in {"supervise", "control", "mover", "remote-mover"}:
         return _run_role(role, argv[1:])
     if role == "--version":
         return _print_version()
@@ -161,6 +161,11 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
         from kvleased.movers.engine import main as move  # noqa: PLC0415
 
         move(arguments.link_fd)
+        return 0
+    if role == "remote-mover":
+        from kvleased.movers.remote import main as move_remotely  # noqa: PLC0415
+
+        move_remotely(arguments.link_fd, arguments.settings_fd)
         return 0
     logs.import_structlog()
     from kvleased.control import main as control  # noqa: PLC0415

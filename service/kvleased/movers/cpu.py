@@ -146,6 +146,23 @@ class CpuPools:
         self._copy(runs, is_offload=is_offload, is_summed=False)
         return Copied()
 
+    def scatter_slot(self, block: int, image: NDArray[np.uint8]) -> None:
+        """Write one block of the device pool, on every rank, from the bytes of a slot.
+
+        Raises:
+            OutOfBoundsError: the block lies outside the pool, or the image is shorter than what a block takes.
+        """
+        if not 0 <= block < self.num_blocks or len(image) < self.image_bytes:
+            raise OutOfBoundsError
+        for piece, track in zip(self.pieces, self.tracks, strict=True):
+            start = piece.slot_offset_bytes
+            track.device[block] = image[start : start + piece.num_bytes]
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of a slot up to the end of its last piece."""
+        return max((one.slot_offset_bytes + one.num_bytes for one in self.pieces), default=0)
+
     def _duplicate(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copy blocks to other ones of the device pool, on every rank: none of them leaves its region."""
         _check_bounds(sources, self.num_blocks)
@@ -179,7 +196,7 @@ class CpuPools:
             ends = [(one.device, one.host) for one in self.tracks if not one.is_replica]
         else:
             ends = [(one.host, one.device) for one in self.tracks]
-        num_bytes = max((one.slot_offset_bytes + one.num_bytes for one in self.pieces), default=0)
+        num_bytes = self.image_bytes
         sums: list[int] = []
         for source_id, target_id, count in runs:
             for source, target in ends:

@@ -23,7 +23,7 @@ _MADV_POPULATE_WRITE: Final = 23
 _TOUCH_BYTES: Final = 1 << 20
 _MS_BETWEEN_TOUCHES: Final = 2
 """With the bytes above, about a tenth of a core: nothing else of a start shall have to wait for it."""
-_NO_POOLS: Final = CpuPools.laid((), np.zeros(0, np.uint8), num_blocks=0, bytes_per_slot=1)
+NO_POOLS: Final = CpuPools.laid((), np.zeros(0, np.uint8), num_blocks=0, bytes_per_slot=1)
 """What a batch for pools that are not mapped meets: every id is out of bounds."""
 
 
@@ -111,7 +111,7 @@ class Engine:
 
     def _complete(self, batch: Batch) -> Completion:
         started = time.perf_counter_ns()
-        pools = self._pools.get(batch.pool, _NO_POOLS)
+        pools = self._pools.get(batch.pool, NO_POOLS)
         try:
             copied = self._carry_out(pools, batch)
         except OutOfBoundsError:

@@ -346,3 +346,54 @@ def test_empty_piece_takes_no_place() -> None:
 def test_checksum_is_never_the_mark_for_none() -> None:
     """No block has checksum 0, which stands for "none was taken"."""
     assert all(checksum(np.full(64, byte, np.uint8).data) for byte in range(256))
+
+
+@every_memory
+def test_image_of_a_slot_becomes_a_block(make: Callable[[], Memory]) -> None:
+    """What lies in a slot is written to any block over all pieces and ranks, and nothing else changes."""
+    memory = make()
+    before = [memory.block(block) for block in range(NUM_BLOCKS)]
+    down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [3], [5]))
+
+    image = memory.pools.slots[5, : memory.pools.image_bytes]
+    memory.pools.scatter_slot(7, image)
+
+    assert checksum(image.data) == np.frombuffer(down.checksums, np.uint64)[0]
+    for block in range(NUM_BLOCKS):
+        assert memory.block(block) == before[3 if block == 7 else block]
+
+
+def test_image_reaches_every_rank_that_keeps_it() -> None:
+    """Ranks that keep the same bytes get them all."""
+    pieces = [
+        Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
+        for rank in range(2)
+    ]
+    memory = _memory(pieces, [NUM_BLOCKS * 64] * 2)
+
+    memory.pools.scatter_slot(1, np.arange(64, dtype=np.uint8))
+
+    assert all(device[64:128].tolist() == list(range(64)) for device in memory.devices)
+
+
+@every_memory
+@pytest.mark.parametrize(
+    ("block", "missing_bytes"),
+    [
+        pytest.param(NUM_BLOCKS, 0, id="block beyond"),
+        pytest.param(-1, 0, id="negative"),
+        pytest.param(0, 1, id="too short"),
+    ],
+)
+def test_image_that_does_not_fit_writes_nothing(
+    make: Callable[[], Memory], block: int, missing_bytes: int
+) -> None:
+    """Neither a block outside the pool is written, nor one of a slot that is cut off."""
+    memory = make()
+    before = [device.copy() for device in memory.devices]
+    image = np.zeros(memory.pools.image_bytes - missing_bytes, np.uint8)
+
+    with pytest.raises(OutOfBoundsError):
+        memory.pools.scatter_slot(block, image)
+
+    assert all(map(np.array_equal, memory.devices, before))

@@ -1,0 +1,193 @@
+"""Own how values travel to a server that speaks the protocol of Redis, such as Valkey; what they are is not its matter.
+
+The user of the server needs no more than `+get +getrange +strlen +set +unlink +ping ~kvlease:*` (and `+select` for a
+database other than 0).
+"""
+
+import select
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from redis import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from kvleased import logs
+from kvleased.movers.remote_store import VALUE_BYTES_MAX, RemoteError
+from kvleased.movers.remote_url import RemoteUrl
+from kvleased.movers.remote_value import Value, ValueParts
+
+_READ_BYTES: Final = 1 << 20
+"""Bytes read from the socket at once: a small number of them costs more than the copying."""
+_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_WRONG_TYPE: Final = "WRONGTYPE"
+
+_CONNECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "redis": Connection,
+    "rediss": SSLConnection,
+    "unix": UnixDomainSocketConnection,
+}
+_Command = tuple[object, ...]
+
+
+class RedisStore:
+    """One connection, made at the first call and again after each failure; nothing is tried twice."""
+
+    def __init__(self, url: RemoteUrl, *, ttl_seconds: int, seconds_max: float) -> None:
+        """Assign; no value lives longer than `ttl_seconds` where that is not 0."""
+        self._url = url
+        options = (b"EX", str(ttl_seconds).encode()) if ttl_seconds else ()
+        self._set_start = b"*%d\r\n$3\r\nSET\r\n" % (3 + len(options))
+        self._set_end = b"\r\n" + b"".join(map(_bulk, options))
+        self._connection = _connection(url, seconds_max)
+        self._refusal = ""
+
+    def __repr__(self) -> str:
+        """Show where it is, without its password."""
+        return f"<RedisStore {self._url}>"
+
+    def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
+        """Return a byte for each name, 1 where there is a value of as many bytes."""
+        found = self._ask([("STRLEN", name) for name in names])
+        return bytes(one == value_bytes for one in found)
+
+    def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
+        """Return the value of each name; of one that is too long no more than shows that."""
+        found = self._ask([("GETRANGE", name, 0, value_bytes) for name in names])
+        return [one if isinstance(one, bytes) and one else None for one in found]
+
+    def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
+        """Store values; return a byte for each, 1 where it was taken.
+
+        What lies there is written over: it is a whole value of the same block, or one that is better gone.
+        """
+        if any(len(header) + len(slot) > VALUE_BYTES_MAX for header, slot in values):
+            raise RemoteError(f"no value may have more than {VALUE_BYTES_MAX} bytes")
+        packed: list[bytes | memoryview] = []
+        for name, (header, slot) in zip(names, values, strict=True):
+            packed += (self._set(name, len(header) + len(slot)) + header, slot, self._set_end)
+        found = self._answers(packed, len(names), may_be_refused=True)
+        return bytes(one == b"OK" for one in found)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Have values forgotten, if this user may."""
+        self._ask([("UNLINK", name) for name in names], may_be_refused=True)
+
+    def ping(self) -> None:
+        """See whether the server answers, and lets us in."""
+        if self._ask([("PING",)]) != [b"PONG"]:
+            raise RemoteError("it answered a ping with something else")
+
+    def cut(self) -> None:
+        """Have the call that another thread is in fail."""
+        if (sock := _socket_of(self._connection)) is not None:
+            # Past the shutdown of a TLS socket, which would take its state from under the reader.
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()
+
+    def _ask(
+        self, commands: Sequence[_Command], *, may_be_refused: bool = False
+    ) -> list[bytes | int | ResponseError | None]:
+        packed = self._connection.pack_commands(commands)
+        return self._answers(packed, len(commands), may_be_refused=may_be_refused)
+
+    def _answers(
+        self, packed: Sequence[Value], num_commands: int, *, may_be_refused: bool
+    ) -> list[bytes | int | ResponseError | None]:
+        """Send commands together and return their answers; a refused one is an answer, too, where that may be.
+
+        Raises:
+            RemoteError: some command was not answered, so that nothing is known of any.
+        """
+        connection = self._connection
+        try:
+            if _is_stale(connection):
+                connection.disconnect()
+            connection.send_packed_command(packed)
+            answers = [_answer(connection.read_response) for _ in range(num_commands)]
+        except (RedisError, OSError) as error:
+            connection.disconnect()
+            is_timeout = isinstance(error, (RedisTimeoutError, TimeoutError))
+            raise RemoteError(self._said(error), is_timeout=is_timeout) from None
+        except BaseException:
+            # Answers that nobody has read must not pass for those of the next call.
+            connection.disconnect()
+            raise
+        refusals = [one for one in answers if isinstance(one, ResponseError)]
+        for refusal in refusals:
+            if not may_be_refused and not str(refusal).startswith(_WRONG_TYPE):
+                raise RemoteError(self._said(refusal))
+        if may_be_refused:
+            self._tell(self._said(refusals[0]) if refusals else "")
+        return answers
+
+    def _set(self, name: str, value_bytes: int) -> bytes:
+        """Return a SET up to its value: packed by redis-py it would be copied."""
+        return b"%b%b$%d\r\n" % (self._set_start, _bulk(name.encode()), value_bytes)
+
+    def _tell(self, refusal: str) -> None:
+        """Log why the server stores nothing, whenever that changes."""
+        if refusal != self._refusal:
+            self._refusal = refusal
+            logs.line("warning" if refusal else "info", "remote_puts_refused", reason=refusal)
+
+    def _said(self, error: Exception) -> str:
+        text = str(error) or type(error).__name__
+        if isinstance(error, NoPermissionError):
+            text = f"no permission: {text}"
+        password = self._url.password
+        return text.replace(password, "***") if password else text
+
+
+def _bulk(argument: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(argument), argument)
+
+
+def _answer(read: Callable[..., Any]) -> bytes | int | ResponseError | None:
+    try:
+        answer: bytes | int | None = read(disable_decoding=True)
+    except ResponseError as error:
+        return error
+    return answer
+
+
+def _connection(url: RemoteUrl, seconds_max: float) -> Any:
+    """Return a connection of redis-py that is not made yet; its types are not complete."""
+    options: dict[str, Any] = {
+        "db": url.number("db", 0),
+        "username": url.username or None,
+        "password": url.password or None,
+        "socket_timeout": seconds_max,
+        "socket_connect_timeout": seconds_max,
+        "socket_read_size": _READ_BYTES,
+        "protocol": 2,
+        "driver_info": None,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    options |= {"path": url.path} if url.path else {"host": url.host, "port": url.port}
+    if url.scheme == "rediss":
+        options |= {name: url.options.get(name) for name in _TLS_FILES}
+        options["ssl_check_hostname"] = url.is_set("ssl_check_hostname", default=True)
+    return _CONNECTIONS[url.scheme](**options)
+
+
+def _socket_of(connection: Any) -> socket.socket | None:
+    sock: socket.socket | None = getattr(connection, "_sock", None)
+    return sock
+
+
+def _is_stale(connection: Any) -> bool:
+    """Tell whether the server has said something unasked, which is most often that it has gone."""
+    if (sock := _socket_of(connection)) is None:
+        return False
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,1 @@
+"""Servers that remote stores are tested with: real ones, and one that does what no good server does."""
