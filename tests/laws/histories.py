@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
 from tests.laws.limited import LimitedWorld
 from tests.laws.shapes import MIXES, SHAPE, name_of
@@ -12,6 +13,8 @@ from tests.laws.world import World
 
 STEPS: Final = 500
 """Acts in a history, before it is healed."""
+
+_HISTORIES_PER_POLICY: Final = 16
 
 FOUND: Final = (AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 """What shows that a law is broken: a violation, an assertion of the core, or whatever else it never raises."""
@@ -56,11 +59,11 @@ class Tally:
 
 
 def world_of(seed: int) -> World:
-    """Return the world of a history: half of them have one group, some have limited tenants."""
-    name = name_of(seed)
+    """Return the world of a history: half of them have one group, some have limited tenants; policies take turns."""
+    name, policy = name_of(seed), POLICIES[seed // _HISTORIES_PER_POLICY % len(POLICIES)]
     if name == "limited":
-        return LimitedWorld(seed)
-    return World(seed, shape=MIXES.get(name, SHAPE))
+        return LimitedWorld(seed, policy)
+    return World(seed, shape=replace(MIXES.get(name, SHAPE), eviction_policy=policy))
 
 
 def play(seeds: Iterable[int], steps: int = STEPS) -> Tally:

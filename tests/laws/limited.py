@@ -26,9 +26,9 @@ _SHAPE: Final = replace(SHAPE, tenants=LIMITS, max_pins=6)
 class LimitedWorld(World):
     """A node whose tenants have limits, which it compares with what they have after every event."""
 
-    def __init__(self, seed: int) -> None:
-        """Start a node with three workers of two tenants."""
-        super().__init__(seed, shape=_SHAPE)
+    def __init__(self, seed: int, policy: str) -> None:
+        """Start a node with three workers of two tenants, whose blocks leave by a policy."""
+        super().__init__(seed, shape=replace(_SHAPE, eviction_policy=policy))
         self.uses_classes = True
 
     def send(self, command: commands.Command) -> Outcome | KVLeaseError:

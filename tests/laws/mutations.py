@@ -18,6 +18,7 @@ from kvleased.core.pool import Ids, Pool
 from kvleased.core.states import Event, State
 from tests.laws.mended import MENDED, Mutation
 from tests.laws.of_groups import OF_GROUPS
+from tests.laws.of_policies import OF_POLICIES
 from tests.laws.of_turns import OF_TURNS
 from tests.laws.restarts import OF_RESTARTS
 
@@ -209,7 +210,7 @@ FIELD: Final[dict[str, Mutation]] = {
 MUTATIONS: Final[dict[str, Mutation]] = {
     **{f"{number} {one.__name__}": one for number, one in FIELD.items()},
     **{one.__name__: one for one in (held_block_is_evicted, lost_copy_frees_its_target)},
-    **{one.__name__: one for one in (*MENDED, *OF_RESTARTS)},
+    **{one.__name__: one for one in (*MENDED, *OF_RESTARTS, *OF_POLICIES)},
     **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS)},
 }
 """Every seeded bug by name; each bug that is ever fixed adds one."""

@@ -4,6 +4,7 @@ from typing import Final
 
 import pytest
 
+from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
 from tests.laws.limited import LimitedWorld
 
@@ -17,7 +18,7 @@ def test_no_law_of_tenants_breaks_under_faults(chunk: int) -> None:
     pinned = 0
 
     for seed in range(chunk * _HISTORIES, (chunk + 1) * _HISTORIES):
-        world = LimitedWorld(seed)
+        world = LimitedWorld(seed, POLICIES[seed % len(POLICIES)])
         live(world, _STEPS)
         pinned += world.seen["pinned"]
 

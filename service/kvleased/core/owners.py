@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.eviction.classes import ClassedLRU
+from kvleased.core.eviction import ClassedOrder, EvictionOrder
 
 Ids = NDArray[np.intp]
 
@@ -19,14 +19,17 @@ NOBODY: Final = 0
 class Owners:
     """The tenants of a pool's blocks, and the order that its evictable blocks are kept in for their sake."""
 
-    def __init__(self, num_blocks: int) -> None:
-        """Start with a pool of which no block is in use."""
+    def __init__(
+        self, num_blocks: int, order: EvictionOrder, used: Ids, tenants: NDArray[np.uint64]
+    ) -> None:
+        """Start with the blocks that are in use, whose each is, and the order of those that can be evicted."""
         self._digests: list[int] = [NOBODY]
         self._numbers: dict[int, int] = {}
         self._used: list[int] = [0]
         self._owner: NDArray[np.int32] = np.zeros(num_blocks, np.int32)
         """The number of the tenant of each block in use; meaningless for the free ones."""
-        self.order = ClassedLRU(num_blocks, self._owner)
+        self._count(used, tenants)
+        self.order = ClassedOrder(order, self._owner)
 
     def __repr__(self) -> str:
         """Show how many blocks each tenant uses."""
@@ -46,16 +49,7 @@ class Owners:
 
     def take(self, blocks: Ids, tenant: int | NDArray[np.uint64] | None) -> None:
         """Note that free blocks come into use for a tenant, each for its own, or to be zeroed for nobody."""
-        if isinstance(tenant, int):
-            number = self._number(tenant)
-            self._owner[blocks] = number
-            self._used[number] += len(blocks)
-        elif tenant is None:
-            self._owner[blocks] = NOBODY
-            self._used[NOBODY] += len(blocks)
-        else:
-            for digest in set(tenant.tolist()):
-                self.take(blocks[tenant == digest], digest)
+        self._count(blocks, tenant)
         self.order.forget(blocks)
 
     def free(self, blocks: Ids) -> None:
@@ -69,6 +63,18 @@ class Owners:
         numbers = np.bincount(owners)
         for number in numbers.nonzero()[0].tolist():
             self._used[number] -= int(numbers[number])
+
+    def _count(self, blocks: Ids, tenant: int | NDArray[np.uint64] | None) -> None:
+        if isinstance(tenant, int):
+            number = self._number(tenant)
+            self._owner[blocks] = number
+            self._used[number] += len(blocks)
+        elif tenant is None:
+            self._owner[blocks] = NOBODY
+            self._used[NOBODY] += len(blocks)
+        else:
+            for digest in set(tenant.tolist()):
+                self._count(blocks[tenant == digest], digest)
 
     def _number(self, digest: int) -> int:
         number = self._numbers.get(digest)

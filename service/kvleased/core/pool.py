@@ -154,6 +154,11 @@ class Pool:
         else:
             self.holds[ids] += 1
 
+    def hold_to_copy(self, ids: Ids) -> None:
+        """Count one more holder of each block, which is a copy, so that policies take it for no use; no duplicates."""
+        self.order.set_aside(ids)
+        self.holds[ids] += 1
+
     def let_go(self, ids: Ids, *, coldest: bool = False) -> None:
         """Count one holder less of each block.
 
@@ -276,10 +281,8 @@ class Pool:
         self.has_classes = True
 
     def _begin_owners(self) -> Owners:
-        owners = Owners(len(self))
         used = np.flatnonzero(self.records.state != State.FREE)
-        owners.take(used, self.records.tenant[used])
-        owners.order.add(self.order.coldest(len(self.order), used[:0]))
+        owners = Owners(len(self), self.order, used, self.records.tenant[used])
         self.owners, self.order = owners, owners.order
         return owners
 
@@ -293,12 +296,13 @@ class Pool:
         self.index.add(ids)
         if self.history is not None:
             self.since[ids] = self.history.moment
+        self.order.cached(ids)
 
     def evict(self, ids: Ids, why: Parting = Parting.EVICTED) -> None:
         """Make evictable blocks free and their keys unknown to this tier."""
         assert not np.count_nonzero(self.holds[ids]), "evicting a held block"
         self._note(ids, why)
-        self.order.discard(ids)
+        self.order.evicted(ids)
         self.index.discard(ids)
         self._free_up(ids, _EVICT)
 
@@ -306,7 +310,7 @@ class Pool:
         """Take blocks out of use for good; whoever holds them must let go afterwards."""
         ready = ids[self.records.state[ids] == _READY]
         self._note(ready, Parting.DAMAGED)
-        self.order.discard(ids)
+        self.order.evicted(ids)
         self.index.discard(ready)
         self.change(ids, Event.RETIRE)
 

@@ -155,3 +155,8 @@ class CacheRecords:
             rows=LeaseRows.plain(shape.max_leases, len(shape.groups), shape.table_width),
             kernel_rows=KernelRows.plain(shape.max_leases, len(shape.groups), shape.kernel_width),
         )
+
+
+def key_digests(records: TierRecords) -> NDArray[np.uint64]:
+    """Return 64 bits of the key of each entry, as a view that changes with them."""
+    return records.key.view(np.uint64)[:, 0]

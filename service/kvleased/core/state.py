@@ -11,14 +11,14 @@ from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
 from kvleased.core.covering import Covering
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Tier, Wake
-from kvleased.core.eviction import LeafFirstLRU
+from kvleased.core.eviction import LeafFirstLRU, make_order
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.history import History
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.ranks import Call, RankBook
-from kvleased.core.records import CacheRecords
+from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
 from kvleased.core.waiting import WaitingRoom
@@ -50,7 +50,7 @@ class CacheState:
         self.device = Pool(
             records.device,
             compile_transitions(BLOCK_TRANSITIONS),
-            LeafFirstLRU(shape.num_blocks),
+            make_order(shape.eviction_policy, shape.num_blocks, key_digests(records.device)),
             shape.layout_digest,
             shape.null_blocks,
         )
@@ -183,7 +183,7 @@ class CacheState:
         if direction is Direction.SCRUB:
             target_pool.take(targets, Event.SCRUB)
         else:
-            source_pool.hold(sources)
+            source_pool.hold_to_copy(sources)
             target_pool.take(targets, Event.FILL, source_pool.records.tenant[sources])
             target_pool.records.position[targets] = source_pool.records.position[sources]
         flight = Flight(

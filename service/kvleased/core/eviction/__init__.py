@@ -1,29 +1,41 @@
 """Policies that decide which cached block leaves first: one policy a file, all behind one contract."""
 
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.eviction.classes import ClassedLRU
-from kvleased.core.eviction.lru import Ids, LeafFirstLRU
+from kvleased.core.eviction.adaptive import Adaptive
+from kvleased.core.eviction.arc import ARC
+from kvleased.core.eviction.classes import ClassedOrder
+from kvleased.core.eviction.lfu import LFU
+from kvleased.core.eviction.lru import LeafFirstLRU
 from kvleased.core.eviction.order import EvictionOrder
+from kvleased.core.eviction.rule import Rule
+from kvleased.core.eviction.s3fifo import S3FIFO
+from kvleased.core.eviction.segments import SegmentedOrder
 
-__all__ = ["POLICIES", "ClassedLRU", "EvictionOrder", "LeafFirstLRU", "make_order"]
+__all__ = [
+    "POLICIES",
+    "ClassedOrder",
+    "EvictionOrder",
+    "LeafFirstLRU",
+    "SegmentedOrder",
+    "make_order",
+]
 
-POLICIES: Final[tuple[str, ...]] = ("leaf-lru",)
+_LRU: Final = "leaf-lru"
+_RULES: Final = MappingProxyType[str, Callable[[int, NDArray[np.uint64]], Rule]](
+    {one.name: one for one in (ARC, S3FIFO, LFU, Adaptive)}
+)
+POLICIES: Final = (_LRU, *_RULES)
+"""The names of the policies, the default first."""
 
 
-class _Told(LeafFirstLRU):
-    def cached(self, blocks: Ids) -> None:
-        """Pass over what makes no difference."""
-
-    def evicted(self, blocks: Ids) -> None:
-        """Take blocks out."""
-        self.discard(blocks)
-
-
-def make_order(policy: str, num_blocks: int, keys: NDArray[np.uint64]) -> _Told:
-    """Return an empty order."""
-    del policy, keys
-    return _Told(num_blocks)
+def make_order(policy: str, num_blocks: int, keys: NDArray[np.uint64]) -> EvictionOrder:
+    """Return the empty order of a policy over blocks 0 to `num_blocks` - 1, which carry keys of these digests."""
+    if policy == _LRU:
+        return LeafFirstLRU(num_blocks)
+    return SegmentedOrder(num_blocks, _RULES[policy](num_blocks, keys))

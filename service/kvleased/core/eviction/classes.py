@@ -1,9 +1,9 @@
-"""Own the order of blocks of several tenants and classes: low before normal before high, in each the coldest first.
+"""Own the order of blocks of several tenants and classes: low before normal before high, in each as the policy says.
 
-There is one `LeafFirstLRU` for each tenant and class that has blocks, made when the first comes. A block's class is
-the highest of the leases that had it since it was taken into use; where none had it, it is normal. A high class may be
-kept for a time only, from the moment at which the block was let go of; then the block takes its place among the normal
-ones, by that moment.
+There is a part of the policy's order for each tenant and class that has blocks, made when the first comes. What a
+policy learns it learns from all of them. A block's class is the highest of the leases that had it since it was taken
+into use; where none had it, it is normal. A high class may be kept for a time only, from the moment at which the block
+was let go of; then the block takes its place among the normal ones, by that moment.
 
 A chain is let go of as a whole, and whoever has a block has what it hangs on, so a parent is never of a lower class
 than its children, nor in it for a shorter time. So leaves still leave first.
@@ -16,7 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.eviction.lru import LeafFirstLRU, ring_numbers
+from kvleased.core.eviction.lru import LeafFirstLRU
+from kvleased.core.eviction.order import EvictionOrder
+from kvleased.core.eviction.segments import Columns, Part, SegmentedOrder, tell_rings
 
 Ids = NDArray[np.intp]
 
@@ -28,20 +30,33 @@ _UNSET: Final = -1
 """The class of a block that no lease has let go of yet."""
 
 
-class ClassedLRU:
-    """Evict what is of the lowest class, and of that what was let go of longest ago; of one tenant at a time."""
+class ClassedOrder:
+    """Evict what is of the lowest class, and of that what a policy says; of one tenant at a time."""
 
-    def __init__(self, num_blocks: int, owner: NDArray[np.int32]) -> None:
-        """Start empty; `owner` has the number of each block's tenant, and is kept up to date by others."""
+    def __init__(self, whole: EvictionOrder, owner: NDArray[np.int32]) -> None:
+        """Take over the blocks of an order without parts, and its policy.
+
+        `owner` has the number of each block's tenant, and is kept up to date by others.
+        """
         self.now = 0.0
         """Monotonic seconds; set before blocks are added or looked for."""
         self._owner = owner
-        self._place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
+        self.columns: Columns | None = None
+        if isinstance(whole, SegmentedOrder | ClassedOrder):
+            self.columns = whole.columns
+        """What a policy other than the default one remembers of each block."""
+        self._place: NDArray[np.int64] = np.zeros(len(owner), np.int64)
         self._rings: list[LeafFirstLRU] = []
-        self._ring_of: dict[int, int] = {}
-        """The number of the ring of a tenant's number and a class, together as one label."""
+        """All rings by number; a part has one, or one for each segment of its policy."""
+        self._parts: dict[int, LeafFirstLRU | Part] = {}
+        """By a tenant's number and a class, together as one label."""
         self._classes: _Classes | None = None
         self._num_blocks = 0
+        blocks = whole.coldest(len(whole), np.empty(0, np.intp))
+        if self.columns is not None:
+            self._place = self.columns.place
+            self._place[blocks] = 0
+        self.add_coldest(blocks)
 
     def __len__(self) -> int:
         """Count the evictable blocks."""
@@ -54,11 +69,11 @@ class ClassedLRU:
     def __iter__(self) -> Iterator[int]:
         """Go through the evictable blocks, class by class, the coldest of each tenant first."""
         for label in self._labels():
-            yield from self._rings[self._ring_of[label]]
+            yield from self._parts[label].blocks().tolist()
 
     def __repr__(self) -> str:
         """Show how many blocks are evictable."""
-        return f"<ClassedLRU {len(self)} evictable in {len(self._rings)} rings>"
+        return f"<ClassedOrder {len(self)} evictable in {len(self._parts)} parts>"
 
     @property
     def has_classes(self) -> bool:
@@ -70,13 +85,20 @@ class ClassedLRU:
         is_there: NDArray[np.bool_] = self._place[blocks] != 0
         return is_there
 
+    def cached(self, blocks: Ids) -> None:
+        """Note that blocks are newly findable under their keys."""
+        if self.columns is not None:
+            self.columns.cached(blocks)
+
     def add(self, blocks: Ids) -> None:
         """Add absent blocks as the hottest ones of their tenants and classes, in the given order."""
+        if self.columns is not None and len(blocks):
+            self.columns.let_go(blocks)
         if self._classes is not None:
             self._classes.since[blocks] = self.now
             self._classes.let_go(blocks)
         for label, own in self._parted(blocks):
-            self._ring(label).add(own)
+            self._part(label).add(own)
         self._num_blocks += len(blocks)
 
     def add_coldest(self, blocks: Ids) -> None:
@@ -84,11 +106,17 @@ class ClassedLRU:
         if self._classes is not None:
             self._classes.let_go(blocks)
         for label, own in self._parted(blocks):
-            self._ring(label).add_coldest(own)
+            self._part(label).add_coldest(own)
         self._num_blocks += len(blocks)
 
     def discard(self, blocks: Ids) -> None:
-        """Take distinct blocks out; absent ones are ignored."""
+        """Take distinct blocks out that are hit; those that are absent are hit, too."""
+        if self.columns is not None:
+            self.columns.used(blocks)
+        self.set_aside(blocks)
+
+    def set_aside(self, blocks: Ids) -> None:
+        """Take distinct blocks out to be copied; absent ones are ignored."""
         places = self._place[blocks]
         is_there = places != 0
         places = places[is_there]
@@ -96,11 +124,15 @@ class ClassedLRU:
             return
         if self._classes is not None:
             self._classes.take_up(blocks[is_there], self.now)
-        counts = np.bincount(ring_numbers(places))
-        for number in counts.nonzero()[0].tolist():
-            self._rings[number].left(int(counts[number]))
+        tell_rings(self._rings, places)
         self._place[blocks] = 0
         self._num_blocks -= len(places)
+
+    def evicted(self, blocks: Ids) -> None:
+        """Take distinct blocks out that leave for good."""
+        self.set_aside(blocks)
+        if self.columns is not None:
+            self.columns.evicted(blocks)
 
     def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` of the coldest blocks of the lowest classes that are not protected, of all tenants."""
@@ -111,7 +143,7 @@ class ClassedLRU:
 
     def num_of(self, owner: int) -> int:
         """Count the evictable blocks of one tenant."""
-        return sum(len(self._rings[self._ring_of[one]]) for one in self._labels_of(owner))
+        return sum(len(self._parts[one]) for one in self._labels_of(owner))
 
     def coldest_of(self, owner: int, count: int, protected: Ids) -> Ids:
         """Return up to `count` of one tenant's blocks that should leave next, none of them protected."""
@@ -139,7 +171,7 @@ class ClassedLRU:
         found: list[Ids] = []
         missing = count
         for label in labels:
-            found.append(self._rings[self._ring_of[label]].coldest(missing, protected))
+            found.append(self._parts[label].coldest(missing, protected))
             missing -= len(found[-1])
             if not missing:
                 break
@@ -153,8 +185,8 @@ class ClassedLRU:
         if classes is None or self.now < classes.next_end:
             return
         classes.next_end = inf
-        for label in [one for one in self._ring_of if one % _NUM_CLASSES == HIGH]:
-            high = self._rings[self._ring_of[label]].blocks()
+        for label in [one for one in self._parts if one % _NUM_CLASSES == HIGH]:
+            high = self._parts[label].blocks()
             is_over = classes.end[high] <= self.now
             next_end = float(classes.end[high[~is_over]].min(initial=inf))
             classes.next_end = min(classes.next_end, next_end)
@@ -164,16 +196,21 @@ class ClassedLRU:
                 self._merge(label - HIGH + NORMAL, over, classes.since)
 
     def _merge(self, label: int, blocks: Ids, since: NDArray[np.float64]) -> None:
-        """Put blocks into a ring where they belong by the moment at which they were let go of."""
-        ring = self._ring(label)
-        there = ring.blocks()
+        """Put blocks into a part where they belong by the moment at which they were let go of."""
+        part = self._part(label)
+        if isinstance(part, Part):
+            self.set_aside(blocks)
+            part.add_coldest(blocks)
+            self._num_blocks += len(blocks)
+            return
+        there = part.blocks()
         last = since[blocks].max()
         colder = there[: np.searchsorted(np.maximum.accumulate(since[there]), last, side="right")]
         # A child that was normal all along leaves before a parent that was let go of with it.
         merged = np.concatenate([colder, blocks])
         merged = merged[np.argsort(since[merged], kind="stable")]
-        self.discard(merged)
-        ring.add_coldest(merged)
+        self.set_aside(merged)
+        part.add_coldest(merged)
         self._num_blocks += len(merged)
 
     def _parted(self, blocks: Ids) -> list[tuple[int, Ids]]:
@@ -185,21 +222,27 @@ class ClassedLRU:
             return [(int(labels[0]), blocks)] if len(labels) else []
         return [(one, blocks[labels == one]) for one in sorted(set(labels.tolist()))]
 
-    def _ring(self, label: int) -> LeafFirstLRU:
-        number = self._ring_of.get(label)
-        if number is None:
-            number = self._ring_of[label] = len(self._rings)
-            self._rings.append(LeafFirstLRU.part(self._place, number))
-        return self._rings[number]
+    def _part(self, label: int) -> LeafFirstLRU | Part:
+        part = self._parts.get(label)
+        if part is None:
+            number = len(self._rings)
+            if self.columns is None:
+                part = LeafFirstLRU.part(self._place, number)
+                self._rings.append(part)
+            else:
+                part = Part(self.columns, number)
+                self._rings += part.rings
+            self._parts[label] = part
+        return part
 
     def _labels(self) -> list[int]:
         """Return all labels, those of the lowest class first."""
-        return sorted(self._ring_of, key=lambda one: (one % _NUM_CLASSES, one))
+        return sorted(self._parts, key=lambda one: (one % _NUM_CLASSES, one))
 
     def _labels_of(self, owner: int) -> list[int]:
-        """Return the labels of one tenant that have a ring, the lowest class first."""
+        """Return the labels of one tenant that have a part, the lowest class first."""
         first = owner * _NUM_CLASSES
-        return [one for one in range(first, first + _NUM_CLASSES) if one in self._ring_of]
+        return [one for one in range(first, first + _NUM_CLASSES) if one in self._parts]
 
 
 class _Classes:

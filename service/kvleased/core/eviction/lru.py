@@ -93,6 +93,16 @@ class LeafFirstLRU:
             self._num_blocks -= int(np.count_nonzero(self._place[blocks]))
             self._place[blocks] = 0
 
+    def cached(self, blocks: Ids) -> None:
+        """Heed nothing: where a block comes from does not count."""
+
+    set_aside = discard
+    evicted = discard
+
+    def peek(self, count: int) -> Ids:
+        """Return up to `count` of the coldest blocks, while some are hidden that will be shown again."""
+        return self._coldest(count)
+
     def left(self, count: int) -> None:
         """Note that so many blocks of this part of an order have no places any more."""
         self._num_blocks -= count

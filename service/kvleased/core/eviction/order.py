@@ -1,4 +1,4 @@
-"""Own the contract of an eviction policy; it orders evictable blocks and knows nothing of holds, keys or copies."""
+"""Own the contract of an eviction policy; it orders evictable blocks and knows nothing of holds, leases or copies."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -24,14 +24,25 @@ class EvictionOrder(Protocol):
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
         """Tell of each block whether it is evictable."""
 
+    # What happens to blocks ---------------------------------------------------------------------------------------
+
+    def cached(self, blocks: Ids) -> None:
+        """Note that blocks are newly findable under their keys; whoever is added untold counts as such then."""
+
     def add(self, blocks: Ids) -> None:
         """Add blocks that nobody holds any more, the first of them to leave first among equals."""
+
+    def discard(self, blocks: Ids) -> None:
+        """Take out blocks that somebody uses again, which is a hit of each, of those that are absent too."""
+
+    def set_aside(self, blocks: Ids) -> None:
+        """Take out blocks only so that they can be copied, which is no hit; absent ones are ignored."""
 
     def add_coldest(self, blocks: Ids) -> None:
         """Put blocks back that were taken out only to be copied; they stay the next to leave."""
 
-    def discard(self, blocks: Ids) -> None:
-        """Take out blocks that somebody holds again or that were evicted; absent ones are ignored."""
+    def evicted(self, blocks: Ids) -> None:
+        """Take out blocks, if they are there, that leave for good; their keys can be read for the last time."""
 
     def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` blocks that should leave next, none of them protected; changes nothing."""

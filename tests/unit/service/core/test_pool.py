@@ -2,24 +2,24 @@
 
 import pytest
 
-from kvleased.core.eviction import LeafFirstLRU
+from kvleased.core.eviction import POLICIES, make_order
 from kvleased.core.leases import NOWHERE
 from kvleased.core.pool import Ids, Pool
-from kvleased.core.records import TierRecords
+from kvleased.core.records import TierRecords, key_digests
 from kvleased.core.states import BLOCK_TRANSITIONS, Event, State, compile_transitions
 from tests.unit.service.core.builders import as_ids
 
 TENANT, OTHER_TENANT = 7, 8
 
 
-def a_pool(num_blocks: int = 4) -> Pool:
+def a_pool(num_blocks: int = 4, policy: str = "leaf-lru") -> Pool:
     """Return a pool of free blocks."""
-    return over(TierRecords.plain(num_blocks))
+    return over(TierRecords.plain(num_blocks), policy)
 
 
-def over(records: TierRecords) -> Pool:
+def over(records: TierRecords, policy: str = "leaf-lru") -> Pool:
     """Return a pool over columns, taking every block for a free one."""
-    order = LeafFirstLRU(len(records.state))
+    order = make_order(policy, len(records.state), key_digests(records))
     return Pool(records, compile_transitions(BLOCK_TRANSITIONS), order, 99)
 
 
@@ -228,3 +228,66 @@ def test_rebuilt_pool_knows_whose_bytes_its_blocks_hold() -> None:
 
     assert pool.suitable(1, OTHER_TENANT) is None
     assert pool.suitable(1, TENANT) is not None
+
+
+# Policies -------------------------------------------------------------------------------------------------------------
+
+
+def test_policy_learns_from_what_happens_to_blocks() -> None:
+    """A hold is a use and a copy is none; a key that comes back in another block is known again."""
+    pool = a_pool(4, "arc")
+    copied, used = published(pool, 1), published(pool, 1)
+    pool.let_go(copied)
+    pool.let_go(used)
+
+    pool.hold_to_copy(copied)
+    pool.let_go(copied)
+    pool.hold(used)
+    pool.let_go(used)
+    before = repr(pool.order)
+    key = pool.keys_of(copied)
+    pool.evict(copied)
+    again = take(pool, 2)[1:]
+    pool.publish(again, key, Event.COMMIT)
+    pool.let_go(again)
+
+    assert before == "<arc order of 1 + 1 evictable>"
+    assert again != copied
+    assert repr(pool.order) == "<arc order of 0 + 2 evictable>"
+
+
+@pytest.mark.parametrize("policy", ["leaf-lru", "arc", "s3-fifo", "adaptive"])
+def test_policy_is_in_force_for_each_tenant(policy: str) -> None:
+    """A tenant's blocks leave as they would if no other had any, from before there was another on."""
+    pool, alone = a_pool(30, policy), a_pool(30, policy)
+    pool.part_tenants(at_once=False)
+
+    for one, tenant in ((pool, OTHER_TENANT), (alone, TENANT)):
+        first = published(one, 8)
+        one.let_go(first)
+        one.hold(first[:3])
+        one.let_go(first[:3])
+        take(one, 4, tenant)
+        one.let_go(published(one, 8))
+
+    assert pool.owners is not None
+    own = pool.owners.coldest(TENANT, 16, NOWHERE)
+    assert own.tolist() == alone.victims(16, NOWHERE).tolist()
+    assert len(own) == 16
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policy_outlives_a_restart_with_tenants(policy: str) -> None:
+    """Where tenants are kept apart, the policy is the same after a restart; what it learned is forgotten."""
+    pool = a_pool(8, policy)
+    pool.let_go(published(pool, 3))
+    again = over(pool.records, policy)
+    again.part_tenants(at_once=True)
+
+    again.rebuild()
+
+    assert again.owners is not None
+    assert (again.owners.order.columns is None) == (policy == "leaf-lru")
+    assert sorted(again.order) == sorted(pool.order)
+    again.evict(again.victims(2, NOWHERE))
+    assert len(again.order) == 1

@@ -11,7 +11,8 @@ from kvlease.ids import WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Reserved
-from kvleased.core.eviction.classes import HIGH, LOW, NORMAL, ClassedLRU
+from kvleased.core.eviction import LeafFirstLRU, make_order
+from kvleased.core.eviction.classes import HIGH, LOW, NORMAL, ClassedOrder
 from kvleased.core.leases import NOWHERE
 from tests.unit.service.core.builders import (
     EPOCH,
@@ -303,10 +304,10 @@ def test_patient_call_heeds_classes() -> None:
 # The order ------------------------------------------------------------------------------------------------------------
 
 
-def an_order(num_blocks: int = 100) -> tuple[ClassedLRU, NDArray[np.int32]]:
+def an_order(num_blocks: int = 100) -> tuple[ClassedOrder, NDArray[np.int32]]:
     """Return an order and the column of the tenants of its blocks."""
     owner = np.zeros(num_blocks, np.int32)
-    return ClassedLRU(num_blocks, owner), owner
+    return ClassedOrder(LeafFirstLRU(num_blocks), owner), owner
 
 
 def test_order_is_parted_by_tenants() -> None:
@@ -322,7 +323,7 @@ def test_order_is_parted_by_tenants() -> None:
     assert order.coldest(4, NOWHERE).tolist() == [5, 1, 2, 3]
     assert list(order) == [5, 1, 2, 3, 4]
     assert (order.num_of(0), order.num_of(1), order.num_of(7)) == (3, 2, 0)
-    assert repr(order) == "<ClassedLRU 5 evictable in 2 rings>"
+    assert repr(order) == "<ClassedOrder 5 evictable in 2 parts>"
 
 
 def test_block_that_is_put_back_is_high_as_long_as_before() -> None:
@@ -337,6 +338,26 @@ def test_block_that_is_put_back_is_high_as_long_as_before() -> None:
     before, order.now = order.coldest(1, NOWHERE).tolist(), 5.0
 
     assert (before, order.coldest(2, NOWHERE).tolist()) == ([2], [2, 1])
+
+
+def test_high_blocks_join_the_normal_ones_of_their_segment() -> None:
+    """When a class is over its blocks leave by the policy as if they had been normal all along."""
+    keys = np.arange(10, dtype=np.uint64)
+    order = ClassedOrder(make_order("s3-fifo", 10, keys), np.zeros(10, np.int32))
+    order.begin_classes()
+    for block in (1, 2, 3):
+        order.raise_to(as_ids([block]), HIGH if block == 2 else NORMAL, 5.0)
+        order.add(as_ids([block]))
+    order.discard(as_ids([3]))
+    order.add(as_ids([3]))
+
+    before, order.now = order.coldest(3, NOWHERE).tolist(), 5.0
+
+    assert before == [1, 3, 2]
+    assert order.coldest(3, NOWHERE).tolist() == [1, 2, 3]
+    assert len(order) == 3
+    order.evicted(as_ids([1, 2]))
+    assert list(order) == [3]
 
 
 def test_order_knows_what_it_has() -> None:

@@ -1,0 +1,71 @@
+"""Own the contract of a policy that keeps its blocks in segments; `segments` keeps them, the policy chooses.
+
+A segment is kept by last use, the coldest block first. What a policy decides is in which segment a block is, and which
+segment gives the next victim. Leaves must leave first. A parent is let go of after its child, and whoever uses a block
+uses what it hangs on too; so it is enough that more uses never make a segment lower, or that they never make the rank
+lower by which a policy chooses. `segments` does the rest: no block leaves while a lower segment has a colder one.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.intp]
+Segments = NDArray[np.int8]
+Stamps = NDArray[np.int64]
+
+NEVER: Final = 1 << 62
+"""A stamp behind all others; of a segment that has no block."""
+
+
+class Tails(NamedTuple):
+    """What a policy chooses by, of a part of the order."""
+
+    oldest: Sequence[int]
+    """The stamp of the coldest block of each segment."""
+    num_blocks: Sequence[int]
+    """How many blocks each segment has."""
+    now: int
+    """The stamp that the next block will get."""
+
+
+class Run(NamedTuple):
+    """Victims that leave one after another from one segment."""
+
+    segment: int
+    most: int = NEVER
+    """At most so many."""
+    before: int = NEVER
+    """Only those of a lower stamp."""
+
+
+class Rule(Protocol):
+    """What makes a policy that keeps its blocks in segments."""
+
+    @property
+    def name(self) -> str:
+        """The policy's name, as plans write it."""
+
+    @property
+    def num_segments(self) -> int:
+        """How many segments there are, from 0 on."""
+
+    def came(self, blocks: Ids, now: int) -> Segments:
+        """Return the segments of blocks that are newly cached."""
+
+    def used(self, blocks: Ids, segments: Segments, stamps: Stamps, now: int) -> Segments:
+        """Return the segments of blocks that are hit, which were let go of at `stamps`."""
+
+    def held(self, blocks: Ids, segments: Segments, now: int) -> Segments:
+        """Return the segments of blocks that are hit while they are held already."""
+
+    def rests(self, segment: int, count: int, now: int) -> None:
+        """Note that so many blocks of a segment have been let go of."""
+
+    def left(self, blocks: Ids, segments: Segments, stamps: Stamps) -> None:
+        """Note that blocks are evicted."""
+
+    def choose(self, choices: Sequence[int], tails: Tails) -> Run:
+        """Return which of at least two segments gives the next victims; changes nothing."""
