@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         Stats,
         StepColumns,
         TenantInfo,
+        TierInfo,
         WaitingInfo,
         WorkerInfo,
     )
@@ -174,6 +175,7 @@ __all__ = [
     "StepColumns",
     "TenantInfo",
     "TensorPlan",
+    "TierInfo",
     "TooLargeError",
     "TracedRequest",
     "UnavailableError",
@@ -206,7 +208,7 @@ _HOMES: Final = {
     "kvlease.replies": (
         "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Explanation", "Found", "GhostStats",
         "Inspection", "LeaseInfo", "Miss", "PinInfo", "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats",
-        "StepColumns", "TenantInfo", "WaitingInfo", "WorkerInfo",
+        "StepColumns", "TenantInfo", "TierInfo", "WaitingInfo", "WorkerInfo",
     ),
     "kvlease.spec": (
         "MLA", "ChunkedLocal", "CrossAttention", "EncoderOnly", "FullAttention", "HiddenState", "LayerSpec",

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from functools import cache as once
 from typing import Any, TypeVar
 
+from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan
 from kvlease.replies import (
     CacheInfo,
@@ -19,6 +20,7 @@ from kvlease.replies import (
     PoolStats,
     Stats,
     TenantInfo,
+    TierInfo,
     WaitingInfo,
     WorkerInfo,
 )
@@ -57,6 +59,8 @@ def info(message: pb.CacheInfo) -> CacheInfo:
         bytes_populated=message.bytes_populated,
         num_workers=message.num_workers,
         plan=CachePlan.from_proto(message.plan),
+        options=CacheOptions.from_proto(message.options),
+        tiers=tuple(map(reader(TierInfo), message.tiers)),
     )
 
 

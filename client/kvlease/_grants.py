@@ -33,6 +33,7 @@ class Grant:
         "_tokens_per_block",
         "covered_tokens",
         "device_hit_tokens",
+        "disk_hit_tokens",
         "host_hit_tokens",
         "is_evicted",
         "is_live",
@@ -40,6 +41,7 @@ class Grant:
         "misses",
         "num_blocks",
         "refusal",
+        "remote_hit_tokens",
         "request_id",
         "row",
     )
@@ -57,6 +59,8 @@ class Grant:
         self.device_hit_tokens = 0
         self.host_hit_tokens = 0
         self.misses: tuple[Miss, ...] = ()
+        self.disk_hit_tokens = 0
+        self.remote_hit_tokens = 0
         self.is_live = False
         self.is_evicted = False
         self.refusal = refusal
@@ -67,6 +71,12 @@ class Grant:
         self._tokens_per_block = tokens_per_block
         self._parts: list[bytes] = []
         self._read = _NOTHING_READ
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens of the prefix that were found, in whichever tier."""
+        below = self.host_hit_tokens + self.disk_hit_tokens + self.remote_hit_tokens
+        return self.device_hit_tokens + below
 
     @property
     def block_ids(self) -> NDArray[np.int32]:
@@ -164,6 +174,12 @@ class GroupedGrant(Grant):
         """The places before these are known to be empty."""
         self._version = 0
         self._tables: list[tuple[int, NDArray[np.int32]]] = [(-1, _NOTHING_READ[2])] * len(groups)
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens of the prefix that were found, in whichever tier."""
+        below = self.host_hit_tokens + self.disk_hit_tokens + self.remote_hit_tokens
+        return self.device_hit_tokens + below
 
     @property
     def block_ids(self) -> NDArray[np.int32]:

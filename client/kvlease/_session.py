@@ -230,9 +230,11 @@ class Session:
             grant.put(response.block_ids, unpacked(response.num_blocks))
             grant.device_hit_tokens = response.device_hit_tokens
             grant.host_hit_tokens = response.host_hit_tokens
+            grant.disk_hit_tokens = response.disk_hit_tokens
+            grant.remote_hit_tokens = response.remote_hit_tokens
             if response.misses:
                 grant.misses = misses(response.misses)
-            grant.compute(response.device_hit_tokens + response.host_hit_tokens)
+            grant.compute(grant.hit_tokens)
             grant.is_live, grant.refusal = True, None
             self.grants[lease_id] = grant
             came_as = response.joined_id or lease_id

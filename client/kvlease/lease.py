@@ -97,9 +97,19 @@ class GrantView:
         return self.grant.host_hit_tokens
 
     @property
+    def disk_hit_tokens(self) -> int:
+        """Tokens of the prefix whose bytes were loaded from the disk store."""
+        return self.grant.disk_hit_tokens
+
+    @property
+    def remote_hit_tokens(self) -> int:
+        """Tokens of the prefix whose bytes were fetched from the remote store."""
+        return self.grant.remote_hit_tokens
+
+    @property
     def hit_tokens(self) -> int:
         """Tokens of the prefix that need not be computed."""
-        return self.grant.device_hit_tokens + self.grant.host_hit_tokens
+        return self.grant.hit_tokens
 
     @property
     def misses(self) -> tuple[Miss, ...]:

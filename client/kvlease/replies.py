@@ -7,10 +7,27 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan
 
 Priority = Literal["low", "normal", "high"]
 """How soon a request is served, and how long its blocks stay cached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierInfo:
+    """A lower tier of a cache."""
+
+    tier: str
+    """"host", "disk" or "remote"."""
+    status: str
+    """"ready", "scanning" (what an earlier life left is being looked through) or "off" (all in it is a miss)."""
+    reason: str
+    """Why it is off; empty otherwise."""
+    num_slots: int
+    """Slots of the tier; 0 where it does not count them."""
+    num_found: int
+    """Slots that an earlier life left and that are found again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +40,10 @@ class CacheInfo:
     bytes_populated: int
     num_workers: int
     plan: CachePlan
+    options: CacheOptions = DEFAULTS
+    """How it is kept, with nothing left to a default."""
+    tiers: tuple[TierInfo, ...] = ()
+    """Its lower tiers, those that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +217,8 @@ class Found:
     num_device_blocks: int = 0
     num_host_blocks: int = 0
     """Further blocks of the prefix that can be reloaded."""
+    num_disk_blocks: int = 0
+    """Further ones that can be loaded from the disk store; what the remote store has, only a reserve asks it."""
     hit_tokens: int = 0
     """Tokens of the prefix that all groups can serve."""
 

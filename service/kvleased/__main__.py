@@ -1,19 +1,26 @@
 """Own the command line of `kvleased`; what its processes do is their own modules' business."""
 
 import argparse
-import errno
 import fcntl
+import importlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from kvleased import logs
 
+if TYPE_CHECKING:
+    from kvleased.settings import Settings
+
 EX_CONFIG: Final = 78
+_MOVERS: Final = {
+    "mover": "kvleased.movers.engine",
+    "disk-mover": "kvleased.movers.disk",
+    "remote-mover": "kvleased.movers.remote",
+}
+"""The modules of the processes that move bytes, by role."""
 _USAGE: Final = """usage: kvleased serve [options]
        kvleased --version
 
@@ -32,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     role = argv[0] if argv else ""
     if role == "serve":
         return _serve(argv[1:])
-    if role in {"supervise", "control", "mover", "remote-mover"}:
+    if role in {"supervise", "control", *_MOVERS}:
         return _run_role(role, argv[1:])
     if role == "--version":
         return _print_version()
@@ -44,33 +51,55 @@ def run(argv: Sequence[str]) -> int:
 def _serve(argv: Sequence[str]) -> int:
     """Resolve the settings, then become the supervisor, which imports none of what that took."""
     try:
-        from kvleased.settings import load, unknown_variables  # noqa: PLC0415
+        from kvleased.sources import load, unknown_variables  # noqa: PLC0415
 
         settings = load(argv)
         _warn_of(unknown_variables(), settings.log_level)
     except ModuleNotFoundError as error:
         return _refuse(f"{error.name} is not installed; the daemon needs kvlease[service]")
+    from kvleased.directories import UnusableError  # noqa: PLC0415
+
     try:
-        lock_fd = _enter(settings.runtime_dir)
-    except OSError as error:
-        return _refuse(f"--runtime-dir {settings.runtime_dir} cannot be used: {error.strerror}")
+        lock_fds = _enter(settings)
+    except UnusableError as error:
+        return _refuse(str(error))
     settings_fd = os.memfd_create("kvlease:settings", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(settings_fd, settings.model_dump_json().encode())
     fcntl.fcntl(
         settings_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     )
-    for fd in (lock_fd, settings_fd):
+    for fd in (*lock_fds, settings_fd):
         os.set_inheritable(fd, True)
-    arguments = [
-        sys.executable,
-        "-P",
-        "-m",
-        "kvleased",
-        "supervise",
-        "--settings-fd",
-        str(settings_fd),
-    ]
-    return os.execv(sys.executable, arguments)  # noqa: S606
+    arguments = [sys.executable, "-P", "-m", "kvleased", "supervise"]
+    # The first lock is that of the sockets, which ends with the supervisor.
+    arguments += ["--settings-fd", str(settings_fd), "--lock-fds", *map(str, lock_fds[1:])]
+    return os.execve(sys.executable, arguments, _without_settings())  # noqa: S606
+
+
+def _enter(settings: "Settings") -> list[int]:
+    """Enter all directories, and see to the secret; return the locks on them, that of the sockets first.
+
+    Raises:
+        UnusableError: one of them is not as it must be; the message says what to do.
+    """
+    from kvleased import directories, secret  # noqa: PLC0415
+
+    lock_fds = [directories.enter("--runtime-dir", settings.runtime_dir, may_make=True)]
+    for option, directory in (("--host-dir", settings.host_dir), ("--disk-dir", settings.disk_dir)):
+        if directory is not None:
+            lock_fds.append(directories.enter(option, directory))
+    if settings.host_dir is not None:
+        directories.require_memory("--host-dir", settings.host_dir)
+    if settings.secret_path is not None:
+        secret.ensure(settings.secret_path)
+    return lock_fds
+
+
+def _without_settings() -> dict[str, str]:
+    """Return the environment less the settings, which go on by descriptor: some of them are nobody else's business."""
+    from kvleased.sources import is_setting  # noqa: PLC0415
+
+    return {name: value for name, value in os.environ.items() if not is_setting(name)}
 
 
 def _warn_of(unknown: Mapping[str, str], log_level: str) -> None:
@@ -92,46 +121,6 @@ def _refuse(reason: str) -> int:
     return EX_CONFIG
 
 
-def _enter(directory: Path) -> int:
-    """Make the directory, only for this user, or take one that is private already, and return a lock on it.
-
-    The mode of a directory that was there before is never changed: others may have their files in it.
-    """
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700)
-        directory.chmod(0o700)  # whatever the umask has taken away
-    except FileExistsError:
-        status = directory.stat()
-        advice = "name one that does not exist yet, and it will be made"
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, f"it is no directory; {advice}") from None
-        if status.st_uid != os.getuid():
-            reason = f"it belongs to user {status.st_uid}, not to user {os.getuid()}; {advice}"
-            raise PermissionError(errno.EPERM, reason) from None
-        if status.st_mode & 0o077:
-            reason = (
-                f"its mode is {stat.S_IMODE(status.st_mode):04o}, so that others may enter it; name one that "
-                f"does not exist yet, such as {directory / 'kvlease'}, and it will be made, or make this one "
-                "private (chmod 700) where it serves nothing else"
-            )
-            raise PermissionError(errno.EPERM, reason) from None
-    return _lock(directory / "kvleased.lock")
-
-
-def _lock(path: Path) -> int:
-    """Return a descriptor that keeps every other daemon out of the same directory for as long as it is open."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.stderr.write(
-            f"kvleased: another daemon serves in {path.parent}; stop it or choose another --runtime-dir\n"
-        )
-        sys.exit(EX_CONFIG)
-    return fd
-
-
 def _run_role(role: str, argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f"kvleased {role}", description="Started by `kvleased serve`."
@@ -145,32 +134,38 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     )
     for name in ("settings", "keeper", "link"):
         parser.add_argument(f"--{name}-fd", type=int, default=-1)
+    parser.add_argument("--lock-fds", type=int, nargs="*", default=[])
     arguments = parser.parse_args(argv)
     if role == "supervise":
-        from kvleased.supervisor import Supervisor  # noqa: PLC0415
-
-        settings_fd: int = arguments.settings_fd
-        os.set_inheritable(settings_fd, False)
-        settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
-        return Supervisor(settings_fd, settings["drain_seconds"]).run()
+        return _supervise(arguments.settings_fd, arguments.lock_fds)
 
     from kvleased.processes import die_with  # noqa: PLC0415
 
     die_with(arguments.parent)
-    if role == "mover":
-        from kvleased.movers.engine import main as move  # noqa: PLC0415
-
-        move(arguments.link_fd)
-        return 0
-    if role == "remote-mover":
-        from kvleased.movers.remote import main as move_remotely  # noqa: PLC0415
-
-        move_remotely(arguments.link_fd, arguments.settings_fd)
+    if role in _MOVERS:
+        # Each imports only what it needs: a mover of memory knows no store, and starts the sooner for it.
+        fds = (
+            (arguments.link_fd,) if role == "mover" else (arguments.link_fd, arguments.settings_fd)
+        )
+        importlib.import_module(_MOVERS[role]).main(*fds)
         return 0
     logs.import_structlog()
     from kvleased.control import main as control  # noqa: PLC0415
 
     return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned)
+
+
+def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
+    from kvleased.processes import movers_of  # noqa: PLC0415
+    from kvleased.supervisor import Supervisor  # noqa: PLC0415
+
+    for fd in (settings_fd, *lock_fds):
+        os.set_inheritable(fd, False)
+    settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    supervisor = Supervisor(
+        settings_fd, settings["drain_seconds"], movers=movers_of(settings), lock_fds=lock_fds
+    )
+    return supervisor.run()
 
 
 if __name__ == "__main__":

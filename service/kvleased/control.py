@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EX_OK: Final = 0
 EX_CONFIG: Final = 78
+_PATHS: Final = ("runtime_dir", "host_dir", "disk_dir", "secret_file")
+"""The settings that are paths, which JSON has no word for."""
 _LOG = structlog.get_logger()
 
 
@@ -55,8 +57,8 @@ def read_settings(settings_fd: int) -> Settings:
     tenants = {
         name: TenantSettings.model_construct(**one) for name, one in values["tenants"].items()
     }
-    resolved = {"runtime_dir": Path(values["runtime_dir"]), "tenants": tenants}
-    return Settings.model_construct(**values | resolved)
+    paths = {name: Path(values[name]) for name in _PATHS if values[name] is not None}
+    return Settings.model_construct(**values | paths | {"tenants": tenants})
 
 
 async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) -> int:
@@ -72,6 +74,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     metrics.epoch = epoch
     daemon = Daemon(settings, keeper, epoch, metrics.copied)
     metrics.watch_caches(lambda: figures(daemon.registry))
+    metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
     await daemon.start(kept)
     _tell_of_pins(daemon)
     servers: list[Server] = [LocalServer(metrics)]

@@ -6,7 +6,6 @@ One event loop runs it all. A call that needs no waiting is answered synchronous
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -18,7 +17,7 @@ from google.protobuf.message import Message
 from kvlease.errors import DrainingError, InternalError, InvalidError, KVLeaseError, StaleEpochError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
+from kvleased import checks, secret
 from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe, Wake
@@ -27,17 +26,17 @@ from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.memory.regions import device_kind
-from kvleased.movers.link import MoverLink, ObserveCopies
+from kvleased.movers.link import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
+from kvleased.tiers import Tiers
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.runner import Respond, Verb
 from kvleased.verbs.workers import WorkerVerbs
 
 _ROOT_SECRET: Final = "root_secret"  # noqa: S105 -- a name
-_ROOT_SECRET_BYTES: Final = 32
 _NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
 DRAINING: Final = "draining"
 """Why a daemon that was told to stop is not ready."""
@@ -84,11 +83,8 @@ class Daemon:
             epoch, max_caches=settings.max_caches, max_workers=settings.max_workers
         )
         self.events = Events(epoch, settings.max_events, settings.max_watchers)
-        self.mover = MoverLink(
-            self,
-            seconds_max=settings.mover_seconds_max,
-            copies_a_batch_max=settings.max_copies_a_batch,
-            observe=observe_copies,
+        self.tiers = Tiers(
+            self.registry, self.apply, keeper, settings, observe_copies, self._note_scanned
         )
         self._observing = Observing(self.registry)
         self._keeper = keeper
@@ -97,7 +93,7 @@ class Daemon:
             settings,
             epoch=self.epoch,
             keeper=keeper,
-            mover=self.mover,
+            tiers=self.tiers,
             events=self.events,
         )
         self._workers = WorkerVerbs(
@@ -121,12 +117,15 @@ class Daemon:
         """Whether calls can be granted, and why not or with what restriction."""
         if self._not_ready:
             return False, self._not_ready
-        return True, "ready" if self.mover.is_attached else "degraded: the mover is being replaced"
+        away = self.tiers.away
+        return True, f"degraded: being replaced: {away}" if away else "ready"
 
     async def start(self, kept: Sequence[Kept]) -> None:
         """Bring back what was kept, then let time pass."""
-        self._keeper.start(self)
-        self._caches.root_secret = self._workers.root_secret = await self._load_root_secret(kept)
+        self._keeper.start(self.tiers)
+        root_secret = await self._load_root_secret(kept)
+        self._caches.take_secret(root_secret)
+        self._workers.root_secret = root_secret
         living = self._workers.living(kept)
         self._caches.recover(
             kept, self._workers.tenants(living), self._workers.places(living), monotonic()
@@ -165,7 +164,7 @@ class Daemon:
             waiting.future.cancel()
         await self._caches.stop()
         self._workers.stop()
-        self.mover.close()
+        self.tiers.close()
         self._keeper.close()
 
     # Calls
@@ -320,9 +319,9 @@ class Daemon:
                     num_blocks=effect.num_blocks,
                 )
             elif isinstance(effect, Probe):
-                self.apply(entry, c.Probed(probe_id=effect.probe_id))
+                self.tiers.probe(entry, effect)
             elif isinstance(effect, Copy):
-                self.mover.send(entry.pool, effect, with_checksums=entry.with_checksums)
+                self.tiers.send(entry, effect)
             else:
                 self._wake(entry, effect)
 
@@ -361,7 +360,7 @@ class Daemon:
         self._ticker = asyncio.get_running_loop().call_later(self.settings.tick_seconds, self._tick)
         for entry in list(self.registry.by_pool.values()):
             self._pass_time(entry)
-        self.mover.tick(monotonic())
+        self.tiers.tick(monotonic())
         self._observing.tick()
 
     def _pass_time(self, entry: CacheEntry) -> None:
@@ -370,45 +369,26 @@ class Daemon:
         except Exception:  # noqa: BLE001 -- time must go on for the other caches
             _LOG.exception("tick_failed", cache=entry.name)
 
-    # The mover and the supervisor
-
-    def answer_copy(self, pool: int, command: c.CopyDone | c.CopyFailed | c.CopyLost) -> None:
-        """Tell the core of a cache what became of its copy; a cache that was deleted meanwhile needs no answer."""
-        entry = self.registry.by_pool.get(pool)
-        if entry is not None:
-            self.apply(entry, command)
-
-    def answer_mover_death(self, command: c.MoverDied) -> None:
-        """Tell every core that no copy is being written any more."""
-        for entry in list(self.registry.by_pool.values()):
-            self.apply(entry, command)
-
-    def recycle_mover(self, generation: int) -> None:
-        """Have a mover replaced."""
-        self._keeper.recycle_mover(generation)
-
-    def mover_came(self, sock: socket.socket, generation: int) -> None:
-        """Take the socket of a new mover."""
-        self.mover.attach(sock, generation)
-        _LOG.info("mover_attached", generation=generation)
-
-    def mover_died(self, generation: int) -> None:
-        """Take note that a mover is proven dead."""
-        _LOG.warning("mover_died", generation=generation, batches=self.mover.batches_in_flight)
-        self.mover.died(generation)
-
     # Helpers
 
+    def _note_scanned(self, entry: CacheEntry) -> None:
+        self._caches.note_scanned(entry)
+
     async def _load_root_secret(self, kept: Sequence[Kept]) -> bytes:
-        """Return the secret of this supervisor's life, and make one where there is none yet."""
+        """Return the secret of this supervisor's life, and take it from its file, or make one, where there is none yet.
+
+        Raises:
+            UnusableError: the file is not what it was when the supervisor started.
+        """
         fds = [item.fd for item in kept if item.name == _ROOT_SECRET]
-        fd = fds[0] if fds else await self._keeper.create(_ROOT_SECRET, _ROOT_SECRET_BYTES, {})
+        fd = fds[0] if fds else await self._keeper.create(_ROOT_SECRET, secret.NUM_BYTES, {})
         try:
-            secret = os.pread(fd, _ROOT_SECRET_BYTES, 0)
-            if not any(secret):
+            found = os.pread(fd, secret.NUM_BYTES, 0)
+            if not any(found):
                 # New, or its maker was killed before it wrote; either way nobody has seen a key of it.
-                secret = secrets.token_bytes(_ROOT_SECRET_BYTES)
-                os.pwrite(fd, secret, 0)
+                path = self.settings.secret_path
+                found = secrets.token_bytes(secret.NUM_BYTES) if path is None else secret.read(path)
+                os.pwrite(fd, found, 0)
         finally:
             os.close(fd)
-        return secret
+        return found

@@ -6,14 +6,14 @@ From the control process:
     create {number, name, bytes, metadata}   make a sealed memory region and keep it; answered by created or refused
     keep {name, metadata} + 1 descriptor     keep a descriptor over restarts, in place of any of the same name
     drop {name}                              forget it
-    recycle_mover {generation}               kill that mover, prove it dead, start another
+    recycle_mover {role, generation}         kill that mover, prove it dead, start another
     ready {}                                 the control process serves
 From the supervisor:
     hello {epoch, num_kept}                  first message of a life; `num_kept` entries follow in kept messages
     kept {entries: [{name, bytes, metadata}]} + one descriptor each
     created {number} + 1 descriptor, refused {number, message}
-    mover {generation} + 1 descriptor        the daemon's end of a new mover's socket
-    mover_died {generation}                  that mover is proven dead
+    mover {role, generation} + 1 descriptor  the daemon's end of a new mover's socket
+    mover_died {role, generation}            that mover is proven dead
 """
 
 import fcntl

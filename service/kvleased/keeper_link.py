@@ -16,10 +16,10 @@ from kvleased.keeper import Kept, Message
 class Listener(Protocol):
     """What the link tells of."""
 
-    def mover_came(self, sock: socket.socket, generation: int) -> None:
+    def mover_came(self, role: str, sock: socket.socket, generation: int) -> None:
         """Take the socket of a new mover."""
 
-    def mover_died(self, generation: int) -> None:
+    def mover_died(self, role: str, generation: int) -> None:
         """Take note that a mover is proven dead."""
 
 
@@ -90,9 +90,9 @@ class KeeperLink:
         """Have a descriptor forgotten."""
         self._send({"op": "drop", "name": name})
 
-    def recycle_mover(self, generation: int) -> None:
+    def recycle_mover(self, role: str, generation: int) -> None:
         """Have a mover killed and replaced."""
-        self._send({"op": "recycle_mover", "generation": generation})
+        self._send({"op": "recycle_mover", "role": role, "generation": generation})
 
     def ready(self) -> None:
         """Say that this process serves."""
@@ -130,9 +130,10 @@ class KeeperLink:
         assert self._listener is not None, "not started"
         operation = message["op"]
         if operation == "mover":
-            self._listener.mover_came(socket.socket(fileno=fds[0]), message["generation"])
+            sock = socket.socket(fileno=fds[0])
+            self._listener.mover_came(message["role"], sock, message["generation"])
         elif operation == "mover_died":
-            self._listener.mover_died(message["generation"])
+            self._listener.mover_died(message["role"], message["generation"])
         elif operation == "created":
             future = self._pending.pop(message["number"])
             if future.cancelled():

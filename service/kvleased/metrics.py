@@ -15,6 +15,7 @@ from prometheus_client.core import (
 )
 
 from kvlease._version import installed_version
+from kvleased.movers.link import LinkFigures
 from kvleased.verbs.figures import Figures
 
 BUCKETS: Final = (
@@ -28,9 +29,21 @@ STATES: Final = ("free", "reserved", "filling", "ready", "quarantined", "scrubbi
 PREFIX_OUTCOMES: Final = {
     "device_hit": "prefix_tokens_device",
     "host_hit": "prefix_tokens_host",
+    "disk_hit": "prefix_tokens_disk",
+    "remote_hit": "prefix_tokens_remote",
     "computed": "prefix_tokens_computed",
 }
 """Outcomes of prefix reuse, and the counters of the core that hold them."""
+
+BLOCKS_MOVED: Final = {
+    "device_to_host": "offloads",
+    "host_to_device": "reloads",
+    "host_to_disk": "disk_stores",
+    "disk_to_device": "disk_loads",
+    "host_to_remote": "remote_stores",
+    "remote_to_device": "remote_loads",
+}
+"""Directions of copies, and the counters of the core of blocks that arrived."""
 
 CACHE_COUNTERS: Final = (
     (
@@ -39,7 +52,30 @@ CACHE_COUNTERS: Final = (
         "Blocks that left the device pool to make room or on request.",
     ),
     ("host_evictions", "kvlease_host_evictions", "Blocks that left the host pool to make room."),
+    ("disk_evictions", "kvlease_disk_evictions", "Blocks that left the disk store to make room."),
+    (
+        "slots_adopted",
+        "kvlease_slots_adopted",
+        "Blocks that an earlier life left in the disk store and that became findable again.",
+    ),
+    (
+        "disk_failures",
+        "kvlease_disk_failures",
+        "Blocks that the disk store did not give back as they were written.",
+    ),
+    (
+        "store_failures",
+        "kvlease_store_failures",
+        "Blocks that a store did not take.",
+    ),
+    (
+        "remote_misses",
+        "kvlease_remote_misses",
+        "Blocks that the remote store said to have and did not give in time, or not as they were written.",
+    ),
     ("blocks_committed", "kvlease_blocks_committed", "Blocks that became findable."),
+    ("copies_failed", "kvlease_copies_failed", "Copies that their mover gave up, or died over."),
+    ("copies_lost", "kvlease_copies_lost", "Copies that were not answered in time."),
     (
         "checksum_failures",
         "kvlease_checksum_failures",
@@ -65,6 +101,7 @@ class Metrics:
         self.epoch = 0
         """The daemon's life."""
         self._figures: Callable[[], Mapping[str, Figures]] = dict
+        self._movers: Callable[[], Mapping[str, LinkFigures]] = dict
         self._latencies: dict[tuple[str, str], _Latency] = {}
         self._codes: dict[tuple[str, str, str], int] = {}
         self._copies: dict[tuple[str, str], _Copies] = {}
@@ -75,6 +112,10 @@ class Metrics:
     def watch_caches(self, figures: Callable[[], Mapping[str, Figures]]) -> None:
         """Take the gauges from `figures()`, one snapshot per cache, whenever somebody asks."""
         self._figures = figures
+
+    def watch_movers(self, figures: Callable[[], Mapping[str, LinkFigures]]) -> None:
+        """Take what the movers have to do from `figures()` whenever somebody asks."""
+        self._movers = figures
 
     def observe(self, verb: str, transport: str, code: str, seconds: float) -> None:
         """Count one answered call; `code` is "OK" or an error's code."""
@@ -105,8 +146,10 @@ class Metrics:
         yield from self._of_process()
         yield from self._of_requests()
         yield from self._of_copies()
+        yield from _queues(self._movers())
         caches = self._figures()
         yield from _blocks(caches)
+        yield from _tiers(caches)
         yield from _uses(caches)
         yield from _counters(caches)
         yield from _ghosts(caches)
@@ -195,13 +238,43 @@ def _blocks(caches: Mapping[str, Figures]) -> Iterator[Metric]:
         labels=("cache", "tenant", "state"),
     )
     for cache, figures in caches.items():
-        for tier, counts in (("device", figures.census.device), ("host", figures.census.host)):
+        for tier, counts in figures.pools.items():
             for state in STATES:
                 blocks.add_metric((cache, tier, state), counts.get(state, 0))
             held.add_metric((cache, tier), counts.get("ready_held", 0))
         for (tenant, state), count in figures.tenants.items():
             tenants.add_metric((cache, tenant, state), count)
     yield from (blocks, held, tenants)
+
+
+def _tiers(caches: Mapping[str, Figures]) -> Iterator[Metric]:
+    up = GaugeMetricFamily(
+        "kvlease_tier_up",
+        "Whether a lower tier works; while it does not, everything in it is a miss.",
+        labels=("cache", "tier"),
+    )
+    for cache, figures in caches.items():
+        for tier, is_up in figures.are_up.items():
+            up.add_metric((cache, tier), is_up)
+    yield up
+
+
+def _queues(movers: Mapping[str, LinkFigures]) -> Iterator[Metric]:
+    queue = GaugeMetricFamily(
+        "kvlease_mover_queue",
+        "Batches of copies that are not done: waiting to be sent to their mover, or sent to it.",
+        labels=("mover", "state"),
+    )
+    oldest = GaugeMetricFamily(
+        "kvlease_mover_oldest_seconds",
+        "Seconds since the oldest of them began to wait; 0 where there is none.",
+        labels=("mover",),
+    )
+    for mover, figures in movers.items():
+        queue.add_metric((mover, "waiting"), figures.num_waiting)
+        queue.add_metric((mover, "sent"), figures.num_sent)
+        oldest.add_metric((mover,), figures.oldest_seconds)
+    yield from (queue, oldest)
 
 
 def _uses(caches: Mapping[str, Figures]) -> Iterator[Metric]:
@@ -231,10 +304,15 @@ def _counters(caches: Mapping[str, Figures]) -> Iterator[Metric]:
         "Tokens of granted requests, by where their K and V came from.",
         labels=("cache", "outcome"),
     )
+    moved = CounterMetricFamily(
+        "kvlease_blocks_moved", "Blocks that arrived in a tier.", labels=("cache", "direction")
+    )
     for cache, figures in caches.items():
         for outcome, counter in PREFIX_OUTCOMES.items():
             prefixes.add_metric((cache, outcome), figures.census.counters.get(counter, 0))
-    yield prefixes
+        for direction, counter in BLOCKS_MOVED.items():
+            moved.add_metric((cache, direction), figures.census.counters.get(counter, 0))
+    yield from (prefixes, moved)
 
 
 def _ghosts(caches: Mapping[str, Figures]) -> Iterator[Metric]:

@@ -6,9 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+CONTROL: Final = "control"
+MOVER: Final = "mover"
+DISK_MOVER: Final = "disk-mover"
+REMOTE_MOVER: Final = "remote-mover"
+MOVERS: Final = (MOVER, DISK_MOVER, REMOTE_MOVER)
+"""The roles of the processes that move bytes; each is killed and started again by itself."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -34,13 +41,28 @@ class Child:
         return status
 
 
-def spawn(role: str, fds: Mapping[str, int]) -> Child:
-    """Start `kvleased <role>` afresh with the named descriptors and no others; no state of ours leaks into it."""
+def movers_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the roles of the movers that a daemon with these settings has."""
+    is_wanted = {
+        MOVER: True,
+        DISK_MOVER: settings["disk_dir"],
+        REMOTE_MOVER: settings["remote_url"],
+    }
+    return tuple(role for role in MOVERS if is_wanted[role])
+
+
+def spawn(role: str, fds: Mapping[str, int], lock_fds: Sequence[int] = ()) -> Child:
+    """Start `kvleased <role>` afresh with the named descriptors and no others; no state of ours leaks into it.
+
+    A lock on a directory is held until the last process with its descriptor has ended, so `lock_fds` keep other daemons
+    out for as long as the child may write there.
+    """
     arguments = [sys.executable, "-P", "-m", "kvleased", role]
     arguments += ["--parent", str(os.getpid()), "--spawned", str(time.monotonic())]
     for name, fd in fds.items():
         arguments += [f"--{name}-fd", str(fd)]
-    process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=tuple(fds.values()))  # noqa: S603
+    inherited = (*fds.values(), *lock_fds)
+    process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=inherited)  # noqa: S603
     return Child(role=role, process=process, pidfd=os.pidfd_open(process.pid))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +21,9 @@ from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.core.cache import Cache
+from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
+from kvleased.movers.protocol import Status
 from kvleased.recording import Observer
 from kvleased.traces.ghosts import Ghosts
 
@@ -28,6 +31,8 @@ POPULATING: Final = "populating"
 READY: Final = "ready"
 TENANT_DEFAULT: Final = "default"
 _STARTING_RETRY_MS: Final = 200
+_LOWER_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+_NEVER_HEARD_OF: Final = Status(is_on=False, reason="its mover is being started")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +43,8 @@ class CacheEntry:
     pool: int
     """The number by which the mover knows its pools."""
     plan: CachePlan
-    integrity: str
+    options: pb.CacheOptions
+    """With nothing left to a default."""
     core: Cache
     fds: dict[str, int]
     """Descriptors by kind of region: one device region for each rank, host (if any), records, tables, plan."""
@@ -46,13 +52,28 @@ class CacheEntry:
     status: str = POPULATING
     bytes_populated: int = 0
     num_workers: int = 0
+    stores: dict[Tier, Status] = field(default_factory=dict)
+    """Whether the disk and the remote store work, those that the cache uses."""
+    num_found: Counter[Tier] = field(default_factory=Counter)
+    """Slots that an earlier life of the container left, by tier."""
+    is_scanned: bool = False
+    """Whether the disk store was looked through to the end, in this life or an earlier one of the supervisor."""
     observer: Observer | None = None
     """What is noted of its requests; None where nobody ever wanted to know."""
 
     @property
     def with_checksums(self) -> bool:
         """Whether blocks are summed when they leave the device."""
-        return self.integrity == "xxh3"
+        return self.options.integrity == "xxh3"
+
+    def has_tier(self, tier: Tier) -> bool:
+        """Tell whether the cache has a lower tier."""
+        slots = {
+            Tier.HOST: self.plan.num_slots,
+            Tier.DISK: self.plan.num_disk_slots,
+            Tier.REMOTE: self.plan.num_remote_slots,
+        }
+        return slots[tier] > 0
 
     @property
     def pool_bytes(self) -> int:
@@ -81,6 +102,8 @@ class CacheEntry:
             bytes_populated=self.bytes_populated,
             num_workers=self.num_workers,
             plan=self.plan.to_proto(),
+            options=self.options,
+            tiers=self.tiers(),
         )
 
     @property
@@ -93,6 +116,26 @@ class CacheEntry:
         if self.observer is None:
             self.observer = Observer(self.core, self.plan.hash_block_tokens, ghosts)
         return self.observer
+
+    def tiers(self) -> list[pb.TierInfo]:
+        """Describe the lower tiers that the cache has."""
+        return [self._tier(tier) for tier in _LOWER_TIERS if self.has_tier(tier)]
+
+    def _tier(self, tier: Tier) -> pb.TierInfo:
+        info = pb.TierInfo(tier=tier.value, status="ready", num_found=self.num_found[tier])
+        if tier is Tier.HOST:
+            info.num_slots = self.plan.num_slots
+            is_on, reason = self.status == READY, "its memory is being populated"
+        else:
+            # What a remote store has room for is its own business.
+            info.num_slots = self.plan.num_disk_slots if tier is Tier.DISK else 0
+            store = self.stores.get(tier, _NEVER_HEARD_OF)
+            is_on, reason = store.is_on, store.reason
+        if not is_on:
+            info.status, info.reason = "off", reason
+        elif tier is Tier.DISK and not self.is_scanned:
+            info.status = "scanning"
+        return info
 
     def close(self) -> None:
         """Close the descriptors; mappings end with the arrays over them."""

@@ -1,33 +1,23 @@
-"""Own every setting and limit of the daemon; nothing else reads arguments, the environment or a configuration file.
+"""Own every setting and limit of the daemon, with its unit and its default; where they are read from is `sources`'."""
 
-Precedence, highest first: command-line flags, environment variables `KVLEASED_*`, the TOML file named by `--config`,
-the defaults below.
-"""
-
-import argparse
-import difflib
 import ipaddress
 import os
 import tempfile
-import tomllib
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+from kvleased.addresses import check_address
 
 MIB = 1 << 20
 """Bytes of a mebibyte."""
-_PREFIX: Final = "KVLEASED_"
 _SOCKETS: Final = ("kvlease.sock", "http.sock", "grpc.sock")
+_SECRET: Final = "secret"  # noqa: S105 -- a name
+"""The file of the root secret in a directory that outlives the container."""
 _SOCKET_PATH_BYTES_MAX: Final = 107
 """The longest path of a Unix socket in bytes: what `sockaddr_un` has, less the zero at its end."""
-_SHOWN_MAX: Final = 40
-"""Characters of a wrong value that are repeated."""
 _TENANT_CHARACTERS_MAX: Final = 128
 """The longest name of a tenant, as attach takes it."""
 _BYTES_MAX: Final = 1 << 60
@@ -109,6 +99,50 @@ class Settings(BaseModel):
         ge=MIB,
         le=_BYTES_MAX,
         description="Bytes of memory that are populated in one go.",
+    )
+
+    host_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Private directory on tmpfs or hugetlbfs for host pools, so that they outlive the container; none by "
+            "default: memory of the daemon's own."
+        ),
+    )
+    disk_dir: Path | None = Field(
+        default=None, description="Private directory of the disk stores; none by default."
+    )
+    disk_bytes_max: int = Field(
+        default=0,
+        ge=0,
+        le=_BYTES_MAX,
+        description="Bytes of all disk stores together; 0 takes 80 % of the file system of disk_dir.",
+    )
+    remote_url: str = Field(
+        default="",
+        repr=False,
+        description=(
+            "Address of the remote store: redis://, rediss://, unix:// or mooncake://; give it by environment or file "
+            "where it has a password. None by default."
+        ),
+    )
+    remote_ttl_seconds: int = Field(
+        default=0,
+        ge=0,
+        le=366 * 86_400,
+        description="Seconds for which the remote store keeps a block; 0: until it needs the room.",
+    )
+    remote_ms_max: int = Field(
+        default=250,
+        ge=1,
+        le=60_000,
+        description="Milliseconds that one call to the remote store may take; a later answer is a miss.",
+    )
+    secret_file: Path | None = Field(
+        default=None,
+        description=(
+            "File of 32 random bytes from which block keys are derived, the same on all nodes that share a remote "
+            "store; made where it is missing. By default `secret` in disk_dir or host_dir, else new with each start."
+        ),
     )
 
     drain_seconds: float = Field(
@@ -210,6 +244,21 @@ class Settings(BaseModel):
             raise ValueError(message)
         return absolute
 
+    @field_validator("host_dir", "disk_dir", "secret_file", mode="before")
+    @classmethod
+    def _none_if_empty(cls, path: object) -> object:
+        return path or None
+
+    @field_validator("host_dir", "disk_dir", "secret_file")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else Path(os.path.abspath(path))  # noqa: PTH100 - see above
+
+    @field_validator("remote_url", mode="before")
+    @classmethod
+    def _known_address(cls, url: object) -> object:
+        return check_address(url)
+
     @field_validator("tcp_host")
     @classmethod
     def _loopback_only(cls, host: str) -> str:
@@ -229,12 +278,36 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _directories_differ(self) -> Self:
+        directories = {
+            "runtime_dir": self.runtime_dir,
+            "host_dir": self.host_dir,
+            "disk_dir": self.disk_dir,
+        }
+        named: dict[Path, str] = {}
+        for name, directory in directories.items():
+            if directory is not None and directory in named:
+                message = f"{named[directory]} and {name} are the same directory; name another for one of them"
+                raise ValueError(message)
+            if directory is not None:
+                named[directory] = name
+        return self
+
+    @model_validator(mode="after")
     def _minima_fit(self) -> Self:
         percent = sum(Fraction(str(tenant.min_percent)) for tenant in self.tenants.values())
         if percent > 100:  # noqa: PLR2004 - per cent
             message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
             raise ValueError(message)
         return self
+
+    @property
+    def secret_path(self) -> Path | None:
+        """The file of the root secret; None where nothing outlives the container that keys could be found in."""
+        if self.secret_file is not None:
+            return self.secret_file
+        directory = self.disk_dir or self.host_dir
+        return None if directory is None else directory / _SECRET
 
     @property
     def local_socket(self) -> Path:
@@ -250,129 +323,3 @@ class Settings(BaseModel):
     def grpc_socket(self) -> Path:
         """The Unix socket of gRPC."""
         return self.runtime_dir / _SOCKETS[2]
-
-
-def load(argv: Sequence[str]) -> Settings:
-    """Resolve flags, environment and file to settings; exits with status 2 where they make no sense."""
-    # Imported here: the control process gets resolved settings and must start quickly.
-    from pydantic_settings import (  # noqa: PLC0415
-        BaseSettings,
-        CliSettingsSource,
-        EnvSettingsSource,
-        PydanticBaseSettingsSource,
-        SettingsConfigDict,
-        SettingsError,
-        TomlConfigSettingsSource,
-    )
-
-    parser = _parser()
-    # The file must be known before the sources are put together.
-    config = _config_file(parser, argv)
-
-    class Loaded(BaseSettings, Settings):
-        """The same settings, read from their sources."""
-
-        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=_PREFIX)
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            *_sources: PydanticBaseSettingsSource,
-            **_named_sources: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            flags: CliSettingsSource[Any] = CliSettingsSource(
-                settings_cls,
-                cli_parse_args=list(argv),
-                root_parser=parser,
-                cli_kebab_case=True,
-                cli_implicit_flags=True,
-                cli_hide_none_type=True,
-                cli_avoid_json=True,
-            )
-            sources: list[PydanticBaseSettingsSource] = [flags, EnvSettingsSource(settings_cls)]
-            if config is not None:
-                sources.append(TomlConfigSettingsSource(settings_cls, config))
-            return tuple(sources)
-
-    try:
-        loaded = Loaded()
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        parser.error(f"--config {config}: this is not TOML: {error}")
-    except SettingsError:
-        # Every other setting is a plain value.
-        parser.error('tenants: this is no JSON such as {"chat": {"min_percent": 20}}')
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "settings"
-        is_unknown = first["type"] == "extra_forbidden"
-        parser.error(f"{where}: {_no_such(where) if is_unknown else _reason(first)}")
-    return Settings.model_validate(loaded.model_dump())
-
-
-def unknown_variables() -> dict[str, str]:
-    """Return the variables of the environment that look like settings and are none, with what to say of each.
-
-    They are ignored rather than refused: Kubernetes adds such names for a service that is called kvleased.
-    """
-    names = {name: name[len(_PREFIX) :].lower() for name in os.environ if _is_ours(name)}
-    return {
-        name: _no_such(setting, prefix=_PREFIX)
-        for name, setting in sorted(names.items())
-        if setting != "config" and setting not in Settings.model_fields
-    }
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong before anything else, and where the settings are listed, without listing them."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with status 2."""
-        self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists every setting.\n")
-
-
-def _parser() -> _Parser:
-    """Return the parser of the command line, to which the settings add their flags."""
-    parser = _Parser(
-        prog="kvleased serve",
-        description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
-        epilog="Each flag is also an environment variable, KVLEASED_ and its name in capitals, and a TOML key.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
-    )
-    return parser
-
-
-def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
-    """Return the file that flags or environment name, which must be there."""
-    scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    scout.add_argument("--config")
-    known, _ = scout.parse_known_args(argv)
-    config: str | None = known.config or os.environ.get(f"{_PREFIX}CONFIG")
-    if config is not None and not Path(config).is_file():
-        parser.error(f"--config {config}: there is no such file")
-    return config
-
-
-def _reason(error: "ErrorDetails") -> str:
-    """Say what is wrong with a value, and which it is."""
-    message = error["msg"].removeprefix("Value error, ")
-    is_ours = error["type"] == "value_error"
-    return message if is_ours else f"{message}, not {str(error['input'])[:_SHOWN_MAX]}"
-
-
-def _is_ours(variable: str) -> bool:
-    return variable.upper().startswith(_PREFIX)
-
-
-def _no_such(setting: str, prefix: str = "") -> str:
-    """Say that there is no such setting, and which one was perhaps meant."""
-    table, _, name = setting.rpartition(".")
-    names = list(TenantSettings.model_fields) if table else [*Settings.model_fields, "config"]
-    found = difflib.get_close_matches(name, names, n=1)
-    meant = prefix + (found[0].upper() if prefix else found[0]) if found else ""
-    return (
-        f"there is no such setting; did you mean {meant}?" if meant else "there is no such setting"
-    )

@@ -1,8 +1,9 @@
-"""Own the memory and the two children of the daemon; it has no network and decides nothing about blocks.
+"""Own the memory and the children of the daemon; it has no network and decides nothing about blocks.
 
 The supervisor keeps every descriptor that must outlive the control process: memory regions and proofs of life of the
-workers. When the control process ends it first kills the mover, so that no copy is still being written when the next
-control process reads the state, and then starts both anew over the same memory.
+workers. When the control process ends it first kills all movers, so that no copy is still being written when the next
+control process reads the state, and then starts all of them anew over the same memory. A mover that ends is started
+again by itself.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from typing import Final
 
 from kvleased import keeper, logs
 from kvleased.keeper import Message, Store
-from kvleased.processes import Child, spawn
+from kvleased.processes import CONTROL, MOVER, Child, spawn
 
 EX_CONFIG: Final = 78
 """Exit status of a control process that cannot start as configured, and of which a new try is pointless."""
@@ -33,20 +34,29 @@ STOP_GRACE_SECONDS: Final = 5.0
 
 
 class Supervisor:
-    """Start, watch and restart the control process and the mover over memory that it keeps."""
+    """Start, watch and restart the control process and the movers over memory that it keeps."""
 
-    def __init__(self, settings_fd: int, drain_seconds: float) -> None:
-        """Take the descriptor of the settings, which every control process reads."""
+    def __init__(
+        self,
+        settings_fd: int,
+        drain_seconds: float,
+        *,
+        movers: Sequence[str] = (MOVER,),
+        lock_fds: Sequence[int] = (),
+    ) -> None:
+        """Take the descriptor of the settings, the roles of the movers, and what locks their directories."""
         self._settings_fd = settings_fd
         self._drain_seconds = drain_seconds
+        self._movers = tuple(movers)
+        self._lock_fds = tuple(lock_fds)
         self._store = Store()
         self._children: dict[str, Child] = {}
-        self._failures = {"control": 0, "mover": 0}
+        self._failures = dict.fromkeys((CONTROL, *movers), 0)
         self._due: dict[str, float] = {}
         self._link: socket.socket | None = None
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._epoch = 0
-        self._generation = 0
+        self._generations = dict.fromkeys(movers, 0)
         self._was_ready = False
         self._is_stopping = False
         self._status: int | None = None
@@ -76,26 +86,29 @@ class Supervisor:
     def _dispatch(self, what: str, events: int, wake_end: int) -> None:
         if what == "signal":
             self._stop(os.read(wake_end, 64))
-        elif what == "control" and "control" in self._children:
-            self._control_ended()
-        elif what == "mover" and "mover" in self._children:
-            self._mover_ended(self._reap("mover"))
         elif what == "link":
             if events & selectors.EVENT_WRITE:
                 self._flush()
             if events & selectors.EVENT_READ:
                 self._read_link()
+        elif what not in self._children:
+            # Another event of the same round has ended it.
+            return
+        elif what == CONTROL:
+            self._control_ended()
+        else:
+            self._mover_ended(what, self._reap(what))
 
     def _run_due(self) -> None:
         now = time.monotonic()
         for what in [what for what, when in self._due.items() if when <= now]:
             del self._due[what]
-            if what == "control":
-                self._start_control()
-            elif what == "mover":
-                self._start_mover()
-            elif what == "kill":
+            if what == "kill":
                 self._status = 1
+            elif what == CONTROL:
+                self._start_control()
+            else:
+                self._start_mover(what)
 
     # Children
 
@@ -103,23 +116,28 @@ class Supervisor:
         self._epoch = max(self._epoch + 1, int(time.time()))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self._watch(spawn("control", {"settings": self._settings_fd, "keeper": theirs.fileno()}))
+        inherited = {"settings": self._settings_fd, "keeper": theirs.fileno()}
+        self._watch(spawn(CONTROL, inherited, self._lock_fds))
         theirs.close()
         self._link = ours
         self._selector.register(ours, selectors.EVENT_READ, "link")
         self._send({"op": "hello", "epoch": self._epoch, "num_kept": len(self._store)})
         for message, fds in self._store.handover():
             self._send(message, fds)
-        self._start_mover()
+        for role in self._movers:
+            self._start_mover(role)
         logs.line("info", "control_started", epoch=self._epoch, kept=len(self._store))
 
-    def _start_mover(self) -> None:
-        self._due.pop("mover", None)
+    def _start_mover(self, role: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._watch(spawn("mover", {"link": theirs.fileno()}))
+        inherited = {"link": theirs.fileno()}
+        if role != MOVER:
+            inherited["settings"] = self._settings_fd
+        self._watch(spawn(role, inherited, self._lock_fds))
         theirs.close()
-        self._generation += 1
-        self._send({"op": "mover", "generation": self._generation}, [ours.fileno()])
+        self._generations[role] += 1
+        message = {"op": "mover", "role": role, "generation": self._generations[role]}
+        self._send(message, [ours.fileno()])
         ours.close()
 
     def _watch(self, child: Child) -> None:
@@ -141,34 +159,43 @@ class Supervisor:
         return min(BACKOFF_SECONDS_MAX, 0.1 * 2 ** (failures - 2)) if failures > 1 else 0.0
 
     def _control_ended(self) -> None:
-        status = self._reap("control")
+        status = self._reap(CONTROL)
         # What it had sent before its end still counts; after that nobody speaks for it.
         self._read_link()
         self._close_link()
-        if "mover" in self._children:
-            self._reap("mover", kill=True)
-            self._failures["mover"] = 0
-        self._due.pop("mover", None)
+        self._kill_movers()
         if self._is_stopping:
             # SIGTERM may have met it before it was able to drain anything.
             self._status = 0 if status in {0, -signal.SIGTERM} else 1
         elif status == EX_CONFIG and not self._was_ready:
             self._status = EX_CONFIG
-        elif not self._was_ready and self._failures["control"] >= STARTS_MAX:
+        elif not self._was_ready and self._failures[CONTROL] >= STARTS_MAX:
             self._status = 1
         else:
-            logs.line("warning", "control_ended", status=status, failures=self._failures["control"])
-            self._due["control"] = time.monotonic() + self._backoff("control")
+            logs.line("warning", "control_ended", status=status, failures=self._failures[CONTROL])
+            self._due[CONTROL] = time.monotonic() + self._backoff(CONTROL)
 
-    def _mover_ended(self, status: int) -> None:
+    def _kill_movers(self) -> None:
+        """Kill all movers at once, then wait until the kernel says that none writes any more."""
+        alive = [role for role in self._movers if role in self._children]
+        for role in alive:
+            self._children[role].process.kill()
+        for role in alive:
+            self._reap(role)
+            self._failures[role] = 0
+        for role in self._movers:
+            self._due.pop(role, None)
+
+    def _mover_ended(self, role: str, status: int) -> None:
         if self._is_stopping:
             return
-        logs.line("warning", "mover_ended", status=status, generation=self._generation)
-        self._send({"op": "mover_died", "generation": self._generation})
-        self._due["mover"] = time.monotonic() + self._backoff("mover")
+        generation = self._generations[role]
+        logs.line("warning", "mover_ended", role=role, status=status, generation=generation)
+        self._send({"op": "mover_died", "role": role, "generation": generation})
+        self._due[role] = time.monotonic() + self._backoff(role)
 
     def _stop(self, signals: bytes) -> None:
-        control = self._children.get("control")
+        control = self._children.get(CONTROL)
         if self._is_stopping or control is None:
             # A second ^C means it; a second SIGTERM comes of itself when a whole group is told to end.
             if control is None or signal.SIGINT in signals:
@@ -179,9 +206,9 @@ class Supervisor:
         self._due["kill"] = time.monotonic() + self._drain_seconds + STOP_GRACE_SECONDS
 
     def _end_children(self) -> None:
-        for role in ("mover", "control"):
-            if role in self._children:
-                self._reap(role, kill=True)
+        self._kill_movers()
+        if CONTROL in self._children:
+            self._reap(CONTROL, kill=True)
 
     # The link to the control process
 
@@ -204,12 +231,14 @@ class Supervisor:
     def _act(self, message: Message, fds: list[int]) -> None:
         operation = message["op"]
         if operation == "recycle_mover":
-            if message["generation"] == self._generation and "mover" in self._children:
-                self._mover_ended(self._reap("mover", kill=True))
+            role = message["role"]
+            if message["generation"] == self._generations[role] and role in self._children:
+                # Its end is heard of as any other: one that hangs in the kernel must not hold up this process.
+                self._children[role].process.kill()
         elif operation == "ready":
             self._was_ready = True
             # It can start, so whatever ended the ones before it, the next one need not wait for long.
-            self._failures["control"] = min(self._failures["control"], FAILURES_ONCE_READY_MAX)
+            self._failures[CONTROL] = min(self._failures[CONTROL], FAILURES_ONCE_READY_MAX)
         else:
             for reply, reply_fds in self._store.act(message, fds):
                 self._send(reply, reply_fds)

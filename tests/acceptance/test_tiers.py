@@ -1,169 +1,276 @@
-"""The lower tiers with real processes and files: what was acknowledged is found again, what is damaged never serves."""
+"""Lower tiers as real processes and files: what outlives the whole daemon, and movers that end or stand still alone."""
 
+import importlib.util
 import os
+import select
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from kvlease import PlanInputs
-from tests.acceptance.serving import Serving, served
-from tests.acceptance.tiering import (
-    CACHE,
-    TOKENS_PER_BLOCK,
-    attached,
-    child,
-    child_or_none,
-    compute,
-    counter,
-    inputs_of,
-    kill_all,
-    prompt,
-    ready,
-    status,
-)
+from kvlease import CacheOptions, Client, FullAttention, PlanInputs, Worker
+from tests.acceptance.serving import Serving, pool_of, served
 
 pytestmark = pytest.mark.acceptance
 
-BLOCKS_PER_PROMPT = 4
-TOKENS_PER_PROMPT = BLOCKS_PER_PROMPT * TOKENS_PER_BLOCK
-NUM_PROMPTS = 8
-NUM_BLOCKS = NUM_PROMPTS * BLOCKS_PER_PROMPT
+MEMORY: Final = Path("/dev/shm")
+TOKENS_PER_BLOCK: Final = 16
+NUM_BLOCKS: Final = 64
+NUM_TOKENS: Final = NUM_BLOCKS // 2 * TOKENS_PER_BLOCK
+LAYER: Final = FullAttention(name="0", num_kv_heads=2, head_size=64, dtype="float32")
+INPUTS: Final = PlanInputs(
+    layers=(LAYER,),
+    tokens_per_block=TOKENS_PER_BLOCK,
+    device_blocks=NUM_BLOCKS,
+    host_bytes=NUM_BLOCKS * 16_384,
+)
+WITH_DISK: Final = PlanInputs(
+    layers=(LAYER,),
+    tokens_per_block=TOKENS_PER_BLOCK,
+    device_blocks=NUM_BLOCKS,
+    host_bytes=NUM_BLOCKS * 16_384,
+    disk_bytes=256 * 20_480,
+)
+WRITE_THROUGH: Final = CacheOptions(write_policy="write-through")
+
+needs_memory = pytest.mark.skipif(not os.access(MEMORY, os.W_OK), reason="there is no /dev/shm")
+needs_disk_mover = pytest.mark.skipif(
+    importlib.util.find_spec("kvleased.movers.disk") is None, reason="there is no disk mover"
+)
+
+
+@pytest.fixture
+def host_dir() -> Iterator[Path]:
+    """A directory in memory, for this user alone."""
+    directory = Path(tempfile.mkdtemp(prefix="kvlease-test-", dir=MEMORY))
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
 def disk_dir(tmp_path: Path) -> Path:
-    """A private directory for stores."""
+    """A directory on a disk, for this user alone."""
     directory = tmp_path / "disk"
     directory.mkdir(mode=0o700)
     return directory
 
 
-def small() -> PlanInputs:
-    """Return a cache whose device and host pools have room for two prompts each, and whose store has room for all."""
-    return inputs_of(
-        device_blocks=2 * BLOCKS_PER_PROMPT,
-        host_slots=2 * BLOCKS_PER_PROMPT,
-        disk_slots=2 * NUM_BLOCKS,
-    )
+def _ready(serving: Serving, client: Client, inputs: PlanInputs, options: CacheOptions) -> None:
+    client.register("main", inputs, options)
+    serving.until(lambda: client.get_cache("main").status == "ready")
 
 
-def fill(serving: Serving, plan: PlanInputs) -> None:
-    """Compute all prompts one after the other, and wait until the disk store has them."""
-    with attached(serving, plan) as (client, worker):
-        serving.until(lambda: status(client, "disk") == "ready")
-        for number in range(NUM_PROMPTS):
-            compute(worker, prompt(number, BLOCKS_PER_PROMPT)).release()
-            serving.until(lambda done=number + 1: ready(client, "disk") == done * BLOCKS_PER_PROMPT)
+def _fill(worker: Worker) -> bytes:
+    """Leave half a pool of cached blocks, block i full of i + 1; returns their keys."""
+    keys = worker.keys.chain(range(NUM_TOKENS), TOKENS_PER_BLOCK)
+    with worker.reserve("fill", num_tokens=NUM_TOKENS) as lease:
+        for place, block in enumerate(lease.block_ids):
+            pool_of(worker)[block] = place + 1
+        lease.commit(NUM_TOKENS, keys)
+    return keys
 
 
-def flip_payloads(directory: Path) -> None:
-    """Flip a bit in the middle of every 4 KiB of every store, but for the first pages, which describe the store."""
-    for path in directory.iterdir():
-        if path.stat().st_size < 64 << 10:
-            continue
-        with path.open("r+b") as store:
-            for at in range(64 << 10, path.stat().st_size, 4 << 10):
-                store.seek(at + 2048)
-                byte = store.read(1)
-                store.seek(at + 2048)
-                store.write(bytes([byte[0] ^ 1]))
+def _found(worker: Worker, keys: bytes) -> tuple[int, int]:
+    """Reserve the prefix, compare every byte of what was found, and tell the tokens found on host and disk."""
+    with worker.reserve(
+        "again", num_tokens=NUM_TOKENS + TOKENS_PER_BLOCK, keys=keys, wait_ms=20_000
+    ) as lease:
+        pool = pool_of(worker)
+        for place, block in enumerate(lease.block_ids[: lease.hit_tokens // TOKENS_PER_BLOCK]):
+            assert (pool[block] == place + 1).all()
+        return lease.host_hit_tokens, lease.disk_hit_tokens
 
 
-def test_blocks_come_back_from_disk_when_no_other_tier_has_them(
-    tmp_path: Path, disk_dir: Path
-) -> None:
-    """Prompts that left device and host pool are read from the store, and every byte is what was committed."""
-    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
-        fill(serving, small())
-        with attached(serving, small()) as (_, worker):
-            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
-            assert lease.disk_hit_tokens == TOKENS_PER_PROMPT
-            assert lease.hit_tokens == TOKENS_PER_PROMPT
-            lease.release()
+def _kill_all(serving: Serving) -> None:
+    """Kill the supervisor, and wait until the kernel has ended all of its processes."""
+    children = list(_children(serving.process.pid))
+    serving.process.kill()
+    serving.process.wait()
+    for pid in children:
+        _await_end(pid)
+    serving.log.close()
 
 
-def test_a_store_outlives_the_whole_daemon(tmp_path: Path, disk_dir: Path) -> None:
-    """Supervisor, control process and movers are killed at once; the next daemon finds every block by its header."""
-    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
-        fill(serving, small())
-        kill_all(serving)
-        serving.start()
-        serving.wait_until_ready()
-        with attached(serving, small()) as (client, worker):
-            serving.until(lambda: status(client, "disk") == "ready")
-            assert ready(client, "disk") == NUM_BLOCKS
-            for number in range(NUM_PROMPTS):
-                lease = compute(worker, prompt(number, BLOCKS_PER_PROMPT))
-                assert lease.hit_tokens == TOKENS_PER_PROMPT
-                lease.release()
+def _await_end(pid: int) -> None:
+    try:
+        with closing(_Process(pid)) as process:
+            process.wait()
+    except ProcessLookupError:
+        pass
 
 
-def test_the_control_process_may_die_beside_its_stores(tmp_path: Path, disk_dir: Path) -> None:
-    """After SIGKILL of the control process the blocks of all tiers are findable as before."""
-    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
-        fill(serving, small())
-        with attached(serving, small()) as (client, worker):
+class _Process:
+    """A process that is none of our children."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.pidfd_open(pid)
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        assert poll.poll(60_000), "it does not end"
+
+    def close(self) -> None:
+        """Forget it."""
+        os.close(self._fd)
+
+
+def _children(pid: int) -> Iterator[int]:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+
+
+def _process(serving: Serving, role: str) -> int:
+    """Return the process id of a role, or 0: a signal to that would go to the tests themselves."""
+    for pid in _children(serving.process.pid):
+        if role.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
+    return 0
+
+
+def _tier(client: Client, name: str) -> str:
+    return next(tier.status for tier in client.get_cache("main").tiers if tier.tier == name)
+
+
+@needs_memory
+def test_host_pool_outlives_all_processes(tmp_path: Path, host_dir: Path) -> None:
+    """What was evicted before everything was killed is found again by an equal registration, byte for byte."""
+    options = ("--host-dir", str(host_dir))
+    first = Serving(tmp_path / "run", *options)
+    try:
+        first.wait_until_ready()
+        with Client(first.address("unix"), on_doubt="raise") as client:
+            _ready(first, client, INPUTS, CacheOptions())
+            with client.attach("main") as worker:
+                keys = _fill(worker)
+                assert worker.evict(keys=keys).num_evicted == NUM_BLOCKS // 2
+                tenant_key = worker.keys.chain(range(TOKENS_PER_BLOCK), TOKENS_PER_BLOCK)
+    finally:
+        _kill_all(first)
+
+    with (
+        served(tmp_path / "run", *options) as second,
+        Client(second.address("unix"), on_doubt="raise") as client,
+    ):
+        _ready(second, client, INPUTS, CacheOptions())
+        (host,) = client.get_cache("main").tiers
+        assert (host.status, host.num_found) == ("ready", NUM_BLOCKS // 2)
+        with client.attach("main") as worker:
+            assert worker.keys.chain(range(TOKENS_PER_BLOCK), TOKENS_PER_BLOCK) == tenant_key
+            assert _found(worker, keys) == (NUM_TOKENS, 0)
+        second.until(lambda: client.stats("main").caches[0].num_workers == 0)
+        client.delete_cache("main")
+        assert [entry.name for entry in host_dir.iterdir()] == ["secret"]
+
+
+@needs_memory
+def test_second_daemon_in_one_host_directory_is_refused(tmp_path: Path, host_dir: Path) -> None:
+    """Two daemons never share the files of a host pool."""
+    options = ("--host-dir", str(host_dir))
+    with served(tmp_path / "run", *options):
+        (tmp_path / "other").mkdir()
+        other = Serving(tmp_path / "other" / "run", *options)
+
+        assert other.process.wait(60) == 78
+        other.log.close()
+        assert "another daemon serves in" in (tmp_path / "other" / "log").read_text()
+
+
+@needs_disk_mover
+def test_disk_mover_is_replaced_alone(tmp_path: Path, disk_dir: Path) -> None:
+    """A disk mover may die at any time: nothing else is touched, and what it had stored is found afterwards."""
+    with (
+        served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving,
+        Client(serving.address("unix"), on_doubt="raise") as client,
+    ):
+        _ready(serving, client, WITH_DISK, WRITE_THROUGH)
+        serving.until(lambda: _tier(client, "disk") == "ready")
+        with client.attach("main") as worker:
+            _fill(worker)
+            others = [_process(serving, role) for role in ("control", "mover")]
+            mover = _process(serving, "disk-mover")
+            assert mover
+
+            os.kill(mover, signal.SIGKILL)
+
+            serving.until(lambda: _process(serving, "disk-mover") not in {0, mover})
+            serving.until(lambda: _tier(client, "disk") == "ready")
+            assert [_process(serving, role) for role in ("control", "mover")] == others
+
+
+@needs_disk_mover
+def test_stuck_disk_mover_is_replaced_and_holds_up_nobody(tmp_path: Path, disk_dir: Path) -> None:
+    """While a disk mover stands still, calls are answered from memory; at its deadline it is killed and replaced."""
+    options = ("--disk-dir", str(disk_dir), "--mover-seconds-max", "2")
+    with (
+        served(tmp_path / "run", *options) as serving,
+        Client(serving.address("unix"), on_doubt="raise") as client,
+    ):
+        _ready(serving, client, WITH_DISK, WRITE_THROUGH)
+        serving.until(lambda: _tier(client, "disk") == "ready")
+        with client.attach("main") as worker:
+            mover = _process(serving, "disk-mover")
+            assert mover
+            os.kill(mover, signal.SIGSTOP)
+
+            keys = _fill(worker)
+            # A block that is being copied down may not leave yet.
+            serving.until(lambda: _num_ready(client, "host") == NUM_BLOCKS // 2)
+            assert worker.evict(keys=keys).num_evicted == NUM_BLOCKS // 2
+            assert _found(worker, keys) == (NUM_TOKENS, 0)
+
+            serving.until(lambda: _process(serving, "disk-mover") not in {0, mover})
+            serving.until(lambda: _tier(client, "disk") == "ready")
+
+
+@needs_disk_mover
+def test_control_process_ends_with_all_movers(tmp_path: Path, disk_dir: Path) -> None:
+    """No mover of an earlier life writes when the next control process reads its records."""
+    with (
+        served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving,
+        Client(serving.address("unix"), on_doubt="raise") as client,
+    ):
+        _ready(serving, client, WITH_DISK, WRITE_THROUGH)
+        before = {role: _process(serving, role) for role in ("mover", "disk-mover")}
+        assert all(before.values())
+        with client.attach("main") as worker:
             serving.restart_control(worker)
-            serving.until(lambda: status(client, "disk") == "ready")
-            assert ready(client, "disk") == NUM_BLOCKS
-            lease = compute(worker, prompt(1, BLOCKS_PER_PROMPT))
-            assert lease.hit_tokens == TOKENS_PER_PROMPT
-            lease.release()
+
+        for role, pid in before.items():
+            assert _process(serving, role) not in {0, pid}
+            assert not Path(f"/proc/{pid}").exists()
 
 
-def test_flipped_bits_on_disk_are_misses(tmp_path: Path, disk_dir: Path) -> None:
-    """Bytes that changed below the daemon's feet are recomputed, counted, and never served."""
-    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
-        fill(serving, small())
-        flip_payloads(disk_dir)
-        with attached(serving, small()) as (client, worker):
-            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
-            assert lease.hit_tokens < TOKENS_PER_PROMPT
-            assert counter(client, "disk_failures") > 0
-            lease.release()
+@needs_disk_mover
+def test_disk_store_outlives_all_processes(tmp_path: Path, disk_dir: Path) -> None:
+    """What was stored before everything was killed is found again when the store was looked through."""
+    options = ("--disk-dir", str(disk_dir))
+    first = Serving(tmp_path / "run", *options)
+    try:
+        first.wait_until_ready()
+        with Client(first.address("unix"), on_doubt="raise") as client:
+            _ready(first, client, WITH_DISK, WRITE_THROUGH)
+            with client.attach("main") as worker:
+                keys = _fill(worker)
+                first.until(lambda: _num_ready(client, "disk") == NUM_BLOCKS // 2)
+    finally:
+        _kill_all(first)
+
+    with (
+        served(tmp_path / "run", *options) as second,
+        Client(second.address("unix"), on_doubt="raise") as client,
+    ):
+        _ready(second, client, WITH_DISK, WRITE_THROUGH)
+        second.until(lambda: _tier(client, "disk") == "ready")
+        with client.attach("main") as worker:
+            assert _found(worker, keys) == (0, NUM_TOKENS)
 
 
-def test_a_mover_that_hangs_or_dies_costs_hits_and_nothing_else(
-    tmp_path: Path, disk_dir: Path
-) -> None:
-    """With the disk's mover stopped, then killed, calls are answered in time; its successor serves the store again."""
-    options = ("--disk-dir", str(disk_dir), "--mover-seconds-max", "1")
-    with served(tmp_path / "run", *options) as serving:
-        fill(serving, small())
-        with attached(serving, small()) as (client, worker):
-            stopped = child(serving, "disk-mover")
-            os.kill(stopped, signal.SIGSTOP)
-            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
-            lease.release()
-            serving.until(lambda: child_or_none(serving, "disk-mover") not in {None, stopped})
-            serving.until(lambda: status(client, "disk") == "ready")
-            os.kill(child(serving, "disk-mover"), signal.SIGKILL)
-            lease = compute(worker, prompt(1, BLOCKS_PER_PROMPT))
-            lease.release()
-            serving.until(lambda: status(client, "disk") == "ready")
-            lease = compute(worker, prompt(2, BLOCKS_PER_PROMPT))
-            assert lease.hit_tokens == TOKENS_PER_PROMPT
-            lease.release()
-
-
-def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: Path) -> None:
-    """Without its files the tier says so and why, and everything goes on without it."""
-    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
-        fill(serving, small())
-        for path in disk_dir.iterdir():
-            path.unlink()
-        disk_dir.chmod(0o500)
-        try:
-            with attached(serving, small()) as (client, worker):
-                os.kill(child(serving, "disk-mover"), signal.SIGKILL)
-                serving.until(lambda: status(client, "disk") == "off")
-                reason = next(
-                    one.reason for one in client.get_cache(CACHE).tiers if one.tier == "disk"
-                )
-                assert reason
-                lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
-                assert not lease.disk_hit_tokens
-                lease.release()
-        finally:
-            disk_dir.chmod(0o700)
+def _num_ready(client: Client, tier: str) -> int:
+    return next(pool.ready for pool in client.stats("main").caches[0].pools if pool.tier == tier)

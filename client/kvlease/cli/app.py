@@ -82,15 +82,16 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
 
 @app.command()
 def caches(*, address: Address = "", as_json: Json = False) -> None:
-    """List the registered caches with their plans."""
+    """List the registered caches with their plans and lower tiers."""
     with connected(address) as client:
         found = client.list_caches()
     if as_json:
         _print_json([dataclasses.asdict(cache) for cache in found])
         return
     console = Console()
-    console.print(tables.plans(found))
-    console.print(tables.blocks(found))
+    for table in (tables.plans(found), tables.blocks(found), tables.tiers(found)):
+        if table.row_count:
+            console.print(table)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Final
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from kvlease.options import CacheOptions
 from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
 
@@ -23,16 +24,18 @@ _TEXTS: Final = frozenset(
         "phase",
         "policy",
         "priority",
+        "reason",
         "status",
         "tenant",
         "tier",
         "verb",
         "waits\nfor",
+        "written",
     }
 )
 """The columns that are no numbers."""
 
-_FOLDED: Final = frozenset({"cache", "other states", "name", "tenant"})
+_FOLDED: Final = frozenset({"cache", "other states", "name", "reason", "tenant"})
 """The columns whose texts may be long."""
 
 _NANOSECONDS: Final = 1e9
@@ -70,20 +73,26 @@ def pools(stats: Stats) -> Table:
 
 
 def counters(stats: Stats) -> Table:
-    """Return one row per cache: what its prefixes were worth, and what was moved."""
+    """Return one row per cache: what its prefixes were worth, and what was moved; stores only where they were hit."""
+    stores = [
+        tier
+        for tier in ("disk", "remote")
+        if any(cache.counters.get(f"prefix_tokens_{tier}") for cache in stats.caches)
+    ]
     table = _table(
         "Since the start",
         "cache",
         "leases\ngranted",
         "tokens hit\non device",
         "tokens hit\non host",
+        *(f"tokens hit\non {tier}" for tier in stores),
         "tokens\ncomputed",
         "blocks\nevicted",
         "blocks\nreloaded",
     )
     for cache in stats.caches:
         if cache.counters:
-            table.add_row(cache.cache, *_counted(cache))
+            table.add_row(cache.cache, *_counted(cache, stores))
     return table
 
 
@@ -136,6 +145,24 @@ def blocks(found: Sequence[CacheInfo]) -> Table:
             f"{plan.num_slots:,}",
             f"{plan.layout} {plan.layout_fingerprint[:_FINGERPRINT_CHARACTERS]}",
         )
+    return table
+
+
+def tiers(found: Sequence[CacheInfo]) -> Table:
+    """Return one row per lower tier: whether it works, and why not; and how a cache writes to its tiers."""
+    columns = ("cache", "tier", "status", "slots", "found\nagain", "written", "reason")
+    table = _table("Lower tiers", *columns)
+    for cache in found:
+        for tier in cache.tiers:
+            table.add_row(
+                cache.cache,
+                tier.tier,
+                tier.status,
+                f"{tier.num_slots:,}" if tier.num_slots else "",
+                f"{tier.num_found:,}",
+                _written(cache.options),
+                tier.reason,
+            )
     return table
 
 
@@ -251,17 +278,25 @@ def event_line(event: Event) -> str:
     return " ".join(words)
 
 
-def _counted(cache: CacheStats) -> list[str]:
+def _counted(cache: CacheStats, stores: Sequence[str]) -> list[str]:
     count: Mapping[str, int] = cache.counters
     names = (
         "leases_granted",
         "prefix_tokens_device",
         "prefix_tokens_host",
+        *(f"prefix_tokens_{tier}" for tier in stores),
         "prefix_tokens_computed",
         "evictions",
         "reloads",
     )
     return [f"{count.get(name, 0):,}" for name in names]
+
+
+def _written(options: CacheOptions) -> str:
+    """Return when blocks are copied to lower tiers, in the words of the options."""
+    if options.write_after_hits is None:
+        return options.write_policy
+    return options.write_policy.replace("-n-", f"-{options.write_after_hits}-")
 
 
 def _others(pool: PoolStats) -> str:

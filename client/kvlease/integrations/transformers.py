@@ -60,7 +60,7 @@ class LeasedCache(Cache):
         device = _device_of(worker)
         self._worker = worker
         self._blocks = LeasedBlocks(worker, lease, blocks_ahead, num_tokens_max)
-        present = lease.device_hit_tokens + lease.host_hit_tokens
+        present = lease.hit_tokens
         self._blocks.shared_tokens = present
         self._keys = bytearray()
         self._pages = [

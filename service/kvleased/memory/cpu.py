@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.geometry import round_up
+
 
 def is_populated(fd: int, region_bytes: int) -> bool:
     """Tell whether every page of a region exists already, without touching any."""
@@ -31,9 +33,16 @@ def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[
     if region_bytes == 0:
         return np.zeros(0, np.uint8)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    mapping = mmap.mmap(fd, region_bytes, mmap.MAP_SHARED, protection)
+    # Huge pages are mapped and unmapped as a whole only.
+    mapped_bytes = min(whole_pages(fd, region_bytes), os.fstat(fd).st_size)
+    mapping = mmap.mmap(fd, mapped_bytes, mmap.MAP_SHARED, protection)
     mapping.madvise(mmap.MADV_DONTDUMP)
-    return np.frombuffer(mapping, np.uint8)
+    return np.frombuffer(mapping, np.uint8, count=region_bytes)
+
+
+def whole_pages(fd: int, num_bytes: int) -> int:
+    """Return the bytes that a file of so many takes in pages of its file system, which may be huge ones."""
+    return round_up(num_bytes, os.fstatvfs(fd).f_bsize)
 
 
 def reopen_read_only(fd: int) -> int:

@@ -1,4 +1,7 @@
-"""Own where the core's columns lie in the "records" and "tables" regions; what they mean is the core's business."""
+"""Own where the core's columns lie in the records' and tables' regions; what they mean is the core's business.
+
+The host tier's columns have a region of their own, so that it can outlive the others beside the slots.
+"""
 
 from dataclasses import dataclass, fields
 from typing import cast
@@ -10,33 +13,56 @@ from kvlease.columns import Column, ColumnLayout
 from kvlease.tables import TableLayout, TablePart
 from kvleased.core.records import TIER_COLUMNS, CacheRecords, KernelRows, LeaseRows, TierRecords
 from kvleased.core.shape import CacheShape
+from kvleased.memory.host_files import HEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsLayout:
-    """The columns of the device tier, then those of the host tier, in one region."""
+    """The columns of the device tier, then those of the disk tier, in one region."""
 
     num_blocks: int
-    num_slots: int
+    num_disk_slots: int
 
     @property
     def region_bytes(self) -> int:
         """Bytes of the region."""
-        return self._device.region_bytes + self._host.region_bytes
+        return self._device.region_bytes + self._disk.region_bytes
 
     def tiers(self, region: NDArray[np.uint8]) -> tuple[TierRecords, TierRecords]:
-        """Lay the columns of device and host over the region."""
+        """Lay the columns of device and disk over the region."""
         device = self._device.columns(region)
-        host = self._host.columns(region, self._device.region_bytes)
-        return TierRecords(**device), TierRecords(**host)
+        disk = self._disk.columns(region, self._device.region_bytes)
+        return TierRecords(**device), TierRecords(**disk)
 
     @property
     def _device(self) -> ColumnLayout:
-        return ColumnLayout(cast("tuple[Column, ...]", TIER_COLUMNS), self.num_blocks)
+        return _tier_layout(self.num_blocks)
 
     @property
-    def _host(self) -> ColumnLayout:
-        return ColumnLayout(cast("tuple[Column, ...]", TIER_COLUMNS), self.num_slots)
+    def _disk(self) -> ColumnLayout:
+        return _tier_layout(self.num_disk_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecordsLayout:
+    """The columns of the host tier, behind a head that says whose they are where they lie in a file."""
+
+    num_slots: int
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of the region; none where there is no host tier."""
+        return HEAD_BYTES + self._columns.region_bytes if self.num_slots else 0
+
+    def tier(self, region: NDArray[np.uint8]) -> TierRecords:
+        """Lay the columns over the region."""
+        if not self.num_slots:
+            return TierRecords.plain(0)
+        return TierRecords(**self._columns.columns(region, HEAD_BYTES))
+
+    @property
+    def _columns(self) -> ColumnLayout:
+        return _tier_layout(self.num_slots)
 
 
 def table_layout(shape: CacheShape) -> TableLayout:
@@ -54,14 +80,23 @@ def table_layout(shape: CacheShape) -> TableLayout:
 
 def records_layout(shape: CacheShape) -> RecordsLayout:
     """Return how the records of a cache lie."""
-    return RecordsLayout(num_blocks=shape.num_blocks, num_slots=shape.num_slots)
+    return RecordsLayout(num_blocks=shape.num_blocks, num_disk_slots=shape.num_disk_slots)
+
+
+def host_records_layout(shape: CacheShape) -> HostRecordsLayout:
+    """Return how the records of a cache's host tier lie."""
+    return HostRecordsLayout(num_slots=shape.num_slots)
 
 
 def lay_records(
-    shape: CacheShape, records: NDArray[np.uint8], tables: NDArray[np.uint8]
+    shape: CacheShape,
+    records: NDArray[np.uint8],
+    host_records: NDArray[np.uint8],
+    tables: NDArray[np.uint8],
 ) -> CacheRecords:
-    """Lay all columns of a cache over its two regions."""
-    device, host = records_layout(shape).tiers(records)
+    """Lay all columns of a cache over its regions."""
+    device, _ = records_layout(shape).tiers(records)
+    host = host_records_layout(shape).tier(host_records)
     columns = table_layout(shape).columns(tables)
     kernel_columns = {field.name: columns.pop(field.name) for field in fields(KernelRows)}
     return CacheRecords(
@@ -70,3 +105,7 @@ def lay_records(
         rows=LeaseRows(**columns),
         kernel_rows=KernelRows(**kernel_columns),
     )
+
+
+def _tier_layout(num_entries: int) -> ColumnLayout:
+    return ColumnLayout(cast("tuple[Column, ...]", TIER_COLUMNS), num_entries)

@@ -1,6 +1,7 @@
 """Own which regions of memory a cache has and how large each is; who makes, keeps and maps them is others' business."""
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 from blake3 import blake3
@@ -8,12 +9,16 @@ from blake3 import blake3
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.shape import CacheShape
-from kvleased.memory.records import records_layout, table_layout
+from kvleased.memory.host_files import HostSizes
+from kvleased.memory.records import host_records_layout, records_layout, table_layout
 from kvleased.settings import MIB
 
 PLAN: Final = "plan"
 """The region that holds the plan; it is made last and dropped first, so it vouches for the others."""
 HOST: Final = "host"
+HOST_RECORDS: Final = "host_records"
+RECORDS: Final = "records"
+TABLES: Final = "tables"
 
 _DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
 """Block tables up to here are populated, too; larger ones are sparse, as a lease touches only its own row."""
@@ -27,19 +32,22 @@ def device_kind(rank: int) -> str:
 def region_sizes(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
     """Return the bytes of every region of a cache but the plan's own, in the order in which they are made."""
     sizes = {
-        "records": records_layout(shape).region_bytes,
-        "tables": table_layout(shape).region_bytes,
+        RECORDS: records_layout(shape).region_bytes,
+        TABLES: table_layout(shape).region_bytes,
     }
     if plan.host_bytes:
-        sizes[HOST] = plan.host_bytes
+        sizes |= {
+            HOST_RECORDS: host_records_layout(shape).region_bytes,
+            HOST: plan.host_bytes,
+        }
     return sizes | {device_kind(rank.rank): rank.device_bytes for rank in plan.ranks}
 
 
 def sizes_to_populate(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
     """Return the bytes of every region that must exist before the cache is ready, in the order of populating."""
     sizes = region_sizes(plan, shape)
-    if sizes["tables"] > _DENSE_TABLES_BYTES_MAX:
-        del sizes["tables"]
+    if sizes[TABLES] > _DENSE_TABLES_BYTES_MAX:
+        del sizes[TABLES]
     sizes |= {HOST: sizes.pop(HOST)} if HOST in sizes else {}
     return {kind: num_bytes for kind, num_bytes in sizes.items() if num_bytes}
 
@@ -48,6 +56,20 @@ def pool_kinds(plan: CachePlan) -> list[str]:
     """Return the regions that blocks lie in, as a mover expects them: each rank's device region, then the host's."""
     kinds = [device_kind(rank.rank) for rank in plan.ranks]
     return [*kinds, HOST] if plan.host_bytes else kinds
+
+
+def host_sizes(plan: CachePlan, shape: CacheShape) -> HostSizes:
+    """Return the bytes of what outlives the container where there is a directory for it."""
+    records_bytes = host_records_layout(shape).region_bytes
+    return HostSizes(slots_bytes=plan.host_bytes, records_bytes=records_bytes)
+
+
+def are_whole(fds: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    """Tell whether every region is there and as long as it was made: to read behind a file's end ends the process."""
+    return all(
+        kind in fds and os.fstat(fds[kind]).st_size >= num_bytes
+        for kind, num_bytes in sizes.items()
+    )
 
 
 def packed_plan(plan: CachePlan) -> tuple[bytes, str]:

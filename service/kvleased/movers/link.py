@@ -2,7 +2,7 @@
 
 The link survives its movers: pools are mapped again in each new one. A batch that was handed to a mover and is not
 answered in time is lost (its targets may still be written) until that mover is proven dead; a batch that no mover ever
-got has simply failed.
+got has simply failed. Few batches are in the socket at once, so that one which somebody waits for overtakes the others.
 """
 
 import asyncio
@@ -10,18 +10,24 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvleased import logs
 from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
-from kvleased.core.effects import Copy
+from kvleased.core.effects import Copy, Mover
 from kvleased.movers import protocol
-from kvleased.movers.protocol import Batch, Completion, PoolMap
+from kvleased.movers.batches import Flight, Part, Queue, copies_a_batch
+from kvleased.movers.protocol import Ask, Completion, Found, PoolMap, Status, Told
 
-_BYTES_PER_ID = 4
-_BYTES_PER_CHECKSUM = 8
+BATCHES_SENT_MAX: Final = 2
+"""Batches in the socket, of those that are urgent and of the others: one is carried out, one follows without a gap.
+
+An urgent one is sent although the others are as many as they may be: a mover may let it pass within its own batch.
+"""
+BYTES_A_BATCH_MAX: Final = 64 << 20
+"""Bytes of one batch, unless a single block has more."""
 
 
 class Owner(Protocol):
@@ -31,29 +37,61 @@ class Owner(Protocol):
         """Tell the core of a cache what became of its copy."""
 
     def answer_mover_death(self, command: MoverDied) -> None:
-        """Tell every core that no copy is being written any more."""
+        """Tell every core that no copy of this mover is being written any more."""
 
-    def recycle_mover(self, generation: int) -> None:
+    def recycle_mover(self, mover: Mover, generation: int) -> None:
         """Have a mover replaced."""
+
+    def hear(self, mover: Mover, said: Told | Found | Status) -> None:
+        """Take what a store's mover says of itself, or answers."""
+
+    def mover_went(self, mover: Mover) -> None:
+        """Take note that nobody answers until the next mover is attached."""
 
 
 ObserveCopies = Callable[[str, int, float, bool], None]
 """Count one batch that has ended: direction, bytes, seconds, and whether all of it was done."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """One Copy effect on its way, in one or more batches."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimits:
+    """How much a mover is given at once, and how long it may be silent."""
 
-    pool: int
-    copy: Copy
-    num_parts: int
-    is_sent: bool = False
-    parts: dict[int, Completion] = field(default_factory=dict)
+    seconds_max: float
+    copies_a_batch_max: int
+    bytes_a_batch_max: int = BYTES_A_BATCH_MAX
+    batches_sent_max: int = BATCHES_SENT_MAX
+    """Of those that somebody waits for, and of the others."""
 
 
-_Packet = tuple[bytes, tuple[int, ...], _Flight | None]
-"""A packet, the descriptors beside it, and what it is a part of."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """How much a mover has to do at one instant."""
+
+    num_waiting: int
+    """Batches that were not sent yet."""
+    num_sent: int
+    """Batches that the mover has got and has not answered."""
+    oldest_seconds: float
+    """For how long the oldest batch has been waiting or under way; 0 where there is none."""
+
+
+_Packet = tuple[bytes, tuple[int, ...]]
+"""A packet and the descriptors beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """The pools of a cache, which every mover is told of."""
+
+    message: PoolMap
+    fds: tuple[int, ...]
+    bytes_per_block: int
+
+    def packets(self) -> list[_Packet]:
+        """Return the packets that tell of them."""
+        first, *rest = self.message.packets()
+        return [(first, self.fds), *((packet, ()) for packet in rest)]
 
 
 class MoverLink:
@@ -62,21 +100,22 @@ class MoverLink:
     def __init__(
         self,
         owner: Owner,
-        *,
-        seconds_max: float,
-        copies_a_batch_max: int,
+        limits: LinkLimits,
+        mover: Mover = Mover.MEMORY,
         observe: ObserveCopies = lambda *_: None,
     ) -> None:
         """Assign; `attach` brings the first mover."""
+        self.mover = mover
         self._observe = observe
         self._owner = owner
-        self._seconds_max = seconds_max
-        self._copies_a_batch_max = min(copies_a_batch_max, protocol.COPIES_A_BATCH_MAX)
+        self._limits = limits
+        self._copies_a_batch_max = min(limits.copies_a_batch_max, protocol.COPIES_A_BATCH_MAX)
         self._sock: socket.socket | None = None
         self._generation = 0
-        self._pools: dict[int, tuple[PoolMap, tuple[int, ...]]] = {}
-        self._outbox: deque[_Packet] = deque()
-        self._parts: dict[int, tuple[_Flight, int]] = {}
+        self._pools: dict[int, _Mapped] = {}
+        self._packets: deque[_Packet] = deque()
+        self._queue = Queue()
+        self._sent: dict[int, Part] = {}
         self._number = 0
         self._is_blocked = False
         self._progress_at = 0.0
@@ -84,7 +123,7 @@ class MoverLink:
     def __repr__(self) -> str:
         """Show life: which mover, and how much is on its way."""
         state = f"mover {self._generation}" if self.is_attached else "no mover"
-        return f"<MoverLink {state}, {len(self._parts)} batches in flight>"
+        return f"<MoverLink {state}, {self.batches_in_flight} batches in flight>"
 
     @property
     def is_attached(self) -> bool:
@@ -93,8 +132,21 @@ class MoverLink:
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that were not answered yet."""
-        return len(self._parts)
+        """Batches that were not answered yet, sent or not."""
+        return len(self._queue) + len(self._sent)
+
+    def figures(self, now: float) -> LinkFigures:
+        """Return how much there is to do."""
+        sinces = [sent.since for sent in self._sent.values()]
+        if self._queue.oldest_since is not None:
+            sinces.append(self._queue.oldest_since)
+        return LinkFigures(
+            num_waiting=len(self._queue),
+            num_sent=len(self._sent),
+            oldest_seconds=max(0.0, now - min(sinces)) if sinces else 0.0,
+        )
+
+    # Movers
 
     def attach(self, sock: socket.socket, generation: int) -> None:
         """Take the socket of a new mover; pools are mapped in it before anything that waits is sent."""
@@ -103,74 +155,84 @@ class MoverLink:
         self._sock, self._generation = sock, generation
         self._progress_at = monotonic()
         asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
-        maps = [packet for pool, fds in self._pools.values() for packet in _packets(pool, fds)]
-        self._outbox.extendleft(reversed(maps))
+        self._packets.clear()
+        for pool in self._pools.values():
+            self._packets.extend(pool.packets())
         self._flush()
 
     def died(self, generation: int) -> None:
         """Take note that a mover is proven dead: nothing of what was on its way is written any more."""
         if generation == self._generation:
             self._detach()
-        self._outbox.clear()
-        self._parts.clear()
-        self._owner.answer_mover_death(MoverDied())
+        self._queue.clear()
+        self._sent.clear()
+        self._owner.answer_mover_death(MoverDied(mover=self.mover))
 
     def close(self) -> None:
-        """Let go of the mover."""
-        self._detach()
+        """Let go of the mover, and tell nobody."""
+        self._let_go()
+
+    # Pools
 
     def map(self, pool: PoolMap, fds: Sequence[int]) -> None:
         """Have this mover, and each one after it, map a cache's pools; the descriptors stay the caller's."""
-        self._pools[pool.pool] = (pool, tuple(fds))
+        mapped = self._pools[pool.pool] = _Mapped(pool, tuple(fds), pool.bytes_per_block)
         if self.is_attached:
-            self._outbox.extend(_packets(pool, tuple(fds)))
+            self._packets.extend(mapped.packets())
             self._flush()
 
+    def note_scanned(self, pool: int) -> None:
+        """Have the movers after this one not look again through what this one has looked through to the end."""
+        if pool in self._pools:
+            mapped = self._pools[pool]
+            self._pools[pool] = replace(mapped, message=replace(mapped.message, is_fresh=False))
+
     def unmap(self, pool: int) -> None:
-        """Have the pools of a cache forgotten, after the copies that were sent before."""
-        if self._pools.pop(pool, None) is not None and self.is_attached:
-            self._outbox.append((protocol.encode_unmap(pool), (), None))
+        """Have the pools of a cache forgotten, after the copies that were sent; the others are not made any more."""
+        if self._pools.pop(pool, None) is None:
+            return
+        self._queue.forget(pool)
+        if self.is_attached:
+            self._packets.append((protocol.encode_unmap(pool), ()))
             self._flush()
+
+    # Copies and questions
 
     def send(self, pool: int, copy: Copy, *, with_checksums: bool) -> None:
         """Have a mover carry out a copy, in as many batches as it takes; the owner gets the answer later."""
-        num_copies = len(copy.target_ids) // _BYTES_PER_ID
-        starts = range(0, max(num_copies, 1), self._copies_a_batch_max)
-        flight = _Flight(pool=pool, copy=copy, num_parts=len(starts))
-        if not self._parts:
-            self._progress_at = monotonic()
-        for index, start in enumerate(starts):
-            self._number += 1
-            end = start + self._copies_a_batch_max
-            batch = Batch(
-                number=self._number,
-                pool=pool,
-                direction=copy.direction,
-                with_checksums=with_checksums,
-                source_ids=copy.source_ids[start * _BYTES_PER_ID : end * _BYTES_PER_ID],
-                target_ids=copy.target_ids[start * _BYTES_PER_ID : end * _BYTES_PER_ID],
-                checksums=(
-                    copy.checksums[start * _BYTES_PER_CHECKSUM : end * _BYTES_PER_CHECKSUM]
-                    if with_checksums
-                    else b""
-                ),
-            )
-            self._parts[self._number] = (flight, index)
-            self._outbox.append((batch.encode(), (), flight))
+        now, mapped = monotonic(), self._pools.get(pool)
+        most = copies_a_batch(
+            copy,
+            self._copies_a_batch_max,
+            self._limits.bytes_a_batch_max,
+            0 if mapped is None else mapped.bytes_per_block,
+        )
+        if not self.batches_in_flight:
+            self._progress_at = now
+        flight = Flight(pool=pool, copy=copy, with_checksums=with_checksums, copies_a_batch=most)
+        self._queue.add(flight, now)
         self._flush()
+
+    def ask(self, question: Ask) -> bool:
+        """Put a question to the mover, before all batches that wait; tell whether there is one to answer it."""
+        if self.is_attached:
+            self._packets.append((question.encode(), ()))
+            self._flush()
+        return self.is_attached
 
     def tick(self, now: float) -> None:
         """Give up what is overdue: the mover answers batches in order, so its silence counts from its last answer."""
-        if not self._parts or now - self._progress_at <= self._seconds_max:
+        if not self.batches_in_flight or now - self._progress_at <= self._limits.seconds_max:
             return
-        flights = {id(flight): flight for flight, _ in self._parts.values()}
-        self._parts.clear()
-        self._outbox.clear()
+        flights = {id(one.flight): one.flight for one in (*self._sent.values(), *self._queue)}
+        self._sent.clear()
+        self._queue.clear()
         was_attached, generation = self.is_attached, self._generation
         self._detach()
         logs.line(
             "error",
             "mover_overdue",
+            mover=self.mover.value,
             copies=len(flights),
             generation=generation,
             attached=was_attached,
@@ -179,7 +241,9 @@ class MoverLink:
             answer = CopyLost if flight.is_sent else CopyFailed
             self._owner.answer_copy(flight.pool, answer(copy_id=flight.copy.copy_id))
         if was_attached:
-            self._owner.recycle_mover(generation)
+            self._owner.recycle_mover(self.mover, generation)
+
+    # From the mover
 
     def _read(self) -> None:
         while self._sock is not None:
@@ -194,10 +258,24 @@ class MoverLink:
                 # It has ended, but only the supervisor can prove that it writes no more.
                 self._detach()
                 return
+            self._take(packet)
+
+    def _take(self, packet: bytes) -> None:
+        kind = packet[:1]
+        if kind == protocol.DONE:
             self._complete(Completion.decode(packet))
+            self._flush()
+        elif kind == protocol.TOLD:
+            self._owner.hear(self.mover, Told.decode(packet))
+        elif kind == protocol.FOUND:
+            self._owner.hear(self.mover, Found.decode(packet))
+        else:
+            assert kind == protocol.STATUS, "a packet that no mover sends"
+            self._owner.hear(self.mover, Status.decode(packet))
 
     def _complete(self, completion: Completion) -> None:
-        flight, index = self._parts.pop(completion.number)
+        sent = self._sent.pop(completion.number)
+        flight = sent.flight
         self._progress_at = monotonic()
         self._observe(
             flight.copy.direction.value,
@@ -205,48 +283,64 @@ class MoverLink:
             completion.nanoseconds / 1e9,
             completion.is_done and not completion.failed,
         )
-        flight.parts[index] = completion
+        flight.parts[sent.index] = completion
         if len(flight.parts) < flight.num_parts:
             return
-        parts = [flight.parts[number] for number in range(flight.num_parts)]
         copy_id = flight.copy.copy_id
-        if not all(part.is_done for part in parts):
+        if not all(part.is_done for part in flight.parts.values()):
             self._owner.answer_copy(flight.pool, CopyFailed(copy_id=copy_id))
             return
-        failed = tuple(
-            number * self._copies_a_batch_max + position
-            for number, part in enumerate(parts)
-            for position in part.failed
-        )
-        checksums = b"".join(part.checksums for part in parts)
-        self._owner.answer_copy(
-            flight.pool, CopyDone(copy_id=copy_id, checksums=checksums, failed=failed)
-        )
+        done = CopyDone(copy_id=copy_id, checksums=flight.checksums, failed=flight.failed)
+        self._owner.answer_copy(flight.pool, done)
+
+    # To the mover
 
     def _flush(self) -> None:
-        if self._sock is None:
-            return
         try:
-            while self._outbox:
-                packet, fds, flight = self._outbox[0]
-                if flight is not None:
-                    flight.is_sent = True
-                if fds:
-                    socket.send_fds(self._sock, [packet], fds)
-                else:
-                    self._sock.send(packet)
-                self._outbox.popleft()
-            if self._is_blocked:
+            while self._sock is not None and self._has_packet():
+                self._put(*self._packets[0])
+                self._packets.popleft()
+            if self._sock is not None and self._is_blocked:
                 self._is_blocked = False
                 asyncio.get_running_loop().remove_writer(self._sock.fileno())
         except BlockingIOError:
+            assert self._sock is not None, "nobody blocks"
             self._is_blocked = True
             asyncio.get_running_loop().add_writer(self._sock.fileno(), self._flush)
         except OSError as error:
             logs.line("warning", "mover_link_broke", error=os.strerror(error.errno or 0))
             self._detach()
 
+    def _has_packet(self) -> bool:
+        """Tell whether there is something to send, the next batch in its turn."""
+        part = self._next_part() if self._queue and not self._packets else None
+        if part is not None:
+            self._number += 1
+            part.flight.is_sent = True
+            self._sent[self._number] = part
+            self._packets.append((part.flight.batch(part.index, self._number).encode(), ()))
+        return bool(self._packets)
+
+    def _next_part(self) -> Part | None:
+        num_urgent = sum(part.flight.is_urgent for part in self._sent.values())
+        most = self._limits.batches_sent_max
+        return self._queue.take(
+            may_be_urgent=num_urgent < most, may_be_other=len(self._sent) - num_urgent < most
+        )
+
+    def _put(self, packet: bytes, fds: tuple[int, ...]) -> None:
+        assert self._sock is not None, "no mover"
+        if fds:
+            socket.send_fds(self._sock, [packet], fds)
+        else:
+            self._sock.send(packet)
+
     def _detach(self) -> None:
+        if self._sock is not None:
+            self._let_go()
+            self._owner.mover_went(self.mover)
+
+    def _let_go(self) -> None:
         if self._sock is None:
             return
         loop = asyncio.get_running_loop()
@@ -255,8 +349,3 @@ class MoverLink:
         self._sock.close()
         self._sock = None
         self._is_blocked = False
-
-
-def _packets(pool: PoolMap, fds: tuple[int, ...]) -> list[_Packet]:
-    first, *rest = pool.packets()
-    return [(first, fds, None), *((packet, (), None) for packet in rest)]

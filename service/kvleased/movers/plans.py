@@ -4,8 +4,8 @@ from kvlease.plan import CachePlan
 from kvleased.movers.protocol import Piece, PoolMap
 
 
-def pool_map(pool: int, plan: CachePlan) -> PoolMap:
-    """Return where the pieces of every block lie, as a mover needs to know it."""
+def pool_map(pool: int, plan: CachePlan, *, store_id: str = "", is_fresh: bool = True) -> PoolMap:
+    """Return where the pieces of every block lie, and in which store, as a mover needs to know it."""
     pieces = (
         Piece(
             rank=rank.rank,
@@ -23,5 +23,9 @@ def pool_map(pool: int, plan: CachePlan) -> PoolMap:
         num_slots=plan.num_slots if plan.host_bytes else 0,
         bytes_per_slot=max(1, plan.bytes_per_slot),
         device_bytes=tuple(rank.device_bytes for rank in plan.ranks),
+        layout_fingerprint=plan.layout_fingerprint,
+        store_id=store_id,
+        num_disk_slots=plan.num_disk_slots,
+        is_fresh=is_fresh,
         pieces=tuple(pieces),
     )

@@ -53,7 +53,8 @@ _FOUND_HEADER: Final = struct.Struct("<cBxxII")
 _PIECES_HEADER: Final = struct.Struct("<cxxxI")
 _PIECE: Final = struct.Struct("<5q")
 _DONE_HEADER: Final = struct.Struct("<cB2xIQIIQQ")
-_ITEM_BYTES: Final = 4
+ITEM_BYTES: Final = 4
+"""Bytes of a packed id."""
 _CHECKSUM_BYTES: Final = 8
 
 
@@ -78,7 +79,7 @@ class Batch:
     @property
     def num_copies(self) -> int:
         """Blocks to copy or to scrub."""
-        return max(len(self.target_ids), len(self.source_ids)) // _ITEM_BYTES
+        return max(len(self.target_ids), len(self.source_ids)) // ITEM_BYTES
 
     def encode(self) -> bytes:
         """Return the batch as one packet."""
@@ -88,8 +89,8 @@ class Batch:
             self.with_checksums,
             self.pool,
             self.number,
-            len(self.source_ids) // _ITEM_BYTES,
-            len(self.target_ids) // _ITEM_BYTES,
+            len(self.source_ids) // ITEM_BYTES,
+            len(self.target_ids) // ITEM_BYTES,
             len(self.checksums) // _CHECKSUM_BYTES,
             len(self.labels) // BYTES_PER_LABEL,
         )
@@ -110,8 +111,8 @@ class Batch:
             num_sums,
             num_labels,
         ) = header
-        sources_end = _BATCH_HEADER.size + num_sources * _ITEM_BYTES
-        targets_end = sources_end + num_targets * _ITEM_BYTES
+        sources_end = _BATCH_HEADER.size + num_sources * ITEM_BYTES
+        targets_end = sources_end + num_targets * ITEM_BYTES
         sums_end = targets_end + num_sums * _CHECKSUM_BYTES
         assert len(packet) == sums_end + num_labels * BYTES_PER_LABEL, "batch cut off"
         return cls(
@@ -196,10 +197,17 @@ class PoolMap:
     """Bytes of each rank's device region."""
     layout_fingerprint: str = ""
     """Hex of the 32 bytes that tell what the bytes mean: part of every label in a store."""
+    store_id: str = ""
+    """Hex that names the cache's files in a store: the same in every life, other for any other registration."""
     num_disk_slots: int = 0
     is_fresh: bool = True
     """Whether the daemon knows nothing of the disk store's slots, so that they must be looked through."""
     pieces: tuple[Piece, ...] = ()
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block, over all ranks."""
+        return sum(piece.num_bytes for piece in self.pieces)
 
     def packets(self) -> list[bytes]:
         """Return the packets that say it, of which the first goes with the descriptors."""
@@ -290,7 +298,7 @@ class Found:
 
     def encode(self) -> bytes:
         """Return it as one packet."""
-        num_slots = len(self.slot_ids) // _ITEM_BYTES
+        num_slots = len(self.slot_ids) // ITEM_BYTES
         header = _FOUND_HEADER.pack(FOUND, self.is_last, self.pool, num_slots)
         return b"".join((header, self.slot_ids, self.labels, self.checksums))
 
@@ -298,7 +306,7 @@ class Found:
     def decode(cls, packet: bytes) -> "Found":
         """Return what a packet says."""
         _, is_last, pool, num_slots = _FOUND_HEADER.unpack_from(packet)
-        slots_end = _FOUND_HEADER.size + num_slots * _ITEM_BYTES
+        slots_end = _FOUND_HEADER.size + num_slots * ITEM_BYTES
         labels_end = slots_end + num_slots * BYTES_PER_LABEL
         return cls(
             pool=pool,

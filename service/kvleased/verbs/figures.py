@@ -8,7 +8,8 @@ from typing import Final
 from kvleased import checks
 from kvleased.core.cache import Cache
 from kvleased.core.census import Census
-from kvleased.registry import Registry
+from kvleased.core.effects import Tier
+from kvleased.registry import CacheEntry, Registry
 from kvleased.traces.ghosts import GhostFigures
 
 OTHERS: Final = "(others)"
@@ -24,6 +25,10 @@ class Figures:
     """Waiting calls by the priority that they have come to; they add up to those of the census."""
     tenants: Mapping[tuple[str, str], int]
     """Device blocks by tenant and state: "used", and of these "held" and "pinned"."""
+    pools: Mapping[str, Mapping[str, int]]
+    """Blocks by tier and state, of the tiers that it has."""
+    are_up: Mapping[str, bool]
+    """Whether its lower tiers work, by tier."""
     ghosts: Sequence[GhostFigures] = ()
     num_ghost_keys_dropped: int = 0
 
@@ -36,10 +41,22 @@ def figures(registry: Registry) -> dict[str, Figures]:
             census=(census := entry.core.census()),
             waiting=_waiting(census),
             tenants=_tenants(entry.core, names),
+            pools=pools_of(entry, census),
+            are_up={tier.tier: tier.status != "off" for tier in entry.tiers()},
             ghosts=() if (ghosts := entry.ghosts) is None else ghosts.figures(),
             num_ghost_keys_dropped=0 if ghosts is None else ghosts.num_dropped,
         )
         for entry in registry
+    }
+
+
+def pools_of(entry: CacheEntry, census: Census) -> dict[str, Mapping[str, int]]:
+    """Return the blocks by state of every tier of a cache that counts them."""
+    pools = {Tier.DEVICE: census.device, Tier.HOST: census.host}
+    return {
+        tier.value: counts
+        for tier, counts in pools.items()
+        if tier is Tier.DEVICE or entry.has_tier(tier)
     }
 
 

@@ -306,6 +306,10 @@ def _reserved(reply: e.Reserved) -> pb.ReserveResponse:
         response.device_hit_tokens = reply.device_hit_tokens
     if reply.host_hit_tokens:
         response.host_hit_tokens = reply.host_hit_tokens
+    if reply.disk_hit_tokens:
+        response.disk_hit_tokens = reply.disk_hit_tokens
+    if reply.remote_hit_tokens:
+        response.remote_hit_tokens = reply.remote_hit_tokens
     if reply.num_blocks:
         response.num_blocks = reply.num_blocks
     if reply.joined_id:
@@ -372,6 +376,7 @@ def _found(reply: e.Found) -> pb.LookupResponse:
     return pb.LookupResponse(
         num_device_blocks=reply.num_device_blocks,
         num_host_blocks=reply.num_host_blocks,
+        num_disk_blocks=reply.num_disk_blocks,
         hit_tokens=reply.hit_tokens,
     )
 

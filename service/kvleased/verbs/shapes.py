@@ -1,18 +1,22 @@
 """Own the way from a plan and the settings to the numbers that a core works with; planning them is the planner's."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvlease.errors import InvalidError
 from kvlease.groups import GroupShape, Keeps
 from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
 from kvlease.spec import StateSpace
-from kvleased.core.shape import CacheShape
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core.shape import CacheShape, WritePolicy
 from kvleased.settings import Settings
 
 
-def shape_of(plan: CachePlan, settings: Settings) -> CacheShape:
-    """Return the numbers that the core of a cache works with.
+def shape_of(
+    plan: CachePlan, settings: Settings, options: pb.CacheOptions | None = None
+) -> CacheShape:
+    """Return the numbers that the core of a cache works with; without options, those that suit any cache.
 
     Parts of blocks are not shared: where the plan lets a prefix end inside of a group's block, hit_tokens is
     scheduler_block_tokens, at whose multiples every group ends a block.
@@ -21,6 +25,9 @@ def shape_of(plan: CachePlan, settings: Settings) -> CacheShape:
     return CacheShape(
         num_blocks=plan.num_blocks,
         num_slots=plan.num_slots,
+        num_disk_slots=plan.num_disk_slots,
+        uses_remote=plan.num_remote_slots > 0,
+        **({} if options is None else _kept(options)),
         groups=groups,
         hash_tokens=plan.hash_block_tokens,
         hit_tokens=_hit_tokens(plan, groups),
@@ -36,6 +43,15 @@ def shape_of(plan: CachePlan, settings: Settings) -> CacheShape:
         retry_after_ms=settings.retry_after_ms,
         layout_digest=int(plan.layout_fingerprint[:16], 16),
     )
+
+
+def _kept(options: pb.CacheOptions) -> dict[str, Any]:
+    """Return what options say to the core; they leave nothing to a default."""
+    return {
+        "write_policy": WritePolicy(options.write_policy),
+        "write_after_hits": max(1, options.write_after_hits),
+        "eviction_policy": options.eviction_policy,
+    }
 
 
 def require_null_block(plan: CachePlan) -> None:

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvleased.core.census import Census
 from kvleased.metrics import BUCKETS, STATES, Metrics
+from kvleased.movers.link import LinkFigures
 from kvleased.verbs.figures import Figures
 
 DEVICE = dict.fromkeys(STATES, 2) | {"ready_held": 1}
@@ -21,7 +22,10 @@ FIGURES = Figures(
     census=CENSUS,
     waiting={"low": 0, "normal": 0, "high": 1},
     tenants={("chat", "used"): 9, ("chat", "held"): 8, ("chat", "pinned"): 7},
+    pools={"device": DEVICE, "disk": DEVICE},
+    are_up={"host": True, "disk": False},
 )
+MOVER = LinkFigures(num_waiting=3, num_sent=2, oldest_seconds=0.5)
 
 
 @pytest.fixture
@@ -30,6 +34,7 @@ def metrics() -> Metrics:
     counted = Metrics()
     counted.epoch = 9
     counted.watch_caches(lambda: {"demo": FIGURES})
+    counted.watch_movers(lambda: {"disk": MOVER})
     for seconds in (10e-6, 60e-6, 50e-6, 9.0):
         counted.observe("reserve", "local", "OK", seconds)
     counted.observe("reserve", "rest", "POOL_FULL", 1e-3)
@@ -62,6 +67,23 @@ def test_states_add_up_to_the_pool(metrics: Metrics) -> None:
 
     assert sum(device) == 2 * len(STATES)
     assert value(metrics, "kvlease_blocks_held", cache="demo", tier="device") == 1
+
+
+def test_tiers_tell_whether_they_work(metrics: Metrics) -> None:
+    """A tier that is off is told apart from one that a cache does not have."""
+    found = samples(metrics)
+
+    assert value(metrics, "kvlease_tier_up", cache="demo", tier="host") == 1
+    assert value(metrics, "kvlease_tier_up", cache="demo", tier="disk") == 0
+    assert ("kvlease_tier_up", frozenset({("cache", "demo"), ("tier", "remote")})) not in found
+    assert value(metrics, "kvlease_blocks", cache="demo", tier="disk", state="ready") == 2
+
+
+def test_queues_of_movers_are_shown(metrics: Metrics) -> None:
+    """Batches are told by mover, those that it has apart from those that wait for it."""
+    assert value(metrics, "kvlease_mover_queue", mover="disk", state="waiting") == 3
+    assert value(metrics, "kvlease_mover_queue", mover="disk", state="sent") == 2
+    assert value(metrics, "kvlease_mover_oldest_seconds", mover="disk") == 0.5
 
 
 def test_calls_are_counted_by_code(metrics: Metrics) -> None:

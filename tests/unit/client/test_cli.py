@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from kvlease.cli import app as cli
 from kvlease.cli import connecting
 from kvlease.errors import PoolFullError
+from kvlease.options import CacheOptions
 from kvlease.plan import PlanInputs
 from kvlease.replies import (
     CacheInfo,
@@ -26,6 +27,7 @@ from kvlease.replies import (
     PoolStats,
     Stats,
     TenantInfo,
+    TierInfo,
     WaitingInfo,
     WorkerInfo,
 )
@@ -48,7 +50,21 @@ CACHE = CacheStats(
     counters={"leases_granted": 9, "prefix_tokens_device": 4096},
 )  # fmt: skip
 STATS = Stats(epoch=11, caches=(CACHE,))
-INFO = CacheInfo(cache="demo", status="ready", bytes_populated=262144, num_workers=2, plan=PLAN)
+TIERS = (
+    TierInfo(tier="host", status="ready", reason="", num_slots=123_456, num_found=98_765),
+    TierInfo(tier="disk", status="scanning", reason="", num_slots=12_345_678, num_found=1_234_567),
+    TierInfo(
+        tier="remote",
+        status="off",
+        reason="the store does not answer within 250 ms",
+        num_slots=0,
+        num_found=0,
+    ),
+)
+INFO = CacheInfo(
+    cache="demo", status="ready", bytes_populated=262144, num_workers=2, plan=PLAN, tiers=TIERS,
+    options=CacheOptions(integrity="xxh3", write_policy="after-n-hits", write_after_hits=2),
+)  # fmt: skip
 WORKER = WorkerInfo(
     worker_id=7, worker_name="engine", tenant="acme", rank=1, death_proof="pidfd", num_leases=2, age_ms=7_200_000,
 )  # fmt: skip
@@ -80,6 +96,7 @@ LISTS = {
     "waiting": Inspection(num_total=1, waiting=(WAITING,)),
     "tenants": Inspection(num_total=1, tenants=(TENANT,)),
 }
+TIERS_HIT = ("device", "host", "disk", "remote", "computed")
 EVENT = Event(
     sequence=3, kind="lease_granted", cache="demo", worker_id=1, lease_id=2, num_blocks=4, unix_nanoseconds=10**9,
 )  # fmt: skip
@@ -90,6 +107,7 @@ class ScriptedClient:
 
     name = "demo"
     pools = (POOL,)
+    counters = CACHE.counters
 
     def __init__(self, address: str | None, **_: object) -> None:
         """Refuse one address."""
@@ -107,7 +125,7 @@ class ScriptedClient:
         assert cache in {"", "demo"}
         if self.address == "full":
             raise PoolFullError
-        described = replace(CACHE, cache=self.name, pools=self.pools)
+        described = replace(CACHE, cache=self.name, pools=self.pools, counters=self.counters)
         return replace(STATS, caches=(described,))
 
     def list_caches(self) -> tuple[CacheInfo, ...]:
@@ -188,6 +206,13 @@ def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, verb: str, col
     pool = replace(POOL, num_blocks=123_456, free=123_456, quarantined=12_345)
     monkeypatch.setattr(ScriptedClient, "name", "n" * 63)
     monkeypatch.setattr(ScriptedClient, "pools", (pool, pool))
+    names = (
+        "leases_granted",
+        "evictions",
+        "reloads",
+        *(f"prefix_tokens_{tier}" for tier in TIERS_HIT),
+    )
+    monkeypatch.setattr(ScriptedClient, "counters", dict.fromkeys(names, 12_345_678))
 
     _, output, _ = run(verb, COLUMNS=str(columns))
 
@@ -224,6 +249,24 @@ def test_caches_shows_plans() -> None:
     """The numbers of a plan, one row a cache."""
     assert "4.00 KiB" in run("caches")[1]
     assert json.loads(run("caches", "--json")[1])[0]["plan"]["num_blocks"] == 64
+
+
+def test_caches_shows_lower_tiers() -> None:
+    """Whether a tier works, why not, and when it is written to."""
+    found = rows(run("caches")[1])
+
+    assert ["demo", "host", "ready", "123,456", "98,765", "after-2-hits"] in found
+    assert ["demo", "remote", "off", "0", "after-2-hits", TIERS[2].reason] in found
+
+
+def test_status_shows_stores_where_they_were_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came from a store stands beside what came from memory, but only where there was any."""
+    assert "disk" not in run("status")[1]
+    monkeypatch.setattr(ScriptedClient, "counters", {"prefix_tokens_disk": 96})
+
+    found = rows(run("status")[1])
+
+    assert ["demo", "0", "0", "0", "96", "0", "0", "0"] in found
 
 
 def test_workers_are_a_table() -> None:

@@ -49,6 +49,15 @@ def test_one_group_is_its_blocks() -> None:
         grant.blocks(1)
 
 
+def test_prefix_counts_wherever_it_was_found() -> None:
+    """What came from a store need not be computed either."""
+    grant = Grant(request_id="r", tokens_per_block=16)
+    grant.device_hit_tokens, grant.host_hit_tokens = 16, 32
+    grant.disk_hit_tokens, grant.remote_hit_tokens = 64, 128
+
+    assert grant.hit_tokens == 240
+
+
 def test_groups_have_tables_of_their_own() -> None:
     """Blocks come group by group, and each group's table can be read by place."""
     grant = grant_of(FULL, WINDOW)

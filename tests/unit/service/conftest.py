@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import keeper
 from kvleased.callers import Caller
+from kvleased.core.effects import Mover
 from kvleased.daemon import Daemon
 from kvleased.keeper import Store
 from kvleased.keeper_link import KeeperLink
@@ -66,7 +67,7 @@ class Node:
         await self.daemon.start(kept)
         self.daemon.serve()
         async with asyncio.timeout(10):
-            while not self.daemon.mover.is_attached:  # noqa: ASYNC110 -- nothing tells of it
+            while not self.daemon.tiers.links[Mover.MEMORY].is_attached:  # noqa: ASYNC110 -- nothing tells of it
                 await asyncio.sleep(0)
         try:
             yield self.daemon
@@ -104,7 +105,7 @@ class Node:
         mover.start()
         hello = {"op": "hello", "epoch": self.epoch, "num_kept": len(self.store)}
         outgoing = [(hello, []), *self.store.handover()]
-        outgoing.append(({"op": "mover", "generation": 1}, [daemon_end.fileno()]))
+        outgoing.append(({"op": "mover", "role": "mover", "generation": 1}, [daemon_end.fileno()]))
         with link, daemon_end:
             while True:
                 for message, fds in outgoing:

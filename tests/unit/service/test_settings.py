@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.__main__ import EX_CONFIG, _enter, run
-from kvleased.settings import Settings, load, unknown_variables
+from kvleased.__main__ import EX_CONFIG, _without_settings, run
+from kvleased.control import read_settings
+from kvleased.directories import UnusableError, enter
+from kvleased.processes import movers_of
+from kvleased.settings import Settings
+from kvleased.sources import load, unknown_variables
 
 
 def test_flags_win_over_environment_over_file(
@@ -40,6 +44,16 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--runtime-dir", ""], "it is empty", id="no directory"),
         pytest.param(["--runtime-dir", f"/{'d' * 100}"], "114 bytes", id="long socket path"),
         pytest.param(["--config", "/no/such/file"], "no such file", id="no file"),
+        pytest.param(["--remote-url", "http://:pw@host:1"], "its scheme is http", id="scheme"),
+        pytest.param(["--remote-url", "pw@host"], "must start with one of redis", id="no scheme"),
+        pytest.param(["--remote-url", "redis://:pw@"], "a host and a port", id="no host"),
+        pytest.param(["--remote-url", "redis://:pw@h:99999"], "a host and a port", id="port"),
+        pytest.param(["--remote-url", "unix://:pw@"], "the path of a socket", id="no socket"),
+        pytest.param(["--remote-uri", "redis://:pw@host"], "remote-uri", id="misspelt address"),
+        pytest.param(["--remote-ms-max", "0"], "remote_ms_max", id="no time"),
+        pytest.param(
+            ["--host-dir", "/a/../b", "--disk-dir", "/b"], "the same directory", id="one directory"
+        ),
     ],
 )
 def test_settings_without_sense_are_refused(
@@ -53,6 +67,7 @@ def test_settings_without_sense_are_refused(
     assert end.value.code == 2
     assert says in first
     assert len(others) <= 2
+    assert ":pw@" not in first
 
 
 def test_relative_runtime_directory_is_made_absolute(
@@ -195,13 +210,13 @@ def test_runtime_directory_is_made_private_or_taken_as_it_is(tmp_path: Path) -> 
     directory = tmp_path / "above" / "run"
     before = os.umask(0o277)
     try:
-        os.close(_enter(directory))
-    except PermissionError:
+        os.close(enter("--runtime-dir", directory, may_make=True))
+    except UnusableError:
         pytest.fail("the umask decided")
     finally:
         os.umask(before)
 
-    os.close(_enter(directory))
+    os.close(enter("--runtime-dir", directory, may_make=True))
     assert directory.stat().st_mode & 0o7777 == 0o700
 
 
@@ -222,3 +237,79 @@ def test_settings_are_frozen() -> None:
 
     with pytest.raises(ValueError, match=re.escape("frozen")):
         settings.http_port = 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "redis://h:1/0",
+        "rediss://u:pw@h",
+        "unix:///run/redis.sock?db=1",
+        "mooncake://10.0.0.1:50051",
+    ],
+)
+def test_addresses_of_remote_stores_are_taken_as_they_are(url: str) -> None:
+    """Every kind of remote store can be named, with all that its client wants to know."""
+    assert load(["--remote-url", url]).remote_url == url
+
+
+def test_password_is_in_no_text_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever prints settings prints no password; the children get it all the same."""
+    monkeypatch.setenv("KVLEASED_REMOTE_URL", "redis://:pw@host")
+
+    settings = load([])
+
+    assert "pw" not in f"{settings!r} {settings}"
+    assert json.loads(settings.model_dump_json())["remote_url"] == "redis://:pw@host"
+
+
+def test_settings_go_on_by_descriptor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that follow find none of the settings in their environment."""
+    monkeypatch.setenv("kvleased_remote_url", "redis://:pw@host")
+
+    assert not any("pw@" in value for value in _without_settings().values())
+    assert _without_settings()["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        pytest.param([], None, id="nothing outlives the container"),
+        pytest.param(["--host-dir", "/h"], "/h/secret", id="host"),
+        pytest.param(["--host-dir", "/h", "--disk-dir", "/d"], "/d/secret", id="disk lasts longer"),
+        pytest.param(["--disk-dir", "/d", "--secret-file", "/s"], "/s", id="named"),
+    ],
+)
+def test_secret_lies_where_it_lasts_longest(arguments: list[str], path: str | None) -> None:
+    """A file that is named goes before one in a directory, and the disk before memory."""
+    assert load(arguments).secret_path == (None if path is None else Path(path))
+
+
+def test_children_read_the_settings_as_they_were_resolved(tmp_path: Path) -> None:
+    """What travels by descriptor is what was resolved, paths and tenants among it."""
+    settings = load(["--disk-dir", str(tmp_path), "--tenants", '{"a": {"weight": 2}}'])
+    fd = os.memfd_create("test")
+    os.write(fd, settings.model_dump_json().encode())
+
+    assert read_settings(fd) == settings
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "roles"),
+    [
+        pytest.param([], ("mover",), id="memory"),
+        pytest.param(["--disk-dir", "/d"], ("mover", "disk-mover"), id="disk"),
+        pytest.param(
+            ["--disk-dir", "/d", "--remote-url", "redis://h"],
+            ("mover", "disk-mover", "remote-mover"),
+            id="all",
+        ),
+    ],
+)
+def test_movers_are_those_that_the_settings_ask_for(
+    arguments: list[str], roles: tuple[str, ...]
+) -> None:
+    """No process is started for a store that there is not."""
+    assert movers_of(json.loads(load(arguments).model_dump_json())) == roles

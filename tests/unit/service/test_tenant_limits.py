@@ -11,7 +11,8 @@ from kvleased.control import read_settings
 from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import CacheShape
 from kvleased.registry import tenant_digest, tenant_key
-from kvleased.settings import Settings, TenantSettings, load
+from kvleased.settings import Settings, TenantSettings
+from kvleased.sources import load
 from kvleased.verbs.limits import with_tenants
 
 SECRET = bytes(range(32))

@@ -10,7 +10,13 @@ from kvlease.plan import PlanInputs
 from kvlease.spec import FullAttention, SlidingWindow
 from kvleased.core.records import CacheRecords
 from kvleased.core.shape import CacheShape
-from kvleased.memory.records import lay_records, records_layout, table_layout
+from kvleased.memory.host_files import HEAD_BYTES
+from kvleased.memory.records import (
+    host_records_layout,
+    lay_records,
+    records_layout,
+    table_layout,
+)
 from kvleased.planning import plan
 from kvleased.settings import Settings
 from kvleased.verbs.shapes import shape_of
@@ -31,8 +37,9 @@ SHAPE = CacheShape(
 def test_columns_are_apart_and_aligned() -> None:
     """Every byte of the regions belongs to one column at most; each column starts at a cache line of its region."""
     records = np.zeros(records_layout(SHAPE).region_bytes, np.uint8)
+    host_records = np.zeros(host_records_layout(SHAPE).region_bytes, np.uint8)
     tables = np.zeros(table_layout(SHAPE).region_bytes, np.uint8)
-    laid = lay_records(SHAPE, records, tables)
+    laid = lay_records(SHAPE, records, host_records, tables)
     columns = [
         getattr(part, name)
         for part in (laid.device, laid.host, laid.rows, laid.kernel_rows)
@@ -42,9 +49,11 @@ def test_columns_are_apart_and_aligned() -> None:
     for column in columns:
         column.view(np.uint8)[...] += 1
 
-    assert max(records.max(), tables.max()) == 1
+    regions = (records, host_records, tables)
+    assert max(region.max() for region in regions) == 1
+    assert not host_records[:HEAD_BYTES].any()
     for column in columns:
-        region = records if np.shares_memory(column, records) else tables
+        region = next(region for region in regions if np.shares_memory(column, region))
         assert (column.ctypes.data - region.ctypes.data) % 64 == 0
 
 
@@ -53,6 +62,7 @@ def test_columns_have_an_entry_for_each_block_and_row() -> None:
     laid = lay_records(
         SHAPE,
         np.zeros(records_layout(SHAPE).region_bytes, np.uint8),
+        np.zeros(host_records_layout(SHAPE).region_bytes, np.uint8),
         np.zeros(table_layout(SHAPE).region_bytes, np.uint8),
     )
 

@@ -12,10 +12,23 @@ import pytest
 
 from kvlease.ids import CopyId
 from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
-from kvleased.core.effects import Copy, Direction
+from kvleased.core.effects import Copy, Direction, Mover
+from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
-from kvleased.movers.link import MoverLink
-from kvleased.movers.protocol import Batch, Completion, Piece, PoolMap
+from kvleased.movers.batches import OVERTAKES_MAX
+from kvleased.movers.link import LinkLimits, MoverLink
+from kvleased.movers.protocol import (
+    Ask,
+    Batch,
+    Completion,
+    Found,
+    Piece,
+    PoolMap,
+    Status,
+    Told,
+)
+
+LIMITS = LinkLimits(seconds_max=10, copies_a_batch_max=4)
 
 
 @dataclass
@@ -23,7 +36,9 @@ class Owner:
     """Remember what the link says."""
 
     answers: list[tuple[int, object]] = field(default_factory=list)
-    recycled: list[int] = field(default_factory=list)
+    recycled: list[tuple[Mover, int]] = field(default_factory=list)
+    heard: list[object] = field(default_factory=list)
+    num_gone: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answer_copy(self, pool: int, command: CopyDone | CopyFailed | CopyLost) -> None:
@@ -35,12 +50,23 @@ class Owner:
         """Remember a death."""
         self.answers.append((0, command))
 
-    def recycle_mover(self, generation: int) -> None:
+    def recycle_mover(self, mover: Mover, generation: int) -> None:
         """Remember a request."""
-        self.recycled.append(generation)
+        self.recycled.append((mover, generation))
+
+    def hear(self, mover: Mover, said: object) -> None:
+        """Remember what a store says."""
+        assert mover is Mover.DISK
+        self.heard.append(said)
+        self.changed.set()
+
+    def mover_went(self, mover: Mover) -> None:
+        """Count how often nobody answers any more."""
+        assert mover in Mover
+        self.num_gone += 1
 
 
-class Mover:
+class ScriptedMover:
     """A mover that does what the test says, one packet at a time."""
 
     def __init__(self) -> None:
@@ -74,15 +100,47 @@ class Mover:
             Completion(number=batch.number, is_done=is_done, checksums=sums, failed=failed).encode()
         )
 
+    async def carry_out(self, num_batches: int) -> list[Batch]:
+        """Answer so many batches as they come, and return them in the order in which they came."""
+        found: list[Batch] = []
+        async with asyncio.timeout(5):
+            while len(found) < num_batches:
+                for batch in self.batches():
+                    self.complete(batch)
+                    found.append(batch)
+                await asyncio.sleep(0)
+        return found
 
-def _copy(copy_id: int, count: int = 2) -> Copy:
+
+def _copy(
+    copy_id: int, count: int = 2, direction: Direction = Direction.OFFLOAD, labels: bytes = b""
+) -> Copy:
     ids = np.arange(count, dtype=np.int32).tobytes()
     return Copy(
         copy_id=CopyId(copy_id),
-        direction=Direction.OFFLOAD,
+        direction=direction,
         source_ids=ids,
         target_ids=ids,
         checksums=b"",
+        labels=labels,
+    )
+
+
+def _pool(bytes_per_block: int = 64) -> PoolMap:
+    piece = Piece(
+        rank=0,
+        offset_bytes=0,
+        block_stride_bytes=bytes_per_block,
+        num_bytes=bytes_per_block,
+        slot_offset_bytes=0,
+    )
+    return PoolMap(
+        pool=7,
+        num_blocks=1,
+        num_slots=0,
+        bytes_per_slot=bytes_per_block,
+        device_bytes=(bytes_per_block,),
+        pieces=(piece,),
     )
 
 
@@ -95,15 +153,15 @@ def owner() -> Owner:
 @pytest.fixture
 async def link(owner: Owner) -> AsyncIterator[MoverLink]:
     """A link without a mover, with batches of up to 4 copies and a deadline of 10 seconds."""
-    link = MoverLink(owner, seconds_max=10, copies_a_batch_max=4)
+    link = MoverLink(owner, LIMITS)
     yield link
     link.close()
 
 
 @pytest.fixture
-async def mover(link: MoverLink) -> AsyncIterator[Mover]:
+async def mover(link: MoverLink) -> AsyncIterator[ScriptedMover]:
     """The first mover."""
-    with closing(Mover()) as mover:
+    with closing(ScriptedMover()) as mover:
         link.attach(mover.theirs, 1)
         yield mover
 
@@ -115,14 +173,18 @@ async def _heard(owner: Owner) -> None:
 
 
 async def test_copy_is_split_and_answered_as_one(
-    link: MoverLink, mover: Mover, owner: Owner
+    link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
     """A copy above the size of a batch travels in several and is answered once, positions counted over all."""
     link.send(7, _copy(1, 10), with_checksums=True)
     batches = mover.batches()
+    mover.complete(batches[0])
+    while len(batches) < 3:
+        await asyncio.sleep(0)
+        batches += mover.batches()
     assert [batch.num_copies for batch in batches] == [4, 4, 2]
 
-    for batch, failed in zip(batches, [(), (1,), (0,)], strict=True):
+    for batch, failed in zip(batches[1:], [(1,), (0,)], strict=True):
         mover.complete(batch, failed=failed)
     await _heard(owner)
 
@@ -131,7 +193,9 @@ async def test_copy_is_split_and_answered_as_one(
     assert owner.answers == [(7, CopyDone(copy_id=CopyId(1), checksums=sums, failed=(5, 8)))]
 
 
-async def test_refused_part_fails_the_copy(link: MoverLink, mover: Mover, owner: Owner) -> None:
+async def test_refused_part_fails_the_copy(
+    link: MoverLink, mover: ScriptedMover, owner: Owner
+) -> None:
     """A copy of which one part was refused has failed, once all its parts have ended."""
     link.send(7, _copy(1, 8), with_checksums=True)
     first, second = mover.batches()
@@ -144,7 +208,7 @@ async def test_refused_part_fails_the_copy(link: MoverLink, mover: Mover, owner:
 
 
 async def test_overdue_copy_is_lost_and_its_mover_replaced(
-    link: MoverLink, mover: Mover, owner: Owner
+    link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
     """A copy that a mover does not answer in time is lost, and that mover is asked to be replaced."""
     link.send(7, _copy(1), with_checksums=False)
@@ -155,7 +219,7 @@ async def test_overdue_copy_is_lost_and_its_mover_replaced(
     link.tick(now + 20)
 
     assert owner.answers == [(7, CopyLost(copy_id=CopyId(1)))]
-    assert owner.recycled == [1]
+    assert owner.recycled == [(Mover.MEMORY, 1)]
     assert mover.batches()
 
 
@@ -170,13 +234,13 @@ async def test_copy_that_no_mover_got_has_failed(link: MoverLink, owner: Owner) 
 
 
 async def test_dead_mover_ends_everything_on_its_way(
-    link: MoverLink, mover: Mover, owner: Owner
+    link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
     """When a mover is proven dead the cores are told once, and nothing of it is repeated to the next one."""
     link.send(7, _copy(1), with_checksums=False)
 
     link.died(1)
-    with closing(Mover()) as following:
+    with closing(ScriptedMover()) as following:
         link.attach(following.theirs, 2)
         link.send(7, _copy(2), with_checksums=False)
 
@@ -185,20 +249,16 @@ async def test_dead_mover_ends_everything_on_its_way(
     assert mover.batches()
 
 
-async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: Mover) -> None:
+async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: ScriptedMover) -> None:
     """A new mover is told of every pool before the copies that waited for it."""
     fd = os.memfd_create("test")
-    piece = Piece(rank=0, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
-    pool = PoolMap(
-        pool=7, num_blocks=1, num_slots=0, bytes_per_slot=64, device_bytes=(64,), pieces=(piece,)
-    )
-    link.map(pool, [fd])
+    link.map(_pool(), [fd])
     kinds = [protocol.MAP, protocol.PIECES]
     assert [packet[:1] for packet in mover.packets()] == kinds
     link.died(1)
     link.send(7, _copy(1), with_checksums=False)
 
-    with closing(Mover()) as following:
+    with closing(ScriptedMover()) as following:
         link.attach(following.theirs, 2)
 
         assert [packet[:1] for packet in following.packets()] == [*kinds, protocol.BATCH]
@@ -206,9 +266,9 @@ async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: Mover) ->
 
 
 async def test_full_socket_delays_and_loses_nothing(
-    link: MoverLink, mover: Mover, owner: Owner
+    link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """More batches than the socket takes are sent as the mover reads, in their order."""
+    """More batches than a mover is given at once are sent as it answers, in their order."""
     for number in range(3_000):
         link.send(7, _copy(number), with_checksums=False)
     answered = 0
@@ -225,3 +285,201 @@ async def test_full_socket_delays_and_loses_nothing(
 
     assert [answer.copy_id for _, answer in owner.answers] == list(range(3_000))  # type: ignore[attr-defined]
     assert repr(link) == "<MoverLink mover 1, 0 batches in flight>"
+
+
+async def test_few_batches_are_out_of_hand_at_once(link: MoverLink, mover: ScriptedMover) -> None:
+    """A mover gets the next batch when it has answered one; figures tell where the others are."""
+    for number in range(5):
+        link.send(7, _copy(number), with_checksums=False)
+
+    sent = mover.batches()
+    figures = link.figures(asyncio.get_running_loop().time() + 3)
+
+    assert (len(sent), figures.num_sent, figures.num_waiting) == (2, 2, 3)
+    assert figures.oldest_seconds >= 3
+    mover.complete(sent[0])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(mover.batches()) == 1
+
+
+@pytest.mark.parametrize(
+    ("urgent", "other"),
+    [
+        pytest.param(Direction.RELOAD, Direction.OFFLOAD, id="host"),
+        pytest.param(Direction.SCRUB, Direction.OFFLOAD, id="scrub"),
+        pytest.param(Direction.DUPLICATE, Direction.OFFLOAD, id="fork"),
+        pytest.param(Direction.LOAD, Direction.STORE, id="disk"),
+        pytest.param(Direction.FETCH, Direction.SHARE, id="remote"),
+    ],
+)
+async def test_what_somebody_waits_for_overtakes_what_is_written_back(
+    link: MoverLink, mover: ScriptedMover, urgent: Direction, other: Direction
+) -> None:
+    """Of batches that were not sent yet, those that a request waits for go first, in their order."""
+    for number in range(4):
+        link.send(7, _copy(number, direction=other), with_checksums=False)
+    for number in range(4, 6):
+        link.send(7, _copy(number, direction=urgent), with_checksums=False)
+
+    batches = await mover.carry_out(6)
+
+    assert [batch.direction for batch in batches] == [other] * 2 + [urgent] * 2 + [other] * 2
+    assert [batch.number for batch in batches] == list(range(1, 7))
+
+
+async def test_urgent_batches_are_sent_beside_what_is_written_back(
+    link: MoverLink, mover: ScriptedMover
+) -> None:
+    """A mover that lets urgent batches pass within others has them at once, but few of either kind."""
+    for number in range(3):
+        link.send(7, _copy(number, direction=Direction.STORE), with_checksums=False)
+    for number in range(3, 6):
+        link.send(7, _copy(number, direction=Direction.LOAD), with_checksums=False)
+
+    sent = mover.batches()
+    assert [batch.direction for batch in sent] == [Direction.STORE] * 2 + [Direction.LOAD] * 2
+    mover.complete(sent[3])
+    following: list[Batch] = []
+    async with asyncio.timeout(5):
+        while not following:
+            await asyncio.sleep(0)
+            following = mover.batches()
+    assert [batch.direction for batch in following] == [Direction.LOAD]
+
+
+async def test_what_is_written_back_has_its_turn(link: MoverLink, mover: ScriptedMover) -> None:
+    """However much is urgent, a batch that was overtaken often enough is sent."""
+    for number in range(4):
+        link.send(7, _copy(number), with_checksums=False)
+    for number in range(4, 24):
+        link.send(7, _copy(number, direction=Direction.RELOAD), with_checksums=False)
+
+    batches = await mover.carry_out(24)
+
+    at = [batch.direction for batch in batches].index(Direction.OFFLOAD, 2)
+    assert at == 2 + OVERTAKES_MAX
+
+
+async def test_batch_is_cut_by_its_bytes_too(owner: Owner) -> None:
+    """A batch of large blocks has fewer of them, but one at least."""
+    fd = os.memfd_create("test")
+    for bytes_per_block, expected in ((300, [3, 1]), (5_000, [1, 1, 1, 1])):
+        limits = LinkLimits(seconds_max=10, copies_a_batch_max=100, bytes_a_batch_max=1_000)
+        link = MoverLink(owner, limits)
+        with closing(ScriptedMover()) as mover:
+            link.attach(mover.theirs, 1)
+            link.map(_pool(bytes_per_block), [fd])
+            link.send(7, _copy(1, 4), with_checksums=False)
+
+            assert [batch.num_copies for batch in await mover.carry_out(len(expected))] == expected
+            link.close()
+    os.close(fd)
+
+
+async def test_labelled_batch_has_a_packets_worth_of_labels(owner: Owner) -> None:
+    """Labels are split as the ids are, and no batch has more of them than a packet takes."""
+    link = MoverLink(owner, LinkLimits(seconds_max=10, copies_a_batch_max=4096), Mover.DISK)
+    count = protocol.LABELS_A_PACKET_MAX + 5
+    labels = b"".join(number.to_bytes(BYTES_PER_LABEL, "little") for number in range(count))
+    with closing(ScriptedMover()) as mover:
+        link.attach(mover.theirs, 1)
+        link.send(7, _copy(1, count, Direction.STORE, labels), with_checksums=True)
+
+        first, second = await mover.carry_out(2)
+        link.close()
+
+    assert (first.num_copies, second.num_copies) == (protocol.LABELS_A_PACKET_MAX, 5)
+    assert first.labels + second.labels == labels
+    assert len(first.encode()) <= protocol.PACKET_BYTES_MAX
+
+
+async def test_questions_go_before_batches_and_are_heard(owner: Owner) -> None:
+    """A question waits for no batch; what a store says of itself reaches the owner as it was said."""
+    link = MoverLink(owner, LIMITS, Mover.DISK)
+    question = Ask(number=1, pool=7, labels=b"")
+    assert not link.ask(question)
+    with closing(ScriptedMover()) as mover:
+        link.attach(mover.theirs, 1)
+        for number in range(5):
+            link.send(7, _copy(number), with_checksums=False)
+        assert link.ask(question)
+        assert mover.packets()[-1] == question.encode()
+
+        said = [
+            Told(number=1, is_present=b"\1"),
+            Found(pool=7, slot_ids=b"", labels=b"", checksums=b"", is_last=True),
+            Status(is_on=False, reason="full"),
+        ]
+        for one in said:
+            mover.ours.send(one.encode())
+        async with asyncio.timeout(5):
+            while len(owner.heard) < 3:
+                await _heard(owner)
+
+        assert owner.heard == said
+        assert owner.num_gone == 0
+        link.close()
+    assert owner.num_gone == 0
+
+
+async def test_owner_learns_that_nobody_answers(
+    link: MoverLink, mover: ScriptedMover, owner: Owner
+) -> None:
+    """When a mover's end is closed, dead or not, the owner is told once."""
+    mover.close()
+    async with asyncio.timeout(5):
+        while link.is_attached:  # noqa: ASYNC110 - nothing tells of it but the owner
+            await asyncio.sleep(0)
+
+    link.died(1)
+
+    assert owner.num_gone == 1
+
+
+async def test_copies_of_a_deleted_cache_are_not_sent(
+    link: MoverLink, mover: ScriptedMover
+) -> None:
+    """Batches that wait are dropped with their cache; it is forgotten behind those that were sent."""
+    fd = os.memfd_create("test")
+    link.map(_pool(), [fd])
+    for number in range(5):
+        link.send(7, _copy(number), with_checksums=False)
+
+    link.unmap(7)
+
+    kinds = [packet[:1] for packet in mover.packets()]
+    assert kinds == [protocol.MAP, protocol.PIECES, *[protocol.BATCH] * 2, protocol.UNMAP]
+    assert link.figures(0).num_waiting == 0
+    os.close(fd)
+
+
+async def test_copy_of_which_nothing_was_sent_has_failed_at_the_deadline(
+    link: MoverLink, mover: ScriptedMover, owner: Owner
+) -> None:
+    """What a silent mover has may still be written; what it never got is not."""
+    for number in range(3):
+        link.send(7, _copy(number), with_checksums=False)
+
+    link.tick(asyncio.get_running_loop().time() + 20)
+
+    kinds = [type(answer) for _, answer in owner.answers]
+    assert kinds == [CopyLost, CopyLost, CopyFailed]
+    assert mover.batches()
+
+
+async def test_next_mover_looks_through_what_was_not_looked_through(link: MoverLink) -> None:
+    """A store is looked through until its end was told once, whichever mover told it."""
+    fd = os.memfd_create("test")
+    link.map(_pool(), [fd])
+    told: list[bool] = []
+    for generation in (1, 2, 3):
+        with closing(ScriptedMover()) as mover:
+            link.attach(mover.theirs, generation)
+            told.append(PoolMap.decode(mover.packets()[0]).is_fresh)
+        link.died(generation)
+        if generation == 2:
+            link.note_scanned(7)
+
+    assert told == [True, True, False]
+    os.close(fd)

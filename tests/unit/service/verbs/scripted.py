@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlease.ids import WorkerId
 from kvlease.plan import CachePlan, EngineInputs, PlanInputs
+from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.core.commands import Command
 from kvleased.idempotency import Answer, Replies
@@ -88,7 +89,7 @@ def registry_of(planned: CachePlan | None = None, core: Any = None) -> Registry:
         name="main",
         pool=registry.take_pool_number(),
         plan=planned or hybrid_plan(),
-        integrity="none",
+        options=pb.CacheOptions(integrity="none"),
         core=core,
         fds={},
         tables_read_only_fd=-1,

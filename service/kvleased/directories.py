@@ -1,0 +1,123 @@
+"""Own who may enter the daemon's directories, and the locks on them; what lies in them is others' business."""
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Final
+
+_LOCK_FILE: Final = "kvleased.lock"
+"""The file that a daemon locks where it may make directories; elsewhere it locks the directory, and makes nothing."""
+PATIENCE_SECONDS: Final = 2.0
+"""Seconds to wait for a lock: processes of a daemon that was killed are about to end."""
+_LOOK_SECONDS: Final = 0.02
+_IN_MEMORY: Final = ("tmpfs", "hugetlbfs", "ramfs")
+
+
+class UnusableError(Exception):
+    """A directory or a file of the configuration cannot be used; the message says which, why, and what to do."""
+
+
+def enter(option: str, directory: Path, *, may_make: bool = False) -> int:
+    """Return a lock on a directory that only this user may enter; one that is missing is made where that is allowed.
+
+    The mode of a directory that was there before is never changed: others may have their files in it.
+
+    Raises:
+        UnusableError: it is not there, others may enter it, or another daemon is in it.
+    """
+    try:
+        _require_private(directory, may_make=may_make)
+        return _lock(option, directory, may_make=may_make)
+    except OSError as error:
+        message = f"{option} {directory} cannot be used: {error.strerror}"
+        raise UnusableError(message) from error
+
+
+def require_memory(option: str, directory: Path) -> None:
+    """Refuse a directory that is not in memory, where a pool would be as slow as a disk.
+
+    Raises:
+        UnusableError: its file system is another one.
+    """
+    kind = _file_system(directory.stat().st_dev)
+    if kind and kind not in _IN_MEMORY:
+        message = (
+            f"{option} {directory} cannot be used: it is on {kind}; name a directory on tmpfs or hugetlbfs, such as "
+            "one below /dev/shm"
+        )
+        raise UnusableError(message)
+
+
+def _file_system(device: int) -> str:
+    """Return the kind of a file system by its device; nothing where the kernel does not tell."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mounted, _, rest = line.partition(" - ")
+        if mounted.split()[2] == wanted:
+            return rest.split()[0]
+    return ""
+
+
+def _require_private(directory: Path, *, may_make: bool) -> None:
+    if may_make:
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700)
+            directory.chmod(0o700)  # whatever the umask has taken away
+        except FileExistsError:
+            advice = "name one that does not exist yet, and it will be made"
+        else:
+            return
+    else:
+        advice = "name a directory that is this user's own and private (chmod 700)"
+    try:
+        status = directory.stat() if may_make else directory.lstat()
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, f"it does not exist; {advice}") from None
+    _check_status(directory, status, advice, may_make=may_make)
+
+
+def _check_status(directory: Path, status: os.stat_result, advice: str, *, may_make: bool) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link; name the directory that it leads to")
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"it is no directory; {advice}")
+    if status.st_uid != os.getuid():
+        reason = f"it belongs to user {status.st_uid}, not to user {os.getuid()}; {advice}"
+        raise PermissionError(errno.EPERM, reason)
+    if status.st_mode & 0o077:
+        other = (
+            f"name one that does not exist yet, such as {directory / 'kvlease'}, and it will be made, or "
+            if may_make
+            else ""
+        )
+        reason = (
+            f"its mode is {stat.S_IMODE(status.st_mode):04o}, so that others may enter it; {other}make this one "
+            "private (chmod 700) where it serves nothing else"
+        )
+        raise PermissionError(errno.EPERM, reason)
+
+
+def _lock(option: str, directory: Path, *, may_make: bool) -> int:
+    """Return a descriptor that keeps every other daemon out of the same directory for as long as it is open."""
+    if may_make:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(directory / _LOCK_FILE, flags, 0o600)
+    else:
+        # This works where the file system is full or read-only, too.
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            os.close(fd)
+            message = f"another daemon serves in {directory}; stop it or choose another {option}"
+            raise UnusableError(message) from None
+        return fd

@@ -1,0 +1,209 @@
+"""Own the files of a host pool that outlives the container: two in a directory of memory, found again by their names.
+
+`<identity>.slots` has the bytes, `<identity>.records` the columns behind a head that is written last. The identity is a
+digest under the daemon's secret of all that decides what a byte means, so that a file of another cache, geometry or
+secret has another name. What is there under the right name and is not ours is moved aside, never read and never
+deleted.
+"""
+
+import errno
+import os
+import stat
+import struct
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from kvleased import logs
+from kvleased.memory import cpu
+
+HEAD_BYTES: Final = 4096
+"""Bytes at the start of the records that tell whose they are; also where the region is no file."""
+_SLOTS: Final = ".slots"
+_RECORDS: Final = ".records"
+_NAME_BYTES: Final = 16
+_HEAD: Final = struct.Struct("<8sQ32sQQ")
+_MAGIC: Final = b"KVLHOST1"
+_FORMAT: Final = 1
+_DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSizes:
+    """What a host pool takes."""
+
+    slots_bytes: int
+    records_bytes: int
+    """With the head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFiles:
+    """Open files of one host pool."""
+
+    slots_fd: int
+    records_fd: int
+    is_found: bool
+    """Whether they are of an earlier life, and have what it left."""
+
+
+class _ForeignError(Exception):
+    """What is there under the right name is not ours."""
+
+
+def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
+    """Open the files of a host pool, or make them.
+
+    Raises:
+        OSError: they cannot be made, as the directory is full or gone.
+    """
+    with _opened(directory) as dir_fd:
+        try:
+            found = _find(dir_fd, identity, sizes)
+        except (_ForeignError, OSError) as error:
+            _move_aside(directory, dir_fd, identity, str(error))
+            found = None
+        return found or _make(dir_fd, identity, sizes)
+
+
+def delete_files(directory: Path, identity: bytes) -> None:
+    """Delete the files of a host pool."""
+    with _opened(directory) as dir_fd:
+        _unlink(dir_fd, identity)
+
+
+def unclaimed_bytes(directory: Path, identities: Collection[bytes]) -> int:
+    """Return the bytes that files of host pools other than these take in the directory."""
+    claimed = {_name(identity, kind) for identity in identities for kind in (_SLOTS, _RECORDS)}
+    total_bytes = 0
+    with _opened(directory) as dir_fd, os.scandir(dir_fd) as entries:
+        for entry in entries:
+            is_ours = _SLOTS in entry.name or _RECORDS in entry.name
+            if is_ours and entry.name not in claimed:
+                total_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total_bytes
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _name(identity: bytes, kind: str) -> str:
+    return identity[:_NAME_BYTES].hex() + kind
+
+
+def _find(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles | None:
+    """Return the files of an earlier life; None where there are none, or they were never finished."""
+    records_fd = _open(dir_fd, _name(identity, _RECORDS))
+    slots_fd = _open(dir_fd, _name(identity, _SLOTS))
+    fds = [fd for fd in (records_fd, slots_fd) if fd is not None]
+    if not fds:
+        return None
+    try:
+        if records_fd is not None and not any(head := os.pread(records_fd, HEAD_BYTES, 0)):
+            # Its maker was killed before the end, so nobody has stored anything yet.
+            _unlink(dir_fd, identity)
+            _close(fds)
+            return None
+        _require(records_fd is not None and slots_fd is not None, "one of two files is missing")
+        _require(head == _head(identity, sizes), "the head is not what was written")
+        for fd, num_bytes in zip(fds, (sizes.records_bytes, sizes.slots_bytes), strict=True):
+            found = os.fstat(fd).st_size
+            wanted = cpu.whole_pages(fd, num_bytes)
+            _require(found == wanted, f"a file has {found} bytes, not {wanted}")
+    except (_ForeignError, OSError):
+        _close(fds)
+        raise
+    return HostFiles(slots_fd=fds[1], records_fd=fds[0], is_found=True)
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise _ForeignError(otherwise)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _open(dir_fd: int, name: str) -> int | None:
+    """Return a file that is there and nobody else's, or None."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(name, flags, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    status = os.fstat(fd)
+    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o077 and status.st_nlink == 1
+    try:
+        _require(stat.S_ISREG(status.st_mode) and is_ours, "it is no file of this user alone")
+    except _ForeignError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:
+    fds: list[int] = []
+    try:
+        for kind, num_bytes in (
+            (_RECORDS, sizes.records_bytes),
+            (_SLOTS, sizes.slots_bytes),
+        ):
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fds.append(os.open(_name(identity, kind), flags, 0o600, dir_fd=dir_fd))
+            os.fchmod(fds[-1], 0o600)
+            os.ftruncate(fds[-1], cpu.whole_pages(fds[-1], num_bytes))
+        records_fd, slots_fd = fds
+        # A page of a mapped file that cannot be had later would end the process.
+        for _ in cpu.populate_chunks(records_fd, sizes.records_bytes, sizes.records_bytes):
+            pass
+        head = cpu.map_region(records_fd, sizes.records_bytes)[:HEAD_BYTES]
+        head[:] = bytearray(_head(identity, sizes))
+    except OSError:
+        _close(fds)
+        _unlink(dir_fd, identity)
+        raise
+    return HostFiles(slots_fd=slots_fd, records_fd=records_fd, is_found=False)
+
+
+def _head(identity: bytes, sizes: HostSizes) -> bytes:
+    packed = _HEAD.pack(_MAGIC, _FORMAT, identity, sizes.slots_bytes, sizes.records_bytes)
+    return (packed + blake3(packed).digest(_DIGEST_BYTES)).ljust(HEAD_BYTES, b"\0")
+
+
+def _move_aside(directory: Path, dir_fd: int, identity: bytes, reason: str) -> None:
+    suffix = f".aside-{time.time_ns()}"
+    for kind in (_RECORDS, _SLOTS):
+        name = _name(identity, kind)
+        try:
+            os.rename(name, name + suffix, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        except FileNotFoundError:
+            continue
+        logs.line(
+            "warning",
+            "host_file_moved_aside",
+            path=str(directory / (name + suffix)),
+            reason=reason,
+            advice="nothing reads it any more; delete it, as it takes memory",
+        )
+
+
+def _unlink(dir_fd: int, identity: bytes) -> None:
+    for kind in (_SLOTS, _RECORDS):
+        try:
+            os.unlink(_name(identity, kind), dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise

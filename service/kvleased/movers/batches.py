@@ -1,0 +1,151 @@
+"""Own how copies become batches, and the order in which batches go to a mover; when they go is `link`'s business.
+
+Flights of the core are independent of each other: each holds its sources and its targets from its beginning to its end,
+a source is never the target of another that is still on its way, and a target is nobody's source before it has landed.
+So no order of batches is wrong, and who waits for bytes goes first.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvleased.core.effects import Copy, Direction
+from kvleased.core.labels import BYTES_PER_LABEL
+from kvleased.movers.protocol import LABELS_A_PACKET_MAX, Batch, Completion
+
+URGENT: Final = frozenset(
+    {Direction.RELOAD, Direction.SCRUB, Direction.DUPLICATE, Direction.LOAD, Direction.FETCH}
+)
+"""Directions for whose end a request waits; the others write back, and give way."""
+OVERTAKES_MAX: Final = 8
+"""Urgent batches that may overtake one that writes back, so that it has its turn, too."""
+_BYTES_PER_ID: Final = 4
+_BYTES_PER_CHECKSUM: Final = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """One Copy effect on its way, in one or more batches."""
+
+    pool: int
+    copy: Copy
+    with_checksums: bool
+    copies_a_batch: int
+    is_sent: bool = False
+    """Whether a mover has got any of it, and so may be writing."""
+    parts: dict[int, Completion] = field(default_factory=dict)
+    """What became of the batches that have ended, by their position."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for it."""
+        return self.copy.direction in URGENT
+
+    @property
+    def num_copies(self) -> int:
+        """Blocks of the copy."""
+        return max(len(self.copy.target_ids), len(self.copy.source_ids)) // _BYTES_PER_ID
+
+    @property
+    def num_parts(self) -> int:
+        """Batches of the copy."""
+        return len(range(0, max(self.num_copies, 1), self.copies_a_batch))
+
+    def batch(self, index: int, number: int) -> Batch:
+        """Return one of its batches, under the number that it shall have."""
+        copy, start = self.copy, index * self.copies_a_batch
+        end = start + self.copies_a_batch
+        checksums = copy.checksums if self.with_checksums else b""
+        return Batch(
+            number=number,
+            pool=self.pool,
+            direction=copy.direction,
+            with_checksums=self.with_checksums,
+            source_ids=copy.source_ids[start * _BYTES_PER_ID : end * _BYTES_PER_ID],
+            target_ids=copy.target_ids[start * _BYTES_PER_ID : end * _BYTES_PER_ID],
+            checksums=checksums[start * _BYTES_PER_CHECKSUM : end * _BYTES_PER_CHECKSUM],
+            labels=copy.labels[start * BYTES_PER_LABEL : end * BYTES_PER_LABEL],
+        )
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """Positions in the whole copy whose bytes were not there, or not what they should be."""
+        return tuple(
+            index * self.copies_a_batch + position
+            for index in range(self.num_parts)
+            for position in self.parts[index].failed
+        )
+
+    @property
+    def checksums(self) -> bytes:
+        """What the bytes of the whole copy sum up to; empty where nobody asked."""
+        return b"".join(self.parts[index].checksums for index in range(self.num_parts))
+
+
+def copies_a_batch(copy: Copy, copies_max: int, bytes_max: int, bytes_per_block: int) -> int:
+    """Return how many blocks of a copy go into one batch, so that neither ids nor bytes hold up others for long."""
+    most = min(copies_max, LABELS_A_PACKET_MAX) if copy.labels else copies_max
+    return max(1, min(most, bytes_max // max(1, bytes_per_block)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One batch of a flight."""
+
+    flight: Flight
+    index: int
+    since: float
+    """When it began to wait, in monotonic seconds."""
+
+
+class Queue:
+    """Batches that wait, those that somebody waits for apart from those that write back."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._urgent: deque[Part] = deque()
+        self._others: deque[Part] = deque()
+        self._num_overtakes = 0
+
+    def __len__(self) -> int:
+        """Count the batches."""
+        return len(self._urgent) + len(self._others)
+
+    def __iter__(self) -> Iterator[Part]:
+        """Iterate over the batches."""
+        yield from self._urgent
+        yield from self._others
+
+    @property
+    def oldest_since(self) -> float | None:
+        """When the batch that waits longest began to; None where none waits."""
+        return min(
+            (queue[0].since for queue in (self._urgent, self._others) if queue), default=None
+        )
+
+    def add(self, flight: Flight, now: float) -> None:
+        """Have all batches of a copy wait, behind those before it that are as urgent."""
+        queue = self._urgent if flight.is_urgent else self._others
+        queue.extend(Part(flight, index, now) for index in range(flight.num_parts))
+
+    def take(self, *, may_be_urgent: bool, may_be_other: bool) -> Part | None:
+        """Return the batch that goes next, of those that may go; None where none may yet."""
+        is_turn = not self._urgent or self._num_overtakes >= OVERTAKES_MAX
+        if self._others and may_be_other and is_turn:
+            self._num_overtakes = 0
+            return self._others.popleft()
+        if self._urgent and may_be_urgent:
+            self._num_overtakes += bool(self._others)
+            return self._urgent.popleft()
+        return None
+
+    def forget(self, pool: int) -> None:
+        """Drop the batches of a cache that is deleted."""
+        self._urgent = deque(part for part in self._urgent if part.flight.pool != pool)
+        self._others = deque(part for part in self._others if part.flight.pool != pool)
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self._urgent.clear()
+        self._others.clear()

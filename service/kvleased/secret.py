@@ -1,0 +1,89 @@
+"""Own the file of the root secret, which tenants' keys are derived from, so that they are the same in every life."""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from kvleased.directories import UnusableError
+
+NUM_BYTES: Final = 32
+_ADVICE: Final = "make one by: (umask 077; head -c 32 /dev/urandom > FILE)"
+
+
+def ensure(path: Path) -> None:
+    """Have a secret in a file: check the one that is there, else make one, for this user alone.
+
+    Raises:
+        UnusableError: there is one that cannot be used, or none can be made.
+    """
+    try:
+        read(path)
+    except FileNotFoundError:
+        try:
+            _make(path)
+        except OSError as error:
+            message = f"secret file {path} cannot be made: {error.strerror}; name another by --secret-file"
+            raise UnusableError(message) from error
+        read(path)
+
+
+def read(path: Path) -> bytes:
+    """Return the secret in a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UnusableError: it is no file of this user alone, or not as long as a secret is.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP
+        reason = (
+            "it is a symbolic link; name the file that it leads to" if is_link else error.strerror
+        )
+        message = f"secret file {path} cannot be used: {reason}"
+        raise UnusableError(message) from error
+    try:
+        _check(path, os.fstat(fd))
+        return os.pread(fd, NUM_BYTES, 0)
+    finally:
+        os.close(fd)
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    reason = ""
+    if not stat.S_ISREG(status.st_mode):
+        reason = "it is no file"
+    elif status.st_uid != os.getuid():
+        reason = f"it belongs to user {status.st_uid}, not to user {os.getuid()}"
+    elif status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        reason = f"its mode is {mode:04o}, so that others may read it; make a new one, which nobody has seen, and "
+        reason += "chmod 600 it"
+    elif status.st_size != NUM_BYTES:
+        reason = f"it has {status.st_size} bytes, not {NUM_BYTES}"
+    if reason:
+        message = f"secret file {path} cannot be used: {reason}; {_ADVICE}"
+        raise UnusableError(message)
+
+
+def _make(path: Path) -> None:
+    """Make a secret that is either whole or not there; of several who make one at once, one wins."""
+    own = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(own, flags, 0o600)
+    try:
+        os.fchmod(fd, 0o600)  # whatever the umask has taken away
+        os.write(fd, secrets.token_bytes(NUM_BYTES))
+        os.fsync(fd)
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path)
+    finally:
+        os.close(fd)
+        own.unlink()

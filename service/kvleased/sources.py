@@ -1,0 +1,153 @@
+"""Own where settings come from; nothing else reads arguments, the environment or a configuration file.
+
+Precedence, highest first: command-line flags, environment variables `KVLEASED_*`, the TOML file named by `--config`,
+the defaults.
+"""
+
+import argparse
+import difflib
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from pydantic import ValidationError
+
+from kvleased.addresses import without_credentials
+from kvleased.settings import Settings, TenantSettings
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_PREFIX: Final = "KVLEASED_"
+_SHOWN_MAX: Final = 40
+"""Characters of a wrong value that are repeated."""
+
+
+def load(argv: Sequence[str]) -> Settings:
+    """Resolve flags, environment and file to settings; exits with status 2 where they make no sense."""
+    # Imported here: the control process gets resolved settings and must start quickly.
+    from pydantic_settings import (  # noqa: PLC0415
+        BaseSettings,
+        CliSettingsSource,
+        EnvSettingsSource,
+        PydanticBaseSettingsSource,
+        SettingsConfigDict,
+        SettingsError,
+        TomlConfigSettingsSource,
+    )
+
+    parser = _parser()
+    # The file must be known before the sources are put together.
+    config = _config_file(parser, argv)
+
+    class Loaded(BaseSettings, Settings):
+        """The same settings, read from their sources."""
+
+        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=_PREFIX)
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            *_sources: PydanticBaseSettingsSource,
+            **_named_sources: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            flags: CliSettingsSource[Any] = CliSettingsSource(
+                settings_cls,
+                cli_parse_args=list(argv),
+                root_parser=parser,
+                cli_kebab_case=True,
+                cli_implicit_flags=True,
+                cli_hide_none_type=True,
+                cli_avoid_json=True,
+            )
+            sources: list[PydanticBaseSettingsSource] = [flags, EnvSettingsSource(settings_cls)]
+            if config is not None:
+                sources.append(TomlConfigSettingsSource(settings_cls, config))
+            return tuple(sources)
+
+    try:
+        loaded = Loaded()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        parser.error(f"--config {config}: this is not TOML: {error}")
+    except SettingsError:
+        # Every other setting is a plain value.
+        parser.error('tenants: this is no JSON such as {"chat": {"min_percent": 20}}')
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        is_unknown = first["type"] == "extra_forbidden"
+        parser.error(f"{where}: {_no_such(where) if is_unknown else _reason(first)}")
+    return Settings.model_validate(loaded.model_dump())
+
+
+def unknown_variables() -> dict[str, str]:
+    """Return the variables of the environment that look like settings and are none, with what to say of each.
+
+    They are ignored rather than refused: Kubernetes adds such names for a service that is called kvleased.
+    """
+    names = {name: name[len(_PREFIX) :].lower() for name in os.environ if is_setting(name)}
+    return {
+        name: _no_such(setting, prefix=_PREFIX)
+        for name, setting in sorted(names.items())
+        if setting != "config" and setting not in Settings.model_fields
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong before anything else, and where the settings are listed, without listing them."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2; an address that a misspelt flag carries is told without its password."""
+        message = without_credentials(message)
+        self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists every setting.\n")
+
+
+def _parser() -> _Parser:
+    """Return the parser of the command line, to which the settings add their flags."""
+    parser = _Parser(
+        prog="kvleased serve",
+        description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
+        epilog="Each flag is also an environment variable, KVLEASED_ and its name in capitals, and a TOML key.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
+    )
+    return parser
+
+
+def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
+    """Return the file that flags or environment name, which must be there."""
+    scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    scout.add_argument("--config")
+    known, _ = scout.parse_known_args(argv)
+    config: str | None = known.config or os.environ.get(f"{_PREFIX}CONFIG")
+    if config is not None and not Path(config).is_file():
+        parser.error(f"--config {config}: there is no such file")
+    return config
+
+
+def _reason(error: "ErrorDetails") -> str:
+    """Say what is wrong with a value, and which it is."""
+    message = error["msg"].removeprefix("Value error, ")
+    is_ours = error["type"] == "value_error"
+    return message if is_ours else f"{message}, not {str(error['input'])[:_SHOWN_MAX]}"
+
+
+def is_setting(variable: str) -> bool:
+    """Tell whether a variable of the environment is a setting, or looks like one."""
+    return variable.upper().startswith(_PREFIX)
+
+
+def _no_such(setting: str, prefix: str = "") -> str:
+    """Say that there is no such setting, and which one was perhaps meant."""
+    table, _, name = setting.rpartition(".")
+    names = list(TenantSettings.model_fields) if table else [*Settings.model_fields, "config"]
+    found = difflib.get_close_matches(name, names, n=1)
+    meant = prefix + (found[0].upper() if prefix else found[0]) if found else ""
+    return (
+        f"there is no such setting; did you mean {meant}?" if meant else "there is no such setting"
+    )

@@ -1,0 +1,310 @@
+"""Own what lies below the device pools as the daemon sees it: the links to all movers, and whether each tier works.
+
+What the movers answer goes to the cores as commands; what a core decides by them is its own business.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final, Protocol
+
+import structlog
+
+from kvleased.addresses import without_credentials
+from kvleased.core import commands as c
+from kvleased.core.effects import MOVER_OF, Copy, Mover, Probe, Tier
+from kvleased.core.labels import BYTES_PER_LABEL
+from kvleased.movers import protocol
+from kvleased.movers.link import LinkFigures, LinkLimits, MoverLink, ObserveCopies
+from kvleased.movers.protocol import Ask, Found, PoolMap, Status, Told
+from kvleased.processes import DISK_MOVER, MOVER, REMOTE_MOVER
+from kvleased.registry import CacheEntry, Registry
+from kvleased.settings import Settings
+
+ROLES: Final[Mapping[Mover, str]] = {
+    Mover.MEMORY: MOVER,
+    Mover.DISK: DISK_MOVER,
+    Mover.REMOTE: REMOTE_MOVER,
+}
+"""What the supervisor calls the process of each mover."""
+TIERS: Final[Mapping[Mover, Tier]] = {Mover.DISK: Tier.DISK, Mover.REMOTE: Tier.REMOTE}
+"""The tiers that do not work while their mover is away; the host pool does, only its copies wait."""
+REMOTE_CALLS_A_BATCH_MAX: Final = 8
+"""Calls to the remote store, each within remote_ms_max, that one batch may take before its mover counts as wedged."""
+REMOTE_SECONDS_MIN: Final = 1.0
+"""Seconds that a batch of the remote mover may take in any case: a busy machine is no wedged process."""
+REMOTE_BYTES_A_BATCH_MAX: Final = 16 << 20
+"""Bytes of one batch of the remote mover: what a slow network carries in one call's time."""
+_AWAY: Final = Status(is_on=False, reason="its mover is being started")
+_LOG = structlog.get_logger()
+
+
+class Keeper(Protocol):
+    """What ends and replaces processes."""
+
+    def recycle_mover(self, role: str, generation: int) -> None:
+        """Have a mover killed and replaced."""
+
+
+Apply = Callable[[CacheEntry, c.Command], object]
+"""Have the core of a cache carry out a command, and carry out what follows from it."""
+
+
+@dataclass(slots=True)
+class _Probing:
+    """A probe under way, in one or more questions."""
+
+    pool: int
+    probe_id: int
+    deadline: asyncio.TimerHandle
+    told: dict[int, bytes | None] = field(default_factory=dict)
+    """What was answered to each question, by its number, in their order; None where nothing was yet."""
+
+
+class Tiers:
+    """Send copies and questions to the movers, and tell the cores what comes back."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        apply: Apply,
+        keeper: Keeper,
+        settings: Settings,
+        observe: ObserveCopies = lambda *_: None,
+        note_scanned: Callable[[CacheEntry], None] = lambda _: None,
+    ) -> None:
+        """Make a link for each mover that the settings ask for."""
+        self._note_scanned = note_scanned
+        self._registry = registry
+        self._apply = apply
+        self._keeper = keeper
+        self._probe_seconds = settings.remote_ms_max / 1000
+        self._question = 0
+        self._probes: dict[int, _Probing] = {}
+        """By the number of each question."""
+        self.links = {
+            mover: MoverLink(self, limits, mover, observe)
+            for mover, limits in _limits(settings).items()
+        }
+        self._global: dict[Mover, Status] = dict.fromkeys(TIERS, _AWAY)
+        self._by_pool: dict[tuple[Mover, int], Status] = {}
+
+    def __repr__(self) -> str:
+        """Show life: the links."""
+        return f"<Tiers {', '.join(map(repr, self.links.values()))}>"
+
+    @property
+    def away(self) -> str:
+        """The roles of the movers that do not answer at this moment, for people; empty where all do."""
+        return ", ".join(ROLES[mover] for mover, link in self.links.items() if not link.is_attached)
+
+    def figures(self, now: float) -> dict[str, LinkFigures]:
+        """Return how much each mover has to do."""
+        return {mover.value: link.figures(now) for mover, link in self.links.items()}
+
+    def tick(self, now: float) -> None:
+        """Give up what is overdue."""
+        for link in self.links.values():
+            link.tick(now)
+
+    def close(self) -> None:
+        """Let go of the movers."""
+        for probing in {id(one): one for one in self._probes.values()}.values():
+            probing.deadline.cancel()
+        self._probes.clear()
+        for link in self.links.values():
+            link.close()
+
+    # Caches
+
+    def map(self, entry: CacheEntry, pool: PoolMap, fds: Sequence[int]) -> None:
+        """Have the movers that the cache needs map its pools."""
+        for link in self._links_of(entry):
+            link.map(pool, fds)
+
+    def unmap(self, entry: CacheEntry) -> None:
+        """Have the pools of a cache forgotten."""
+        for link in self._links_of(entry):
+            link.unmap(entry.pool)
+            self._by_pool.pop((link.mover, entry.pool), None)
+
+    def introduce(self, entry: CacheEntry) -> None:
+        """Tell the core of a cache, which is new here, which of its tiers work."""
+        for mover in self._stores_of(entry):
+            self._tell(entry, mover)
+
+    def _links_of(self, entry: CacheEntry) -> Iterable[MoverLink]:
+        return [self.links[mover] for mover in (Mover.MEMORY, *self._stores_of(entry))]
+
+    def _stores_of(self, entry: CacheEntry) -> Iterable[Mover]:
+        return [mover for mover in TIERS if mover in self.links and entry.has_tier(TIERS[mover])]
+
+    # Effects
+
+    def send(self, entry: CacheEntry, copy: Copy) -> None:
+        """Have the mover of its direction carry out a copy."""
+        link = self.links[MOVER_OF[copy.direction]]
+        link.send(entry.pool, copy, with_checksums=entry.with_checksums)
+
+    def probe(self, entry: CacheEntry, probe: Probe) -> None:
+        """Ask the remote store, and answer in its place when it does not."""
+        assert probe.labels, "a probe asks for something"
+        packet_bytes = protocol.LABELS_A_PACKET_MAX * BYTES_PER_LABEL
+        parts = [
+            probe.labels[at : at + packet_bytes] for at in range(0, len(probe.labels), packet_bytes)
+        ]
+        loop = asyncio.get_running_loop()
+        first = self._question + 1
+        self._question += len(parts)
+        numbers = range(first, first + len(parts))
+        deadline = loop.call_later(self._probe_seconds, self._give_up, first)
+        probing = _Probing(entry.pool, probe.probe_id, deadline, dict.fromkeys(numbers))
+        self._probes |= dict.fromkeys(numbers, probing)
+        link = self.links.get(Mover.REMOTE)
+        for number, labels in zip(numbers, parts, strict=True):
+            question = Ask(number=number, pool=entry.pool, labels=labels)
+            if link is None or not link.ask(question):
+                break
+        else:
+            return
+        self._give_up(first)
+
+    def _give_up(self, number: int) -> None:
+        probing = self._probes.get(number)
+        if probing is not None:
+            self._answer(probing, b"")
+
+    def _told(self, told: Told) -> None:
+        probing = self._probes.get(told.number)
+        if probing is None:
+            return
+        if not told.is_present:
+            self._answer(probing, b"")
+            return
+        probing.told[told.number] = told.is_present
+        parts = [part for part in probing.told.values() if part is not None]
+        if len(parts) == len(probing.told):
+            self._answer(probing, b"".join(parts))
+
+    def _answer(self, probing: _Probing, is_present: bytes) -> None:
+        probing.deadline.cancel()
+        for number in probing.told:
+            self._probes.pop(number, None)
+        entry = self._registry.by_pool.get(probing.pool)
+        if entry is not None:
+            self._apply(entry, c.Probed(probe_id=probing.probe_id, is_present=is_present))
+
+    # From the links
+
+    def answer_copy(self, pool: int, command: c.CopyDone | c.CopyFailed | c.CopyLost) -> None:
+        """Tell the core of a cache what became of its copy; a cache that was deleted meanwhile needs no answer."""
+        entry = self._registry.by_pool.get(pool)
+        if entry is not None:
+            self._apply(entry, command)
+
+    def answer_mover_death(self, command: c.MoverDied) -> None:
+        """Tell every core that no copy of the mover is being written any more."""
+        for entry in list(self._registry.by_pool.values()):
+            self._apply(entry, command)
+
+    def recycle_mover(self, mover: Mover, generation: int) -> None:
+        """Have a mover replaced."""
+        self._keeper.recycle_mover(ROLES[mover], generation)
+
+    def hear(self, mover: Mover, said: Told | Found | Status) -> None:
+        """Take what a store's mover says."""
+        if isinstance(said, Told):
+            self._told(said)
+        elif isinstance(said, Found):
+            self._adopt(mover, said)
+        else:
+            # A client library's words may repeat the address that it was given.
+            status = replace(said, reason=without_credentials(said.reason))
+            _LOG.info("store_status", tier=mover.value, **asdict(status))
+            self._note(mover, status)
+
+    def mover_went(self, mover: Mover) -> None:
+        """Take note that nobody answers: the tier is off until the next mover says that it works."""
+        if mover is Mover.REMOTE:
+            for probing in {id(one): one for one in self._probes.values()}.values():
+                self._answer(probing, b"")
+        if mover is Mover.DISK:
+            for entry in self._registry.by_pool.values():
+                # The next one begins from the start.
+                entry.num_found[Tier.DISK] *= entry.is_scanned
+        if mover in TIERS:
+            self._note(mover, _AWAY)
+
+    def _adopt(self, mover: Mover, found: Found) -> None:
+        entry = self._registry.by_pool.get(found.pool)
+        if entry is None:
+            return
+        if found.slot_ids:
+            adopt = c.Adopt(slot_ids=found.slot_ids, labels=found.labels, checksums=found.checksums)
+            self._apply(entry, adopt)
+            entry.num_found[Tier.DISK] += len(found.slot_ids) // protocol.ITEM_BYTES
+        if found.is_last:
+            entry.is_scanned = True
+            self.links[mover].note_scanned(found.pool)
+            self._note_scanned(entry)
+            _LOG.info("store_scanned", cache=entry.name, num_found=entry.num_found[Tier.DISK])
+
+    def _note(self, mover: Mover, status: Status) -> None:
+        """Remember the latest word about a store, and tell the cores that it is news to."""
+        if status.pool:
+            self._by_pool[mover, status.pool] = status
+        else:
+            self._global[mover] = status
+            for known in [known for known in self._by_pool if known[0] is mover]:
+                del self._by_pool[known]
+        for entry in list(self._registry.by_pool.values()):
+            if status.pool in {0, entry.pool} and mover in self._stores_of(entry):
+                self._tell(entry, mover)
+
+    def _tell(self, entry: CacheEntry, mover: Mover) -> None:
+        status = self._by_pool.get((mover, entry.pool), self._global[mover])
+        before = entry.stores.get(TIERS[mover])
+        entry.stores[TIERS[mover]] = replace(status, pool=0)
+        if before is None or before.is_on != status.is_on:
+            self._apply(entry, c.TierChanged(tier=TIERS[mover], is_on=status.is_on))
+
+    # From the supervisor
+
+    def mover_came(self, role: str, sock: socket.socket, generation: int) -> None:
+        """Take the socket of a new mover."""
+        link = self._link_of(role)
+        link.attach(sock, generation)
+        _LOG.info("mover_attached", mover=link.mover.value, generation=generation)
+
+    def mover_died(self, role: str, generation: int) -> None:
+        """Take note that a mover is proven dead."""
+        link = self._link_of(role)
+        _LOG.warning(
+            "mover_died",
+            mover=link.mover.value,
+            generation=generation,
+            batches=link.batches_in_flight,
+        )
+        link.died(generation)
+
+    def _link_of(self, role: str) -> MoverLink:
+        return next(link for mover, link in self.links.items() if ROLES[mover] == role)
+
+
+def _limits(settings: Settings) -> dict[Mover, LinkLimits]:
+    """Return the movers that there are, and what each is given at once."""
+    limits = LinkLimits(
+        seconds_max=settings.mover_seconds_max, copies_a_batch_max=settings.max_copies_a_batch
+    )
+    found = {Mover.MEMORY: limits}
+    if settings.disk_dir is not None:
+        found[Mover.DISK] = limits
+    if settings.remote_url:
+        seconds = REMOTE_CALLS_A_BATCH_MAX * settings.remote_ms_max / 1000
+        found[Mover.REMOTE] = replace(
+            limits,
+            seconds_max=max(REMOTE_SECONDS_MIN, seconds),
+            bytes_a_batch_max=REMOTE_BYTES_A_BATCH_MAX,
+        )
+    return found

@@ -1,0 +1,297 @@
+"""Own the making of a cache's memory and its end: room for it, its regions and files, and the populating of them."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from blake3 import blake3
+
+from kvlease.errors import NeverFitsError, PoolFullError
+from kvlease.geometry import round_up
+from kvlease.plan import CachePlan
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core.effects import Tier
+from kvleased.core.shape import CacheShape
+from kvleased.keeper_link import KeeperLink
+from kvleased.memory import cpu, host_files, regions
+from kvleased.memory.limits import memory_limit_bytes
+from kvleased.movers.plans import pool_map
+from kvleased.registry import READY, CacheEntry, Registry
+from kvleased.settings import Settings
+from kvleased.tiers import Tiers
+from kvleased.verbs.options import to_metadata
+
+PREFIX: Final = "cache/"
+"""What the names of kept regions start with."""
+DISK_HEADER_BYTES: Final = 4096
+"""Bytes of a disk slot's header, and what disk slots are a multiple of."""
+_LOG = structlog.get_logger()
+
+ShapeOf = Callable[[CachePlan, pb.CacheOptions], CacheShape]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """The regions of a cache that is being registered."""
+
+    fds: dict[str, int]
+    has_found_host: bool
+    """Whether the host pool has what an earlier life of the container left."""
+
+
+class Maker:
+    """Make, populate and give back the memory of caches."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        *,
+        keeper: KeeperLink,
+        tiers: Tiers,
+        shape_of: ShapeOf,
+    ) -> None:
+        """Take what it works with."""
+        self._registry = registry
+        self._settings = settings
+        self._keeper = keeper
+        self._tiers = tiers
+        self._shape_of = shape_of
+        self._populating: dict[str, asyncio.Task[None]] = {}
+        limit_bytes = memory_limit_bytes()
+        self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
+        self.device_bytes_default = settings.device_bytes_default or limit_bytes // 4
+        self.root_secret = b""
+        """What names files apart from those of other daemons; set before the first call."""
+
+    # Room
+
+    def require_room(self, planned: CachePlan) -> None:
+        """Refuse a cache that there is no memory or no disk for.
+
+        Raises:
+            NeverFitsError: what is needed, what is left, and the limit.
+        """
+        need = planned.device_bytes + planned.host_bytes
+        used = sum(entry.pool_bytes for entry in self._registry)
+        left_behind = self._unclaimed_bytes(planned)
+        available = self._memory_bytes_max - used - left_behind
+        if need > available:
+            message = (
+                f"the cache takes {need} bytes; {used} of the {self._memory_bytes_max} that this daemon may use are "
+                f"taken; {self._told_files(left_behind)}lower device_bytes or host_bytes, delete a cache, or raise "
+                "memory_bytes_max"
+            )
+            raise NeverFitsError(
+                message,
+                resource="memory_bytes",
+                need=need,
+                available=max(0, available),
+                limit=self._memory_bytes_max,
+            )
+        if planned.num_disk_slots:
+            self._require_disk(planned)
+
+    def _require_disk(self, planned: CachePlan) -> None:
+        assert self._settings.disk_dir is not None, "checked before"
+        limit = (
+            self._settings.disk_bytes_max or _file_system_bytes(self._settings.disk_dir) * 4 // 5
+        )
+        need, used = disk_bytes(planned), sum(disk_bytes(entry.plan) for entry in self._registry)
+        if need > limit - used:
+            message = (
+                f"the cache's disk store takes {need} bytes; {used} of the {limit} that this daemon may use in "
+                "disk_dir are taken; lower disk_bytes, delete a cache, or raise disk_bytes_max"
+            )
+            raise NeverFitsError(
+                message,
+                resource="disk_bytes",
+                need=need,
+                available=max(0, limit - used),
+                limit=limit,
+            )
+
+    def _unclaimed_bytes(self, planned: CachePlan) -> int:
+        """Return what files of no registered cache take in memory, where a host pool is to lie beside them."""
+        directory = self._settings.host_dir
+        if directory is None or not planned.host_bytes:
+            return 0
+        identities = [self._identity_of(entry, Tier.HOST) for entry in self._registry]
+        with contextlib.suppress(OSError):
+            return host_files.unclaimed_bytes(directory, identities)
+        return 0
+
+    def _told_files(self, num_bytes: int) -> str:
+        if not num_bytes:
+            return ""
+        return (
+            f"files in {self._settings.host_dir} of caches that are not registered take {num_bytes} more: register "
+            "those caches, or delete the files; "
+        )
+
+    # Regions
+
+    async def create(self, name: str, planned: CachePlan, options: pb.CacheOptions) -> Regions:
+        """Make the regions of a cache, or find those that outlived the container; have the supervisor keep all.
+
+        Raises:
+            PoolFullError: the memory cannot be had.
+        """
+        packed, digest = regions.packed_plan(planned)
+        fds: dict[str, int] = {}
+        sizes = regions.region_sizes(planned, self._shape_of(planned, options))
+        has_found_host = False
+        try:
+            if self._settings.host_dir is not None and planned.host_bytes:
+                has_found_host = self._open_host(fds, name, planned, options)
+            for kind, region_bytes in sizes.items():
+                if kind not in fds:
+                    fds[kind] = await self._keeper.create(
+                        f"{PREFIX}{name}/{kind}", region_bytes, {}
+                    )
+            fds[regions.PLAN] = await self._keeper.create(
+                f"{PREFIX}{name}/{regions.PLAN}", len(packed), _registration(digest, options)
+            )
+            regions.write_plan(fds[regions.PLAN], packed)
+        except BaseException:
+            for kind, fd in fds.items():
+                self._keeper.drop(f"{PREFIX}{name}/{kind}")
+                os.close(fd)
+            raise
+        return Regions(fds=fds, has_found_host=has_found_host)
+
+    def _open_host(
+        self, fds: dict[str, int], name: str, planned: CachePlan, options: pb.CacheOptions
+    ) -> bool:
+        """Open the files of a host pool, have them kept, and tell whether they were there before."""
+        assert self._settings.host_dir is not None, "asked before"
+        identity = self._identity(Tier.HOST, name, planned, options)
+        sizes = regions.host_sizes(planned, self._shape_of(planned, options))
+        try:
+            files = host_files.open_files(self._settings.host_dir, identity, sizes)
+        except OSError as error:
+            message = f"the host pool's files cannot be made in {self._settings.host_dir}: {error.strerror}"
+            raise PoolFullError(message, resource="host_dir") from error
+        fds[regions.HOST_RECORDS], fds[regions.HOST] = files.records_fd, files.slots_fd
+        for kind in (regions.HOST_RECORDS, regions.HOST):
+            self._keeper.keep(f"{PREFIX}{name}/{kind}", fds[kind], {})
+        return files.is_found
+
+    def note_scanned(self, entry: CacheEntry) -> None:
+        """Have it kept that the disk store of a cache is known, so that the next life need not look through it."""
+        _, digest = regions.packed_plan(entry.plan)
+        registration = _registration(digest, entry.options) | {"is_scanned": True}
+        self._keeper.keep(
+            f"{PREFIX}{entry.name}/{regions.PLAN}", entry.fds[regions.PLAN], registration
+        )
+
+    def _identity_of(self, entry: CacheEntry, tier: Tier) -> bytes:
+        return self._identity(tier, entry.name, entry.plan, entry.options)
+
+    def _identity(
+        self, tier: Tier, name: str, planned: CachePlan, options: pb.CacheOptions
+    ) -> bytes:
+        """Return 32 bytes that name what a cache has in a tier, others for any other meaning of bytes, or secret."""
+        num_slots = planned.num_slots if tier is Tier.HOST else planned.num_disk_slots
+        facts = (
+            tier.value,
+            name,
+            planned.layout_fingerprint,
+            num_slots,
+            planned.bytes_per_slot,
+            options.integrity,
+        )
+        text = "\0".join(map(str, facts)).encode()
+        return blake3(b"kvlease store 1\0" + text, key=self.root_secret).digest()
+
+    # Life
+
+    def populate(self, entry: CacheEntry) -> None:
+        """Make the cache's memory exist, in the background unless it does already."""
+        sizes = regions.sizes_to_populate(entry.plan, self._shape_of(entry.plan, entry.options))
+        if all(cpu.is_populated(entry.fds[kind], num_bytes) for kind, num_bytes in sizes.items()):
+            self._make_ready(entry)
+            return
+        task = asyncio.ensure_future(self._populate_slowly(entry, sizes))
+        self._populating[entry.name] = task
+        task.add_done_callback(lambda _: self._populating.pop(entry.name, None))
+
+    async def _populate_slowly(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
+        pool_kinds = regions.pool_kinds(entry.plan)
+        chunk_bytes = self._settings.populate_chunk_bytes
+        pool_bytes, tenth = max(1, entry.pool_bytes), 1
+        try:
+            for kind, region_bytes in sizes.items():
+                chunks = cpu.populate_chunks(entry.fds[kind], region_bytes, chunk_bytes)
+                while (done_bytes := await asyncio.to_thread(next, chunks, None)) is not None:
+                    entry.bytes_populated += done_bytes if kind in pool_kinds else 0
+                    if entry.bytes_populated * 10 >= pool_bytes * tenth:
+                        tenth = entry.bytes_populated * 10 // pool_bytes + 1
+                        _LOG.info(
+                            "populating",
+                            cache=entry.name,
+                            bytes=entry.bytes_populated,
+                            of_bytes=entry.pool_bytes,
+                        )
+        except OSError as error:
+            _LOG.error("populating_failed", cache=entry.name, error=str(error))
+            self.drop(entry)
+            return
+        self._make_ready(entry)
+
+    def _make_ready(self, entry: CacheEntry) -> None:
+        fds = [entry.fds[kind] for kind in regions.pool_kinds(entry.plan)]
+        identity = self._identity_of(entry, Tier.DISK)
+        message = pool_map(
+            entry.pool, entry.plan, store_id=identity.hex(), is_fresh=not entry.is_scanned
+        )
+        self._tiers.map(entry, message, fds)
+        entry.bytes_populated = entry.pool_bytes
+        entry.status = READY
+        _LOG.info("cache_ready", cache=entry.name, bytes=entry.pool_bytes)
+
+    def delete(self, entry: CacheEntry) -> None:
+        """Give back the memory of a cache, and delete its files."""
+        self.drop(entry)
+        if self._settings.host_dir is not None and entry.has_tier(Tier.HOST):
+            identity = self._identity_of(entry, Tier.HOST)
+            try:
+                host_files.delete_files(self._settings.host_dir, identity)
+            except OSError as error:
+                _LOG.warning("host_files_not_deleted", cache=entry.name, error=str(error))
+
+    def drop(self, entry: CacheEntry) -> None:
+        """Give back the memory of a cache; files stay for when it is registered again."""
+        with contextlib.suppress(KeyError):
+            self._populating.pop(entry.name).cancel()
+        self._registry.drop_cache(entry)
+        self._tiers.unmap(entry)
+        for kind in sorted(entry.fds, key=lambda kind: kind != regions.PLAN):
+            self._keeper.drop(f"{PREFIX}{entry.name}/{kind}")
+        entry.close()
+
+    async def stop(self) -> None:
+        """End what runs in the background."""
+        for task in self._populating.values():
+            task.cancel()
+        await asyncio.gather(*self._populating.values(), return_exceptions=True)
+
+
+def disk_bytes(plan: CachePlan) -> int:
+    """Return the bytes of a cache's disk store: slots, each with its header, in whole sectors."""
+    bytes_per_slot = round_up(plan.bytes_per_slot + DISK_HEADER_BYTES, DISK_HEADER_BYTES)
+    return plan.num_disk_slots * bytes_per_slot
+
+
+def _registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:
+    return {"digest": digest, "options": to_metadata(options), "is_scanned": False}
+
+
+def _file_system_bytes(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_blocks * found.f_frsize

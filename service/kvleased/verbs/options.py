@@ -1,0 +1,121 @@
+"""Own how a cache is kept: the options of a registration with nothing left to a default, and which plans they suit.
+
+What a plan wants of the node (a disk, a remote store) is checked here, too; whether there is room for it is `making`'s.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvlease.errors import InvalidError
+from kvlease.plan import CachePlan
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
+from kvleased.core.eviction import POLICIES
+from kvleased.core.shape import WritePolicy
+from kvleased.settings import Settings
+from kvleased.traces.ghosts import read_ghosts
+
+INTEGRITIES: Final = ("xxh3", "none")
+WRITE_POLICIES: Final = tuple(policy.value for policy in WritePolicy)
+EVICTION_POLICIES: Final = POLICIES
+"""The first of each is the default."""
+WRITE_AFTER_HITS_MAX: Final = 1 << 16
+"""More hits than a block is worth counting for."""
+
+
+def resolved(options: pb.CacheOptions) -> pb.CacheOptions:
+    """Return options with nothing left to a default.
+
+    Raises:
+        InvalidError: one of them is none that there is, or contradicts another.
+    """
+    found = pb.CacheOptions(
+        integrity=_one_of("integrity", options.integrity, INTEGRITIES),
+        write_policy=_one_of("write_policy", options.write_policy, WRITE_POLICIES),
+        eviction_policy=_one_of("eviction_policy", options.eviction_policy, EVICTION_POLICIES),
+        ghosts=[one.name for one in read_ghosts(options.ghosts)],
+    )
+    counts_hits = found.write_policy == WritePolicy.AFTER_N_HITS.value
+    if options.HasField("write_after_hits") and not counts_hits:
+        message = (
+            f"write_after_hits is {options.write_after_hits} and write_policy is {found.write_policy}; leave it out, "
+            f"or set write_policy to {WritePolicy.AFTER_N_HITS.value}"
+        )
+        raise InvalidError(message, resource="write_after_hits", need=options.write_after_hits)
+    if counts_hits:
+        hits = options.write_after_hits if options.HasField("write_after_hits") else 1
+        found.write_after_hits = checks.count("write_after_hits", hits, 1, WRITE_AFTER_HITS_MAX)
+    return found
+
+
+def option_differences(old: pb.CacheOptions, new: pb.CacheOptions) -> list[str]:
+    """Return what differs between resolved options, such as "write_policy (on-evict, not write-through)"."""
+    names = [field.name for field in pb.CacheOptions.DESCRIPTOR.fields]
+    pairs = ((name, _shown(getattr(old, name)), _shown(getattr(new, name))) for name in names)
+    return [f"{name} ({one}, not {other})" for name, one, other in pairs if one != other]
+
+
+def to_metadata(options: pb.CacheOptions) -> dict[str, Any]:
+    """Return options as JSON has them, to be kept over restarts."""
+    return {
+        field.name: list(value) if field.is_repeated else value
+        for field, value in options.ListFields()
+    }
+
+
+def from_metadata(metadata: Mapping[str, Any]) -> pb.CacheOptions:
+    """Return the options that were kept."""
+    return pb.CacheOptions(**metadata)
+
+
+def require_tiers(planned: CachePlan, options: pb.CacheOptions, settings: Settings) -> None:
+    """Refuse a plan whose tiers this daemon cannot have, and a write policy that leads nowhere.
+
+    Raises:
+        InvalidError: the message says what to change.
+    """
+    if planned.num_disk_slots and settings.disk_dir is None:
+        message = (
+            f"the plan has {planned.num_disk_slots} disk slots and this daemon has no disk_dir; start it with one, or "
+            "set disk_bytes to 0"
+        )
+        raise InvalidError(
+            message, resource="disk_bytes", rule="no_disk_dir", remedies=("disk_bytes=0",)
+        )
+    if planned.num_remote_slots and not settings.remote_url:
+        message = (
+            f"the plan has {planned.num_remote_slots} remote slots and this daemon has no remote_url; start it with "
+            "one, or set remote_bytes to 0"
+        )
+        raise InvalidError(
+            message, resource="remote_bytes", rule="no_remote_url", remedies=("remote_bytes=0",)
+        )
+    if planned.num_slots:
+        return
+    lower = "disk_bytes" if planned.num_disk_slots else "remote_bytes"
+    if planned.num_disk_slots or planned.num_remote_slots:
+        message = (
+            f"{lower} is given and host_bytes is not: blocks reach a store through the host pool only; give host_bytes "
+            f"at least {planned.bytes_per_slot}, one slot, or set {lower} to 0"
+        )
+        raise InvalidError(
+            message,
+            resource="host_bytes",
+            rule="store_needs_host",
+            need=planned.bytes_per_slot,
+            available=0,
+        )
+    if options.write_policy != WritePolicy.ON_EVICT.value:
+        message = (
+            f"write_policy is {options.write_policy} and there is no lower tier to write to; give host_bytes, or leave "
+            "write_policy out"
+        )
+        raise InvalidError(message, resource="write_policy", rule="write_policy_needs_host")
+
+
+def _one_of(field: str, value: str, names: tuple[str, ...]) -> str:
+    return checks.one_of(field, value or names[0], names)
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, str | int) else ", ".join(value) or "none"

@@ -1,0 +1,237 @@
+"""Files of a host pool are found again by their cache alone; what is not certainly ours is never read nor deleted."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvleased.memory.cpu import map_region
+from kvleased.memory.host_files import (
+    HEAD_BYTES,
+    HostFiles,
+    HostSizes,
+    delete_files,
+    open_files,
+    unclaimed_bytes,
+)
+
+SIZES = HostSizes(slots_bytes=3 * 4096 + 100, records_bytes=HEAD_BYTES + 1000)
+ONE, OTHER = bytes([1]) * 32, bytes([2]) * 32
+NAME = (bytes([1]) * 16).hex()
+
+
+def _open(directory: Path, identity: bytes = ONE, sizes: HostSizes = SIZES) -> bool:
+    """Open the files, close them again and tell whether they were found."""
+    files = open_files(directory, identity, sizes)
+    _close(files)
+    return files.is_found
+
+
+def _close(files: HostFiles) -> None:
+    os.close(files.slots_fd)
+    os.close(files.records_fd)
+
+
+def test_files_are_found_with_what_they_hold(tmp_path: Path) -> None:
+    """What one life has written is what the next one finds, in whole pages that nobody else may read."""
+    files = open_files(tmp_path, ONE, SIZES)
+    assert not files.is_found
+    os.pwrite(files.slots_fd, b"bytes", 4096)
+    os.pwrite(files.records_fd, b"columns", HEAD_BYTES)
+    _close(files)
+
+    again = open_files(tmp_path, ONE, SIZES)
+
+    assert again.is_found
+    assert os.pread(again.slots_fd, 5, 4096) == b"bytes"
+    assert os.pread(again.records_fd, 7, HEAD_BYTES) == b"columns"
+    for fd, num_bytes in ((again.slots_fd, 4 * 4096), (again.records_fd, 2 * 4096)):
+        assert os.fstat(fd).st_size == num_bytes
+        assert os.fstat(fd).st_mode & 0o777 == 0o600
+    _close(again)
+
+
+def test_records_have_all_their_pages(tmp_path: Path) -> None:
+    """A page that could not be had when a column is written would end the process."""
+    files = open_files(tmp_path, ONE, SIZES)
+
+    assert os.fstat(files.records_fd).st_blocks * 512 >= SIZES.records_bytes
+    _close(files)
+
+
+def _huge_pages() -> Path | None:
+    """Return a directory of huge pages of which some are free."""
+    free = re.search(r"HugePages_Free: +([0-9]+)", Path("/proc/meminfo").read_text())
+    if free is None or int(free[1]) < 4:
+        return None
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    return next(
+        (
+            Path(where)
+            for _, where, kind, *_ in mounts
+            if kind == "hugetlbfs" and os.access(where, os.W_OK)
+        ),
+        None,
+    )
+
+
+@pytest.mark.skipif(_huge_pages() is None, reason="there are no huge pages to be had")
+def test_files_of_huge_pages_are_whole_pages() -> None:
+    """Where a page is large, files take whole ones, and are found, mapped and given back as others are."""
+    directory = _huge_pages()
+    assert directory is not None
+    files = open_files(directory, ONE, SIZES)
+    try:
+        region = map_region(files.slots_fd, SIZES.slots_bytes)
+        region[:] = 7
+        assert len(region) == SIZES.slots_bytes
+        del region
+        assert _open(directory)
+    finally:
+        _close(files)
+        delete_files(directory, ONE)
+
+
+def test_other_caches_have_other_files(tmp_path: Path) -> None:
+    """No cache finds another's files, and each is deleted by itself."""
+    assert not _open(tmp_path, ONE)
+    assert not _open(tmp_path, OTHER)
+
+    delete_files(tmp_path, ONE)
+
+    assert not _open(tmp_path, ONE)
+    assert _open(tmp_path, OTHER)
+
+
+def _cut(slots: Path, records: Path) -> None:
+    assert records.exists()
+    os.truncate(slots, 4096)
+
+
+def _lengthen(slots: Path, records: Path) -> None:
+    assert slots.exists()
+    os.truncate(records, 1 << 20)
+
+
+def _flip(slots: Path, records: Path) -> None:
+    assert slots.exists()
+    content = bytearray(records.read_bytes())
+    content[20] ^= 1
+    records.write_bytes(content)
+
+
+def _empty(slots: Path, records: Path) -> None:
+    assert slots.exists()
+    records.write_bytes(b"")
+    records.write_bytes(b"somebody's notes")
+
+
+def _lose_records(slots: Path, records: Path) -> None:
+    assert slots.exists()
+    records.unlink()
+
+
+def _lose_slots(slots: Path, records: Path) -> None:
+    assert records.exists()
+    slots.unlink()
+
+
+def _link(slots: Path, records: Path) -> None:
+    assert records.exists()
+    slots.unlink()
+    slots.with_name("elsewhere").write_bytes(bytes(4 * 4096))
+    slots.symlink_to("elsewhere")
+
+
+def _second_name(slots: Path, records: Path) -> None:
+    assert records.exists()
+    os.link(slots, slots.with_name("elsewhere"))
+
+
+def _share(slots: Path, records: Path) -> None:
+    assert records.exists()
+    slots.chmod(0o640)
+
+
+def _directory(slots: Path, records: Path) -> None:
+    assert records.exists()
+    slots.unlink()
+    slots.mkdir()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(_cut, id="cut off"),
+        pytest.param(_lengthen, id="longer"),
+        pytest.param(_flip, id="flipped bit"),
+        pytest.param(_empty, id="another file"),
+        pytest.param(_lose_records, id="no records"),
+        pytest.param(_lose_slots, id="no slots"),
+        pytest.param(_link, id="link"),
+        pytest.param(_second_name, id="second name"),
+        pytest.param(_share, id="others may read it"),
+        pytest.param(_directory, id="directory"),
+    ],
+)
+def test_what_is_not_ours_is_moved_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path, Path], None]
+) -> None:
+    """A file that is not what was written is not used and not deleted, and a line of the log tells where it is."""
+    _open(tmp_path)
+    spoil(tmp_path / f"{NAME}.slots", tmp_path / f"{NAME}.records")
+    before = {entry.lstat().st_ino for entry in tmp_path.iterdir()}
+
+    assert not _open(tmp_path)
+
+    after = {entry.lstat().st_ino for entry in tmp_path.iterdir()}
+    assert before <= after
+    assert "host_file_moved_aside" in capsys.readouterr().err
+    assert _open(tmp_path)
+
+
+def test_unfinished_files_are_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files whose maker was killed before the end have no head yet; nothing was stored in them."""
+    (tmp_path / f"{NAME}.records").touch(mode=0o600)
+    assert not _open(tmp_path)
+    os.truncate(tmp_path / f"{NAME}.slots", 100)
+    os.truncate(tmp_path / f"{NAME}.records", 0)
+    os.truncate(tmp_path / f"{NAME}.records", SIZES.records_bytes)
+
+    assert not _open(tmp_path)
+
+    assert _open(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not capsys.readouterr().err
+
+
+def test_files_of_nobody_are_counted(tmp_path: Path) -> None:
+    """What lies in the directory and belongs to no registered cache takes memory, too."""
+    for identity in (ONE, OTHER):
+        files = open_files(tmp_path, identity, SIZES)
+        os.pwrite(files.slots_fd, bytes(SIZES.slots_bytes), 0)
+        _close(files)
+
+    whole = unclaimed_bytes(tmp_path, [])
+
+    assert whole >= 2 * (SIZES.slots_bytes + SIZES.records_bytes)
+    assert unclaimed_bytes(tmp_path, [ONE]) == whole // 2
+    assert unclaimed_bytes(tmp_path, [ONE, OTHER]) == 0
+
+
+def test_directory_that_is_gone_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """Whoever asks learns why there are no files."""
+    with pytest.raises(FileNotFoundError):
+        open_files(tmp_path / "gone", ONE, SIZES)
+
+
+def test_nothing_is_left_of_files_that_cannot_be_made(tmp_path: Path) -> None:
+    """A pool that is larger than a file can be leaves nothing behind."""
+    with pytest.raises(OSError, match=r"large|Invalid"):
+        open_files(
+            tmp_path, ONE, HostSizes(slots_bytes=(1 << 63) - 4096, records_bytes=HEAD_BYTES + 1)
+        )
+
+    assert not list(tmp_path.iterdir())

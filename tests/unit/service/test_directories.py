@@ -1,0 +1,181 @@
+"""Directories are entered by one daemon at a time, and only where nobody else may; secrets are nobody else's."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvleased import directories, secret
+from kvleased.__main__ import EX_CONFIG, run
+from kvleased.directories import UnusableError, _file_system, enter, require_memory
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A directory for this user alone."""
+    directory = tmp_path / "private"
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def test_directory_that_must_exist_is_not_made(private: Path) -> None:
+    """A directory that was to be mounted and is not there is no reason to fill what lies below."""
+    with pytest.raises(UnusableError, match=r"--disk-dir .* it does not exist"):
+        enter("--disk-dir", private / "missing")
+
+    assert not (private / "missing").exists()
+
+
+def test_directory_behind_a_link_is_refused(private: Path) -> None:
+    """Whoever can turn the link could have us write elsewhere."""
+    (private / "real").mkdir(mode=0o700)
+    (private / "link").symlink_to("real")
+
+    with pytest.raises(UnusableError, match="symbolic link"):
+        enter("--disk-dir", private / "link")
+
+
+def test_directory_that_others_may_enter_is_refused(private: Path) -> None:
+    """The bytes of requests are nobody else's business; the mode is left as it is."""
+    private.chmod(0o750)
+
+    with pytest.raises(UnusableError, match=r"0750.*chmod 700"):
+        enter("--host-dir", private)
+
+    assert private.stat().st_mode & 0o777 == 0o750
+
+
+def test_directory_is_one_daemons_until_its_last_process_ends(
+    private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has inherited the lock may write there, so it keeps others out, whoever else has ended."""
+    monkeypatch.setattr(directories, "PATIENCE_SECONDS", 0.05)
+    fd = enter("--disk-dir", private)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[fd]
+    )
+    os.close(fd)
+
+    with pytest.raises(UnusableError, match="another daemon serves in"):
+        enter("--disk-dir", private)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+
+    os.close(enter("--disk-dir", private))
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def test_start_without_the_disk_directory_says_so(
+    private: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory that cannot be used ends the start with a sentence and the status of bad settings."""
+    status = run(
+        ["serve", "--runtime-dir", str(private / "run"), "--disk-dir", str(private / "no")]
+    )
+
+    assert status == EX_CONFIG
+    assert (
+        f"--disk-dir {private / 'no'} cannot be used: it does not exist" in capsys.readouterr().err
+    )
+
+
+def test_host_pools_lie_in_memory_alone(private: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A host pool on a disk would be no host pool; a directory of memory is taken."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if " - tmpfs " in line and Path(line.split()[4]).is_dir():
+            require_memory("--host-dir", Path(line.split()[4]))
+    if _file_system(private.stat().st_dev) == "tmpfs":
+        pytest.skip("the tests' directory is in memory")
+
+    status = run(["serve", "--runtime-dir", str(private / "run"), "--host-dir", str(private)])
+
+    assert status == EX_CONFIG
+    assert "name a directory on tmpfs" in capsys.readouterr().err
+
+
+def test_secret_is_made_once_for_this_user_alone(private: Path) -> None:
+    """A secret that is missing is made, whatever the umask; the next start finds the same."""
+    path = private / "secret"
+    before = os.umask(0o277)
+    try:
+        secret.ensure(path)
+    finally:
+        os.umask(before)
+    made = secret.read(path)
+
+    secret.ensure(path)
+
+    assert secret.read(path) == made
+    assert (len(made), path.stat().st_mode & 0o777) == (32, 0o600)
+    assert [entry.name for entry in private.iterdir()] == ["secret"]
+
+
+def _narrow(path: Path) -> None:
+    path.write_bytes(bytes(31))
+    path.chmod(0o600)
+
+
+def _readable(path: Path) -> None:
+    path.write_bytes(bytes(32))
+    path.chmod(0o640)
+
+
+def _linked(path: Path) -> None:
+    path.with_name("other").write_bytes(bytes(32))
+    path.symlink_to("other")
+
+
+def _piped(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def _of_somebody_else(path: Path) -> None:
+    path.write_bytes(bytes(32))
+    path.chmod(0o600)
+    os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        pytest.param(_narrow, "31 bytes, not 32", id="short"),
+        pytest.param(_readable, "0640", id="readable"),
+        pytest.param(_linked, "symbolic link", id="link"),
+        pytest.param(_piped, "no file", id="pipe"),
+        pytest.param(
+            _of_somebody_else,
+            "belongs to user 12345",
+            id="owner",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away"),
+        ),
+    ],
+)
+def test_secret_that_cannot_be_trusted_ends_the_start(
+    private: Path, capsys: pytest.CaptureFixture[str], spoil: object, says: str
+) -> None:
+    """A secret that others may have read, or that is none, is refused with what to do, and left as it is."""
+    path = private / "secret"
+    spoil(path)  # type: ignore[operator]  # a function of this module
+    before = path.lstat()
+
+    status = run(["serve", "--runtime-dir", str(private / "run"), "--secret-file", str(path)])
+
+    assert status == EX_CONFIG
+    assert says in capsys.readouterr().err
+    assert path.lstat() == before
+
+
+def test_secret_that_cannot_be_made_ends_the_start(
+    private: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no file can be made, the start names the setting that helps."""
+    path = private / "no" / "secret"
+
+    status = run(["serve", "--runtime-dir", str(private / "run"), "--secret-file", str(path)])
+
+    assert status == EX_CONFIG
+    assert "--secret-file" in capsys.readouterr().err

@@ -1,0 +1,314 @@
+"""How a cache is kept is what its registration said, in every life; what cannot be had is refused with what to do."""
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlease.errors import InvalidError, LayoutMismatchError, NeverFitsError, PoolFullError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import secret
+from kvleased.keeper import Store
+from kvleased.memory.cpu import map_region
+from kvleased.settings import Settings
+
+from .conftest import Node, inputs, keys
+
+OPTIONS = pb.CacheOptions(
+    integrity="none", write_policy="after-n-hits", write_after_hits=3, ghosts=["leaf-lru@20"]
+)
+SLOT_BYTES = 512
+
+
+def _request(options: pb.CacheOptions | None = None, **changes: Any) -> pb.RegisterCacheRequest:
+    return pb.RegisterCacheRequest(cache="main", inputs=inputs(**changes), options=options)
+
+
+async def test_options_are_told_with_nothing_left_to_a_default(node: Node) -> None:
+    """Who names nothing is told what holds for the cache."""
+    async with node.life():
+        info = await node.register()
+
+    assert info.options == pb.CacheOptions(
+        integrity="xxh3", write_policy="on-evict", eviction_policy="leaf-lru"
+    )
+    assert [(tier.tier, tier.status, tier.num_slots) for tier in info.tiers] == [
+        ("host", "ready", 8)
+    ]
+
+
+async def test_options_are_kept_over_restarts(node: Node) -> None:
+    """The next life keeps the cache as it was registered, and finds an equal registration equal."""
+    async with node.life():
+        first = (await node.ask("register_cache", _request(OPTIONS))).info
+
+    async with node.life() as daemon:
+        entry = daemon.registry.cache("main")
+        assert entry.options == first.options
+        assert entry.core.shape.write_policy.value == "after-n-hits"
+        assert entry.core.shape.write_after_hits == 3
+        assert not (await node.ask("register_cache", _request(OPTIONS))).created
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param({"integrity": "xxh3"}, r"integrity \(none, not xxh3\)", id="integrity"),
+        pytest.param(
+            {"write_policy": "write-through", "write_after_hits": None},
+            r"write_policy \(after-n-hits, not write-through\); write_after_hits \(3, not 0\)",
+            id="policy",
+        ),
+        pytest.param({"write_after_hits": 4}, r"write_after_hits \(3, not 4\)", id="hits"),
+        pytest.param({"ghosts": []}, r"ghosts \(leaf-lru@20, not none\)", id="ghosts"),
+    ],
+)
+async def test_other_options_are_another_registration(
+    node: Node, options: dict[str, Any], says: str
+) -> None:
+    """A cache that is kept otherwise is refused with what differs, both ways."""
+    settled = {name: getattr(OPTIONS, name) for name in OPTIONS.DESCRIPTOR.fields_by_name}
+    other = pb.CacheOptions(**settled | options)
+    async with node.life():
+        await node.ask("register_cache", _request(OPTIONS))
+
+        with pytest.raises(LayoutMismatchError, match=says):
+            await node.ask("register_cache", _request(other))
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "resource", "says"),
+    [
+        pytest.param({"write_policy": "later"}, {}, "write_policy", "one of on-evict", id="policy"),
+        pytest.param({"eviction_policy": "x"}, {}, "eviction_policy", "leaf-lru", id="eviction"),
+        pytest.param(
+            {"write_after_hits": 2}, {}, "write_after_hits", "leave it out", id="hits of no policy"
+        ),
+        pytest.param(
+            {"write_policy": "after-n-hits", "write_after_hits": 0},
+            {},
+            "write_after_hits",
+            "from 1 to",
+            id="no hits",
+        ),
+        pytest.param({"ghosts": ["lfu"] * 4}, {}, "ghosts", "from 0 to 3", id="ghosts"),
+        pytest.param(
+            {"write_policy": "write-through"},
+            {"host_bytes": 0},
+            "write_policy",
+            "no lower tier",
+            id="nothing below",
+        ),
+        pytest.param({}, {"disk_bytes": 1 << 20}, "disk_bytes", "no disk_dir", id="no disk"),
+        pytest.param(
+            {}, {"remote_bytes": 1 << 20}, "remote_bytes", "no remote_url", id="no remote"
+        ),
+    ],
+)
+async def test_what_leads_nowhere_is_refused(
+    node: Node, options: dict[str, Any], changes: dict[str, Any], resource: str, says: str
+) -> None:
+    """A refusal names the field and what to do instead."""
+    async with node.life():
+        with pytest.raises(InvalidError, match=says) as refusal:
+            await node.ask("register_cache", _request(pb.CacheOptions(**options), **changes))
+
+    assert refusal.value.resource == resource
+
+
+class TestStores:
+    """Caches with a disk and a remote store."""
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        """Settings of a node with both, whose disk has room for 100 slots of a block and its header."""
+        (tmp_path / "disk").mkdir(mode=0o700)
+        secret.ensure(tmp_path / "disk" / "secret")
+        return Settings(
+            runtime_dir=tmp_path,
+            max_leases=8,
+            memory_bytes_max=1 << 30,
+            disk_dir=tmp_path / "disk",
+            disk_bytes_max=100 * 8192,
+            remote_url="redis://host:1",
+        )
+
+    @pytest.mark.parametrize("lower", ["disk_bytes", "remote_bytes"])
+    async def test_store_without_a_host_pool_is_refused(self, node: Node, lower: str) -> None:
+        """Blocks reach a store through the host pool; the refusal tells the least that it takes."""
+        async with node.life():
+            with pytest.raises(InvalidError, match=lower) as refusal:
+                await node.ask("register_cache", _request(host_bytes=0, **{lower: 1 << 20}))
+
+        assert (refusal.value.resource, refusal.value.need) == ("host_bytes", SLOT_BYTES)
+
+    async def test_disks_of_all_caches_have_one_limit(self, node: Node) -> None:
+        """A store that does not fit beside those of the other caches is refused with what is left."""
+        async with node.life():
+            await node.register("other", disk_bytes=60 * 8192)
+
+            with pytest.raises(NeverFitsError) as refusal:
+                await node.ask("register_cache", _request(disk_bytes=50 * 8192))
+
+            assert refusal.value.resource == "disk_bytes"
+            assert (refusal.value.need, refusal.value.available) == (50 * 8192, 40 * 8192)
+            assert refusal.value.limit == 100 * 8192
+
+    async def test_stores_are_told_with_why_they_are_off(self, node: Node) -> None:
+        """A store whose mover has not come is there, and says why it is of no use yet."""
+        async with node.life() as daemon:
+            info = await node.register(disk_bytes=10 * 8192, remote_bytes=10 * 512)
+            shape = daemon.registry.cache("main").core.shape
+
+        shown = {tier.tier: (tier.status, tier.reason, tier.num_slots) for tier in info.tiers}
+        away = "its mover is being started"
+        assert shown == {
+            "host": ("ready", "", 8),
+            "disk": ("off", away, 10),
+            "remote": ("off", away, 0),
+        }
+        assert (shape.num_disk_slots, shape.uses_remote) == (10, True)
+
+    async def test_store_that_is_known_is_not_looked_through_again(self, node: Node) -> None:
+        """That a store was looked through to the end is remembered over restarts of the control process."""
+        async with node.life() as daemon:
+            await node.register(disk_bytes=10 * 8192)
+            daemon._caches.note_scanned(daemon.registry.cache("main"))
+
+        async with node.life() as daemon:
+            assert daemon.registry.cache("main").is_scanned
+            assert not (await node.ask("register_cache", _request(disk_bytes=10 * 8192))).created
+
+
+class TestHostDirectory:
+    """Host pools in a directory, which outlive the supervisor and all that it keeps."""
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        """Settings of a node whose host pools are files."""
+        (tmp_path / "host").mkdir(mode=0o700)
+        secret.ensure(tmp_path / "host" / "secret")
+        return Settings(
+            runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 20, host_dir=tmp_path / "host"
+        )
+
+    async def _evict_two(self, node: Node) -> None:
+        """Commit two blocks, full of 1 and of 2, and have them leave the device for the host pool."""
+        worker = await node.attach()
+        fd = node.daemon.registry.cache("main").fds["device.0"]
+        device = map_region(fd, 16 * SLOT_BYTES).reshape(16, SLOT_BYTES)
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
+        for place, block in enumerate(np.frombuffer(lease.block_ids, np.int32)):
+            device[block] = place + 1
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
+        await node.ask("commit", commit, worker)
+        await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
+        await node.ask("evict", pb.EvictRequest(keys=keys(1, 2)), worker)
+
+    async def test_blocks_outlive_the_supervisor(self, node: Node) -> None:
+        """After all processes have gone, an equal registration finds what was evicted, byte for byte."""
+        async with node.life():
+            await node.register()
+            await self._evict_two(node)
+        node.store.close()
+        node.store = Store()
+
+        async with node.life():
+            info = await node.register()
+            worker = await node.attach()
+            fd = node.daemon.registry.cache("main").fds["device.0"]
+            device = map_region(fd, 16 * SLOT_BYTES).reshape(16, SLOT_BYTES)
+            request = pb.ReserveRequest(
+                request_id="r", num_tokens=12, keys=keys(1, 3), wait_ms=5000
+            )
+            lease = await node.ask("reserve", request, worker)
+
+            assert [(tier.status, tier.num_found) for tier in info.tiers] == [("ready", 2)]
+            assert lease.host_hit_tokens == 8
+            blocks = struct.unpack("<3i", lease.block_ids)
+            assert [set(device[block].tolist()) for block in blocks[:2]] == [{1}, {2}]
+            assert not node.daemon.registry.cache("main").core.check()
+
+    async def test_control_process_goes_on_over_the_files(self, node: Node) -> None:
+        """A restart of the control process alone finds the files among what the supervisor keeps."""
+        async with node.life():
+            await node.register()
+            await self._evict_two(node)
+
+        async with node.life() as daemon:
+            worker = await node.attach()
+            found = await node.ask("lookup", pb.LookupRequest(keys=keys(1, 2)), worker)
+
+            assert found.num_host_blocks == 2
+            assert not daemon.registry.cache("main").core.check()
+
+    async def test_other_secret_finds_nothing(self, node: Node, tmp_path: Path) -> None:
+        """Keys of another secret are other keys, so what lies there is of no use, and counted as taken."""
+        async with node.life():
+            await node.register()
+            await self._evict_two(node)
+        node.store.close()
+        node.store = Store()
+        (tmp_path / "host" / "secret").write_bytes(bytes(range(32)))
+
+        async with node.life():
+            info = await node.register()
+
+        assert [tier.num_found for tier in info.tiers] == [0]
+        assert len(list((tmp_path / "host").glob("*.slots"))) == 2
+
+    async def test_files_left_behind_take_memory(self, node: Node, tmp_path: Path) -> None:
+        """What files of unregistered caches take is not given twice; the refusal says where they are."""
+        fd = os.open(tmp_path / "host" / "old.slots", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(fd, 0, 1 << 20)
+        os.close(fd)
+
+        async with node.life():
+            with pytest.raises(
+                NeverFitsError, match=r"files in .*host .* take 1048576 more"
+            ) as refusal:
+                await node.ask("register_cache", _request())
+
+        assert refusal.value.available == 0
+
+    async def test_deleted_cache_leaves_no_file(self, node: Node, tmp_path: Path) -> None:
+        """Deleting a cache deletes its files, and nothing else."""
+        async with node.life():
+            await node.register()
+            assert len(list((tmp_path / "host").iterdir())) == 3
+
+            await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+
+            assert [entry.name for entry in (tmp_path / "host").iterdir()] == ["secret"]
+
+    async def test_directory_that_is_gone_is_a_refusal(self, node: Node, tmp_path: Path) -> None:
+        """A directory that vanished after the start is told to who registers, and nothing is left half-made."""
+        async with node.life():
+            (tmp_path / "host").rename(tmp_path / "gone")
+
+            with pytest.raises(PoolFullError, match="No such file"):
+                await node.ask("register_cache", _request())
+            assert not node.daemon.registry.caches
+        assert len(node.store) == 1
+
+    async def test_file_that_was_cut_off_loses_the_cache_and_no_more(
+        self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """To read behind the end of a file would end the process over and over; it is told and left."""
+        async with node.life():
+            await node.register()
+        (slots,) = (tmp_path / "host").glob("*.slots")
+        os.truncate(slots, 0)
+
+        async with node.life() as daemon:
+            assert not daemon.registry.caches
+            info = await node.register()
+
+        assert [tier.num_found for tier in info.tiers] == [0]
+        assert json.loads(json.dumps(info.status)) == "ready"
+        assert len(list((tmp_path / "host").glob("*.slots*"))) == 2
+        assert "host_file_moved_aside" in capsys.readouterr().err
