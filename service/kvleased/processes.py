@@ -18,6 +18,11 @@ MOVERS: Final = (MOVER, DISK_MOVER, REMOTE_MOVER)
 """The roles of the processes that move bytes; each is killed and started again by itself."""
 
 _PR_SET_PDEATHSIG: Final = 1
+_TUNABLES: Final = "GLIBC_TUNABLES"
+_WRITE_PAST_CACHES: Final = "glibc.cpu.x86_non_temporal_threshold"
+_WRITE_PAST_CACHES_BYTES: Final = 20 << 10
+"""Bytes from which on a mover's memcpy writes past the caches, which then need not read the targets first: pools are
+larger than caches. The C library takes nothing below 16 KiB; other libraries and processors do not look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +66,22 @@ def spawn(role: str, fds: Mapping[str, int], lock_fds: Sequence[int] = ()) -> Ch
     arguments += ["--parent", str(os.getpid()), "--spawned", str(time.monotonic())]
     for name, fd in fds.items():
         arguments += [f"--{name}-fd", str(fd)]
-    inherited = (*fds.values(), *lock_fds)
-    process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=inherited)  # noqa: S603
+    process = subprocess.Popen(  # noqa: S603
+        arguments,
+        stdin=subprocess.DEVNULL,
+        pass_fds=(*fds.values(), *lock_fds),
+        env=_for_copies(os.environ) if role in MOVERS else None,
+    )
     return Child(role=role, process=process, pidfd=os.pidfd_open(process.pid))
+
+
+def _for_copies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that copies; what the operator says of the same goes first."""
+    told = environment.get(_TUNABLES, "")
+    if _WRITE_PAST_CACHES in told:
+        return dict(environment)
+    tunable = f"{_WRITE_PAST_CACHES}={_WRITE_PAST_CACHES_BYTES:#x}"
+    return {**environment, _TUNABLES: f"{told}:{tunable}" if told else tunable}
 
 
 def die_with(parent_pid: int) -> None:

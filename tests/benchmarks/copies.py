@@ -7,10 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter_ns
-from typing import Final
+from time import perf_counter_ns, process_time
+from typing import Final, Self
 
 import cores
 import numpy as np
@@ -22,17 +23,18 @@ from kvlease import Client, Lease, Worker
 from kvlease.replies import ReserveSpec
 from kvlease.v1 import kvlease_pb2 as pb
 
-BYTES_PER_BLOCK: Final = 64 << 10
-NUM_BLOCKS: Final = 4096
-POOL_BYTES: Final = NUM_BLOCKS * BYTES_PER_BLOCK
-"""Bytes of either pool: far more than a processor's cache, so none of it is still there when it comes back."""
-BLOCKS_PER_LEASE: Final = NUM_BLOCKS
+KIB: Final = 1 << 10
+SIZES: Final = ((16 * KIB, 4096), (64 * KIB, 4096), (256 * KIB, 1024))
+"""Bytes of a block, and blocks of either pool: far more than a core's cache, so none is still there afterwards."""
 BLOCKS_PER_SMALL_LEASE: Final = 512
 """Blocks of leases that are moved one after the other, to show what a call costs beside its copies."""
 RESERVES_A_STEP: Final = 512
 ROUNDS: Final = 15
-SHARE_OF_FLOOR_MIN: Final = 0.8
-"""Of the floor's bytes per second, without checksums."""
+SHARE_OF_FLOOR_MIN: Final = 0.9
+SHARE_OF_FLOOR_MIN_SMALL: Final = 0.75
+"""The same for blocks below 64 KiB."""
+SHARE_OF_FLOOR_MIN_SUMMED: Final = 0.7
+"""Of the floor's bytes per second with checksums, which the floor takes none of."""
 NEIGHBOURS_MAX: Final = 0.05
 """The share of blocks that follow their predecessor in the pool, up to which a list counts as scattered."""
 
@@ -46,43 +48,86 @@ void copy_blocks(char *to, const char *from, const int32_t *to_ids, const int32_
 """
 
 Ids = NDArray[np.int32]
-Copy = Callable[[int, int, Ids, Ids], None]
-"""Copy blocks: target address, source address, ids of the targets, ids of the sources."""
+Copy = Callable[[int, int, Ids, Ids, int], None]
+"""Copy blocks: target address, source address, ids of the targets, ids of the sources, bytes of a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is moved, and how."""
+
+    bytes_per_block: int
+    num_blocks: int
+    integrity: str
+    note: str
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of either pool."""
+        return self.bytes_per_block * self.num_blocks
+
+    @property
+    def share_min(self) -> float:
+        """The share of the floor's bytes per second that is wanted of one lease of all blocks."""
+        if self.integrity != "none":
+            return SHARE_OF_FLOOR_MIN_SUMMED
+        return SHARE_OF_FLOOR_MIN_SMALL if self.bytes_per_block < 64 * KIB else SHARE_OF_FLOOR_MIN
 
 
 def evict_and_reload(directory: Path) -> list[Figure]:
-    """Measure both ways, without checksums and with them; only the former has a goal."""
-    copy, note = _compiled(directory)
-    figures = []
-    for integrity in ("none", "xxh3"):
-        with ExitStack() as stack:
-            stack.enter_context(cores.awake())
-            options = ("--max-leases", str(NUM_BLOCKS))
-            node = stack.enter_context(Node(directory / integrity, *options))
-            node.register(
-                "bench",
-                bytes_per_token=BYTES_PER_BLOCK // TOKENS_PER_BLOCK,
-                num_blocks=NUM_BLOCKS,
-                num_slots=NUM_BLOCKS,
+    """Measure both ways for several sizes of a block, without checksums and with them."""
+    copy, note = compiled(directory)
+    return [
+        figure
+        for bytes_per_block, num_blocks in SIZES
+        for integrity in ("none", "xxh3")
+        for figure in _figures(
+            Case(
+                bytes_per_block=bytes_per_block,
+                num_blocks=num_blocks,
                 integrity=integrity,
-            )
-            client = stack.enter_context(Client(node.local, deadline_seconds=20, on_doubt="raise"))
-            worker = stack.enter_context(client.attach("bench"))
-            for blocks_per_lease in (BLOCKS_PER_LEASE, BLOCKS_PER_SMALL_LEASE):
-                figures += _both_ways(worker, _Floor(copy), integrity, blocks_per_lease, note)
+                note=note,
+            ),
+            copy,
+            directory,
+        )
+    ]
+
+
+def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
+    """Measure with a daemon and a cache of its own."""
+    figures = []
+    with ExitStack() as stack:
+        stack.enter_context(cores.awake())
+        options = ("--max-leases", str(case.num_blocks))
+        own_directory = directory / f"{case.bytes_per_block}-{case.integrity}"
+        node = stack.enter_context(Node(own_directory, *options))
+        node.register(
+            "bench",
+            bytes_per_token=case.bytes_per_block // TOKENS_PER_BLOCK,
+            num_blocks=case.num_blocks,
+            num_slots=case.num_blocks,
+            integrity=case.integrity,
+        )
+        client = stack.enter_context(Client(node.local, deadline_seconds=20, on_doubt="raise"))
+        worker = stack.enter_context(client.attach("bench"))
+        with Floor(copy, case) as floor:
+            figures += _both_ways(node, worker, floor, case, case.num_blocks)
+            if case.bytes_per_block == 64 * KIB:
+                figures += _both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)
     return figures
 
 
 def _both_ways(
-    worker: Worker, floor: "_Floor", integrity: str, blocks_per_lease: int, note: str
+    node: Node, worker: Worker, floor: "Floor", case: Case, blocks_per_lease: int
 ) -> list[Figure]:
-    _scatter(worker)
+    scatter(worker, case.num_blocks)
     num_tokens = blocks_per_lease * TOKENS_PER_BLOCK
     leases = [
         worker.reserve(f"lease-{index}", num_tokens=num_tokens)
-        for index in range(NUM_BLOCKS // blocks_per_lease)
+        for index in range(case.num_blocks // blocks_per_lease)
     ]
-    floor.device_ids = np.concatenate([lease.block_ids for lease in leases])
+    floor.begin(np.concatenate([lease.block_ids for lease in leases]))
     neighbours = np.mean(np.diff(floor.device_ids) == 1)
     assert neighbours <= NEIGHBOURS_MAX, f"{neighbours:.0%} of the blocks are neighbours"
     sides = (
@@ -91,33 +136,53 @@ def _both_ways(
         lambda: _timed(leases, Lease.reload),
         floor.reload,
     )
+    seconds_before = node.processor_seconds()
     # Evict and reload must alternate, so the first round is the warm-up.
     turns = in_turns(sides, calls_a_round=1, rounds=ROUNDS + 1, warm_up=0)
+    seconds = node.processor_seconds() - seconds_before
     evict, floor_evict, reload, floor_reload = (found[1:] for found in turns)
     for lease in leases:
         lease.release()
-    what = f"of {blocks_per_lease} scattered 64 KiB blocks, {integrity}"
-    has_goal = integrity == "none" and blocks_per_lease == BLOCKS_PER_LEASE
-    return [
-        _speed(f"evict {what}", evict, floor_evict, has_goal=has_goal, note=note),
-        _speed(f"reload {what}", reload, floor_reload, has_goal=has_goal, note=note),
+    what = (
+        f"{blocks_per_lease} scattered {case.bytes_per_block // KIB} KiB blocks, {case.integrity}"
+    )
+    has_goal = blocks_per_lease == case.num_blocks
+    figures = [
+        _speed(f"evict of {what}", evict, floor_evict, case, has_goal=has_goal),
+        _speed(f"reload of {what}", reload, floor_reload, case, has_goal=has_goal),
     ]
+    if has_goal:
+        gb = 2 * (ROUNDS + 1) * case.pool_bytes / 1e9
+        figures.append(_cost(f"cores' time of the same, {case.integrity}", seconds, floor, gb))
+    return figures
 
 
 def _speed(
-    name: str, ours: list[float], floor: list[float], *, has_goal: bool, note: str
+    name: str, ours: list[float], floor: list[float], case: Case, *, has_goal: bool
 ) -> Figure:
     """Return a figure in bytes per second, so that more is better."""
     ratio = paired(floor, ours)
     return Figure(
         name=name,
-        ours=POOL_BYTES / median(ours),
-        floor=POOL_BYTES / median(floor),
+        ours=case.pool_bytes / median(ours),
+        floor=case.pool_bytes / median(floor),
         unit="GB/s",
         ratio=ratio,
-        goal=f"≥ {SHARE_OF_FLOOR_MIN:g} x" if has_goal else "",
-        holds=ratio >= SHARE_OF_FLOOR_MIN if has_goal else None,
-        note=note,
+        goal=f"≥ {case.share_min:g} x" if has_goal else "",
+        holds=ratio >= case.share_min if has_goal else None,
+        note=case.note,
+    )
+
+
+def _cost(name: str, seconds: float, floor: "Floor", gb: float) -> Figure:
+    """Return the figure of what all processes of the daemon spent for each GB."""
+    return Figure(
+        name=name,
+        ours=seconds / gb,
+        floor=floor.processor_seconds / gb,
+        unit="s/GB",
+        ratio=seconds / floor.processor_seconds,
+        note="all processes of the daemon, both ways",
     )
 
 
@@ -130,12 +195,12 @@ def _timed(leases: list[Lease], move: Callable[[Lease], object]) -> int:
     return taken
 
 
-def _scatter(worker: Worker) -> None:
+def scatter(worker: Worker, num_blocks: int) -> None:
     """Have both free lists in no order: lease every block alone, and let go of them in a random one."""
     randomly = np.random.default_rng(1)
     for is_host in (True, False):
         leases: list[Lease] = []
-        for first in range(0, NUM_BLOCKS, RESERVES_A_STEP):
+        for first in range(0, num_blocks, RESERVES_A_STEP):
             names = range(first, first + RESERVES_A_STEP)
             _, granted = worker.step(
                 verbs=[pb.STEP_VERB_RELEASE],
@@ -149,51 +214,76 @@ def _scatter(worker: Worker) -> None:
         if is_host:
             for lease in leases:
                 lease.evict()
-        leases = [leases[index] for index in randomly.permutation(NUM_BLOCKS)]
+        leases = [leases[index] for index in randomly.permutation(num_blocks)]
         worker.step(
-            verbs=np.full(NUM_BLOCKS, pb.STEP_VERB_RELEASE),
+            verbs=np.full(num_blocks, pb.STEP_VERB_RELEASE),
             lease_ids=[lease.lease_id for lease in leases],
-            num_tokens=np.zeros(NUM_BLOCKS, np.int32),
+            num_tokens=np.zeros(num_blocks, np.int32),
         )
 
 
-class _Floor:
+class Floor:
     """Two pools of the same kind of memory, and the copies between them without anybody to ask."""
 
-    def __init__(self, copy: Copy) -> None:
+    def __init__(self, copy: Copy, case: Case) -> None:
         self._copy = copy
-        self._device, self._host = _pool("device"), _pool("host")
-        self.device_ids: Ids = np.zeros(0, np.int32)
-        self._host_ids = np.random.default_rng(1).permutation(NUM_BLOCKS).astype(np.int32)
+        self._bytes_per_block = case.bytes_per_block
+        self._pools = [_Pool(name, case.pool_bytes) for name in ("device", "host")]
+        self._host_ids = np.random.default_rng(1).permutation(case.num_blocks).astype(np.int32)
+
+    def __enter__(self) -> Self:
+        """Have the pools."""
+        self._device, self._host = (pool.open() for pool in self._pools)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the memory back."""
+        for pool in self._pools:
+            pool.close()
+
+    def begin(self, device_ids: Ids) -> None:
+        """Copy these blocks from now on."""
+        self.device_ids = device_ids
+        self.processor_seconds = 0.0
 
     def evict(self) -> int:
         """Copy from the device pool to the host pool."""
-        start = perf_counter_ns()
-        self._copy(self._host, self._device, self._host_ids, self.device_ids)
-        return perf_counter_ns() - start
+        return self._timed(self._host, self._device, self._host_ids, self.device_ids)
 
     def reload(self) -> int:
         """Copy from the host pool to the device pool."""
-        start = perf_counter_ns()
-        self._copy(self._device, self._host, self.device_ids, self._host_ids)
-        return perf_counter_ns() - start
+        return self._timed(self._device, self._host, self.device_ids, self._host_ids)
+
+    def _timed(self, target: int, source: int, target_ids: Ids, source_ids: Ids) -> int:
+        seconds, start = process_time(), perf_counter_ns()
+        self._copy(target, source, target_ids, source_ids, self._bytes_per_block)
+        taken = perf_counter_ns() - start
+        self.processor_seconds += process_time() - seconds
+        return taken
 
 
-def _pool(name: str) -> int:
-    """Return the address of a pool in shared memory, all of it there; it stays until the process ends."""
-    fd = os.memfd_create(f"bench:{name}", os.MFD_CLOEXEC)
-    os.posix_fallocate(fd, 0, POOL_BYTES)
-    mapped = np.frombuffer(mmap.mmap(fd, POOL_BYTES, mmap.MAP_SHARED), np.uint8)
-    os.close(fd)
-    mapped[:] = 1
-    _KEPT.append(mapped)
-    return mapped.ctypes.data
+class _Pool:
+    """A pool in shared memory, all of it there."""
+
+    def __init__(self, name: str, pool_bytes: int) -> None:
+        self._name, self._pool_bytes = name, pool_bytes
+
+    def open(self) -> int:
+        """Return its address."""
+        fd = os.memfd_create(f"bench:{self._name}", os.MFD_CLOEXEC)
+        os.posix_fallocate(fd, 0, self._pool_bytes)
+        self._mapping = mmap.mmap(fd, self._pool_bytes, mmap.MAP_SHARED)
+        os.close(fd)
+        mapped = np.frombuffer(self._mapping, np.uint8)
+        mapped[:] = 1
+        return mapped.ctypes.data
+
+    def close(self) -> None:
+        """Give its memory back."""
+        self._mapping.close()
 
 
-_KEPT: Final[list[NDArray[np.uint8]]] = []
-
-
-def _compiled(directory: Path) -> tuple[Copy, str]:
+def compiled(directory: Path) -> tuple[Copy, str]:
     """Return the loop in C, or one in Python where there is no compiler, and what to say of it."""
     compiler = shutil.which("cc")
     if compiler is None:
@@ -204,19 +294,23 @@ def _compiled(directory: Path) -> tuple[Copy, str]:
     copy_blocks = ctypes.CDLL(str(library)).copy_blocks
     copy_blocks.restype = None
 
-    def copy(target: int, source: int, target_ids: Ids, source_ids: Ids) -> None:
+    def copy(
+        target: int, source: int, target_ids: Ids, source_ids: Ids, bytes_per_block: int
+    ) -> None:
         pointers = (target, source, target_ids.ctypes.data, source_ids.ctypes.data)
         copy_blocks(
             *map(ctypes.c_void_p, pointers),
             ctypes.c_long(len(target_ids)),
-            ctypes.c_long(BYTES_PER_BLOCK),
+            ctypes.c_long(bytes_per_block),
         )
 
     return copy, ""
 
 
-def _without_compiler(target: int, source: int, target_ids: Ids, source_ids: Ids) -> None:
+def _without_compiler(
+    target: int, source: int, target_ids: Ids, source_ids: Ids, bytes_per_block: int
+) -> None:
     for to, of in zip(target_ids.tolist(), source_ids.tolist(), strict=True):
         ctypes.memmove(
-            target + to * BYTES_PER_BLOCK, source + of * BYTES_PER_BLOCK, BYTES_PER_BLOCK
+            target + to * bytes_per_block, source + of * bytes_per_block, bytes_per_block
         )

@@ -130,8 +130,8 @@ class Node:
         message = "there is no control process"
         raise RuntimeError(message)
 
-    def restart_control(self) -> float:
-        """Kill the control process; return the seconds from the start of the next one until it is ready.
+    def restart_control(self, then: Callable[[], object] = lambda: None) -> float:
+        """Kill the control process; return the seconds from the start of the next one until `then`, once ready.
 
         The kernel notes a start in hundredths of a second, rounded down, so this errs by up to one of them upwards.
         """
@@ -139,18 +139,23 @@ class Node:
         os.kill(old, signal.SIGKILL)
         pid = self.control_pid(other_than=old)
         self.wait_ready(pid)
+        then()
         ready_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         return ready_at - _started_at(pid)
 
-    def wait_idle(self) -> None:
-        """Wait until its processes have done what a start leaves to be done after "ready"."""
+    def processor_seconds(self) -> float:
+        """Return what the processes that live now have used of the cores."""
         supervisor = self._process.pid
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
+        pids = [supervisor, *map(int, children.read_text().split())]
+        return sum(map(_processor_seconds, pids))
+
+    def wait_idle(self) -> None:
+        """Wait until its processes have done what a start leaves to be done after "ready"."""
         seconds = -1.0
         give_up_at = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < give_up_at:
-            pids = [supervisor, *map(int, children.read_text().split())]
-            now = sum(map(_processor_seconds, pids))
+            now = self.processor_seconds()
             if now - seconds <= IDLE_SHARE_MAX * IDLE_SECONDS:
                 return
             seconds = now

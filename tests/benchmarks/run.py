@@ -17,8 +17,10 @@ import copies
 import core_alone
 import hybrid
 import keys
+import lag
 import manager
 import plans
+import restarts
 import serving
 import starts
 from measure import Figure
@@ -32,7 +34,9 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "step": calls.step,
     "serving": serving.serving,
     "copies": copies.evict_and_reload,
+    "lag": lag.lag,
     "start": starts.restarts,
+    "restarts": restarts.many_blocks,
     "core": core_alone.core_alone,
     "manager": manager.manager,
     "hybrid": hybrid.hybrid,

@@ -43,7 +43,7 @@ def restarts(directory: Path) -> list[Figure]:
             node.wait_idle()
         turns = list(zip(nodes, seconds, strict=True))
         for _ in range(KILLS):
-            importing.append(_import_seconds())
+            importing.append(import_seconds())
             for node, found in turns:
                 found.append(node.restart_control())
                 node.wait_idle()
@@ -64,7 +64,8 @@ def restarts(directory: Path) -> list[Figure]:
     ]
 
 
-def _import_seconds() -> float:
+def import_seconds() -> float:
+    """Return the seconds that a bare interpreter takes to import what a control process needs."""
     start = perf_counter()
     subprocess.run([sys.executable, "-P", "-c", IMPORTS], check=True)
     return perf_counter() - start

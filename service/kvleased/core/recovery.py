@@ -61,9 +61,15 @@ def _distrust(pool: Pool) -> None:
 
 
 def _drop_doubles(pool: Pool) -> None:
+    """Believe only the first entry of each key."""
     ready = np.flatnonzero(pool.records.state == State.READY)
-    if not len(ready):
+    # Keys are hashes: nearly always their first words tell that there are no doubles, in a tenth of the time.
+    words = pool.records.key.view(np.uint64)[ready, 0]
+    in_order = np.sort(words)
+    shared = in_order[1:][in_order[1:] == in_order[:-1]]
+    if not len(shared):
         return
+    ready = ready[np.isin(words, shared)]
     keys = np.ascontiguousarray(pool.records.key[ready]).view("V32").ravel()
     _, first = np.unique(keys, return_index=True)
     doubles = np.ones(len(ready), np.bool_)

@@ -11,16 +11,21 @@ from numpy.typing import NDArray
 from kvlease.geometry import floor_div
 from kvleased.core.effects import Direction
 from kvleased.movers.protocol import Batch, Piece
+from kvleased.movers.rows import (
+    RUN_BYTES_MAX,
+    SMALL_BYTES,
+    Pool,
+    Run,
+    checksum,
+    copied_at_once,
+    copy_and_sum,
+    copy_runs,
+)
 
-_RUN_BYTES_MAX: Final = 1 << 18
-"""Bytes of a run of adjacent blocks that is copied in one go: it should still be in the cache for its checksums."""
+__all__: Final = ["Copied", "CpuPools", "OutOfBoundsError", "Pool", "Region", "checksum"]
 
 Region = NDArray[np.uint8]
 """All bytes of a region, in one dimension."""
-Pool = NDArray[np.uint8]
-"""[blocks, bytes] or [slots, bytes]: a piece of every block, wherever it lies."""
-_Run = tuple[int, int, int]
-"""First source, first target, blocks."""
 
 
 class OutOfBoundsError(Exception):
@@ -56,6 +61,8 @@ class CpuPools:
     """Blocks all of whose pieces lie in their regions."""
     pieces: tuple[Piece, ...]
     tracks: tuple[_Track, ...]
+    parts_of_slot: tuple[_Track, ...]
+    """The tracks whose pieces make up a slot, in its order; none if other bytes lie between them."""
 
     @classmethod
     def laid(
@@ -93,6 +100,7 @@ class CpuPools:
             num_blocks=num_blocks,
             pieces=pieces,
             tracks=tracks,
+            parts_of_slot=_parts_of_slot(pieces, tracks),
         )
 
     def with_pieces(self, pieces: Sequence[Piece]) -> Self:
@@ -135,16 +143,26 @@ class CpuPools:
             raise OutOfBoundsError
         # In the order of the memory that is written: that is quicker, and more blocks are found adjacent.
         order = np.argsort(targets)
-        runs = self._runs(sources[order], targets[order])
+        sources, targets = sources[order], targets[order]
         if is_offload and batch.with_checksums:
-            sums = _in_order(order, self._copy(runs, is_offload=True, is_summed=True))
+            sums = _in_order(order, self._copy_and_sum(sources, targets, is_offload=True))
             return Copied(checksums=sums.tobytes())
         if len(wanted):
-            sums = _in_order(order, self._copy(runs, is_offload=False, is_summed=True))
+            sums = _in_order(order, self._copy_and_sum(sources, targets, is_offload=False))
             # 0 stands for "no checksum was taken", which proves nothing either way.
             return Copied(failed=np.flatnonzero((wanted != 0) & (sums != wanted)).tolist())
-        self._copy(runs, is_offload=is_offload, is_summed=False)
+        self._copy(sources, targets, is_offload=is_offload)
         return Copied()
+
+    def gather_slot(self, slot: int) -> memoryview:
+        """Return the bytes of a slot that pieces lie in, as they are: a block's checksum is one over these.
+
+        Raises:
+            OutOfBoundsError: the slot lies outside the pool.
+        """
+        if not 0 <= slot < len(self.slots):
+            raise OutOfBoundsError
+        return self.slots[slot, : self.image_bytes].data
 
     def scatter_slot(self, block: int, image: NDArray[np.uint8]) -> None:
         """Write one block of the device pool, on every rank, from the bytes of a slot.
@@ -174,40 +192,76 @@ class CpuPools:
         runs = self._runs(sources[order], targets[order])
         for track in self.tracks:
             if track.device.flags.c_contiguous:
-                _copy(track.device, track.device, runs)
+                copy_runs(track.device, track.device, runs)
                 continue
             for source_id, target_id, count in runs:
                 source = track.device[source_id : source_id + count]
                 track.device[target_id : target_id + count] = source
 
-    def _copy(self, runs: Iterable[_Run], *, is_offload: bool, is_summed: bool) -> list[int]:
-        """Copy, and return the checksum of each block's bytes in a slot; none where none are wanted."""
+    def _copy(
+        self, sources: NDArray[np.int32], targets: NDArray[np.int32], *, is_offload: bool
+    ) -> None:
+        runs = self._runs(sources, targets)
         if not self._is_whole:
-            return self._copy_pieces(runs, is_offload=is_offload, is_summed=is_summed)
-        (track,) = self.tracks
-        source, target = (track.device, track.host) if is_offload else (track.host, track.device)
-        if is_summed:
-            return _copy_and_sum(source, target, runs)
-        _copy(source, target, runs)
-        return []
+            self._copy_pieces(runs, is_offload=is_offload)
+            return
+        source, target = self._whole_ends(is_offload=is_offload)
+        is_small = self.bytes_per_block <= SMALL_BYTES and 2 * len(runs) > len(targets)
+        if not (is_small and copied_at_once(source, target, sources, targets)):
+            copy_runs(source, target, runs)
 
-    def _copy_pieces(self, runs: Iterable[_Run], *, is_offload: bool, is_summed: bool) -> list[int]:
+    def _copy_and_sum(
+        self, sources: NDArray[np.int32], targets: NDArray[np.int32], *, is_offload: bool
+    ) -> list[int]:
+        """Copy, and return the checksum of each block's bytes in a slot."""
+        runs = self._runs(sources, targets)
+        if not self._is_whole:
+            return self._copy_and_sum_pieces(runs, is_offload=is_offload)
+        return copy_and_sum(*self._whole_ends(is_offload=is_offload), runs)
+
+    def _whole_ends(self, *, is_offload: bool) -> tuple[Pool, Pool]:
+        """Return source and target of blocks that are one piece each."""
+        (track,) = self.tracks
+        return (track.device, track.host) if is_offload else (track.host, track.device)
+
+    def _copy_pieces(self, runs: Iterable[Run], *, is_offload: bool) -> None:
         if is_offload:
             ends = [(one.device, one.host) for one in self.tracks if not one.is_replica]
         else:
             ends = [(one.host, one.device) for one in self.tracks]
-        num_bytes = self.image_bytes
-        sums: list[int] = []
         for source_id, target_id, count in runs:
             for source, target in ends:
                 target[target_id : target_id + count] = source[source_id : source_id + count]
-            if is_summed:
-                first = target_id if is_offload else source_id
-                sums += [
-                    checksum(self.slots[slot, :num_bytes].data)
-                    for slot in range(first, first + count)
-                ]
+
+    def _copy_and_sum_pieces(self, runs: Iterable[Run], *, is_offload: bool) -> list[int]:
+        """Copy block by block, and return the checksum of each one's bytes in a slot."""
+        sums = []
+        for source_id, target_id, count in runs:
+            for source, target in zip(
+                range(source_id, source_id + count),
+                range(target_id, target_id + count),
+                strict=True,
+            ):
+                if self.parts_of_slot:
+                    sums.append(self._copy_and_sum_parts(source, target, is_offload=is_offload))
+                    continue
+                self._copy_pieces([(source, target, 1)], is_offload=is_offload)
+                sums.append(checksum(self.gather_slot(target if is_offload else source)))
         return sums
+
+    def _copy_and_sum_parts(self, source_id: int, target_id: int, *, is_offload: bool) -> int:
+        """Copy one block and return its checksum, to which each piece adds while it is in the cache."""
+        summing = xxhash.xxh3_64()
+        for part in self.parts_of_slot:
+            pools = (part.device, part.host) if is_offload else (part.host, part.device)
+            source = pools[0][source_id]
+            pools[1][target_id] = source
+            summing.update(source.data)
+        if not is_offload:
+            for track in self.tracks:
+                if track.is_replica:
+                    track.device[target_id] = track.host[source_id]
+        return summing.intdigest() or 1
 
     @property
     def _is_whole(self) -> bool:
@@ -216,9 +270,9 @@ class CpuPools:
             pool.flags.c_contiguous for pool in (self.tracks[0].device, self.tracks[0].host)
         )
 
-    def _runs(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> list[_Run]:
+    def _runs(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> list[Run]:
         """Return (source, target, blocks) of each stretch of blocks, not too long, that are adjacent at both ends."""
-        blocks_max = max(1, floor_div(_RUN_BYTES_MAX, max(1, self.bytes_per_block)))
+        blocks_max = max(1, floor_div(RUN_BYTES_MAX, max(1, self.bytes_per_block)))
         positions = np.arange(len(targets))
         breaks = np.ones(len(targets), bool)
         breaks[1:] = (np.diff(sources) != 1) | (np.diff(targets) != 1)
@@ -230,15 +284,21 @@ class CpuPools:
         )
 
 
-def checksum(block: memoryview) -> int:
-    """Return the xxh3 of a block's bytes, never 0, which stands for "none was taken"."""
-    return xxhash.xxh3_64_intdigest(block) or 1
-
-
 def _rows_inside(piece: Piece, region_bytes: int) -> int:
     """Return how many blocks have offset_bytes + b * block_stride_bytes + num_bytes <= region_bytes."""
     room = region_bytes - piece.offset_bytes - piece.num_bytes
     return floor_div(room, piece.block_stride_bytes) + 1 if room >= 0 else 0
+
+
+def _parts_of_slot(pieces: Sequence[Piece], tracks: Sequence[_Track]) -> tuple[_Track, ...]:
+    own = [pair for pair in zip(pieces, tracks, strict=True) if not pair[1].is_replica]
+    own.sort(key=lambda pair: pair[0].slot_offset_bytes)
+    end = 0
+    for piece, _ in own:
+        if piece.slot_offset_bytes != end:
+            return ()
+        end += piece.num_bytes
+    return tuple(track for _, track in own)
 
 
 def _strided(region: Region, piece: Piece, num_blocks: int) -> Pool:
@@ -252,45 +312,15 @@ def _strided(region: Region, piece: Piece, num_blocks: int) -> Pool:
     )
 
 
-def _scrub(tracks: Iterable[_Track], runs: Sequence[_Run]) -> None:
+def _scrub(tracks: Iterable[_Track], runs: Sequence[Run]) -> None:
     for track in tracks:
         for _, target_id, count in runs:
             track.device[target_id : target_id + count] = 0
 
 
-def _copy(source: Pool, target: Pool, runs: Iterable[_Run]) -> None:
-    # Slices of a memoryview cost half of what those of an array do.
-    read, written = _bytes_of(source), _bytes_of(target)
-    bytes_per_block = target.shape[1]
-    for source_id, target_id, count in runs:
-        start, to = source_id * bytes_per_block, target_id * bytes_per_block
-        num_bytes = count * bytes_per_block
-        written[to : to + num_bytes] = read[start : start + num_bytes]
-
-
-def _copy_and_sum(source: Pool, target: Pool, runs: Iterable[_Run]) -> list[int]:
-    """Copy, and return the checksum of each block as it now lies in the target, taken while it is in the cache."""
-    read, written = _bytes_of(source), _bytes_of(target)
-    bytes_per_block = target.shape[1]
-    sums: list[int] = []
-    for source_id, target_id, count in runs:
-        start, to = source_id * bytes_per_block, target_id * bytes_per_block
-        num_bytes = count * bytes_per_block
-        written[to : to + num_bytes] = read[start : start + num_bytes]
-        sums += [
-            checksum(written[block : block + bytes_per_block])
-            for block in range(to, to + num_bytes, bytes_per_block)
-        ]
-    return sums
-
-
 def _check_bounds(ids: NDArray[np.int32], num_rows: int) -> None:
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= num_rows):
         raise OutOfBoundsError
-
-
-def _bytes_of(pool: Pool) -> memoryview:
-    return pool.reshape(-1).data
 
 
 def _in_order(order: NDArray[np.intp], sums: list[int]) -> NDArray[np.uint64]:

@@ -306,6 +306,36 @@ def test_key_is_found_at_one_block_only() -> None:
     assert again.check() == []
 
 
+def test_keys_with_one_first_word_are_all_believed() -> None:
+    """Keys that differ in their last words alone are different keys."""
+    cache = a_cache()
+    alike = [number << 192 | 7 for number in (1, 2, 3)]
+    cached(cache, keys(*alike))
+
+    again = restarted(cache)
+
+    assert found(again, keys(*alike)) == (3, 0)
+    assert again.check() == []
+
+
+@pytest.mark.parametrize("num_chains", [1, 4])
+def test_chains_leave_deepest_blocks_first(num_chains: int) -> None:
+    """After a restart the deepest blocks of all chains leave first, those of one depth in the order of their ids."""
+    cache = a_cache()
+    chains = [[10 * chain + depth for depth in range(2)] for chain in range(1, num_chains + 1)]
+    for chain in chains:
+        cached(cache, keys(*chain))
+    device = records(cache).device
+
+    again = restarted(cache)
+
+    in_order = sorted(
+        np.flatnonzero(device.state == State.READY).tolist(),
+        key=lambda block: (-int(device.position[block]), block),
+    )
+    assert list(again._state.device.order) == in_order
+
+
 def test_block_in_two_rows_belongs_to_the_first() -> None:
     """A private block that two rows name is one lease's; the other row is not believed."""
     cache = a_cache()

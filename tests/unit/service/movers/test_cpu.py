@@ -233,6 +233,137 @@ def test_duplicate_over_a_source_is_a_fault_of_ours(make: Callable[[], Memory]) 
         memory.pools.carry_out(_batch(Direction.DUPLICATE, [3, 4], [4, 5]))
 
 
+@pytest.mark.parametrize("make", [_whole, _padded])
+@pytest.mark.parametrize(
+    ("blocks", "slots"),
+    [
+        pytest.param([9, 2, 5, 11], [4, 3, 6, 5], id="slots are one stretch"),
+        pytest.param([4, 3, 6, 5], [8, 0, 2, 5], id="blocks are one stretch"),
+        pytest.param([3, 4, 5, 6], [5, 4, 3, 2], id="both are, the other way round"),
+        pytest.param([3, 4, 5, 7], [8, 0, 2, 5], id="blocks have a gap"),
+        pytest.param([3, 3, 5, 6], [8, 0, 2, 5], id="one block twice"),
+        pytest.param([11], [0], id="one"),
+    ],
+)
+def test_stretches_bring_back_the_bytes(
+    make: Callable[[], Memory], blocks: list[int], slots: list[int]
+) -> None:
+    """Blocks that are one stretch at one end only get the bytes of their own slots, and no other ones change."""
+    memory = make()
+    before = [memory.block(block) for block in range(NUM_BLOCKS)]
+    host = memory.pools.slots.copy()
+
+    memory.pools.carry_out(_batch(Direction.OFFLOAD, blocks, slots, summed=False))
+    filled = memory.pools.slots.copy()
+    memory.devices[0][:] = 0
+    memory.pools.carry_out(_batch(Direction.RELOAD, slots, blocks, summed=False))
+
+    expected = {slot: before[block] for block, slot in zip(blocks, slots, strict=True)}
+    for slot in range(NUM_SLOTS):
+        assert filled[slot, :64].tobytes() == expected.get(slot, host[slot, :64].tobytes())
+    for block in range(NUM_BLOCKS):
+        assert memory.block(block) == (before[block] if block in blocks else bytes(64))
+
+
+def test_checksum_covers_a_slot_with_gaps() -> None:
+    """Where other bytes lie between the pieces of a slot, a block comes back whole and damage is noticed."""
+    pieces = [
+        Piece(
+            rank=0,
+            offset_bytes=layer * _LAYER_BYTES,
+            block_stride_bytes=_PAGE_BYTES,
+            num_bytes=_PAGE_BYTES,
+            slot_offset_bytes=layer * 2 * _PAGE_BYTES,
+        )
+        for layer in range(2)
+    ]
+    memory = _memory(pieces, [2 * _LAYER_BYTES])
+    before = memory.block(3)
+
+    down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [3, 4], [5, 6]))
+    memory.pools.slots[6, 2 * _PAGE_BYTES] ^= 1
+    up = memory.pools.carry_out(_batch(Direction.RELOAD, [5, 6], [7, 8], down.checksums))
+
+    assert (up.failed, memory.block(7)) == ([1], before)
+
+
+def test_large_block_has_the_checksum_of_its_bytes() -> None:
+    """A block that is copied in parts has the checksum that its bytes have as a whole."""
+    block_bytes = 3 * (1 << 18) + 64
+    piece = Piece(
+        rank=0,
+        offset_bytes=0,
+        block_stride_bytes=block_bytes,
+        num_bytes=block_bytes,
+        slot_offset_bytes=0,
+    )
+    memory = _memory([piece], [NUM_BLOCKS * block_bytes], bytes_per_slot=block_bytes)
+    before = memory.block(7)
+
+    down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [7], [2]))
+    up = memory.pools.carry_out(_batch(Direction.RELOAD, [2], [4], down.checksums))
+
+    assert down.checksums == np.uint64(checksum(memoryview(before))).tobytes()
+    assert (up.failed, memory.block(4)) == ([], before)
+
+
+@every_memory
+def test_scattered_slot_is_the_block_that_was_offloaded(make: Callable[[], Memory]) -> None:
+    """The bytes of a slot, taken elsewhere and scattered, are the block that was offloaded to it."""
+    memory = make()
+    memory.pools.carry_out(_batch(Direction.OFFLOAD, [3], [5]))
+    before = memory.block(3)
+
+    image = bytes(memory.pools.gather_slot(5))
+    memory.pools.scatter_slot(7, np.frombuffer(image, np.uint8))
+
+    assert len(image) == memory.pools.image_bytes == BYTES_PER_BLOCK
+    assert memory.block(7) == before
+
+
+@pytest.mark.parametrize(
+    ("block", "image_bytes"),
+    [
+        pytest.param(NUM_BLOCKS, BYTES_PER_BLOCK, id="block beyond"),
+        pytest.param(-1, BYTES_PER_BLOCK, id="negative"),
+        pytest.param(0, BYTES_PER_BLOCK - 1, id="image too short"),
+    ],
+)
+@every_memory
+def test_image_that_does_not_fit_is_refused(
+    make: Callable[[], Memory], block: int, image_bytes: int
+) -> None:
+    """Nothing is written where the block lies outside the pool or the image does not fill it."""
+    memory = make()
+    before = [region.copy() for region in memory.devices]
+
+    with pytest.raises(OutOfBoundsError):
+        memory.pools.scatter_slot(block, np.zeros(image_bytes, np.uint8))
+
+    assert all(map(np.array_equal, memory.devices, before))
+
+
+@pytest.mark.parametrize("slot", [-1, NUM_SLOTS])
+def test_slot_beyond_the_pool_has_no_image(slot: int) -> None:
+    """A slot outside the pool is refused."""
+    with pytest.raises(OutOfBoundsError):
+        _whole().pools.gather_slot(slot)
+
+
+def test_image_reaches_every_rank_that_keeps_the_same() -> None:
+    """Of ranks with one cell all are written."""
+    pieces = [
+        Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
+        for rank in range(2)
+    ]
+    memory = _memory(pieces, [NUM_BLOCKS * 64] * 2)
+    image = np.arange(64, dtype=np.uint8)
+
+    memory.pools.scatter_slot(3, image)
+
+    assert all(np.array_equal(device[192:256], image) for device in memory.devices)
+
+
 def test_scrub_leaves_zeros_in_its_blocks_only() -> None:
     """Scrubbed blocks are zero over all ranks and layers, their neighbours are as before."""
     memory = _two_ranks()
