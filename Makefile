@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-vllm check bench proto sim clean
+.PHONY: help setup demo serve test test-vllm check bench proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 
@@ -38,6 +38,10 @@ bench: setup ## measure, each figure beside its floor; ONLY="serving start" meas
 MINUTES ?= 1
 sim: setup ## simulate all caches with faults for MINUTES (1) on all cores; EXHAUSTIVE=1 searches small worlds
 	@$(BIN)/python -m tests.laws.simulate --minutes $(MINUTES) $(if $(EXHAUSTIVE),--exhaustive)
+
+POINTS ?= 2000
+sweep: setup ## fail or kill a disk mover at every system call, at POINTS (2000) points at least; needs strace
+	@$(BIN)/python -m tests.laws.sweep --points $(POINTS)
 
 proto: setup ## generate the protocol's Python code from its sources
 	@$(BIN)/python -m grpc_tools.protoc -I$(PROTO) --python_out=client --pyi_out=client \

@@ -127,6 +127,11 @@ class Batch:
         )
 
 
+def direction_of(packet: bytes) -> Direction:
+    """Return the direction of a batch without looking at the rest of it."""
+    return _DIRECTIONS[packet[1]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """What became of one batch."""

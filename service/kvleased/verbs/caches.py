@@ -104,9 +104,7 @@ class CacheVerbs:
     def register_cache(self, request: pb.RegisterCacheRequest, _: Caller) -> Answer:
         """Create a cache, or find an equal one."""
         name = checks.cache_name(request.cache)
-        return asyncio.ensure_future(
-            self._register(name, request.inputs, resolved(request.options))
-        )
+        return asyncio.ensure_future(self._register(name, request.inputs, request.options))
 
     def get_cache(self, request: pb.GetCacheRequest, _: Caller) -> Answer:
         """Describe one cache."""
@@ -196,8 +194,9 @@ class CacheVerbs:
         return with_tenants(shape, self._settings.tenants, self._root_secret)
 
     async def _register(
-        self, name: str, inputs: pb.PlanInputs, options: pb.CacheOptions
+        self, name: str, inputs: pb.PlanInputs, asked: pb.CacheOptions
     ) -> pb.RegisterCacheResponse:
+        options = resolved(asked)
         _, planned = await asyncio.to_thread(
             plans.planned, inputs, self._maker.device_bytes_default
         )
@@ -206,7 +205,7 @@ class CacheVerbs:
         async with self._registering:
             entry = self._registry.caches.get(name)
             if entry is not None:
-                return _equal_registration(entry, planned, options)
+                return _equal_registration(entry, planned, asked)
             self._registry.require_room_for_cache()
             self._maker.require_room(planned)
             made = await self._maker.create(name, planned, options)
@@ -264,14 +263,14 @@ class CacheVerbs:
 
 
 def _equal_registration(
-    entry: CacheEntry, planned: CachePlan, options: pb.CacheOptions
+    entry: CacheEntry, planned: CachePlan, asked: pb.CacheOptions
 ) -> pb.RegisterCacheResponse:
     """Describe the cache that exists if the registration is equal.
 
     Raises:
         LayoutMismatchError: it is not; the message names what differs.
     """
-    differing = plan_differences(entry.plan, planned) + option_differences(entry.options, options)
+    differing = plan_differences(entry.plan, planned) + option_differences(entry.options, asked)
     if differing:
         message = f"cache {entry.name} is registered with another {'; '.join(differing)}"
         raise LayoutMismatchError(message, resource="layout")

@@ -48,9 +48,13 @@ def resolved(options: pb.CacheOptions) -> pb.CacheOptions:
     return found
 
 
-def option_differences(old: pb.CacheOptions, new: pb.CacheOptions) -> list[str]:
-    """Return what differs between resolved options, such as "write_policy (on-evict, not write-through)"."""
-    names = [field.name for field in pb.CacheOptions.DESCRIPTOR.fields]
+def option_differences(old: pb.CacheOptions, asked: pb.CacheOptions) -> list[str]:
+    """Return what differs from resolved options, such as "write_policy (on-evict, not write-through)".
+
+    What was not asked for differs from nothing: a worker need not know what an operator chose.
+    """
+    new = resolved(asked)
+    names = [field.name for field, _ in asked.ListFields()]
     pairs = ((name, _shown(getattr(old, name)), _shown(getattr(new, name))) for name in names)
     return [f"{name} ({one}, not {other})" for name, one, other in pairs if one != other]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -259,9 +259,19 @@ async def test_ghosts_come_back_empty_after_a_restart(node: Node) -> None:
         assert await ghost_stats(node, 0) == [("fifo@8", 0, 0)]
 
 
-def test_ghosts_that_are_no_longer_known_do_not_stop_a_start() -> None:
+async def test_ghosts_that_are_no_longer_known_do_not_stop_a_start(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What another version wrote and this one does not read is forgotten."""
-    assert caches._kept_ghosts("mru@8 fifo") == ()
+    async with node.life():
+        await haunted(node, "fifo@8")
+
+    def knows_none(_: object) -> NoReturn:
+        raise InvalidError("there are no such ghosts", resource="ghosts")
+
+    monkeypatch.setattr(caches, "read_ghosts", knows_none)
+    async with node.life() as daemon:
+        assert daemon.registry.cache("main").ghosts is None
 
 
 async def test_ghost_that_is_none_is_refused_at_registration(node: Node) -> None:

@@ -1,0 +1,157 @@
+"""Own the form of what a disk store says of itself and of its slots; where it stands in the file is `store_file`'s.
+
+Every cell has 128 bytes, so that none lies in two sectors of the least size that disks have: a write that is cut off
+leaves each cell as it was or as it shall be. Its last field seals all bytes before it.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import xxhash
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from kvlease.geometry import round_up
+from kvleased.core.labels import LABEL
+
+BYTES_PER_SECTOR: Final = 4096
+"""What direct reads and writes are a multiple of, in the file and in memory."""
+BYTES_PER_LAYOUT: Final = 32
+"""Bytes of a layout fingerprint."""
+
+_VERSION: Final = 1
+_SLOT_MAGIC: Final = int.from_bytes(b"KVLSLOT\n", "little")
+_STORE_MAGIC: Final = int.from_bytes(b"KVLSTOR\n", "little")
+_LAYOUT: Final = f"V{BYTES_PER_LAYOUT}"
+
+CELL: Final = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("label", LABEL),
+        ("layout", _LAYOUT),
+        ("checksum", "<u8"),
+        ("num_bytes", "<u8"),
+        ("slot", "<u4"),
+        ("version", "<u4"),
+        ("seal", "<u8"),
+    ]
+)
+"""What a slot holds: whose bytes and which, in what layout, how many of them and their checksum; all zero: nothing."""
+_HEAD: Final = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("layout", _LAYOUT),
+        ("bytes_per_slot", "<u8"),
+        ("num_slots", "<u8"),
+        ("version", "<u4"),
+        ("spare", "V60"),
+        ("seal", "<u8"),
+    ]
+)
+BYTES_PER_CELL: Final = CELL.itemsize
+_SEALED_BYTES: Final = BYTES_PER_CELL - 8
+
+Cells = NDArray[np.void]
+"""[slots] of CELL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreShape:
+    """What decides where a byte of a store lies and what it means; another shape is another file."""
+
+    layout: bytes
+    """The layout fingerprint, 32 bytes."""
+    bytes_per_slot: int
+    num_slots: int
+
+    @property
+    def stride_bytes(self) -> int:
+        """From the bytes of one slot to those of the next."""
+        return round_up(self.bytes_per_slot, BYTES_PER_SECTOR)
+
+    @property
+    def payload_offset_bytes(self) -> int:
+        """Where the bytes of slot 0 start: after the store's own cell and one cell for each slot."""
+        return round_up((1 + self.num_slots) * BYTES_PER_CELL, BYTES_PER_SECTOR)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole file; never more than a sector for each slot above what the slots take."""
+        return self.payload_offset_bytes + self.num_slots * self.stride_bytes
+
+    @property
+    def head(self) -> bytes:
+        """The first cell of the file, which says all this."""
+        head = np.zeros(1, _HEAD)
+        head["magic"] = _STORE_MAGIC
+        head["layout"] = np.void(self.layout)
+        head["bytes_per_slot"] = self.bytes_per_slot
+        head["num_slots"] = self.num_slots
+        head["version"] = _VERSION
+        head["seal"] = _seal(head.view(np.uint8).data[:_SEALED_BYTES])
+        return head.tobytes()
+
+    @property
+    def digest(self) -> str:
+        """A name for the shape, which tells nothing that a client said."""
+        return blake3(self.head).hexdigest(length=16)
+
+    def cell_offset_bytes(self, slot: int) -> int:
+        """Return where a slot's cell starts."""
+        return (1 + slot) * BYTES_PER_CELL
+
+    def slot_offset_bytes(self, slot: int) -> int:
+        """Return where a slot's bytes start."""
+        return self.payload_offset_bytes + slot * self.stride_bytes
+
+
+def make_cells(
+    shape: StoreShape,
+    slots: NDArray[np.int32],
+    labels: NDArray[np.void],
+    checksums: NDArray[np.uint64],
+    num_bytes: int,
+) -> Cells:
+    """Return the cells of slots that hold so many bytes under these labels."""
+    cells = np.zeros(len(slots), CELL)
+    cells["magic"] = _SLOT_MAGIC
+    cells["label"] = labels
+    cells["layout"] = np.void(shape.layout)
+    cells["checksum"] = checksums
+    cells["num_bytes"] = num_bytes
+    cells["slot"] = slots
+    cells["version"] = _VERSION
+    cells["seal"] = _seals(cells)
+    return cells
+
+
+def are_whole(shape: StoreShape, slots: NDArray[np.int32], cells: Cells) -> NDArray[np.bool_]:
+    """Tell which cells say something that can be believed, and say it of their slot in this layout."""
+    are_ours: NDArray[np.bool_] = (
+        (cells["magic"] == _SLOT_MAGIC)
+        & (cells["version"] == _VERSION)
+        & (cells["slot"] == slots)
+        & (cells["layout"] == np.void(shape.layout))
+    )
+    claimed = np.flatnonzero(are_ours)
+    if len(claimed):
+        are_ours[claimed] = cells["seal"][claimed] == _seals(cells[claimed])
+    return are_ours
+
+
+def have_labels(cells: Cells, labels: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Tell which cells have exactly these labels, in every byte."""
+    said = np.ascontiguousarray(cells["label"]).view(np.uint8).reshape(len(cells), -1)
+    wanted = np.ascontiguousarray(labels).view(np.uint8).reshape(len(cells), -1)
+    return np.asarray((said == wanted).all(axis=1))
+
+
+def _seals(cells: Cells) -> NDArray[np.uint64]:
+    packed = cells.view(np.uint8).data
+    starts = range(0, len(packed), BYTES_PER_CELL)
+    return np.array([_seal(packed[start : start + _SEALED_BYTES]) for start in starts], np.uint64)
+
+
+def _seal(cell: memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(cell)

@@ -1,0 +1,269 @@
+"""Own the directory of the disk stores: who may use it, what lies there and how many bytes; what is in a store is not.
+
+No name in it comes from a caller: a store is called by the digest of its shape, and a number where several caches have
+the same. A file that is not certainly ours is never changed or removed.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from kvlease.units import show_bytes
+from kvleased.movers.cells import BYTES_PER_CELL, BYTES_PER_SECTOR, StoreShape
+from kvleased.movers.store_file import StoreError, StoreFile, write_whole
+
+STORES_OF_A_SHAPE_MAX: Final = 16
+"""Caches of one shape that can have a store each."""
+
+_LOCK: Final = "stores.lock"
+_UNFINISHED: Final = ".new"
+_NAME: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,2}\.store")
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_BYTES_PER_STAT_BLOCK: Final = 512
+
+
+class StorePlace:
+    """A directory of stores that this process alone uses, from the first `open` that succeeds."""
+
+    def __init__(self, path: Path, bytes_max: int) -> None:
+        """Assign; `bytes_max` is for all stores together, and 0 is no limit."""
+        self._path = path
+        self._bytes_max = bytes_max
+        self._directory_fd = -1
+        self._lock_fd = -1
+        self._names: dict[StoreFile, str] = {}
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    def open(self, shape: StoreShape) -> StoreFile:
+        """Open the store of a shape that no other cache has open, or make it with all of its bytes.
+
+        Raises:
+            StoreError: it cannot be had; nothing is left of what was begun.
+        """
+        try:
+            self._enter()
+            name = self._free_name(shape)
+            try:
+                fd = os.open(name, _OPEN_FLAGS, dir_fd=self._directory_fd)
+            except FileNotFoundError:
+                fd = self._make(name, shape)
+            else:
+                self._take(fd, name, shape)
+            payload_fd = _past_the_cache(fd, shape)
+        except OSError as error:
+            raise StoreError(f"{self._path}: {_reason(error)}") from error
+        store = StoreFile(shape, fd, payload_fd, self._helper)
+        self._names[store] = name
+        return store
+
+    def close(self, store: StoreFile) -> None:
+        """Close a store; its file stays for the next cache of its shape."""
+        del self._names[store]
+        store.close()
+
+    def leave(self) -> None:
+        """Close everything; the directory is free for others."""
+        for store in list(self._names):
+            self.close(store)
+        self._forget_directory()
+        self._helper.shutdown()
+
+    def _enter(self) -> None:
+        """Have the directory open, private and locked.
+
+        Raises:
+            OSError: it cannot be made or opened.
+            StoreError: it is not ours alone.
+        """
+        if self._directory_fd >= 0 and _is_same(self._path, self._directory_fd):
+            return
+        self._forget_directory()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self._path.mkdir(mode=0o700)
+        fd = os.open(self._path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._directory_fd = fd
+        try:
+            _check_private(fd, str(self._path))
+            self._lock_fd = os.open(_LOCK, _OPEN_FLAGS | os.O_CREAT, 0o600, dir_fd=fd)
+            _check_private(self._lock_fd, _LOCK)
+            _lock(self._lock_fd, f"another daemon uses {self._path}")
+        except (OSError, StoreError):
+            self._forget_directory()
+            raise
+
+    def _forget_directory(self) -> None:
+        for fd in {self._directory_fd, self._lock_fd} - {-1}:
+            os.close(fd)
+        self._directory_fd = self._lock_fd = -1
+
+    def _free_name(self, shape: StoreShape) -> str:
+        for number in range(STORES_OF_A_SHAPE_MAX):
+            name = f"{shape.digest}.{number}.store"
+            if name not in self._names.values():
+                return name
+        message = f"{STORES_OF_A_SHAPE_MAX} caches of this shape have a store already"
+        raise StoreError(message)
+
+    def _take(self, fd: int, name: str, shape: StoreShape) -> None:
+        """Take an existing file that is a store of this shape, and give it back the bytes that it may have lost.
+
+        Raises:
+            OSError: it cannot be read, or its bytes cannot be had; it is closed.
+            StoreError: it is no such file; it is not touched and closed.
+        """
+        try:
+            _check_private(fd, name)
+            _lock(fd, f"another process uses {name}")
+            status = _checked_store(fd, name, shape)
+            if status.st_size < shape.file_bytes or _is_sparse(status):
+                self._make_room(shape.file_bytes - status.st_size, name)
+                os.posix_fallocate(fd, 0, shape.file_bytes)
+        except (OSError, StoreError):
+            os.close(fd)
+            raise
+
+    def _make(self, name: str, shape: StoreShape) -> int:
+        """Make a store that has its name only once all of it is there.
+
+        Raises:
+            OSError: its bytes cannot be had; nothing is left of it.
+            StoreError: it would be above the limit.
+        """
+        unfinished = name + _UNFINISHED
+        self._remove(unfinished)
+        self._make_room(shape.file_bytes, name)
+        flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
+        fd = os.open(unfinished, flags, 0o600, dir_fd=self._directory_fd)
+        try:
+            _lock(fd, f"another process uses {name}")
+            os.posix_fallocate(fd, 0, shape.file_bytes)
+            write_whole(fd, [shape.head], 0)
+            os.fsync(fd)
+            directory_fd = self._directory_fd
+            os.rename(unfinished, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+            os.fsync(directory_fd)
+        except (OSError, StoreError):
+            os.close(fd)
+            self._remove(unfinished)
+            raise
+        return fd
+
+    def _make_room(self, num_bytes: int, name: str) -> None:
+        """Have so many bytes for a store below the limit: those that no cache uses give way, the longest unused first.
+
+        Raises:
+            StoreError: those in use leave too few.
+        """
+        if not self._bytes_max:
+            return
+        stores = dict(self._stores())
+        used_bytes = sum(status.st_size for status in stores.values())
+        unused = stores.keys() - {name, *self._names.values()}
+        for other in sorted(unused, key=lambda other: stores[other].st_mtime_ns):
+            if used_bytes + num_bytes <= self._bytes_max:
+                return
+            self._remove(other)
+            used_bytes -= stores[other].st_size
+        if used_bytes + num_bytes > self._bytes_max:
+            message = (
+                f"the store takes {show_bytes(num_bytes)}, and {show_bytes(used_bytes)} of the "
+                f"{show_bytes(self._bytes_max)} that disk_bytes_max allows are in use"
+            )
+            raise StoreError(message)
+
+    def _stores(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the files that are ours by name, kind and owner."""
+        for name in os.listdir(self._directory_fd):  # noqa: PTH208 - a path would be looked up anew
+            if _NAME.fullmatch(name.removesuffix(_UNFINISHED)):
+                status = os.stat(name, dir_fd=self._directory_fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                    yield name, status
+
+    def _remove(self, name: str) -> None:
+        try:
+            os.unlink(name, dir_fd=self._directory_fd)
+        except FileNotFoundError:
+            return
+
+
+def _is_same(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _check_private(fd: int, name: str) -> None:
+    """Refuse what others may have a hand in.
+
+    Raises:
+        StoreError: it belongs to another user, others may use it, it has a second name, or it is no plain file.
+    """
+    status = os.fstat(fd)
+    if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{name} is in the way: it is no file")
+    if status.st_uid != os.geteuid():
+        message = f"{name} belongs to user {status.st_uid}, not to user {os.geteuid()}"
+        raise StoreError(message)
+    if status.st_mode & 0o077:
+        message = (
+            f"the mode of {name} is {stat.S_IMODE(status.st_mode):04o}, so that others may use it"
+        )
+        raise StoreError(message)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise StoreError(f"{name} is in the way: it has another name, too")
+
+
+def _checked_store(fd: int, name: str, shape: StoreShape) -> os.stat_result:
+    """Return the status of a file that is a store of this shape, perhaps not all of it.
+
+    Raises:
+        StoreError: it is another file, or more than a store.
+    """
+    if os.pread(fd, BYTES_PER_CELL, 0) != shape.head:
+        raise StoreError(f"{name} is in the way: it is no store of this cache; remove it")
+    status = os.fstat(fd)
+    if status.st_size > shape.file_bytes:
+        message = f"{name} has {status.st_size} bytes, not {shape.file_bytes}; remove it"
+        raise StoreError(message)
+    return status
+
+
+def _lock(fd: int, complaint: str) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreError(complaint) from None
+
+
+def _is_sparse(status: os.stat_result) -> bool:
+    return status.st_blocks * _BYTES_PER_STAT_BLOCK < status.st_size
+
+
+def _past_the_cache(fd: int, shape: StoreShape) -> int:
+    """Return a second descriptor that reads and writes past the page cache, or the same where that cannot be had."""
+    try:
+        direct = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return fd
+    try:
+        os.preadv(direct, [mmap.mmap(-1, BYTES_PER_SECTOR)], shape.payload_offset_bytes)
+    except OSError:
+        os.close(direct)
+        return fd
+    return direct
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "a symbolic link is in the way"
+    return error.strerror or type(error).__name__

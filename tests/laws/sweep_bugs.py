@@ -1,0 +1,97 @@
+"""Bugs of a disk store that the sweep must find, each switched on for the rest of the process."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased.core.effects import Direction
+from kvleased.movers import protocol, store_file, store_place
+from kvleased.movers.cells import Cells
+from kvleased.movers.cpu import checksum
+from kvleased.movers.disk import DiskEngine
+from kvleased.movers.protocol import Batch, Completion
+from kvleased.movers.store_file import StoreFile
+
+_put_cells = StoreFile._put_cells
+_act = DiskEngine._act
+
+
+def old_label_stays() -> None:
+    """A slot is not denied before other bytes are written into it."""
+
+    def put(self: StoreFile, slots: NDArray[np.int32], written: Cells) -> None:
+        if written["magic"].any():
+            _put_cells(self, slots, written)
+
+    StoreFile._put_cells = put  # type: ignore[method-assign]
+
+
+def acknowledged_before_written() -> None:
+    """A store is answered when it was understood."""
+
+    def act(self: DiskEngine, packet: bytes, fds: list[int]) -> None:
+        if packet[:1] == protocol.BATCH:
+            batch = Batch.decode(packet)
+            if batch.direction is Direction.STORE:
+                self._link.sendall(Completion(number=batch.number, is_done=True).encode())
+                self._complete(batch)
+                return
+        _act(self, packet, fds)
+
+    DiskEngine._act = act  # type: ignore[method-assign]
+
+
+def short_write_is_done() -> None:
+    """Nobody looks how much was written."""
+
+    def write(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int) -> None:
+        os.pwritev(fd, parts, offset_bytes)
+
+    store_file.write_whole = write
+
+
+def failed_write_is_done() -> None:
+    """An error of a write is forgotten."""
+
+    def write(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int) -> None:
+        try:
+            os.pwritev(fd, parts, offset_bytes)
+        except OSError:
+            return
+
+    store_file.write_whole = write
+
+
+def bytes_are_not_checked() -> None:
+    """Bytes are believed because the label is right."""
+    store_file.checksum = lambda block: _Anything(checksum(block))
+
+
+def unfinished_store_has_its_name() -> None:
+    """A store is made under the name under which the next life looks for it."""
+    store_place._UNFINISHED = ""  # type: ignore[misc]
+
+
+class _Anything(int):
+    """A number that equals every other one."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+BUGS: Final[dict[str, Callable[[], None]]] = {
+    bug.__name__: bug
+    for bug in (
+        old_label_stays,
+        acknowledged_before_written,
+        short_write_is_done,
+        failed_write_is_done,
+        bytes_are_not_checked,
+        unfinished_store_has_its_name,
+    )
+}
