@@ -18,6 +18,7 @@ from kvleased.core import (
     ending,
     forking,
     landing,
+    mishaps,
     moving,
     recovery,
     room,
@@ -120,12 +121,13 @@ def released_blocks_are_never_let_go_of(patch: pytest.MonkeyPatch) -> None:
 
 def failed_flight_keeps_others_waiting(patch: pytest.MonkeyPatch) -> None:
     """Only the lease that started a copy learns that it failed, not those that joined it."""
-    waiting_for = landing._waiting_for
+    waiting_for = landing.waiting_for
 
     def own(world: state.CacheState, flight: Flight) -> list[Lease]:
         return [one for one in waiting_for(world, flight) if one.lease_id == flight.lease_id]
 
-    patch.setattr(landing, "_waiting_for", own)
+    patch.setattr(landing, "waiting_for", own)
+    patch.setattr(mishaps, "waiting_for", own)
 
 
 def heartbeat_tells_nothing_of_grants(patch: pytest.MonkeyPatch) -> None:

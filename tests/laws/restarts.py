@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvleased.core import joining, landing, recovery, requests
+from kvleased.core import joining, mishaps, recovery, requests
 from kvleased.core.commands import Fork, Reserve
 from kvleased.core.leases import Lease
 from kvleased.core.phases import AFTER_RESTART, MOVING, Phase
@@ -130,7 +130,7 @@ OF_RESTARTS: tuple[Mutation, ...] = (
 
 def damaged_slot_is_retired_twice(patch: pytest.MonkeyPatch) -> None:
     """Two copies of one slot find it damaged, for the first one's lease had been called off and came again."""
-    patch.setattr(landing, "_not_retired", lambda _, slots: slots)
+    patch.setattr(mishaps, "_not_retired", lambda _, slots: slots)
 
 
 OF_DAMAGE: tuple[Mutation, ...] = (

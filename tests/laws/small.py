@@ -300,7 +300,7 @@ class SmallWorld(World):
             type(waiter.command).__name__,
             rank[waiter.worker_id],
             rank.get(waiter.lease_id),
-            waiter.skip_host,
+            sorted(tier.value for tier in waiter.skipped),
             self._left(waiter.deadline),
         )
 

@@ -7,10 +7,21 @@ import numpy as np
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import Epoch, WorkerId
+from kvleased.core import (
+    adopting,
+    asking,
+    committing,
+    ending,
+    explaining,
+    forking,
+    landing,
+    requests,
+    trimming,
+)
 from kvleased.core import commands as c
-from kvleased.core import committing, ending, explaining, forking, landing, requests, trimming
 from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
+from kvleased.core.cleaning import clean
 from kvleased.core.effects import Effect, Outcome, Wake
 from kvleased.core.listing import LeaseFacts, PinFacts, list_leases, list_pins
 from kvleased.core.ranks import NO_PLACES, Place
@@ -26,6 +37,7 @@ from kvleased.core.waiting_list import WaitingFacts, list_waiting
 _Verb = Callable[..., Outcome]  # each verb takes its own kind of command
 
 _VERBS: Final[dict[type[c.Command], _Verb]] = {
+    c.Adopt: adopting.adopt,
     c.Attach: ending.attach,
     c.Cancel: landing.cancel,
     c.Commit: committing.commit,
@@ -43,11 +55,13 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Map: committing.map_lease,
     c.MoverDied: landing.mover_died,
     c.Pin: committing.pin,
+    c.Probed: asking.probed,
     c.Release: ending.release,
     c.Reload: requests.reload,
     c.Reserve: requests.reserve,
     c.Step: step,
     c.Tick: landing.tick,
+    c.TierChanged: asking.tier_changed,
     c.Trim: trimming.trim,
     c.Unpin: committing.unpin,
     c.WorkerDied: ending.end_worker,
@@ -115,6 +129,9 @@ class Cache:
             ending.settle(state)
             pump(state, now)
             outcome = self._answered(outcome)
+        if state.dirt.is_due:
+            ending.settle(state)
+            clean(state, now)
         if state.effects:
             outcome.effects, state.effects = state.effects, []
         return outcome

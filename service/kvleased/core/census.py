@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
@@ -14,8 +14,12 @@ class Census:
 
     device: Mapping[str, int]
     host: Mapping[str, int]
+    disk: Mapping[str, int] = field(default_factory=dict)
+    """The slots of the disk store."""
     num_leases: int
     num_waiting: int
+    num_asking: int = 0
+    """Calls that wait to know what the remote store has, before they wait for anything else."""
     waiting_by_priority: Mapping[int, int]
     """Those of them that have come to a priority, by it."""
     num_workers: int
@@ -30,8 +34,10 @@ def census(state: CacheState) -> Census:
     return Census(
         device=_tier(state.device),
         host=_tier(state.host),
+        disk=_tier(state.disk),
         num_leases=len(state.leases),
         num_waiting=len(state.waiting),
+        num_asking=len(state.asking),
         waiting_by_priority=Counter(waiter.priority for waiter in state.waiting),
         num_workers=len(state.workers),
         num_pins=len(state.pins),

@@ -21,6 +21,7 @@ from kvleased.core.rank_checks import rank_violations
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.tenants import tenant_violations
+from kvleased.core.tier_checks import tier_violations
 
 _STATES: Final = 256
 """Values that a state's byte can have."""
@@ -37,12 +38,12 @@ def _among(*states: State) -> NDArray[np.bool_]:
 _FREE: Final = int(State.FREE)
 _READY: Final = int(State.READY)
 _BAD: Final = int(State.BAD)
-_OFFLOAD: Final = Direction.OFFLOAD
-_RELOAD: Final = Direction.RELOAD
 _ACTIVE: Final = Phase.ACTIVE
 _LOADING: Final = Phase.LOADING
 _EVICTING: Final = Phase.EVICTING
 _RELOADING: Final = Phase.RELOADING
+_GOING: Final = {"device": _RELOADING, "host": _EVICTING}
+"""The phase of the leases that are on their way to a tier."""
 _ON_HOST: Final = (Phase.EVICTED, _RELOADING)
 _MOVING: Final = (_LOADING, _EVICTING, _RELOADING)
 _NOT_TO_BE_SEEN: Final = (*_ON_HOST, _LOADING)
@@ -86,6 +87,7 @@ def violations(state: CacheState) -> list[str]:
     tiers = (
         _tier("device", state.device, leases, listed),
         _tier("host", state.host, leases, listed),
+        _Tier("disk", state.disk, [], NOWHERE, NOWHERE),
     )
     found = [f"{tier.name}: {text}" for tier in tiers for text in _pool(tier.pool)]
     lost = [text for tier in tiers for text in _strays(tier)]
@@ -103,6 +105,7 @@ def violations(state: CacheState) -> list[str]:
         *_waits(state),
         *_bounds(state),
         *tenant_violations(state),
+        *tier_violations(state),
     ]
 
 
@@ -191,13 +194,14 @@ def _whose(tier: _Tier, chosen: NDArray[np.bool_]) -> list[Lease]:
 def _holds(state: CacheState, tier: _Tier) -> list[str]:
     """The counts against the holders' own lists: every hold has a name, and nobody holds twice."""
     is_device = tier.name == "device"
-    goes_there = _RELOADING if is_device else _EVICTING
+    goes_there = _GOING.get(tier.name)
     held = [tier.ids]
     held += [one.moving_to for one in state.leases.by_id.values() if one.phase is goes_there]
     for flight in state.flights.values():
-        if (flight.direction is _RELOAD) is not is_device:
+        source_pool, target_pool = state.ends(flight.direction)
+        if source_pool is tier.pool:
             held.append(flight.sources)
-        if (flight.direction is _OFFLOAD) is not is_device:
+        if target_pool is tier.pool:
             held.append(flight.targets)
     if is_device:
         held += state.pins.values()
@@ -360,7 +364,7 @@ def _bounds(state: CacheState) -> list[str]:
     """Limits, and workers that exist."""
     found = []
     shape = state.shape
-    if len(state.waiting) > shape.max_waiting + shape.max_leases:
+    if len(state.waiting) + len(state.asking) > shape.max_waiting + shape.max_leases:
         found.append("more calls wait than may")
     if len(state.pins) > shape.max_pins:
         found.append("more pins than may be")

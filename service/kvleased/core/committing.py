@@ -15,6 +15,7 @@ from kvleased.core.granting import pack_counts
 from kvleased.core.holdings import holdings
 from kvleased.core.joining import agreed_commit
 from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.looking import EVERYWHERE, parted
 from kvleased.core.marks import Words, key_words
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
@@ -59,6 +60,8 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
         state.device.records.position[new] = positions
         state.device.records.checksum[new] = 0
         state.device.publish(new, keys, _COMMIT)
+        if state.dirt.is_any:
+            state.dirt.committed(new)
         state.tell("blocks_committed", lease, num_blocks=len(new))
     num_duplicates = len(named.blocks) - len(new) - num_ready
     state.counters["blocks_committed"] += len(new)
@@ -218,16 +221,16 @@ def map_lease(state: CacheState, command: Map, now: float) -> Outcome:
 
 
 def lookup(state: CacheState, command: Lookup, now: float) -> Outcome:
-    """Tell how much of a prefix a tenant could reuse now; holds and changes nothing."""
+    """Tell how much of a prefix a tenant could reuse now, without asking any store; holds and changes nothing."""
     del now
-    prefix = match(state, command.keys, command.tenant_digest, use_host=True)
-    num_host = len(prefix.slots)
-    num_device = len(prefix.entries) - num_host
+    prefix = match(state, command.keys, command.tenant_digest, EVERYWHERE)
+    is_in = parted(state, prefix.below)
     return Outcome(
         reply=Found(
-            num_device_blocks=num_device,
-            num_host_blocks=num_host,
+            num_device_blocks=len(prefix.blocks),
+            num_host_blocks=int(np.count_nonzero(is_in.host)),
             hit_tokens=prefix.hit_tokens,
+            num_disk_blocks=int(np.count_nonzero(is_in.disk)),
         )
     )
 

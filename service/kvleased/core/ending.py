@@ -172,6 +172,11 @@ def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> O
     for waiter in [waiter for waiter in state.waiting if waiter.worker_id == worker_id]:
         state.waiting.leave(waiter.ticket)
         state.wake(waiter.ticket, UnknownWorkerError("the worker ended while the call waited"))
+    for asking in [one for one in state.asking.values() if one.waiter.worker_id == worker_id]:
+        del state.asking[asking.waiter.ticket]
+        state.wake(
+            asking.waiter.ticket, UnknownWorkerError("the worker ended while the call waited")
+        )
     lease_ids = sorted(state.leases.by_worker.get(worker_id, ()))
     for lease_id in lease_ids:
         lease = state.leases.by_id[lease_id]

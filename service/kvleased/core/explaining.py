@@ -113,7 +113,7 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
     if lease.request is None:
         msg = "the lease was granted before the daemon's restart, and why is not kept; ask about a newer one"
         raise WrongStateError(msg, rule="granted_before_restart")
-    hits = {Tier.DEVICE: lease.device_hit_tokens, Tier.HOST: lease.host_hit_tokens}
+    hits = dict(zip(Tier, _hits(lease), strict=True))
     return Outcome(
         reply=Explained(
             lease_id=lease.lease_id,
@@ -121,6 +121,16 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
             hit_tokens={tier: count for tier, count in hits.items() if count},
             misses=misses_of(state, lease),
         )
+    )
+
+
+def _hits(lease: Lease) -> tuple[int, int, int, int]:
+    """Return the tokens of a lease's prefix by the tier that had them, from the top."""
+    return (
+        lease.device_hit_tokens,
+        lease.host_hit_tokens,
+        lease.disk_hit_tokens,
+        lease.remote_hit_tokens,
     )
 
 
@@ -133,7 +143,7 @@ def misses_of(state: CacheState, lease: Lease) -> tuple[Missed, ...]:
 
 
 def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, ...]:
-    hit_tokens = lease.device_hit_tokens + lease.host_hit_tokens
+    hit_tokens = sum(_hits(lease))
     hash_tokens, unit_tokens = state.covering.hash_tokens, state.covering.hit_tokens
     words = key_words(request.keys)
     ends = np.arange(hit_tokens, len(words) * hash_tokens, unit_tokens) + unit_tokens
@@ -236,7 +246,7 @@ def _blocks(
         foreign |= is_foreign
         if tier in state.tiers_off:
             _put(blocks, was_there, _Code.TIER_OFF, number)
-        elif tier is not Tier.DEVICE and lease.passes_over_host:
+        elif tier in lease.skipped:
             _put(blocks, was_there, _Code.DROPPED, number)
         elif tier is Tier.DEVICE or request.wait_ms:
             _put(blocks, was_there, _Code.CACHED, number)
@@ -256,7 +266,7 @@ def _digests(words: NDArray[np.uint64]) -> Digests:
 
 def _pools(state: CacheState) -> tuple[tuple[Tier, Pool], ...]:
     """Return the tiers that have an index, the highest first."""
-    return (Tier.DEVICE, state.device), (Tier.HOST, state.host)
+    return tuple(zip(Tier, state.pools, strict=False))
 
 
 def _in_pool(

@@ -144,7 +144,7 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=num_computed)
     holder_of = state.ranks.holder_of
-    for waiter in state.waiting:
+    for waiter in state.callers:
         waiting = waiter.command
         if (
             isinstance(waiting, Reserve)

@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 from kvlease.errors import InvalidError, NeverFitsError, WrongStateError
 from kvlease.groups import Counts
 from kvlease.ids import BYTES_PER_KEY, LeaseId
+from kvleased.core.bringing import attributed, bring
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.eviction.classes import NORMAL
 from kvleased.core.explaining import is_explained, misses_of
-from kvleased.core.flights import Purpose
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.retention import check_class
 from kvleased.core.room import num_available, room
-from kvleased.core.search import NOTHING, Match, match
+from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.tenants import check_fits
@@ -118,7 +118,7 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
     tenant = state.workers[command.worker_id]
     may_wait, prefix, num_left = command.wait_ms > 0, NOTHING, state.history.num_left
     if command.keys:
-        prefix = match(state, command.keys, tenant, use_host=may_wait and not waiter.skip_host)
+        prefix = match(state, command.keys, tenant, sources_of(waiter) if may_wait else None)
     hits = prefix.blocks
     count, places = num_fresh(state, prefix, command.num_tokens)
     if not state.leases.free_rows:
@@ -132,8 +132,6 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
             return None
     lease = _begin(state, waiter, prefix, now)
     lease.num_left_before = num_left
-    if waiter.skip_host:
-        lease.passes_over_host = True
     granted = _take(state, lease, prefix, fresh)
     if lease.pending:
         lease.phase = Phase.LOADING
@@ -161,18 +159,18 @@ def num_fresh(
         return -(-num_tokens // state.covering.tokens_per_block) - len(prefix.blocks), None
     covering, hit_tokens = state.covering, prefix.hit_tokens
     begins, afters = covering.growth_of_one(hit_tokens, num_tokens, covering.hit_ends(hit_tokens))
-    return sum(afters) - sum(begins) + len(prefix.slots), (begins, afters)
+    return sum(afters) - sum(begins) + len(prefix.below), (begins, afters)
 
 
 def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Lease:
     """Return a new lease, which has nothing yet."""
     command = waiter.command
     assert isinstance(command, Reserve)
-    most, device_tokens = waiter.device_hit_blocks_max, prefix.device_tokens
-    if most is not None:
-        device_tokens = min(device_tokens, most * state.shape.hit_tokens)
+    tokens = prefix.tier_tokens
+    if waiter.first_hits is not None:
+        tokens = attributed(tokens, waiter.first_hits)
     lease_id = state.history.moment = LeaseId(state.next_id())
-    return Lease(
+    lease = Lease(
         lease_id=lease_id,
         worker_id=command.worker_id,
         tenant=state.workers[command.worker_id],
@@ -181,26 +179,32 @@ def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Leas
         phase=_ACTIVE,
         deadline=now + state.shape.lease_seconds,
         granted_at=now,
-        device_hit_tokens=device_tokens,
-        host_hit_tokens=prefix.hit_tokens - device_tokens,
+        device_hit_tokens=tokens[0],
+        skipped=waiter.skipped,
         moving_to=NOWHERE,
         members=state.ranks.members_for(command.worker_id) if state.ranks.places else None,
     )
+    if tokens[0] < tokens[-1]:
+        lease.host_hit_tokens = tokens[1] - tokens[0]
+        lease.disk_hit_tokens = tokens[2] - tokens[1]
+        lease.remote_hit_tokens = tokens[3] - tokens[2]
+    return lease
 
 
 def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
-    """Hold a prefix and take fresh blocks for a lease; what comes from the host pool is now an entry of the prefix.
+    """Hold a prefix and take fresh blocks for a lease; what comes from below is now an entry of the prefix.
 
     Returns the blocks that are the lease's own.
     """
-    device, slots = state.device, prefix.slots
-    loaded, granted = fresh[: len(slots)], fresh[len(slots) :] if len(slots) else fresh
+    device, num_below = state.device, len(prefix.below)
+    loaded, granted = fresh[:num_below], fresh[num_below:] if num_below else fresh
     if len(prefix.blocks):
         device.hold(prefix.blocks)
-    if len(slots):
-        flight = state.fly(Purpose.LOAD, slots, loaded, keyed=slots >= 0, lease=lease)
+        if state.dirt.counts_hits:
+            state.dirt.hit(prefix.blocks)
+    if num_below:
+        bring(state, lease, prefix, loaded)
         device.hold(loaded)
-        lease.pending.add(flight.copy_id)
         prefix.entries[prefix.entries < 0] = loaded
     if len(granted):
         device.take(granted, _GRANT, lease.tenant)
@@ -236,10 +240,15 @@ def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
     """Count each token of a request once: only when it is certain where its bytes come from."""
     counters = state.counters
     device_tokens, host_tokens = lease.device_hit_tokens, lease.host_hit_tokens
+    lower_tokens = lease.disk_hit_tokens + lease.remote_hit_tokens
     counters["leases_granted"] += 1
     counters["prefix_tokens_device"] += device_tokens
     counters["prefix_tokens_host"] += host_tokens
-    counters["prefix_tokens_computed"] += max(0, num_tokens - device_tokens - host_tokens)
+    if lower_tokens:
+        counters["prefix_tokens_disk"] += lease.disk_hit_tokens
+        counters["prefix_tokens_remote"] += lease.remote_hit_tokens
+    hit_tokens = device_tokens + host_tokens + lower_tokens
+    counters["prefix_tokens_computed"] += max(0, num_tokens - hit_tokens)
 
 
 def reserved(state: CacheState, lease: Lease) -> Reserved:
@@ -262,6 +271,8 @@ def _reserved(state: CacheState, lease: Lease, parts: Sequence[Row], num_tokens:
         block_ids=block_ids,
         device_hit_tokens=lease.device_hit_tokens,
         host_hit_tokens=lease.host_hit_tokens,
+        disk_hit_tokens=lease.disk_hit_tokens,
+        remote_hit_tokens=lease.remote_hit_tokens,
         row=lease.row,
         num_blocks=counts,
         covered_tokens=covered_tokens,

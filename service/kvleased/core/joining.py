@@ -103,7 +103,7 @@ def join_reserved(state: CacheState, lease: Lease, worker_id: WorkerId, now: flo
 def check_mates(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve of a request for which another rank waits with another one."""
     request = request_of(state, command)
-    for waiter in state.waiting:
+    for waiter in state.callers:
         if request is not None and waiter.request == request:
             assert isinstance(waiter.command, Reserve), "only new requests have a name"
             if not is_same(waiter.command, command):

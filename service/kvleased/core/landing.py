@@ -2,21 +2,22 @@
 
 Cases at the end of a flight:
 - done: keyed targets are published, private ones go to their lease, or to nobody if the lease has ended meanwhile;
-- done, but some bytes did not match their checksum: those sources are retired; new leases that wait
-  for the flight start over, without the retired bytes; an evicted lease that needed them ends, and
+- done, but some bytes were not there or did not match their checksum or label: those sources are retired; new leases
+  that wait for the flight start over, without the retired bytes; an evicted lease that needed them ends, and
   its worker recomputes;
 - failed, the mover saying so: the targets are free again; an evicted lease is still in the host
-  pool, a lease on its way there is still on the device, and new leases start over without the host
-  pool;
+  pool, a lease on its way there is still on the device, and new leases start over without the tier
+  that the bytes were to come from;
 - lost, the mover saying nothing: the same for the leases, but both ends stay held until the mover speaks or is dead.
 """
 
-from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import CopyFailedError, DrainingError, KVLeaseError
+from kvleased.core.asking import end_asking
 from kvleased.core.commands import (
     Cancel,
     CopyDone,
@@ -29,23 +30,36 @@ from kvleased.core.commands import (
     Reserve,
     Tick,
 )
-from kvleased.core.effects import Direction, Done, Evicted, Outcome, Reloaded
+from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ending import end_lease, expire
-from kvleased.core.flights import Flight, Purpose
+from kvleased.core.flights import SOURCE_TIERS, Flight, Purpose
 from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
-from kvleased.core.joining import request_of
 from kvleased.core.leases import Lease
-from kvleased.core.moving import finish_evict, finish_reload, here
-from kvleased.core.parting import calls_beside, end_late_evicts, hang_up, shed_late
+from kvleased.core.mishaps import disappoint, retire_sources, waiting_for
+from kvleased.core.moving import finish_evict, finish_reload
+from kvleased.core.parting import end_late_evicts, hang_up, shed_late
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.refusals import flight_late, lease_late
 from kvleased.core.room import evict_blocks
 from kvleased.core.seating import end_waits
 from kvleased.core.state import CacheState, chosen_keys, split_keys
-from kvleased.core.states import Event, State
+from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
+
+_COUNTED: Final = {
+    Purpose.WRITE_BACK: "offloads",
+    Purpose.DISPLACE: "offloads",
+    Purpose.CLEAN: "offloads",
+    Purpose.LOAD: "reloads",
+    Purpose.PREFETCH: "reloads",
+    Purpose.DISK_LOAD: "disk_loads",
+    Purpose.REMOTE_LOAD: "remote_loads",
+    Purpose.STORE: "disk_stores",
+    Purpose.SHARE: "remote_stores",
+}
+"""The counters of blocks that arrived; what leases take along is counted when they do."""
 
 
 def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
@@ -63,13 +77,18 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
         state.device.end(flight.targets, Event.SCRUBBED)
         return Outcome(reply=Done())
     _unlist_loading(state, flight)
-    failed = np.zeros(len(flight.targets), np.bool_)
+    failed = np.zeros(flight.num_pairs, np.bool_)
     failed[list(command.failed)] = True
     if failed.any():
         error = CopyFailedError("some bytes did not match their checksum; recompute them")
-        _retire_sources(state, flight, failed, error)
-        _disappoint(state, flight, error, now)
-    _take_over(state, flight, failed, command.checksums)
+        retire_sources(state, flight, failed, error)
+        disappoint(state, flight, error, now)
+    if len(flight.targets):
+        _take_over(state, flight, failed, command.checksums)
+    if state.dirt.is_any:
+        state.dirt.landed(flight, ~failed)
+        if flight.direction is Direction.SHARE:
+            _note_shared(state, flight, ~failed)
     _settle(state, flight, failed, now)
     return Outcome(reply=Done())
 
@@ -94,17 +113,19 @@ def copy_lost(state: CacheState, command: CopyLost, now: float) -> Outcome:
     _unlist_loading(state, flight)
     flight.is_lost = True
     state.counters["copies_lost"] += 1
-    _disappoint(state, flight, CopyFailedError("the copy did not end in time"), now)
+    state.dirt.failed(flight, now)
+    disappoint(state, flight, CopyFailedError("the copy did not end in time"), now)
     _, target_pool = state.ends(flight.direction)
     target_pool.change(flight.targets, Event.DOUBT)
     return Outcome(reply=Done())
 
 
 def mover_died(state: CacheState, command: MoverDied, now: float) -> Outcome:
-    """End all copies in flight: nobody writes their targets any more."""
-    del command
-    for copy_id in list(state.flights):
-        flight = state.flights.pop(copy_id)
+    """End all copies in flight that were a mover's: it writes their targets no more."""
+    for copy_id, flight in list(state.flights.items()):
+        if MOVER_OF[flight.direction] is not command.mover:
+            continue
+        del state.flights[copy_id]
         if flight.is_lost:
             _let_go_of_lost(state, flight)
         else:
@@ -119,14 +140,16 @@ def _take_over(
     state: CacheState, flight: Flight, failed: NDArray[np.bool_], checksums: bytes
 ) -> None:
     source_pool, target_pool = state.ends(flight.direction)
-    if flight.direction is Direction.OFFLOAD:
-        values = np.frombuffer(checksums, np.uint64) if checksums else 0
+    if checksums:
+        values = np.frombuffer(checksums, np.uint64)
         target_pool.records.checksum[flight.targets] = values
+    elif flight.direction in (Direction.OFFLOAD, Direction.FETCH):
+        target_pool.records.checksum[flight.targets] = 0
     else:
         target_pool.records.checksum[flight.targets] = source_pool.records.checksum[flight.sources]
     good = ~failed
     keyed = good & flight.keyed
-    keys = source_pool.keys_of(flight.sources[keyed])
+    keys = state.keys_of(flight, keyed)
     is_new = target_pool.index.find(keys) < 0
     new = flight.targets[keyed][is_new]
     if len(new):
@@ -138,26 +161,24 @@ def _take_over(
 
 def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: float) -> None:
     source_pool, target_pool = state.ends(flight.direction)
-    source_pool.let_go(flight.sources, coldest=flight.purpose is Purpose.WRITE_BACK)
-    target_pool.let_go(flight.targets[~failed])
-    if failed.any():
-        target_pool.end(flight.targets[failed], Event.FAIL)
+    source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
+    if len(flight.targets):
+        target_pool.let_go(flight.targets[~failed])
+        if failed.any():
+            target_pool.end(flight.targets[failed], Event.FAIL)
     num_good = int((~failed).sum())
-    if flight.purpose in (Purpose.WRITE_BACK, Purpose.DISPLACE):
-        state.counters["offloads"] += num_good
-    if flight.purpose is Purpose.LOAD:
-        state.counters["reloads"] += num_good
+    if flight.purpose in _COUNTED:
+        state.counters[_COUNTED[flight.purpose]] += num_good
     if flight.purpose is Purpose.DISPLACE:
         leaving = state.device.evictable(flight.sources)
         evict_blocks(state, leaving)
         num_evicted = flight.num_evicted_before + len(leaving)
         state.wake(flight.ticket, Evicted(num_evicted=num_evicted, num_offloaded=num_good))
     if flight.purpose is Purpose.PREFETCH:
-        state.counters["reloads"] += num_good
         state.wake(
             flight.ticket, Reloaded(block_ids=b"", num_reloaded=num_good, num_tokens=0, row=0)
         )
-    for lease in _waiting_for(state, flight):
+    for lease in waiting_for(state, flight):
         lease.pending.discard(flight.copy_id)
         if not lease.pending:
             _advance_lease(state, lease, num_good, now)
@@ -197,41 +218,35 @@ def _turn_back(state: CacheState, lease: Lease, command: Reload, ticket: int) ->
     state.waiting.join(waiter)
 
 
-def _retire_sources(
-    state: CacheState, flight: Flight, failed: NDArray[np.bool_], error: CopyFailedError
-) -> None:
-    """Take damaged slots out of use, and end the evicted leases whose bytes they had."""
-    assert flight.direction is Direction.RELOAD, "only bytes that come back are verified"
-    damaged = flight.sources[failed]
-    in_use = _not_retired(state, damaged)
-    state.counters["checksum_failures"] += len(in_use)
-    state.host.retire(in_use)
-    for lease in list(state.leases.by_id.values()):
-        is_below = lease.phase in (Phase.EVICTED, Phase.RELOADING)
-        if is_below and np.isin(state.leases.blocks_of(lease), damaged).any():
-            end_lease(state, lease, error)
-
-
-def _not_retired(state: CacheState, slots: Ids) -> Ids:
-    """Return the slots that are in use still: a copy that nobody waited for any more may have read them, too."""
-    in_use: Ids = slots[state.host.records.state[slots] != State.BAD]
-    return in_use
-
-
 def _fail(state: CacheState, flight: Flight, now: float) -> None:
     state.counters["copies_failed"] += 1
-    state.tell("copy_failed", num_blocks=len(flight.targets))
+    state.tell("copy_failed", num_blocks=flight.num_pairs)
     _unlist_loading(state, flight)
-    _disappoint(state, flight, CopyFailedError("the copy failed; try again or recompute"), now)
+    state.dirt.failed(flight, now)
+    disappoint(state, flight, CopyFailedError("the copy failed; try again or recompute"), now)
     source_pool, target_pool = state.ends(flight.direction)
-    source_pool.let_go(flight.sources, coldest=flight.purpose is Purpose.WRITE_BACK)
+    source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
     target_pool.end(flight.targets, Event.FAIL)
 
 
 def _let_go_of_lost(state: CacheState, flight: Flight) -> None:
     source_pool, target_pool = state.ends(flight.direction)
-    source_pool.let_go(flight.sources, coldest=flight.purpose is Purpose.WRITE_BACK)
+    source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
     target_pool.let_go(flight.targets)
+    state.dirt.is_due = state.dirt.is_any
+
+
+def _are_cold(state: CacheState, flight: Flight) -> bool:
+    """Tell whether the sources of a copy were those to leave next, and are so again."""
+    is_cold = flight.purpose in (Purpose.STORE, Purpose.SHARE) and not state.dirt.writes_through
+    return is_cold or flight.purpose is Purpose.WRITE_BACK
+
+
+def _note_shared(state: CacheState, flight: Flight, good: NDArray[np.bool_]) -> None:
+    """Note of the other blocks with the same keys, too, that the remote store has their bytes."""
+    keys = state.keys_of(flight, good)
+    for pool, remote in zip(state.pools, state.dirt.remote, strict=True):
+        remote[pool.cached(keys)] = True
 
 
 def _check_generations(state: CacheState, flight: Flight) -> None:
@@ -250,78 +265,9 @@ def _recorded(state: CacheState, flight: Flight) -> list[tuple[Pool, Ids, NDArra
 
 
 def _unlist_loading(state: CacheState, flight: Flight) -> None:
-    if flight.direction is Direction.RELOAD and not flight.is_lost:
-        for key in split_keys(state.host.keys_of(flight.sources[flight.keyed])):
+    if flight.direction in SOURCE_TIERS and not flight.is_lost:
+        for key in split_keys(state.keys_of(flight, flight.keyed)):
             del state.loading[key]
-
-
-# Leases and callers -----------------------------------------------------------------------------------------------
-
-
-def _waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
-    return [lease for lease in state.leases.by_id.values() if flight.copy_id in lease.pending]
-
-
-def _disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
-    """Part all leases and callers from a flight that did not bring what they wait for.
-
-    Leases whose own bytes are damaged have ended by now; the others only wait for the wrong copy.
-    """
-    state.wake(flight.ticket, error)
-    flight.ticket = None
-    is_corrupt = flight.direction is Direction.RELOAD and bool(
-        (state.host.records.state[flight.sources] == State.BAD).any()
-    )
-    for lease in _waiting_for(state, flight):
-        lease.pending.clear()
-        if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
-            # Without the bytes it is worth nothing.
-            end_lease(state, lease, error)
-        elif lease.phase is Phase.LOADING:
-            _start_over(state, lease, skip_host=not is_corrupt)
-        elif lease.phase is Phase.EVICTING:
-            _call_off(state, lease, Phase.ACTIVE, error, now)
-        else:
-            _call_off(state, lease, Phase.EVICTED, error, now)
-
-
-def _start_over(state: CacheState, lease: Lease, *, skip_host: bool) -> None:
-    request, ticket = lease.request, lease.ticket
-    assert isinstance(request, Reserve), "nobody loads after a restart"
-    assert ticket is not None, "a loading lease ends with its caller"
-    calls = calls_beside(state, lease)
-    lease.ticket = None
-    end_lease(state, lease)
-    waiter = Waiter(
-        ticket=ticket,
-        command=request,
-        worker_id=lease.worker_id,
-        deadline=lease.ticket_deadline,
-        skip_host=skip_host,
-        device_hit_blocks_max=lease.device_hit_tokens // state.shape.hit_tokens,
-    )
-    # Each rank's call by itself; the one that came first is the first again.
-    for call in reversed(calls):
-        own = replace(request, worker_id=call.worker_id)
-        name = request_of(state, own)
-        state.waiting.rejoin(
-            replace(waiter, ticket=call.ticket, command=own, worker_id=call.worker_id,
-                    deadline=call.deadline, request=name)
-        )  # fmt: skip
-    if not calls:
-        state.waiting.rejoin(waiter)
-
-
-def _call_off(
-    state: CacheState, lease: Lease, phase: Phase, error: KVLeaseError, now: float
-) -> None:
-    pool = state.host if phase is Phase.ACTIVE else state.device
-    pool.let_go(lease.moving_to)
-    lease.deadline = now + state.shape.lease_seconds
-    state.leases.enter(lease, phase)
-    ticket, lease.ticket = lease.ticket, None
-    command, lease.next_reload = lease.next_reload, None
-    state.wake(ticket, error if command is None else here(state, lease))
 
 
 # Time -------------------------------------------------------------------------------------------------------------
@@ -330,6 +276,8 @@ def _call_off(
 def tick(state: CacheState, command: Tick, now: float) -> Outcome:
     """Expire leases that were not renewed, and answer callers whose time is up."""
     del command
+    state.dirt.is_due = state.dirt.is_any
+    end_asking(state, now)
     end_waits(state, now)
     for lease in list(state.leases.by_id.values()):
         if lease.members is not None:
@@ -361,7 +309,11 @@ def _give_up(state: CacheState, lease: Lease, error: KVLeaseError | None) -> Non
 def cancel(state: CacheState, command: Cancel, now: float) -> Outcome:
     """Forget a waiting caller; a lease that only it would have learned of ends."""
     del now
-    if state.waiting.leave(command.ticket) is not None or hang_up(state, command.ticket):
+    if (
+        state.waiting.leave(command.ticket) is not None
+        or state.asking.pop(command.ticket, None) is not None
+        or hang_up(state, command.ticket)
+    ):
         return Outcome(reply=Done())
     for lease in list(state.leases.by_id.values()):
         if lease.ticket == command.ticket:
@@ -379,4 +331,7 @@ def drain(state: CacheState, command: Drain, now: float) -> Outcome:
     for waiter in [one for one in state.waiting if isinstance(one.command, Reserve)]:
         state.waiting.leave(waiter.ticket)
         state.wake(waiter.ticket, DrainingError())
+    for ticket in list(state.asking):
+        del state.asking[ticket]
+        state.wake(ticket, DrainingError())
     return Outcome(reply=Done())

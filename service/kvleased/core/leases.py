@@ -16,7 +16,8 @@ from kvlease.groups import Counts
 from kvlease.ids import CopyId, LeaseId, WorkerId
 from kvleased.core.commands import Fork, Reload, Reserve
 from kvleased.core.covering import Covering
-from kvleased.core.effects import Missed
+from kvleased.core.effects import Missed, Tier
+from kvleased.core.flights import TierTokens
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
 from kvleased.core.pool import Ids
@@ -48,10 +49,12 @@ class Lease:
     """Monotonic seconds at which its caller was answered; long ago after a restart, which no answer outlives."""
     device_hit_tokens: int = 0
     host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    remote_hit_tokens: int = 0
+    skipped: frozenset[Tier] = frozenset()
+    """Tiers from which a copy for its prefix has failed."""
     num_left_before: int = 0
     """Departures, as the history counts them, before its prefix was looked for."""
-    passes_over_host: bool = False
-    """Whether copying from the host pool had failed before it was granted."""
     misses: tuple[Missed, ...] | None = None
     """Why the rest of its prefix was not found; None while nobody has asked."""
     num_shared: int = 0
@@ -71,6 +74,14 @@ class Lease:
     """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in the order of `blocks_of`."""
     members: Members | None = None
     """The ranks that share it; None where a process calls for all of them."""
+
+    @property
+    def tier_tokens(self) -> TierTokens:
+        """Where the tokens of its prefix were found."""
+        on_device = self.device_hit_tokens
+        on_host = on_device + self.host_hit_tokens
+        on_disk = on_host + self.disk_hit_tokens
+        return on_device, on_host, on_disk, on_disk + self.remote_hit_tokens
 
     @property
     def holder(self) -> int:

@@ -18,7 +18,7 @@ from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
 from kvleased.core.retention import keep_class
-from kvleased.core.room import evict_blocks, host_slots, num_available, room
+from kvleased.core.room import are_dirty, evict_blocks, host_slots, num_available, room
 from kvleased.core.state import CacheState, pack, split_keys
 from kvleased.core.states import State
 from kvleased.core.tenants import check_fits, of_one_tenant, victims
@@ -121,7 +121,7 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
     if not len(host):
         evict_blocks(state, blocks)
         return Outcome(reply=Evicted(num_evicted=len(blocks), num_offloaded=0))
-    is_copied = device.is_unknown_to(host, blocks)
+    is_copied = are_dirty(state, blocks)
     slots = host_slots(state, int(np.count_nonzero(is_copied)), at_most=True)
     num_copied = 0 if slots is None else len(slots)
     is_copied[is_copied.nonzero()[0][num_copied:]] = False

@@ -143,6 +143,7 @@ class CacheRecords:
 
     device: TierRecords
     host: TierRecords
+    disk: TierRecords
     rows: LeaseRows
     kernel_rows: KernelRows
 
@@ -152,6 +153,7 @@ class CacheRecords:
         return cls(
             device=TierRecords.plain(shape.num_blocks),
             host=TierRecords.plain(shape.num_slots),
+            disk=TierRecords.plain(shape.num_disk_slots),
             rows=LeaseRows.plain(shape.max_leases, len(shape.groups), shape.table_width),
             kernel_rows=KernelRows.plain(shape.max_leases, len(shape.groups), shape.kernel_width),
         )

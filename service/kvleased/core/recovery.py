@@ -31,7 +31,7 @@ def recover(
     state.workers.update(workers)
     for worker_id, place in places.items():
         state.ranks.sit(worker_id, place)
-    for pool in (state.device, state.host):
+    for pool in state.pools:
         _distrust(pool)
     columns = state.records.rows
     columns.engine[columns.lease_id == 0] = 0
@@ -45,9 +45,10 @@ def recover(
     state.leases.free_rows = [
         row for row in reversed(range(len(state.records.rows.lease_id))) if row not in rows
     ]
-    for pool in (state.device, state.host):
+    for pool in state.pools:
         _free_unheld(pool)
         pool.rebuild()
+    state.dirt.start_over(state.device.records.state, state.host.records.state)
     state.used_before = {one: used for one, (used, _) in state.device.usage().items()}
 
 

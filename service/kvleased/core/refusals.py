@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+import numpy as np
+
 from kvlease.errors import BusyError, DeadlineError, InvalidError, NeverFitsError, PoolFullError
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.commands import Extend, Reload, Reserve
@@ -14,7 +16,7 @@ from kvleased.core.holdings import holdings
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.pool import Ids
 from kvleased.core.room import num_available
-from kvleased.core.search import NOTHING, Match, match
+from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back, limit_of
 from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
@@ -23,7 +25,13 @@ RETRY_AFTER_MS_MAX: Final = 5_000
 """The longest that a refusal tells a caller to wait, unless the first in an empty queue is told to wait longer."""
 _WAIT_MS_LEAST: Final = 2_000
 """The shortest wait that a refusal recommends."""
-_MAKES_ROOM: Final = (Purpose.WRITE_BACK, Purpose.DISPLACE, Purpose.PREEMPT, Purpose.SCRUB)
+_MAKES_ROOM: Final = (
+    Purpose.WRITE_BACK,
+    Purpose.DISPLACE,
+    Purpose.PREEMPT,
+    Purpose.SCRUB,
+    Purpose.CLEAN,
+)
 
 
 class Reason(Enum):
@@ -85,9 +93,9 @@ def _prefix(state: CacheState, waiter: Waiter) -> Match:
     command = waiter.command
     if not isinstance(command, Reserve) or not command.keys:
         return NOTHING
-    use_host = command.wait_ms > 0 and not waiter.skip_host
+    sources = sources_of(waiter) if command.wait_ms > 0 else None
     try:
-        return match(state, command.keys, state.workers[command.worker_id], use_host=use_host)
+        return match(state, command.keys, state.workers[command.worker_id], sources)
     except InvalidError:
         # Found only when its turn comes, and told then.
         return NOTHING
@@ -183,7 +191,7 @@ def busy(
     state: CacheState, waiter: Waiter, num_ahead: int, num_waiting: int, limit: int
 ) -> BusyError:
     """Explain why a call may not even wait: `num_waiting` calls do, of its tenant unless all places are taken."""
-    whose = "" if state.waiting.is_full else "of this tenant "
+    whose = "" if state.is_crowded else "of this tenant "
     return BusyError(
         f"{num_waiting} calls {whose}wait already, and the limit is {limit}; try again after retry_after_ms",
         resource="waiting_calls",
@@ -290,10 +298,17 @@ def _is_coming(state: CacheState, lack: Shortage) -> bool:
 def _num_coming(state: CacheState) -> int:
     """Count the blocks that come free when copies in flight end."""
     return sum(
-        len(flight.sources) or len(flight.targets)
+        _num_freed(state, flight)
         for flight in state.flights.values()
         if flight.purpose in _MAKES_ROOM and not flight.is_lost
     )
+
+
+def _num_freed(state: CacheState, flight: Flight) -> int:
+    if flight.purpose is Purpose.CLEAN:
+        # Most of these are leased still.
+        return int(np.count_nonzero(state.device.holds[flight.sources] == 1))
+    return flight.num_pairs
 
 
 def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
@@ -324,7 +339,7 @@ def _fewer_tokens(state: CacheState, command: Reserve | Extend, lack: Shortage) 
     num_keys = len(command.keys) // BYTES_PER_KEY if isinstance(command, Reserve) else 0
     if num_keys * hash_tokens < num_tokens + hash_tokens:
         return [f"num_tokens={num_tokens}"]
-    if len(lack.prefix.slots):
+    if len(lack.prefix.below):
         return []
     return [f"num_tokens={num_tokens} num_keys={num_tokens // hash_tokens}"]
 

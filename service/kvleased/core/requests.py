@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
+from kvleased.core.asking import ask, supersede_asking
 from kvleased.core.commands import Evict, Extend, Reload, Reserve
 from kvleased.core.effects import Outcome
 from kvleased.core.ending import renew
@@ -42,7 +43,12 @@ def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
         return _repeat(state, lease, command, now)
     if state.ranks.places:
         check_mates(state, command)
-    return seat(state, command, command.worker_id, now)
+    outcome = ask(state, command, now) if command.wait_ms and state.dirt.shares else None
+    if outcome is None:
+        outcome = seat(state, command, command.worker_id, now)
+    if state.asking:
+        supersede_asking(state, command, outcome.ticket)
+    return outcome
 
 
 def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:

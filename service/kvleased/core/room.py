@@ -1,7 +1,9 @@
 """Own the making of room: where a call's new blocks come from, and what is written back or evicted for them."""
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvleased.core.effects import Tier
 from kvleased.core.flights import Purpose
 from kvleased.core.history import Parting
 from kvleased.core.leases import NOWHERE
@@ -60,11 +62,11 @@ def num_available(state: CacheState, tenant: int, protected: Ids) -> int:
 
 
 def write_back(state: CacheState, victims: Ids) -> bool:
-    """Start copying the victims that have no copy in the host pool; tell whether there is anything to wait for.
+    """Start copying the victims that have no copy below; tell whether there is anything to wait for.
 
     If there is, those that have a copy have been evicted.
     """
-    is_dirty = state.device.is_unknown_to(state.host, victims)
+    is_dirty = are_dirty(state, victims)
     slots = host_slots(state, int(np.count_nonzero(is_dirty)), at_most=True)
     if slots is None or not len(slots):
         return False
@@ -73,6 +75,17 @@ def write_back(state: CacheState, victims: Ids) -> bool:
     sources = victims[is_dirty][: len(slots)]
     state.fly(Purpose.WRITE_BACK, sources, slots, keyed=slots >= 0)
     return True
+
+
+def are_dirty(state: CacheState, blocks: Ids) -> NDArray[np.bool_]:
+    """Tell of each of READY device blocks whether neither the host pool nor the disk store has it.
+
+    What the remote store has does not count: it may forget it at any time.
+    """
+    is_dirty = state.device.is_unknown_to(state.host, blocks)
+    if len(state.disk.index) and Tier.DISK not in state.tiers_off:
+        is_dirty &= state.device.is_unknown_to(state.disk, blocks)
+    return is_dirty
 
 
 def host_slots(
@@ -87,10 +100,26 @@ def host_slots(
         victims = host.victims(deficit, protected)
         if len(victims) < deficit:
             return None
-        state.counters["host_evictions"] += len(victims)
-        state.counters["blocks_dropped"] += _num_unknown(host, state.device, victims)
-        host.evict(victims)
+        _evict_slots(state, host, victims, "host_evictions")
     return host.suitable(count)
+
+
+def disk_slots(state: CacheState, count: int) -> Ids:
+    """Return at most `count` free slots of the disk store, having dropped the coldest ones for them."""
+    disk = state.disk
+    count = min(count, disk.num_available)
+    if count > disk.num_free:
+        victims = disk.victims(count - disk.num_free, NOWHERE)
+        _evict_slots(state, disk, victims, "disk_evictions")
+    slots = disk.suitable(count)
+    assert slots is not None, "no more than can be had"
+    return slots
+
+
+def _evict_slots(state: CacheState, pool: Pool, victims: Ids, counter: str) -> None:
+    state.counters[counter] += len(victims)
+    state.counters["blocks_dropped"] += _num_dropped(state, pool, victims)
+    pool.evict(victims)
 
 
 def evict_blocks(state: CacheState, blocks: Ids) -> None:
@@ -98,16 +127,23 @@ def evict_blocks(state: CacheState, blocks: Ids) -> None:
     if not len(blocks):
         return
     state.counters["evictions"] += len(blocks)
-    state.counters["blocks_dropped"] += _num_unknown(state.device, state.host, blocks)
+    state.counters["blocks_dropped"] += _num_dropped(state, state.device, blocks)
     # Nobody needs room where it is not made for a tenant.
     state.device.evict(blocks, Parting.EVICTED if state.history.tenant else Parting.DISPLACED)
     state.tell("blocks_evicted", num_blocks=len(blocks))
 
 
-def _num_unknown(pool: Pool, other: Pool, blocks: Ids) -> int:
-    if not len(other.index):
+def _num_dropped(state: CacheState, pool: Pool, blocks: Ids) -> int:
+    """Count the blocks of a pool that are in no other tier."""
+    others = [one for one in state.pools if one is not pool and len(one.index)]
+    if not others and not state.dirt.shares:
         return len(blocks)
-    return int(np.count_nonzero(pool.is_unknown_to(other, blocks)))
+    is_dropped = np.ones(len(blocks), np.bool_)
+    for other in others:
+        is_dropped &= pool.is_unknown_to(other, blocks)
+    if state.dirt.shares:
+        is_dropped &= ~state.dirt.remote[state.pools.index(pool)][blocks]
+    return int(np.count_nonzero(is_dropped))
 
 
 def _are_coming(state: CacheState, count: int, num_own: int, tenant: int) -> bool:

@@ -34,7 +34,12 @@ _ATTEMPTS: Final[dict[type[Waitable], _Attempt]] = {
 
 def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) -> Outcome:
     """Serve a call, or let it wait if it may and there is a place to wait."""
-    _check(state, command)
+    check_call(state, command)
+    return seat_waiter(state, new_waiter(state, command, worker_id, now), now)
+
+
+def new_waiter(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) -> Waiter:
+    """Return what stands for a call until it is answered."""
     waiter = Waiter(
         ticket=state.next_id(),
         command=command,
@@ -43,7 +48,12 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
     )
     if state.ranks.places and isinstance(command, Reserve):
         waiter.request = request_of(state, command)
-    num_ahead = 0
+    return waiter
+
+
+def seat_waiter(state: CacheState, waiter: Waiter, now: float) -> Outcome:
+    """Serve a call, or let it wait if it may and there is a place to wait."""
+    command, num_ahead = waiter.command, 0
     if len(state.waiting):
         _weigh(state, waiter)
         num_ahead = _num_ahead(state, waiter, now)
@@ -58,7 +68,8 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
     return Outcome(reply=result)
 
 
-def _check(state: CacheState, command: Waitable) -> None:
+def check_call(state: CacheState, command: Waitable) -> None:
+    """Refuse a call that nobody may make, or nobody may make now."""
     if not 0 <= command.wait_ms <= WAIT_MS_MAX:
         msg = f"wait_ms is {command.wait_ms}, it must be from 0 to {WAIT_MS_MAX}"
         raise InvalidError(msg, resource="wait_ms", need=command.wait_ms, limit=WAIT_MS_MAX)
@@ -78,7 +89,7 @@ def _wait(state: CacheState, waiter: Waiter, num_ahead: int) -> Outcome:
     """Let a call wait that cannot be served yet, or refuse it."""
     if not waiter.command.wait_ms:
         raise refusal(state, waiter, num_ahead)
-    if not _supersede(state, waiter):
+    if not supersede_waiting(state, waiter):
         # Who takes a place from itself needs none.
         _check_places(state, waiter, num_ahead)
     _weigh(state, waiter)
@@ -97,13 +108,13 @@ def _wait(state: CacheState, waiter: Waiter, num_ahead: int) -> Outcome:
 def _check_places(state: CacheState, waiter: Waiter, num_ahead: int) -> None:
     """Refuse a call if all places to wait are taken, or all that its tenant may have."""
     waiting, workers = state.waiting, state.workers
-    if waiting.is_full:
+    if state.is_crowded:
         raise busy(state, waiter, num_ahead, len(waiting), waiting.max_waiting)
     tenant = workers[waiter.worker_id]
     if set(workers.values()) == {tenant}:
         return
     limit = max(1, waiting.max_waiting // _SHARE_OF_PLACES)
-    num_own = sum(workers[other.worker_id] == tenant for other in waiting)
+    num_own = sum(workers[other.worker_id] == tenant for other in state.callers)
     if num_own >= limit:
         raise busy(state, waiter, num_ahead, num_own, limit)
 
@@ -177,7 +188,7 @@ def end_waits(state: CacheState, now: float) -> None:
         state.waiting.leave(waiter.ticket)
 
 
-def _supersede(state: CacheState, waiter: Waiter) -> bool:
+def supersede_waiting(state: CacheState, waiter: Waiter) -> bool:
     """Answer the waiting call of the same request, and tell whether there is one."""
     command = waiter.command
     if not isinstance(command, Reserve):

@@ -1,6 +1,8 @@
 """Own the whole state of one cache, and the small questions that every verb asks; the verbs decide."""
 
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final, Protocol, Self
 
 import numpy as np
@@ -10,18 +12,20 @@ from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, Unkno
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
 from kvleased.core.covering import Covering
+from kvleased.core.dirt import Dirt
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Tier, Wake
 from kvleased.core.eviction import LeafFirstLRU, make_order
-from kvleased.core.flights import Flight, Purpose
+from kvleased.core.flights import DIRECTIONS, SOURCE_TIERS, Flight, Purpose, Remote
 from kvleased.core.history import History
 from kvleased.core.kernel_table import KernelTable
+from kvleased.core.labels import pack_labels
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
-from kvleased.core.waiting import WaitingRoom
+from kvleased.core.waiting import Asking, Waiter, WaitingRoom
 
 TIER_NUMBERS: Final = {tier: number for number, tier in enumerate(Tier)}
 
@@ -59,21 +63,32 @@ class CacheState:
         self.used_before: dict[int, int] = {}
         """Blocks that each tenant used when the control process started anew, perhaps with lower limits."""
         self.device.part_tenants(at_once=self.is_limited)
-        self.host = Pool(
-            records.host,
-            compile_transitions(SLOT_TRANSITIONS),
-            LeafFirstLRU(shape.num_slots),
-            shape.layout_digest,
+        of_slots = compile_transitions(SLOT_TRANSITIONS)
+        self.host = Pool(records.host, of_slots, LeafFirstLRU(shape.num_slots), shape.layout_digest)
+        self.disk = Pool(
+            records.disk, of_slots, LeafFirstLRU(shape.num_disk_slots), shape.layout_digest
         )
-        self.history = History(len(self.device) + len(self.host))
+        self.pools = (self.device, self.host, self.disk)
+        """The tiers whose blocks are known here, from the top."""
+        self._ends = {
+            Direction.OFFLOAD: (self.device, self.host),
+            Direction.RELOAD: (self.host, self.device),
+            Direction.STORE: (self.host, self.disk),
+            Direction.LOAD: (self.disk, self.device),
+            Direction.SHARE: (self.host, self.host),
+        }
+        self.history = History(sum(len(pool) for pool in self.pools))
         """What became of blocks that are in a tier no more."""
-        self.device.remember(self.history, TIER_NUMBERS[Tier.DEVICE])
-        self.host.remember(self.history, TIER_NUMBERS[Tier.HOST])
+        for tier, pool in zip(Tier, self.pools, strict=False):
+            pool.remember(self.history, TIER_NUMBERS[tier])
         self.tiers_off: set[Tier] = set()
-        """Lower tiers that do not work at present."""
+        """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
+        self.dirt = Dirt(shape)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(records.rows, self.covering, self.kernel)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
+        self.asking: dict[int, Asking] = {}
+        """By ticket: calls that wait to know what the remote store has, and hold nothing."""
         self.workers: dict[WorkerId, int] = {}
         """The tenant digest of every attached worker."""
         self.ranks = RankBook(
@@ -134,6 +149,16 @@ class CacheState:
             raise NotYoursError
         return lease
 
+    @property
+    def callers(self) -> Iterator[Waiter]:
+        """Go through all calls that hold nothing yet: those that wait for room, and those that wait to know."""
+        return chain(self.waiting, (one.waiter for one in self.asking.values()))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether no other call may wait."""
+        return len(self.waiting) + len(self.asking) >= self.waiting.max_waiting
+
     def are_loading(self, keys: bytes) -> NDArray[np.bool_]:
         """Tell of each of packed keys whether it is on its way to the device."""
         if not self.loading:
@@ -174,16 +199,20 @@ class CacheState:
         *,
         keyed: NDArray[np.bool_] | None = None,
         lease: Lease | None = None,
-        ticket: int | None = None,
+        remote: Remote | None = None,
     ) -> Flight:
         """Start a batch of copies; takes a hold on the sources and takes the free targets into use."""
         copy_id = CopyId(self.next_id())
-        direction = _DIRECTIONS[purpose]
+        direction = DIRECTIONS[purpose]
         source_pool, target_pool = self.ends(direction)
         if direction is Direction.SCRUB:
             target_pool.take(targets, Event.SCRUB)
+        elif remote is not None:
+            target_pool.take(targets, Event.FILL, remote.tenant)
+            target_pool.records.position[targets] = remote.positions
         else:
             source_pool.hold_to_copy(sources)
+        if len(sources) and len(targets):
             target_pool.take(targets, Event.FILL, source_pool.records.tenant[sources])
             target_pool.records.position[targets] = source_pool.records.position[sources]
         flight = Flight(
@@ -195,50 +224,64 @@ class CacheState:
             source_generations=source_pool.records.generation[sources],
             target_generations=target_pool.records.generation[targets],
             keyed=np.zeros(len(targets), np.bool_) if keyed is None else keyed,
+            remote_keys=b"" if remote is None else remote.keys,
             lease_id=None if lease is None else lease.lease_id,
-            ticket=ticket,
         )
         self.flights[copy_id] = flight
-        if direction is Direction.RELOAD:
-            self._list_loading(flight)
-        checksums = self.host.records.checksum[sources] if direction is Direction.RELOAD else b""
+        if direction in SOURCE_TIERS:
+            for key, target in zip(
+                split_keys(self.keys_of(flight, flight.keyed)),
+                flight.targets[flight.keyed].tolist(),
+                strict=True,
+            ):
+                self.loading[key] = (target, copy_id)
         self.effects.append(
             Copy(
                 copy_id=copy_id,
                 direction=direction,
                 source_ids=pack(sources),
                 target_ids=pack(targets),
-                checksums=bytes(checksums),
+                checksums=self._checksums(flight, source_pool),
+                labels=self._labels(flight),
             )
         )
         return flight
 
     def ends(self, direction: Direction) -> tuple[Pool, Pool]:
-        """Return the pools that a direction reads and writes."""
-        if direction is Direction.OFFLOAD:
-            return self.device, self.host
-        if direction is Direction.RELOAD:
-            return self.host, self.device
-        return self.device, self.device
+        """Return the pools that a direction reads and writes; where one end is none, no block of its pool is named."""
+        return self._ends.get(direction, (self.device, self.device))
 
-    def _list_loading(self, flight: Flight) -> None:
-        keys = self.host.keys_of(flight.sources[flight.keyed])
-        for key, target in zip(
-            split_keys(keys), flight.targets[flight.keyed].tolist(), strict=True
-        ):
-            self.loading[key] = (target, flight.copy_id)
+    def keys_of(self, flight: Flight, chosen: NDArray[np.bool_]) -> bytes:
+        """Return the packed keys of the chosen pairs of a flight."""
+        if flight.direction is Direction.FETCH:
+            return chosen_keys(flight.remote_keys, chosen)
+        return self.ends(flight.direction)[0].keys_of(flight.sources[chosen])
 
+    @staticmethod
+    def _checksums(flight: Flight, source_pool: Pool) -> bytes:
+        """Return what the source's bytes must have, as far as it is known; where they are on the device, nothing is."""
+        if flight.direction is Direction.FETCH:
+            return bytes(8 * len(flight.targets))
+        if flight.direction in (Direction.OFFLOAD, Direction.DUPLICATE, Direction.SCRUB):
+            return b""
+        return source_pool.records.checksum[flight.sources].tobytes()
 
-_DIRECTIONS = {
-    Purpose.WRITE_BACK: Direction.OFFLOAD,
-    Purpose.DISPLACE: Direction.OFFLOAD,
-    Purpose.PREEMPT: Direction.OFFLOAD,
-    Purpose.LOAD: Direction.RELOAD,
-    Purpose.RESUME: Direction.RELOAD,
-    Purpose.PREFETCH: Direction.RELOAD,
-    Purpose.FORK: Direction.DUPLICATE,
-    Purpose.SCRUB: Direction.SCRUB,
-}
+    def _labels(self, flight: Flight) -> bytes:
+        """Return what a store is to know of the blocks of a flight that it gets, or must have if they come from it."""
+        generations: int | NDArray[np.uint64] = 0
+        if flight.direction is Direction.STORE:
+            generations = flight.target_generations
+        elif flight.direction is Direction.LOAD:
+            generations = flight.source_generations
+        elif flight.direction not in (Direction.SHARE, Direction.FETCH):
+            return b""
+        source_pool, target_pool = self.ends(flight.direction)
+        pool, ids = source_pool, flight.sources
+        if flight.direction is Direction.FETCH:
+            pool, ids = target_pool, flight.targets
+        keys = flight.remote_keys or pool.keys_of(ids)
+        columns = pool.records
+        return pack_labels(keys, columns.tenant[ids], columns.position[ids], generations)
 
 
 def split_keys(keys: bytes) -> list[bytes]:

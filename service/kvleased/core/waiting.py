@@ -23,6 +23,8 @@ from typing import Final
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
+from kvleased.core.effects import Tier
+from kvleased.core.flights import TierTokens
 
 Waitable = Reserve | Extend | Reload
 
@@ -43,10 +45,12 @@ class Waiter:
     command: Waitable
     worker_id: WorkerId
     deadline: float
-    skip_host: bool = False
-    """Take nothing from the host pool: a copy from there has just failed."""
-    device_hit_blocks_max: int | None = None
-    """Hits that count as the device's, where a first try brought more of them up from the host pool."""
+    skipped: frozenset[Tier] = frozenset()
+    """Take nothing from these tiers: a copy from there has just failed."""
+    remote_keys: frozenset[bytes] = frozenset()
+    """What the remote store said that it has."""
+    first_hits: TierTokens | None = None
+    """What a first try found, part of which it may have brought up."""
     tenant: int = 0
     """Of a new request: whose share it counts to."""
     cost: float = 1.0
@@ -69,6 +73,15 @@ class Waiter:
     def since(self) -> float:
         """Monotonic seconds at which the call came."""
         return self.deadline - (self.command.wait_ms / 1000 or WAIT_SECONDS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """A new request that waits to know what the remote store has of its prefix, and has no place in the line yet."""
+
+    waiter: Waiter
+    keys: tuple[bytes, ...]
+    """What was asked for."""
 
 
 class FairQueue:

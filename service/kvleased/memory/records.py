@@ -95,13 +95,14 @@ def lay_records(
     tables: NDArray[np.uint8],
 ) -> CacheRecords:
     """Lay all columns of a cache over its regions."""
-    device, _ = records_layout(shape).tiers(records)
+    device, disk = records_layout(shape).tiers(records)
     host = host_records_layout(shape).tier(host_records)
     columns = table_layout(shape).columns(tables)
     kernel_columns = {field.name: columns.pop(field.name) for field in fields(KernelRows)}
     return CacheRecords(
         device=device,
         host=host,
+        disk=disk,
         rows=LeaseRows(**columns),
         kernel_rows=KernelRows(**kernel_columns),
     )

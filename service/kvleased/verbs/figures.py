@@ -52,7 +52,7 @@ def figures(registry: Registry) -> dict[str, Figures]:
 
 def pools_of(entry: CacheEntry, census: Census) -> dict[str, Mapping[str, int]]:
     """Return the blocks by state of every tier of a cache that counts them."""
-    pools = {Tier.DEVICE: census.device, Tier.HOST: census.host}
+    pools = {Tier.DEVICE: census.device, Tier.HOST: census.host, Tier.DISK: census.disk}
     return {
         tier.value: counts
         for tier, counts in pools.items()

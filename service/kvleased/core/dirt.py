@@ -1,0 +1,144 @@
+"""Own what each tier has that those below it are still to get; when and how it is copied is told in `cleaning`.
+
+A mark is kept for each block and slot, in ordinary memory: a restart takes everything for dirty, and finds out again
+what is below already. A slot is copied to a store once in its life: a store that pushes blocks out for lack of room
+would otherwise be given the same ones for ever.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased.core.effects import MOVER_OF, Direction, Mover
+from kvleased.core.flights import CHORES, SOURCE_TIERS, Flight
+from kvleased.core.pool import Ids
+from kvleased.core.shape import CacheShape, WritePolicy
+from kvleased.core.states import State
+
+_REST_SECONDS: Final = 1.0
+"""How long a mover that could not copy is left in peace."""
+_MOST_HITS: Final = 2**16 - 1
+
+Marks = NDArray[np.bool_]
+
+
+class Dirt:
+    """The marks of one cache; all are empty where nothing is ever copied in the background."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        """Take all blocks for clean."""
+        num_blocks, num_slots = shape.num_blocks, shape.num_slots
+        self.writes_through = num_slots > 0 and shape.write_policy is WritePolicy.WRITE_THROUGH
+        """Whether blocks are copied down as soon as they are committed."""
+        self.counts_hits = num_slots > 0 and shape.write_policy is WritePolicy.AFTER_N_HITS
+        """Whether they are when they were found so often."""
+        self.stores = num_slots > 0 and shape.num_disk_slots > 0
+        self.shares = num_slots > 0 and shape.uses_remote
+        self.is_any = self.writes_through or self.counts_hits or self.stores or self.shares
+        """Whether there is anything to be copied, ever."""
+        self.is_due = False
+        """Whether there may be something to be copied now."""
+        offloads = self.writes_through or self.counts_hits
+        self.offload: Marks = np.zeros(num_blocks if offloads else 0, np.bool_)
+        """Blocks that are to be copied to the host pool, unless they are there."""
+        self.store: Marks = np.zeros(num_slots if self.stores else 0, np.bool_)
+        """Slots that are to be copied to the disk store, unless they are there."""
+        self.share: Marks = np.zeros(num_slots if self.shares else 0, np.bool_)
+        """Slots that are to be copied to the remote store."""
+        counts = (num_blocks, num_slots, shape.num_disk_slots)
+        self.remote: tuple[Marks, Marks, Marks] = tuple(  # type: ignore[assignment]  # three counts, three columns
+            np.zeros(count if self.shares else 0, np.bool_) for count in counts
+        )
+        """Blocks, slots and disk slots whose bytes have come from the remote store, or gone there."""
+        self.resting: dict[Mover, float] = {}
+        """Movers that have just failed, and until when they are given nothing."""
+        self._hits: NDArray[np.uint16] = np.zeros(num_blocks if self.counts_hits else 0, np.uint16)
+        self._hits_wanted = min(max(1, shape.write_after_hits), _MOST_HITS)
+
+    # Blocks -----------------------------------------------------------------------------------------------------------
+
+    def committed(self, blocks: Ids) -> None:
+        """Note that blocks were published whose bytes a worker has written."""
+        self.is_due = True
+        if self.shares:
+            self.remote[0][blocks] = False
+        if self.writes_through:
+            self.offload[blocks] = True
+        if self.counts_hits:
+            self._hits[blocks] = 0
+            self.offload[blocks] = False
+
+    def hit(self, blocks: Ids) -> None:
+        """Count that blocks were found."""
+        hits = self._hits[blocks]
+        hits += hits < _MOST_HITS
+        self._hits[blocks] = hits
+        often = blocks[hits == self._hits_wanted]
+        if len(often):
+            self.offload[often] = True
+            self.is_due = True
+
+    # Copies -----------------------------------------------------------------------------------------------------------
+
+    def landed(self, flight: Flight, good: Marks) -> None:
+        """Note what a copy has brought; `good` tells of its pairs."""
+        self.is_due = True
+        direction, keyed = flight.direction, good & flight.keyed
+        if direction is Direction.SHARE:
+            self.remote[1][flight.sources[good]] = True
+            return
+        targets = flight.targets[keyed]
+        if direction is Direction.OFFLOAD and self.stores:
+            self.store[targets] = True
+        if direction in SOURCE_TIERS and self.offload.size:
+            # What came up from below is there.
+            self.offload[targets] = False
+        if direction in SOURCE_TIERS and self.counts_hits:
+            self._hits[targets] = 0
+        if self.shares:
+            self._note_remote(direction, flight.sources[keyed[: len(flight.sources)]], targets)
+
+    def _note_remote(self, direction: Direction, sources: Ids, targets: Ids) -> None:
+        """Hand the marks of the remote store's blocks on from the sources of copies to their targets."""
+        blocks, slots, disk_slots = self.remote
+        if direction is Direction.OFFLOAD:
+            slots[targets] = blocks[sources]
+            self.share[targets] = ~slots[targets]
+        elif direction is Direction.RELOAD:
+            blocks[targets] = slots[sources]
+        elif direction is Direction.STORE:
+            disk_slots[targets] = slots[sources]
+        elif direction is Direction.LOAD:
+            blocks[targets] = disk_slots[sources]
+        elif direction is Direction.FETCH:
+            blocks[targets] = True
+
+    def failed(self, flight: Flight, now: float) -> None:
+        """Note that a copy came to nothing; if nobody asked for it, it is tried again a little later."""
+        self.is_due = self.is_any
+        if flight.purpose not in CHORES:
+            return
+        self.resting[MOVER_OF[flight.direction]] = now + _REST_SECONDS
+        marks = {
+            Direction.OFFLOAD: self.offload,
+            Direction.STORE: self.store,
+            Direction.SHARE: self.share,
+        }[flight.direction]
+        marks[flight.sources] = True
+
+    def is_resting(self, mover: Mover, now: float) -> bool:
+        """Tell whether a mover has failed a moment ago."""
+        return now < self.resting.get(mover, now)
+
+    # Restarts ---------------------------------------------------------------------------------------------------------
+
+    def start_over(self, blocks: NDArray[np.uint8], slots: NDArray[np.uint8]) -> None:
+        """Take everything for dirty that is READY in the given columns of states."""
+        self.is_due = self.is_any
+        if self.writes_through:
+            self.offload[:] = blocks == State.READY
+        if self.stores:
+            self.store[:] = slots == State.READY
+        if self.shares:
+            self.share[:] = slots == State.READY

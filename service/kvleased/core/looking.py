@@ -1,0 +1,149 @@
+"""Own the looking for blocks below the device, and the numbers by which the entries of a prefix name them.
+
+An entry is a device block, or the complement (~) of a number: that of a host slot; or, from the count of host slots on,
+of a disk slot; or, from the count of both on, the place of a key that the remote store has among those looked for.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import BYTES_PER_KEY, CopyId
+from kvleased.core.effects import Tier
+from kvleased.core.flights import SOURCE_TIERS
+from kvleased.core.leases import NOWHERE
+from kvleased.core.message import message
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.state import CacheState, chosen_keys, split_keys
+
+_NOT_LOADING: Final = (-1, CopyId(0))
+
+
+class Parted(NamedTuple):
+    """Which of some entries below the device are in which tier."""
+
+    host: NDArray[np.bool_]
+    disk: NDArray[np.bool_]
+    remote: NDArray[np.bool_]
+
+
+@message
+class Sources:
+    """Where a call may have its prefix from besides the device."""
+
+    skipped: frozenset[Tier] = frozenset()
+    """Tiers from which a copy has just failed."""
+    remote_keys: frozenset[bytes] = frozenset()
+    """What the remote store said that it has."""
+
+
+EVERYWHERE: Final = Sources()
+
+
+def look_below(
+    state: CacheState, keys: bytes, looked: tuple[Ids, NDArray[np.bool_]], sources: Sources
+) -> dict[int, CopyId]:
+    """Fill in the blocks that copies in flight fill, and the complements of slots; returns those copies by block.
+
+    `looked` are the entries that were found so far, and which of them are missing; both are written.
+    """
+    entries, is_missing = looked
+    (places,) = is_missing.nonzero()
+    wanted = chosen_keys(keys, is_missing)
+    below = np.full(len(places), -1, np.intp)
+    for first, pool in searched(state, sources):
+        slots = pool.index.find(wanted)
+        is_new = (below < 0) & (slots >= 0)
+        below[is_new] = slots[is_new] + first
+    if sources.remote_keys:
+        has = [key in sources.remote_keys for key in split_keys(wanted)]
+        is_new = (below < 0) & np.array(has, np.bool_)
+        below[is_new] = places[is_new] + len(state.host) + len(state.disk)
+    entries[places] = ~below
+    is_missing[places] = below < 0
+    joined: dict[int, CopyId] = {}
+    if state.loading:
+        for at, key in zip(places.tolist(), split_keys(wanted), strict=True):
+            block, copy_id = state.loading.get(key, _NOT_LOADING)
+            if block >= 0 and _may_join(state, copy_id, sources):
+                entries[at], joined[block] = block, copy_id
+                is_missing[at] = False
+    return joined
+
+
+def _may_join(state: CacheState, copy_id: CopyId, sources: Sources) -> bool:
+    """Tell whether a copy comes from a tier that a call may use."""
+    return SOURCE_TIERS[state.flights[copy_id].direction] not in sources.skipped
+
+
+def parted(state: CacheState, below: Ids) -> Parted:
+    """Tell which of some complements of entries are host slots, disk slots, and keys that the remote store has."""
+    num_slots = len(state.host)
+    is_host = below < num_slots
+    is_remote = below >= num_slots + len(state.disk)
+    return Parted(is_host, ~(is_host | is_remote), is_remote)
+
+
+def remote_places(state: CacheState, below: Ids) -> Ids:
+    """Return the places of those keys, among all that were looked for, that are to come from the remote store."""
+    places = below - (len(state.host) + len(state.disk))
+    return places[places >= 0]
+
+
+def keys_at(keys: bytes, places: Ids) -> bytes:
+    """Return the packed keys at some places."""
+    if not len(places):
+        return b""
+    return np.frombuffer(keys, np.uint8).reshape(-1, BYTES_PER_KEY)[places].tobytes()
+
+
+def is_any_below(state: CacheState, sources: Sources) -> bool:
+    """Tell whether anything is cached below the device, or on its way there."""
+    return (
+        len(state.host.index) > 0
+        or bool(state.loading)
+        or len(state.disk.index) > 0
+        or bool(sources.remote_keys)
+    )
+
+
+def searched(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
+    """Return the pools to look in below the device, each with the number that its first slot has among all."""
+    found = []
+    if Tier.HOST not in sources.skipped:
+        found.append((0, state.host))
+    if Tier.DISK not in sources.skipped and Tier.DISK not in state.tiers_off:
+        found.append((len(state.host), state.disk))
+    return [(first, pool) for first, pool in found if len(pool.index)]
+
+
+def by_tier(entries: Ids) -> tuple[Ids, Ids]:
+    """Return the blocks among entries, and the complements of the others."""
+    is_block = entries >= 0
+    if b"\0" not in is_block.tobytes():
+        return entries, NOWHERE
+    return entries[is_block], ~entries[~is_block]
+
+
+def may_be_foreign(state: CacheState, tenant: int, sources: Sources | None) -> bool:
+    """Tell whether another tenant ever had blocks where a prefix is looked for."""
+    return not state.device.is_only_of(tenant) or (
+        sources is not None
+        and not (state.host.is_only_of(tenant) and state.disk.is_only_of(tenant))
+    )
+
+
+def tenants_of(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.uint64]:
+    """Return whose bytes the entries hold; what the remote store has is the asking tenant's."""
+    if b"\1" not in (entries < 0).tobytes():
+        return state.device.records.tenant[entries]
+    tenants = np.full(len(entries), tenant, np.uint64)
+    starts = (0, len(state.host))
+    for start, pool in zip(starts, (state.host, state.disk), strict=True):
+        slots = ~entries - start
+        is_there = (slots >= 0) & (slots < len(pool))
+        tenants[is_there] = pool.records.tenant[slots[is_there]]
+    is_block = entries >= 0
+    tenants[is_block] = state.device.records.tenant[entries[is_block]]
+    return tenants

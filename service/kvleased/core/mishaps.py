@@ -1,0 +1,130 @@
+"""Own what becomes of those that waited for a copy which did not bring them what they wait for.
+
+What was damaged below is retired, so that other tiers may still serve; a tier from which nothing came is not tried
+again for the same call. New leases start over with what there is then; an evicted lease whose own bytes are damaged
+ends.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import CopyFailedError, KVLeaseError
+from kvleased.core.commands import Fork, Reserve
+from kvleased.core.effects import Direction
+from kvleased.core.ending import end_lease
+from kvleased.core.flights import SOURCE_TIERS, Flight
+from kvleased.core.joining import request_of
+from kvleased.core.leases import Lease
+from kvleased.core.moving import here
+from kvleased.core.parting import calls_beside
+from kvleased.core.phases import Phase
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.state import CacheState
+from kvleased.core.states import State
+from kvleased.core.waiting import Waiter
+
+
+def waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
+    """Return the leases that wait for a copy."""
+    return [lease for lease in state.leases.by_id.values() if flight.copy_id in lease.pending]
+
+
+def retire_sources(
+    state: CacheState, flight: Flight, failed: NDArray[np.bool_], error: CopyFailedError
+) -> None:
+    """Take damaged slots out of use, and end the evicted leases whose bytes they had.
+
+    The remote store forgets what it likes. What did not get down to a store stays where it is.
+    """
+    if flight.direction is Direction.FETCH:
+        state.counters["remote_misses"] += int(np.count_nonzero(failed))
+    elif flight.direction is Direction.LOAD:
+        state.counters["disk_failures"] += _retire(state.disk, flight.sources[failed])
+    elif flight.direction is Direction.RELOAD:
+        damaged = flight.sources[failed]
+        state.counters["checksum_failures"] += _retire(state.host, damaged)
+        for lease in list(state.leases.by_id.values()):
+            is_below = lease.phase in (Phase.EVICTED, Phase.RELOADING)
+            if is_below and np.isin(state.leases.blocks_of(lease), damaged).any():
+                end_lease(state, lease, error)
+    else:
+        assert flight.direction in (Direction.STORE, Direction.SHARE), "nothing else is verified"
+        state.counters["store_failures"] += int(np.count_nonzero(failed))
+
+
+def _retire(pool: Pool, damaged: Ids) -> int:
+    """Retire slots that are in use still, and return how many."""
+    in_use = _not_retired(pool, damaged)
+    pool.retire(in_use)
+    return len(in_use)
+
+
+def _not_retired(pool: Pool, slots: Ids) -> Ids:
+    """Return the slots that are in use still: a copy that nobody waited for any more may have read them, too."""
+    in_use: Ids = slots[pool.records.state[slots] != State.BAD]
+    return in_use
+
+
+def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
+    """Part all leases and callers from a flight that did not bring what they wait for.
+
+    Leases whose own bytes are damaged have ended by now; the others only wait for the wrong copy.
+    """
+    state.wake(flight.ticket, error)
+    flight.ticket = None
+    source_pool, _ = state.ends(flight.direction)
+    is_retired = bool((source_pool.records.state[flight.sources] == State.BAD).any())
+    for lease in waiting_for(state, flight):
+        lease.pending.clear()
+        if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
+            # Without the bytes it is worth nothing.
+            end_lease(state, lease, error)
+        elif lease.phase is Phase.LOADING:
+            if not is_retired:
+                lease.skipped |= {SOURCE_TIERS[flight.direction]}
+            _start_over(state, lease)
+        elif lease.phase is Phase.EVICTING:
+            _call_off(state, lease, Phase.ACTIVE, error, now)
+        else:
+            _call_off(state, lease, Phase.EVICTED, error, now)
+
+
+def _start_over(state: CacheState, lease: Lease) -> None:
+    request, ticket = lease.request, lease.ticket
+    assert isinstance(request, Reserve), "nobody loads after a restart"
+    assert ticket is not None, "a loading lease ends with its caller"
+    calls = calls_beside(state, lease)
+    lease.ticket = None
+    end_lease(state, lease)
+    waiter = Waiter(
+        ticket=ticket,
+        command=request,
+        worker_id=lease.worker_id,
+        deadline=lease.ticket_deadline,
+        skipped=lease.skipped,
+        first_hits=lease.tier_tokens,
+    )
+    # Each rank's call by itself; the one that came first is the first again.
+    for call in reversed(calls):
+        own = replace(request, worker_id=call.worker_id)
+        name = request_of(state, own)
+        state.waiting.rejoin(
+            replace(waiter, ticket=call.ticket, command=own, worker_id=call.worker_id,
+                    deadline=call.deadline, request=name)
+        )  # fmt: skip
+    if not calls:
+        state.waiting.rejoin(waiter)
+
+
+def _call_off(
+    state: CacheState, lease: Lease, phase: Phase, error: KVLeaseError, now: float
+) -> None:
+    pool = state.host if phase is Phase.ACTIVE else state.device
+    pool.let_go(lease.moving_to)
+    lease.deadline = now + state.shape.lease_seconds
+    state.leases.enter(lease, phase)
+    ticket, lease.ticket = lease.ticket, None
+    command, lease.next_reload = lease.next_reload, None
+    state.wake(ticket, error if command is None else here(state, lease))
