@@ -74,6 +74,11 @@ CACHE_COUNTERS: Final = (
         "Blocks that the remote store said to have and did not give in time, or not as they were written.",
     ),
     ("blocks_committed", "kvlease_blocks_committed", "Blocks that became findable."),
+    (
+        "blocks_dropped",
+        "kvlease_blocks_dropped",
+        "Blocks that left the last tier that had them.",
+    ),
     ("copies_failed", "kvlease_copies_failed", "Copies that their mover gave up, or died over."),
     ("copies_lost", "kvlease_copies_lost", "Copies that were not answered in time."),
     (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlease import PlanInputs
+from kvleased.movers.cells import BYTES_PER_SECTOR
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.tiering import (
     CACHE,
@@ -29,6 +30,8 @@ BLOCKS_PER_PROMPT = 4
 TOKENS_PER_PROMPT = BLOCKS_PER_PROMPT * TOKENS_PER_BLOCK
 NUM_PROMPTS = 8
 NUM_BLOCKS = NUM_PROMPTS * BLOCKS_PER_PROMPT
+FIRST_PAYLOAD_BYTES = 4 * BYTES_PER_SECTOR
+"""No more than what the cells of all slots take."""
 
 
 @pytest.fixture
@@ -58,12 +61,12 @@ def fill(serving: Serving, plan: PlanInputs) -> None:
 
 
 def flip_payloads(directory: Path) -> None:
-    """Flip a bit in the middle of every 4 KiB of every store, but for the first pages, which describe the store."""
+    """Flip a bit of every block of every store; what describes the store and its slots lies before them."""
     for path in directory.iterdir():
-        if path.stat().st_size < 64 << 10:
+        if path.stat().st_size < FIRST_PAYLOAD_BYTES:
             continue
         with path.open("r+b") as store:
-            for at in range(64 << 10, path.stat().st_size, 4 << 10):
+            for at in range(FIRST_PAYLOAD_BYTES, path.stat().st_size, BYTES_PER_SECTOR):
                 store.seek(at + 2048)
                 byte = store.read(1)
                 store.seek(at + 2048)

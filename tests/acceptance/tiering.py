@@ -114,3 +114,4 @@ def kill_all(serving: Serving) -> None:
     """Kill the supervisor, and with it, by the kernel's hand, everything that it started."""
     serving.process.send_signal(signal.SIGKILL)
     serving.process.wait()
+    serving.log.close()
