@@ -11,12 +11,13 @@ from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
 from kvlease import _answers
-from kvlease._checks import given
+from kvlease._checks import check_range, given
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan, PlanReport, WhatIf
 from kvlease.replies import (
+    RETAIN_PRIORITY_MAX,
     CacheInfo,
     Committed,
     Event,
@@ -216,6 +217,7 @@ def reserve(  # noqa: PLR0913 - one parameter a field
     priority: Priority = "normal",
     retain_seconds: int = 0,
     explain: bool = False,
+    retain_priority: int | None = None,
 ) -> Ask[pb.ReserveResponse]:
     """Ask for blocks for one request."""
     try:
@@ -232,6 +234,9 @@ def reserve(  # noqa: PLR0913 - one parameter a field
             request.retain_seconds = retain_seconds
         if explain:
             request.explain = explain
+        if retain_priority is not None:
+            check_range("retain_priority", retain_priority, 0, RETAIN_PRIORITY_MAX)
+            request.retain_priority = retain_priority
     except _WRONG as error:
         raise InvalidError(f"reserve: {error}") from error
     return Ask("reserve", request, _answers.itself, wait_ms)
@@ -248,6 +253,7 @@ def reserve_of(spec: ReserveSpec, wait_ms: int = 0) -> Ask[pb.ReserveResponse]:
         priority=spec.priority,
         retain_seconds=spec.retain_seconds,
         explain=spec.explain,
+        retain_priority=spec.retain_priority,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from kvlease.plan import CachePlan
 
 Priority = Literal["low", "normal", "high"]
 """How soon a request is served, and how long its blocks stay cached."""
+RETAIN_PRIORITY_MAX: Final = 100
+"""The largest number that says how long blocks stay cached; 0 is what low is, 50 normal, 100 high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +307,7 @@ class ReserveSpec:
     priority: Priority = "normal"
     retain_seconds: int = 0
     explain: bool = False
+    retain_priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvlease.replies import RETAIN_PRIORITY_MAX
 from kvlease.wire_fields import Body, Count, Id, Millis, Name
 from kvlease.wire_plans import PlanInputs
 
@@ -126,10 +127,15 @@ class ReserveBody(Body):
     )
     retain_seconds: Count = Field(
         default=0,
-        description="Seconds for which committed blocks keep the priority after their last use; 0: while cached.",
+        description="Seconds for which committed blocks are retained so after their last use; 0: while cached.",
     )
     explain: bool = Field(
         default=False, description="Whether to tell why the rest of the prefix was not found."
+    )
+    retain_priority: Count | None = Field(
+        default=None,
+        description="How long its blocks stay, in place of the priority: 0 (as low) to 50 (normal) to 100 (high).",
+        json_schema_extra={"maximum": RETAIN_PRIORITY_MAX},
     )
 
     def fields(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Final
 
 from kvlease.errors import InvalidError, TooLargeError
 from kvlease.ids import BYTES_PER_KEY
+from kvlease.replies import RETAIN_PRIORITY_MAX
 
 TOKENS_MAX: Final = (1 << 31) - 1
 """Token counts travel as int32 in the block table."""
@@ -91,8 +92,13 @@ def priority(field: str, value: str) -> int:
     return PRIORITIES.index(one_of(field, value, PRIORITIES))
 
 
+def retain_priority(field: str, value: int) -> int:
+    """Return a number that says how long blocks stay."""
+    return count(field, value, 0, RETAIN_PRIORITY_MAX)
+
+
 def seconds_retained(field: str, value: int) -> int:
-    """Return seconds for which blocks may keep a priority."""
+    """Return seconds for which blocks may be retained above others."""
     return count(field, value, 0, SECONDS_RETAINED_MAX)
 
 

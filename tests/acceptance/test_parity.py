@@ -111,6 +111,7 @@ def grant(run: Run, token: str, other: str) -> int:
     run.call("reserve", urgent, token=token)
     for_ever = pb.ReserveRequest(request_id="r2", num_tokens=4, retain_seconds=2**31)
     run.call("reserve", for_ever, token=token)
+    retain(run, token)
     run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=52, wait_ms=20), token=token)
     tokens = packed(*range(8), code="i")
     run.call(
@@ -129,6 +130,18 @@ def grant(run: Run, token: str, other: str) -> int:
         "commit", pb.CommitRequest(lease_id=lease_id, num_tokens=16, keys=keys(1, 9)), token=token
     )
     return lease_id
+
+
+def retain(run: Run, token: str) -> None:
+    """Reserve with numbers that say how long blocks stay, alone and in a step, and with one that there is not."""
+    for number in (0, 70, 101):
+        numbered = pb.ReserveRequest(request_id="n", num_tokens=4, retain_priority=number)
+        lease_id = run.call("reserve", numbered, token=token).lease_id
+        run.call("step", pb.StepRequest(reserves=[numbered]), token=token)
+        other = pb.ReserveRequest(request_id="n", num_tokens=4, retain_priority=50)
+        if lease_id:
+            run.call("reserve", other, token=token)
+            run.call("release", pb.ReleaseRequest(lease_id=lease_id), token=token)
 
 
 def fork(run: Run, token: str, other: str, lease_id: int) -> None:

@@ -29,6 +29,7 @@ _UNHEARD: Final = 0.08
 _REPEATED: Final = 0.12
 """Share of the calls that come twice."""
 _RETAIN_SECONDS: Final = (0, 0, 5, 60)
+_RETAIN_PRIORITIES: Final = (None, None, None, 0, 30, 50, 70, 100)
 _MORE_TOKENS: Final = (0, 1, 3, 9, 30)
 """How many more tokens than its parent has computed a fork is to cover."""
 _STEPS_OF_A_RUN: Final = 4
@@ -85,6 +86,7 @@ def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Res
         wait_ms=wait_ms,
         priority=rng.randint(0, 2) if world.uses_classes else 1,
         retain_seconds=rng.choice(_RETAIN_SECONDS) if world.uses_classes else 0,
+        retain_priority=rng.choice(_RETAIN_PRIORITIES) if world.uses_classes else None,
     )
 
 

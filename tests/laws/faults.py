@@ -319,6 +319,9 @@ def _senseless(worker: Worker, num_tokens: int) -> list[commands.Command]:
         commands.Reserve(
             worker_id=worker_id, request_id="x", keys=b"", num_tokens=1, retain_seconds=-1
         ),
+        commands.Reserve(
+            worker_id=worker_id, request_id="x", keys=b"", num_tokens=1, retain_priority=101
+        ),
         commands.Fork(worker_id=worker_id, lease_id=lease_id, request_id="x", num_tokens=4),
         commands.Fork(worker_id=nobody, lease_id=lease_id, request_id="x", num_tokens=4),
         commands.Trim(worker_id=worker_id, lease_id=lease_id, num_tokens=4),

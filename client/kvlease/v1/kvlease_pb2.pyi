@@ -676,7 +676,7 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, unknown_lease_ids: _Optional[bytes] = ..., num_orphans_ended: _Optional[int] = ..., newest_lease_id: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "keys", "num_tokens", "wait_ms", "token_ids", "priority", "retain_seconds", "explain")
+    __slots__ = ("request_id", "keys", "num_tokens", "wait_ms", "token_ids", "priority", "retain_seconds", "explain", "retain_priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -685,6 +685,7 @@ class ReserveRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RETAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     keys: bytes
     num_tokens: int
@@ -693,7 +694,8 @@ class ReserveRequest(_message.Message):
     priority: str
     retain_seconds: int
     explain: bool
-    def __init__(self, request_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., retain_seconds: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
+    retain_priority: int
+    def __init__(self, request_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., retain_seconds: _Optional[int] = ..., explain: _Optional[bool] = ..., retain_priority: _Optional[int] = ...) -> None: ...
 
 class Miss(_message.Message):
     __slots__ = ("first_block", "num_blocks", "reason", "tier", "policy", "tenant", "age_ms", "why")

@@ -51,11 +51,13 @@ class Reserve:
     num_tokens: int
     wait_ms: int = 0
     priority: int = 1
-    """0 is low, 1 normal, 2 high: how soon it is served, and how long its blocks stay."""
+    """0 is low, 1 normal, 2 high: how soon it is served, and how long its blocks stay where nothing else says it."""
     retain_seconds: int = 0
-    """Seconds for which committed blocks keep the priority after their last use; 0: for as long as they are cached."""
+    """Seconds for which committed blocks are retained so after their last use; 0: for as long as they are cached."""
     explain: bool = False
     """Whether to tell why the rest of the prefix was not found."""
+    retain_priority: int | None = None
+    """0 to 100: how long its blocks stay, in place of the priority; None: as the priority says."""
 
 
 @message

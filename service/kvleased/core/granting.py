@@ -12,13 +12,12 @@ from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.bringing import attributed, bring
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
-from kvleased.core.eviction.classes import NORMAL
 from kvleased.core.explaining import is_explained, misses_of
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
-from kvleased.core.retention import check_class
+from kvleased.core.retention import PRIORITY_NORMAL, check_class
 from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
@@ -91,7 +90,11 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
         check_fits(
             state, state.workers[command.worker_id], sum(state.covering.most(command.num_tokens))
         )
-    if command.priority != NORMAL or command.retain_seconds:
+    if (
+        command.priority != PRIORITY_NORMAL
+        or command.retain_seconds
+        or command.retain_priority is not None
+    ):
         check_class(state, command)
     if not command.keys:
         return

@@ -69,10 +69,11 @@ def is_same(first: Reserve | Fork, command: Reserve | Fork) -> bool:
             command.lease_id,
             command.num_tokens,
         )
-    return isinstance(first, Reserve) and (first.keys, first.num_tokens) == (
-        command.keys,
-        command.num_tokens,
-    )
+    return isinstance(first, Reserve) and (
+        first.keys,
+        first.num_tokens,
+        first.retain_priority,
+    ) == (command.keys, command.num_tokens, command.retain_priority)
 
 
 def join(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> None:
@@ -107,7 +108,10 @@ def check_mates(state: CacheState, command: Reserve) -> None:
         if request is not None and waiter.request == request:
             assert isinstance(waiter.command, Reserve), "only new requests have a name"
             if not is_same(waiter.command, command):
-                msg = f"request {command.request_id} waits for a lease for other tokens; use another id"
+                msg = (
+                    f"request {command.request_id} waits for a lease for other tokens or with another "
+                    "retain_priority; use another id"
+                )
                 raise IdReusedError(msg)
 
 

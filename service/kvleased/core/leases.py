@@ -388,5 +388,8 @@ def request_digest(request_id: str) -> int:
 def asked_digest(request: Reserve | Fork) -> int:
     """Return 64 bits that stand for what a request asks for, its name apart."""
     if isinstance(request, Reserve):
-        return xxhash.xxh3_64_intdigest(request.keys, request.num_tokens)
+        named = request.keys
+        if request.retain_priority is not None:
+            named += request.retain_priority.to_bytes()
+        return xxhash.xxh3_64_intdigest(named, request.num_tokens)
     return xxhash.xxh3_64_intdigest(str(request.lease_id).encode(), request.num_tokens)

@@ -53,7 +53,10 @@ def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
 
 def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:
     if not asks_for(state, lease, command):
-        msg = f"request {command.request_id} has a lease for other tokens; release it, or use another id"
+        msg = (
+            f"request {command.request_id} has a lease for other tokens or with another retain_priority; "
+            "release it, or use another id"
+        )
         raise IdReusedError(msg)
     if lease.phase is not Phase.LOADING:
         reply = join_reserved(state, lease, command.worker_id, now)

@@ -4,6 +4,7 @@ A restart forgets the classes: what was committed before is normal after it. Wha
 """
 
 from math import inf
+from typing import Final
 
 from kvlease.errors import InvalidError
 from kvleased.core.commands import Reserve
@@ -13,17 +14,32 @@ from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 
+_CLASSES: Final = (LOW, NORMAL, HIGH)
+"""The class that each priority stands for."""
+PRIORITY_NORMAL: Final = _CLASSES.index(NORMAL)
+
 
 def check_class(state: CacheState, command: Reserve) -> None:
     """Refuse a class or a time that makes no sense, and begin to go by classes with the first that is not normal."""
-    if not LOW <= command.priority <= HIGH:
-        msg = f"priority is {command.priority}, it must be from {LOW} to {HIGH}"
-        raise InvalidError(msg, resource="priority", need=command.priority, limit=HIGH)
+    highest, retain_priority = len(_CLASSES) - 1, command.retain_priority
+    if not 0 <= command.priority <= highest:
+        msg = f"priority is {command.priority}, it must be from 0 to {highest}"
+        raise InvalidError(msg, resource="priority", need=command.priority, limit=highest)
+    if retain_priority is not None and not LOW <= retain_priority <= HIGH:
+        msg = f"retain_priority is {retain_priority}, it must be from {LOW} to {HIGH}"
+        raise InvalidError(msg, resource="retain_priority", need=retain_priority, limit=HIGH)
     if command.retain_seconds < 0:
         msg = f"retain_seconds is {command.retain_seconds}, it must be at least 0"
         raise InvalidError(msg, resource="retain_seconds", need=command.retain_seconds)
-    if command.priority != NORMAL and not state.device.has_classes:
+    if class_of(command) != NORMAL and not state.device.has_classes:
         state.device.begin_classes()
+
+
+def class_of(request: Reserve) -> int:
+    """Return the class that a request leaves its blocks: the number that it gives, or that of its priority."""
+    if request.retain_priority is not None:
+        return request.retain_priority
+    return _CLASSES[request.priority]
 
 
 def keep_class(state: CacheState, lease: Lease, entries: Ids) -> None:
@@ -37,4 +53,4 @@ def keep_class(state: CacheState, lease: Lease, entries: Ids) -> None:
     if not isinstance(request, Reserve):
         owners.order.raise_to(blocks, NORMAL, inf)
     else:
-        owners.order.raise_to(blocks, request.priority, request.retain_seconds or inf)
+        owners.order.raise_to(blocks, class_of(request), request.retain_seconds or inf)

@@ -255,6 +255,11 @@ class LeaseVerbs:
                 else 0
             ),
             explain=request.explain,
+            retain_priority=(
+                checks.retain_priority(where + "retain_priority", request.retain_priority)
+                if request.HasField("retain_priority")
+                else None
+            ),
         )
 
     async def _reserve_by_tokens(

@@ -1,5 +1,6 @@
 """Laws of leases with several groups, of forks and of trims, with time passed in and nothing sent."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -278,9 +279,29 @@ def test_priority_travels_where_it_is_not_the_normal_one(plain: Session, clock: 
     assert [(one.priority, one.retain_seconds) for one in sent] == [("", 0), ("high", 9)]  # type: ignore[attr-defined]
 
 
+def test_retain_priority_travels_where_it_is_given(plain: Session, clock: Clock) -> None:
+    """0 is a number like others, and to say none costs no byte."""
+    played = Played(plain, clock, granted(1), granted(2))
+
+    for number in (None, 0):
+        played.run(_verbs.reserve(plain, replace(SPEC, retain_priority=number), 0))
+
+    sent = [call.request for call in played.sent]
+    assert [one.HasField("retain_priority") for one in sent] == [False, True]
+
+
+@pytest.mark.parametrize("number", [-1, 101, 2**64])
+def test_retain_priority_out_of_range_is_refused(number: int) -> None:
+    """What no wire would carry, or the daemon would refuse, is told with the bounds."""
+    with pytest.raises(InvalidError, match=f"retain_priority must be from 0 to 100, not {number}"):
+        _calls.reserve(request_id="r", num_tokens=16, retain_priority=number)
+
+
 def test_reserves_of_a_step_have_priorities() -> None:
     """A step's reserves say what single ones do."""
-    keen = ReserveSpec(request_id="s", num_tokens=16, priority="low", retain_seconds=9)
+    keen = ReserveSpec(
+        request_id="s", num_tokens=16, priority="low", retain_seconds=9, retain_priority=70
+    )
 
     ask = _calls.step(
         verbs=[], lease_ids=[], num_tokens=[], num_keys=None, first_blocks=None, keys=b"",
@@ -289,7 +310,7 @@ def test_reserves_of_a_step_have_priorities() -> None:
 
     assert isinstance(ask.request, pb.StepRequest)
     assert ask.request.reserves[0] == pb.ReserveRequest(
-        request_id="s", num_tokens=16, priority="low", retain_seconds=9
+        request_id="s", num_tokens=16, priority="low", retain_seconds=9, retain_priority=70
     )
 
 

@@ -207,9 +207,11 @@ def test_lease_forks_and_is_trimmed(client: Client, server: FrameServer) -> None
 def test_priority_of_a_reserve_is_sent(client: Client, server: FrameServer) -> None:
     """How soon a request is served, and how long its blocks stay, is the engine's to say."""
     with client.attach("demo") as worker:
-        worker.reserve("r", num_tokens=32, priority="low", retain_seconds=60)
+        worker.reserve("r", num_tokens=32, priority="low", retain_seconds=60, retain_priority=0)
 
-    asked = pb.ReserveRequest(request_id="r", num_tokens=32, priority="low", retain_seconds=60)
+    asked = pb.ReserveRequest(
+        request_id="r", num_tokens=32, priority="low", retain_seconds=60, retain_priority=0
+    )
     assert server.calls[1].reserve == asked
 
 
@@ -587,13 +589,16 @@ async def test_async_lease_forks_and_is_trimmed(server: FrameServer) -> None:
         AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client,
         await client.attach("demo", engine="left") as worker,
     ):
-        one = await worker.reserve("r", num_tokens=32, priority="high", retain_seconds=9)
+        one = await worker.reserve(
+            "r", num_tokens=32, priority="high", retain_seconds=9, retain_priority=99
+        )
         async with await one.fork("s", 48) as other:
             assert (other.blocks().tolist(), other.covered_tokens) == ([0, 1], 32)
         assert (await one.trim(16), one.blocks().tolist()) == (1, [0])
 
     assert server.calls[0].attach.engine == "left"
-    assert (server.calls[1].reserve.priority, server.calls[1].reserve.retain_seconds) == ("high", 9)
+    asked = server.calls[1].reserve
+    assert (asked.priority, asked.retain_seconds, asked.retain_priority) == ("high", 9, 99)
 
 
 async def test_async_calls_share_a_connection(server: FrameServer, daemon: Daemon) -> None:

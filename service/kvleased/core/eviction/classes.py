@@ -1,15 +1,17 @@
-"""Own the order of blocks of several tenants and classes: low before normal before high, in each as the policy says.
+"""Own the order of blocks of several tenants and classes: lower before higher, in each class as the policy says.
 
-There is a part of the policy's order for each tenant and class that has blocks, made when the first comes. What a
-policy learns it learns from all of them. A block's class is the highest of the leases that had it since it was taken
-into use; where none had it, it is normal. A high class may be kept for a time only, from the moment at which the block
-was let go of; then the block takes its place among the normal ones, by that moment.
+A class is a number from `LOW` to `HIGH`. There is a part of the policy's order for each tenant and class that has
+blocks, made when the first comes. What a policy learns it learns from all of them. A block's class is the highest of
+the leases that had it since it was taken into use; where none had it, it is normal. A class above the normal one may be
+kept for a time only, the longest that any such lease said, from the moment at which the block was let go of; then the
+block takes its place among the normal ones, by that moment.
 
 A chain is let go of as a whole, and whoever has a block has what it hangs on, so a parent is never of a lower class
-than its children, nor in it for a shorter time. So leaves still leave first.
+than its children, nor above the normal one for a shorter time. So leaves still leave first.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
@@ -23,11 +25,12 @@ from kvleased.core.eviction.segments import Columns, Part, SegmentedOrder, tell_
 Ids = NDArray[np.intp]
 
 LOW: Final = 0
-NORMAL: Final = 1
-HIGH: Final = 2
-_NUM_CLASSES: Final = 3
+NORMAL: Final = 50
+HIGH: Final = 100
+_NUM_CLASSES: Final = HIGH + 1
 _UNSET: Final = -1
 """The class of a block that no lease has let go of yet."""
+_NOWHERE: Final = np.empty(0, np.intp)
 
 
 class ClassedOrder:
@@ -50,6 +53,8 @@ class ClassedOrder:
         """All rings by number; a part has one, or one for each segment of its policy."""
         self._parts: dict[int, LeafFirstLRU | Part] = {}
         """By a tenant's number and a class, together as one label."""
+        self._labels_of: dict[int, list[int]] = {}
+        """The labels of each tenant that have a part, those of the lowest class first."""
         self._classes: _Classes | None = None
         self._num_blocks = 0
         blocks = whole.coldest(len(whole), np.empty(0, np.intp))
@@ -143,12 +148,12 @@ class ClassedOrder:
 
     def num_of(self, owner: int) -> int:
         """Count the evictable blocks of one tenant."""
-        return sum(len(self._parts[one]) for one in self._labels_of(owner))
+        return sum(len(self._parts[one]) for one in self._labels_of.get(owner, ()))
 
     def coldest_of(self, owner: int, count: int, protected: Ids) -> Ids:
         """Return up to `count` of one tenant's blocks that should leave next, none of them protected."""
         self._age()
-        return self._coldest(self._labels_of(owner), count, protected)
+        return self._coldest(self._labels_of.get(owner, ()), count, protected)
 
     # Classes ------------------------------------------------------------------------------------------------------
 
@@ -163,15 +168,18 @@ class ClassedOrder:
             self._classes.rank[blocks] = _UNSET
 
     def raise_to(self, blocks: Ids, rank: int, retain_seconds: float) -> None:
-        """Note that a lease of a class lets go of blocks; of several, the highest class and its longest time count."""
+        """Note that a lease of a class lets go of blocks; of several, the highest class and the longest time count."""
         assert self._classes is not None, "classes have begun before a lease has one"
         self._classes.raise_to(blocks, rank, retain_seconds)
 
-    def _coldest(self, labels: list[int], count: int, protected: Ids) -> Ids:
+    def _coldest(self, labels: Sequence[int], count: int, protected: Ids) -> Ids:
         found: list[Ids] = []
         missing = count
         for label in labels:
-            found.append(self._parts[label].coldest(missing, protected))
+            part = self._parts[label]
+            if not len(part):
+                continue
+            found.append(part.coldest(missing, protected))
             missing -= len(found[-1])
             if not missing:
                 break
@@ -180,23 +188,22 @@ class ClassedOrder:
         return np.concatenate(found) if found else np.empty(0, np.intp)
 
     def _age(self) -> None:
-        """Move high blocks whose time is over to where they belong among the normal ones of their tenant."""
+        """Move blocks above the normal class whose time is over to their places among their tenant's normal ones."""
         classes = self._classes
         if classes is None or self.now < classes.next_end:
             return
         classes.next_end = inf
-        for label in [one for one in self._parts if one % _NUM_CLASSES == HIGH]:
-            high = self._parts[label].blocks()
-            is_over = classes.end[high] <= self.now
-            next_end = float(classes.end[high[~is_over]].min(initial=inf))
-            classes.next_end = min(classes.next_end, next_end)
-            if is_over.any():
-                over = high[is_over]
-                classes.rank[over] = NORMAL
-                self._merge(label - HIGH + NORMAL, over, classes.since)
+        for owner, labels in self._labels_of.items():
+            normal = owner * _NUM_CLASSES + NORMAL
+            above = labels[bisect_right(labels, normal) :]
+            over = [classes.over(self._parts[one].blocks(), self.now) for one in above]
+            fallen = np.concatenate([*over, _NOWHERE])
+            if len(fallen):
+                classes.rank[fallen] = NORMAL
+                self._merge(normal, fallen, classes.since)
 
     def _merge(self, label: int, blocks: Ids, since: NDArray[np.float64]) -> None:
-        """Put blocks into a part where they belong by the moment at which they were let go of."""
+        """Put blocks, those of lower classes first, into a part where they belong by when they were let go of."""
         part = self._part(label)
         if isinstance(part, Part):
             self.set_aside(blocks)
@@ -206,7 +213,7 @@ class ClassedOrder:
         there = part.blocks()
         last = since[blocks].max()
         colder = there[: np.searchsorted(np.maximum.accumulate(since[there]), last, side="right")]
-        # A child that was normal all along leaves before a parent that was let go of with it.
+        # A child that was of a lower class all along leaves before a parent that was let go of with it.
         merged = np.concatenate([colder, blocks])
         merged = merged[np.argsort(since[merged], kind="stable")]
         self.set_aside(merged)
@@ -220,7 +227,13 @@ class ClassedOrder:
         packed = labels.tobytes()
         if packed == packed[: labels.itemsize] * len(labels):
             return [(int(labels[0]), blocks)] if len(labels) else []
-        return [(one, blocks[labels == one]) for one in sorted(set(labels.tolist()))]
+        order = labels.argsort(kind="stable")
+        in_order = labels[order]
+        firsts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
+        return [(int(in_order[0]), blocks[order[: firsts[0]]])] + [
+            (int(in_order[first]), blocks[order[first:end]])
+            for first, end in zip(firsts, [*firsts[1:], len(blocks)], strict=True)
+        ]
 
     def _part(self, label: int) -> LeafFirstLRU | Part:
         part = self._parts.get(label)
@@ -233,16 +246,12 @@ class ClassedOrder:
                 part = Part(self.columns, number)
                 self._rings += part.rings
             self._parts[label] = part
+            insort(self._labels_of.setdefault(label // _NUM_CLASSES, []), label)
         return part
 
     def _labels(self) -> list[int]:
         """Return all labels, those of the lowest class first."""
         return sorted(self._parts, key=lambda one: (one % _NUM_CLASSES, one))
-
-    def _labels_of(self, owner: int) -> list[int]:
-        """Return the labels of one tenant that have a part, the lowest class first."""
-        first = owner * _NUM_CLASSES
-        return [one for one in range(first, first + _NUM_CLASSES) if one in self._parts]
 
 
 class _Classes:
@@ -251,11 +260,11 @@ class _Classes:
     def __init__(self, num_blocks: int, now: float) -> None:
         self.rank: NDArray[np.int8] = np.full(num_blocks, NORMAL, np.int8)
         self.retain: NDArray[np.float64] = np.full(num_blocks, inf)
-        """Seconds for which a high block stays one after it was let go of."""
+        """Seconds for which a block above the normal class stays there after it was let go of; else meaningless."""
         self.since: NDArray[np.float64] = np.full(num_blocks, now)
         """Monotonic seconds at which a block was let go of, or at which classes began."""
         self.end: NDArray[np.float64] = np.full(num_blocks, inf)
-        """Monotonic seconds at which an evictable block that is high becomes normal."""
+        """Monotonic seconds at which an evictable block above the normal class becomes normal."""
         self.next_end = inf
 
     def of(self, blocks: Ids) -> NDArray[np.int8]:
@@ -268,9 +277,16 @@ class _Classes:
         self.rank[blocks[self.end[blocks] <= now]] = NORMAL
         self.end[blocks] = inf
 
+    def over(self, blocks: Ids, now: float) -> Ids:
+        """Return those of evictable blocks whose time is over; when that of the others is, counts as a next end."""
+        ends = self.end[blocks]
+        is_over = ends <= now
+        self.next_end = min(self.next_end, float(ends[~is_over].min(initial=inf)))
+        return blocks[is_over]
+
     def let_go(self, blocks: Ids) -> None:
         """Note that nobody holds the blocks any more, since when has been written before."""
-        high = blocks[self.rank[blocks] == HIGH]
+        high = blocks[self.rank[blocks] > NORMAL]
         if len(high):
             # Whole seconds, so that blocks that become normal do so together.
             ends = np.ceil(self.since[high] + self.retain[high])
@@ -278,8 +294,9 @@ class _Classes:
             self.next_end = min(self.next_end, float(ends.min()))
 
     def raise_to(self, blocks: Ids, rank: int, retain_seconds: float) -> None:
-        """Raise the classes of blocks, and how long they last."""
-        ranks, before = self.rank[blocks], self.retain[blocks]
-        longest = np.where(ranks == rank, np.maximum(before, retain_seconds), before)
-        self.retain[blocks] = np.where(ranks < rank, retain_seconds, longest)
+        """Raise the classes of blocks, and how long they are above the normal one."""
+        ranks = self.rank[blocks]
+        if rank > NORMAL:
+            longest = np.maximum(self.retain[blocks], retain_seconds)
+            self.retain[blocks] = np.where(ranks > NORMAL, longest, retain_seconds)
         self.rank[blocks] = np.maximum(ranks, np.int8(rank))

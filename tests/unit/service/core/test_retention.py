@@ -1,5 +1,7 @@
 """Laws of classes: low leaves before normal before high; a class lasts as long as its lease said."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +24,7 @@ from tests.unit.service.core.builders import (
     TOKENS_PER_BLOCK,
     WORKER,
     a_cache,
+    a_reserve,
     answer,
     as_ids,
     commit,
@@ -47,27 +50,28 @@ from tests.unit.service.core.grouped import (
     reserve_tokens,
 )
 
+PRIORITIES = (LOW, NORMAL, HIGH)
+"""The class that each priority stands for."""
+
 
 def used(
     cache: Cache,
     packed: bytes,
-    priority: int,
+    rank: int,
     *,
     retain_seconds: int = 0,
     now: float = 0.0,
     worker_id: WorkerId = WORKER,
 ) -> None:
     """Have a lease of a class use the blocks of keys, of which those that are cached are hits, and end."""
-    lease = leased(
-        cache, packed, priority, retain_seconds=retain_seconds, now=now, worker_id=worker_id
-    )
+    lease = leased(cache, packed, rank, retain_seconds=retain_seconds, now=now, worker_id=worker_id)
     cache.handle(c.Release(worker_id=worker_id, lease_id=lease.lease_id), now)
 
 
 def leased(
     cache: Cache,
     packed: bytes,
-    priority: int,
+    rank: int,
     *,
     retain_seconds: int = 0,
     now: float = 0.0,
@@ -76,10 +80,10 @@ def leased(
     """Return a lease of a class over the committed blocks of keys."""
     command = c.Reserve(
         worker_id=worker_id,
-        request_id=f"{priority} {packed.hex()}",
+        request_id=f"{rank} {packed.hex()}",
         keys=packed,
         num_tokens=len(packed) // 32 * TOKENS_PER_BLOCK,
-        priority=priority,
+        priority=PRIORITIES.index(rank),
         retain_seconds=retain_seconds,
     )
     lease = answer(cache.handle(command, now), Reserved)
@@ -264,8 +268,10 @@ def test_class_without_sense_is_refused(priority: int, retain_seconds: int, reso
     """A class or a time that there is not is told with its number."""
     cache = a_cache()
 
+    command = replace(a_reserve(), priority=priority, retain_seconds=retain_seconds)
+
     with pytest.raises(InvalidError) as refusal:
-        leased(cache, keys(1), priority, retain_seconds=retain_seconds)
+        cache.handle(command, 0.0)
 
     assert refusal.value.resource == resource
 
@@ -423,7 +429,8 @@ def test_blocks_leave_by_class_and_then_by_time(
         before, kept = _class_at(model, block, now)
         order.discard(as_ids([block]))
         order.raise_to(as_ids([block]), rank, float(seconds))
-        kept = seconds if rank > before else max(seconds, kept) if rank == before else kept
+        if rank > NORMAL:
+            kept = max(seconds, kept) if before > NORMAL else seconds
         order.add(as_ids([block]))
         model[block] = (max(before, rank), now, int(kept))
     order.now = now + wait
@@ -440,14 +447,14 @@ def _class_at(model: dict[int, tuple[int, float, int]], block: int, now: float) 
     if block not in model:
         return -1, 0
     rank, since, kept = model[block]
-    is_over = rank == HIGH and since + kept <= now
+    is_over = rank > NORMAL and since + kept <= now
     return (NORMAL if is_over else rank), kept
 
 
 def test_blocks_that_a_window_has_left_stay_as_long_as_their_lease_says() -> None:
     """What a running request of a high class gives back stays cached while normal blocks leave."""
     cache = cache_of(FULL, WINDOW, num_slots=0)
-    command = c.Reserve(worker_id=WORKER, request_id="r", keys=b"", num_tokens=16, priority=HIGH)
+    command = c.Reserve(worker_id=WORKER, request_id="r", keys=b"", num_tokens=16, priority=2)
     high = answer(cache.handle(command, 0.0), Reserved)
     commit_tokens(cache, high.lease_id, 16)
     normal = reserve_tokens(cache, 4, "normal")

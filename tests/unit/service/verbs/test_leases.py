@@ -95,6 +95,12 @@ def test_trim_asks_for_the_tokens_that_stay() -> None:
             "retain_seconds",
             id="more than seven days",
         ),
+        pytest.param(
+            "reserve",
+            pb.ReserveRequest(request_id="r", num_tokens=1, retain_priority=101),
+            "retain_priority",
+            id="more than a hundred",
+        ),
     ],
 )
 def test_senseless_request_is_refused_by_name(verb: str, request_: Any, field: str) -> None:
@@ -138,6 +144,28 @@ def test_priority_that_is_none_is_refused_with_the_choices() -> None:
         verbs.step(pb.StepRequest(reserves=reserves), WORKER)
 
     assert caught.value.resource == "reserves[0].priority"
+
+
+@pytest.mark.parametrize("number", [None, 0, 50, 100])
+def test_retain_priority_travels_where_it_is_given(number: int | None) -> None:
+    """0 is a number like others; what is left out is none."""
+    request = pb.ReserveRequest(request_id="r", num_tokens=8, retain_priority=number)
+
+    command = asked("reserve", request, GRANTED)
+
+    assert (command.priority, command.retain_priority) == (1, number)
+
+
+def test_retain_priority_that_is_none_is_refused_with_the_bounds() -> None:
+    """A refusal names the number, what it must be, and where it stood."""
+    verbs, _ = lease_verbs()
+    reserves = [pb.ReserveRequest(request_id="r", num_tokens=8, retain_priority=101)]
+
+    with pytest.raises(InvalidError, match="is 101; it must be from 0 to 100") as caught:
+        verbs.step(pb.StepRequest(reserves=reserves), WORKER)
+
+    assert caught.value.resource == "reserves[0].retain_priority"
+    assert (caught.value.need, caught.value.limit) == (101, 100)
 
 
 def test_who_asks_for_nothing_special_gets_nothing_special() -> None:
