@@ -157,7 +157,7 @@ class AsyncWorker(WorkerView):
     async def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
     ) -> Reloaded:
-        """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
+        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool."""
         if lease is not None:
             return await self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return await self._port.run(

@@ -278,7 +278,7 @@ class Worker(WorkerView):
     def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
     ) -> Reloaded:
-        """Bring an evicted lease, or the blocks of `keys`, back into the device pool."""
+        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool."""
         if lease is not None:
             return self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return self._port.run(

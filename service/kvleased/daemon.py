@@ -84,7 +84,7 @@ class Daemon:
         )
         self.events = Events(epoch, settings.max_events, settings.max_watchers)
         self.tiers = Tiers(
-            self.registry, self.apply, keeper, settings, observe_copies, self._note_scanned
+            self.registry, self.apply, keeper, settings, observe_copies, self._note_store
         )
         self._observing = Observing(self.registry)
         self._keeper = keeper
@@ -371,8 +371,8 @@ class Daemon:
 
     # Helpers
 
-    def _note_scanned(self, entry: CacheEntry) -> None:
-        self._caches.note_scanned(entry)
+    def _note_store(self, entry: CacheEntry) -> None:
+        self._caches.note_store(entry)
 
     async def _load_root_secret(self, kept: Sequence[Kept]) -> bytes:
         """Return the secret of this supervisor's life, and take it from its file, or make one, where there is none yet.

@@ -59,6 +59,11 @@ CACHE_COUNTERS: Final = (
         "Blocks that an earlier life left in the disk store and that became findable again.",
     ),
     (
+        "disk_slots_forgotten",
+        "kvlease_disk_slots_forgotten",
+        "Blocks that were lost with the disk store, which is another one now.",
+    ),
+    (
         "disk_failures",
         "kvlease_disk_failures",
         "Blocks that the disk store did not give back as they were written.",

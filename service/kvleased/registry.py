@@ -57,7 +57,9 @@ class CacheEntry:
     num_found: Counter[Tier] = field(default_factory=Counter)
     """Slots that an earlier life of the container left, by tier."""
     is_scanned: bool = False
-    """Whether the disk store was looked through to the end, in this life or an earlier one of the supervisor."""
+    """Whether the disk store was looked through to the end, in this life or an earlier one of the control process."""
+    disk_file_id: str = ""
+    """The file whose slots the core knows, as the disk mover names it; empty where there was none yet."""
     observer: Observer | None = None
     """What is noted of its requests; None where nobody ever wanted to know."""
 

@@ -72,10 +72,10 @@ class Tiers:
         keeper: Keeper,
         settings: Settings,
         observe: ObserveCopies = lambda *_: None,
-        note_scanned: Callable[[CacheEntry], None] = lambda _: None,
+        note_store: Callable[[CacheEntry], None] = lambda _: None,
     ) -> None:
         """Make a link for each mover that the settings ask for."""
-        self._note_scanned = note_scanned
+        self._note_store = note_store
         self._registry = registry
         self._apply = apply
         self._keeper = keeper
@@ -246,8 +246,8 @@ class Tiers:
             entry.num_found[Tier.DISK] += len(found.slot_ids) // protocol.ITEM_BYTES
         if found.is_last:
             entry.is_scanned = True
-            self.links[mover].note_scanned(found.pool)
-            self._note_scanned(entry)
+            self.links[mover].note_file(found.pool, entry.disk_file_id)
+            self._note_store(entry)
             _LOG.info("store_scanned", cache=entry.name, num_found=entry.num_found[Tier.DISK])
 
     def _note(self, mover: Mover, status: Status) -> None:
@@ -266,8 +266,22 @@ class Tiers:
         status = self._by_pool.get((mover, entry.pool), self._global[mover])
         before = entry.stores.get(TIERS[mover])
         entry.stores[TIERS[mover]] = replace(status, pool=0)
-        if before is None or before.is_on != status.is_on:
-            self._apply(entry, c.TierChanged(tier=TIERS[mover], is_on=status.is_on))
+        is_other = status.is_on and status.file_id != entry.disk_file_id and mover is Mover.DISK
+        if is_other or before is None or before.is_on != status.is_on:
+            changed = c.TierChanged(tier=TIERS[mover], is_on=status.is_on, is_empty=is_other)
+            self._apply(entry, changed)
+        if is_other:
+            self._begin_file(entry, status.file_id)
+
+    def _begin_file(self, entry: CacheEntry, file_id: str) -> None:
+        """Take note that the disk store of a cache lies in another file than the core has just forgotten.
+
+        In this order: whoever is killed in between forgets once more.
+        """
+        entry.disk_file_id, entry.is_scanned = file_id, False
+        entry.num_found[Tier.DISK] = 0
+        self.links[Mover.DISK].note_file(entry.pool, "")
+        self._note_store(entry)
 
     # From the supervisor
 

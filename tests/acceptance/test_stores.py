@@ -1,6 +1,7 @@
 """The lower tiers with real processes and files: what was acknowledged is found again, what is damaged never serves."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from kvlease import PlanInputs
 from kvleased.movers.cells import BYTES_PER_SECTOR
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.tiering import (
-    CACHE,
     TOKENS_PER_BLOCK,
     attached,
     child,
@@ -21,6 +21,7 @@ from tests.acceptance.tiering import (
     kill_all,
     prompt,
     ready,
+    reason,
     status,
 )
 
@@ -115,6 +116,56 @@ def test_the_control_process_may_die_beside_its_stores(tmp_path: Path, disk_dir:
             lease.release()
 
 
+def test_a_control_process_that_starts_beside_a_store_that_is_off(
+    tmp_path: Path, disk_dir: Path
+) -> None:
+    """The next control process uses no store before its mover has said that it works, and then all of it."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        with attached(serving, small()) as (client, worker):
+            (store,) = disk_dir.glob("*.store")
+            store.chmod(0o644)
+            serving.restart_control(worker)
+            serving.until(lambda: "0644" in reason(client, "disk"))
+
+            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
+            assert not lease.disk_hit_tokens
+            lease.release()
+            assert not counter(client, "copies_failed")
+            assert not counter(client, "disk_failures")
+
+            store.chmod(0o600)
+            serving.until(lambda: status(client, "disk") == "ready")
+            lease = compute(worker, prompt(1, BLOCKS_PER_PROMPT))
+            assert lease.disk_hit_tokens == TOKENS_PER_PROMPT
+            lease.release()
+
+
+def test_a_new_store_in_the_place_of_the_old_one_is_filled_anew(
+    tmp_path: Path, disk_dir: Path
+) -> None:
+    """When the directory was removed, slots of the old file cost no failure each, and none is lost for good."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        with attached(serving, small()) as (client, worker):
+            shutil.rmtree(disk_dir)
+            # The first to ask meets a file that is gone; the next one comes by itself.
+            compute(worker, prompt(0, BLOCKS_PER_PROMPT)).release()
+            serving.until(lambda: counter(client, "disk_slots_forgotten") >= NUM_BLOCKS)
+            serving.until(lambda: status(client, "disk") == "ready")
+
+            # The host pool has the last prompt and the first one; the others are computed again.
+            serving.until(lambda: ready(client, "disk") == 2 * BLOCKS_PER_PROMPT)
+            for number in range(1, NUM_PROMPTS - 1):
+                compute(worker, prompt(number, BLOCKS_PER_PROMPT)).release()
+                wanted = (number + 2) * BLOCKS_PER_PROMPT
+                serving.until(lambda wanted=wanted: ready(client, "disk") == wanted)
+            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
+            assert lease.disk_hit_tokens == TOKENS_PER_PROMPT
+            lease.release()
+            assert not counter(client, "disk_failures")
+
+
 def test_flipped_bits_on_disk_are_misses(tmp_path: Path, disk_dir: Path) -> None:
     """Bytes that changed below the daemon's feet are recomputed, counted, and never served."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
@@ -161,10 +212,7 @@ def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: P
             with attached(serving, small()) as (client, worker):
                 os.kill(child(serving, "disk-mover"), signal.SIGKILL)
                 serving.until(lambda: status(client, "disk") == "off")
-                reason = next(
-                    one.reason for one in client.get_cache(CACHE).tiers if one.tier == "disk"
-                )
-                assert reason
+                assert reason(client, "disk")
                 lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
                 assert not lease.disk_hit_tokens
                 lease.release()

@@ -88,6 +88,11 @@ def status(client: Client, tier: str) -> str:
     return next(one.status for one in client.get_cache(CACHE).tiers if one.tier == tier)
 
 
+def reason(client: Client, tier: str) -> str:
+    """Return why a tier does not work; empty where it does."""
+    return next(one.reason for one in client.get_cache(CACHE).tiers if one.tier == tier)
+
+
 def child_or_none(serving: Serving, role: str) -> int | None:
     """Return the process id of one of the daemon's children, if it lives."""
     for entry in Path("/proc").iterdir():

@@ -53,7 +53,7 @@ class Pools:
             layout=LAYOUT, bytes_per_slot=self.bytes_per_slot, num_slots=self.num_disk_slots
         )
 
-    def message(self, *, is_fresh: bool) -> PoolMap:
+    def message(self, file_id: str = "") -> PoolMap:
         """Return how the mover is told; layers are outermost on the device."""
         num_bytes = self.bytes_per_piece
         return PoolMap(
@@ -64,7 +64,7 @@ class Pools:
             device_bytes=(self.num_blocks * self.bytes_per_block,),
             layout_fingerprint=LAYOUT.hex(),
             num_disk_slots=self.num_disk_slots,
-            is_fresh=is_fresh,
+            file_id=file_id,
             pieces=tuple(
                 Piece(
                     rank=0,
@@ -126,9 +126,9 @@ class Driver:
         self.host[host_id, : len(payload)] = np.frombuffer(payload, np.uint8)
         return checksum(memoryview(payload))
 
-    def map(self, *, is_fresh: bool = True) -> None:
+    def map(self, file_id: str = "") -> None:
         """Tell of the pools."""
-        first, *rest = self.pools.message(is_fresh=is_fresh).packets()
+        first, *rest = self.pools.message(file_id).packets()
         socket.send_fds(self.link, [first], self._fds)
         for packet in rest:
             self.link.send(packet)

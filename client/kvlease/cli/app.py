@@ -73,7 +73,8 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
     for table in (
         tables.caches(caches, stats),
         tables.pools(stats),
-        tables.counters(stats),
+        tables.hits(stats),
+        tables.moves(stats),
         tables.ghosts(stats),
     ):
         if table.row_count:

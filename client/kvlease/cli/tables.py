@@ -1,6 +1,6 @@
 """Own how a snapshot reads on a terminal; where it comes from is the commands' business."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -38,6 +38,10 @@ _TEXTS: Final = frozenset(
 _FOLDED: Final = frozenset({"cache", "other states", "name", "reason", "tenant"})
 """The columns whose texts may be long."""
 
+_STORES: Final = {"disk_stores": "stored\non disk", "remote_stores": "shared"}
+"""The counters of blocks that went to a store, and how they are called."""
+_RELOADS: Final = ("reloads", "disk_loads", "remote_loads")
+"""The counters of blocks that came to the device from the tiers below it."""
 _NANOSECONDS: Final = 1e9
 _FINGERPRINT_CHARACTERS: Final = 12
 
@@ -50,7 +54,7 @@ def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
         plan = info[cache.cache].plan if cache.cache in info else None
         table.add_row(
             cache.cache,
-            info[cache.cache].status if cache.cache in info else "gone",
+            _status(info[cache.cache]) if cache.cache in info else "gone",
             f"{cache.num_workers:,}",
             f"{cache.num_leases:,}",
             f"{cache.num_waiting:,}",
@@ -72,27 +76,36 @@ def pools(stats: Stats) -> Table:
     return table
 
 
-def counters(stats: Stats) -> Table:
-    """Return one row per cache: what its prefixes were worth, and what was moved; stores only where they were hit."""
-    stores = [
-        tier
-        for tier in ("disk", "remote")
-        if any(cache.counters.get(f"prefix_tokens_{tier}") for cache in stats.caches)
-    ]
+def hits(stats: Stats) -> Table:
+    """Return one row per cache: what its prefixes were worth; stores only where they were hit."""
+    tiers = ["device", "host", *_counted_any(stats, ("disk", "remote"), "prefix_tokens_")]
+    names = [f"prefix_tokens_{tier}" for tier in (*tiers, "computed")]
+    found = (f"tokens hit\non {tier}" for tier in tiers)
     table = _table(
-        "Since the start",
-        "cache",
-        "leases\ngranted",
-        "tokens hit\non device",
-        "tokens hit\non host",
-        *(f"tokens hit\non {tier}" for tier in stores),
-        "tokens\ncomputed",
-        "blocks\nevicted",
-        "blocks\nreloaded",
+        "Prefixes since the start", "cache", "leases\ngranted", *found, "tokens\ncomputed"
     )
     for cache in stats.caches:
         if cache.counters:
-            table.add_row(cache.cache, *_counted(cache, stores))
+            table.add_row(cache.cache, *_counts(cache, "leases_granted", *names))
+    return table
+
+
+def moves(stats: Stats) -> Table:
+    """Return one row per cache: which blocks went down, and which came up again from any tier."""
+    stores = _counted_any(stats, _STORES)
+    table = _table(
+        "Blocks since the start",
+        "cache",
+        "evicted",
+        "offloaded",
+        *(_STORES[name] for name in stores),
+        "reloaded",
+    )
+    for cache in stats.caches:
+        if cache.counters:
+            num_reloaded = sum(cache.counters.get(name, 0) for name in _RELOADS)
+            counts = _counts(cache, "evictions", "offloads", *stores)
+            table.add_row(cache.cache, *counts, f"{num_reloaded:,}")
     return table
 
 
@@ -278,18 +291,21 @@ def event_line(event: Event) -> str:
     return " ".join(words)
 
 
-def _counted(cache: CacheStats, stores: Sequence[str]) -> list[str]:
-    count: Mapping[str, int] = cache.counters
-    names = (
-        "leases_granted",
-        "prefix_tokens_device",
-        "prefix_tokens_host",
-        *(f"prefix_tokens_{tier}" for tier in stores),
-        "prefix_tokens_computed",
-        "evictions",
-        "reloads",
-    )
-    return [f"{count.get(name, 0):,}" for name in names]
+def _counted_any(stats: Stats, names: Iterable[str], prefix: str = "") -> list[str]:
+    """Return those of the names under which any cache has counted anything."""
+    return [name for name in names if any(one.counters.get(prefix + name) for one in stats.caches)]
+
+
+def _counts(cache: CacheStats, *names: str) -> list[str]:
+    return [f"{cache.counters.get(name, 0):,}" for name in names]
+
+
+def _status(cache: CacheInfo) -> str:
+    """Return how a cache does, and which of its stores do not work."""
+    off = [
+        tier.tier for tier in cache.tiers if tier.status == "off" and cache.status != "populating"
+    ]
+    return f"{cache.status}, no {' and '.join(off)}" if off else cache.status
 
 
 def _written(options: CacheOptions) -> str:

@@ -35,6 +35,7 @@ def adopt(state: CacheState, command: Adopt, now: float) -> Outcome:
     disk.take(slots, Event.FILL, labels["tenant"])
     columns.position[slots] = labels["position"]
     columns.checksum[slots] = checksums[chosen]
+    columns.is_remote[slots] = False
     disk.publish(slots, labels["key"].tobytes(), Event.FILLED)
     disk.let_go(slots)
     return Outcome(reply=Done())

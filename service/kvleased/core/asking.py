@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError
 from kvlease.ids import BYTES_PER_KEY
-from kvleased.core.commands import Probed, Reserve, TierChanged
+from kvleased.core.commands import Probed, Reserve
 from kvleased.core.effects import Done, Outcome, Probe, Tier
 from kvleased.core.labels import pack_labels
 from kvleased.core.looking import EVERYWHERE, keys_at
@@ -153,14 +153,7 @@ def end_asking(state: CacheState, now: float) -> None:
             _go_on(state, asking, frozenset(), now)
 
 
-def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome:
-    """Note whether a lower tier works; nobody waits for the word of one that does not."""
-    state.dirt.is_due = state.dirt.is_any
-    if command.is_on:
-        state.tiers_off.discard(command.tier)
-        return Outcome(reply=Done())
-    state.tiers_off.add(command.tier)
-    if command.tier is Tier.REMOTE:
-        for asking in list(state.asking.values()):
-            _go_on(state, asking, frozenset(), now)
-    return Outcome(reply=Done())
+def end_all_asking(state: CacheState, now: float) -> None:
+    """Let all calls go on without an answer, for there will be none."""
+    for asking in list(state.asking.values()):
+        _go_on(state, asking, frozenset(), now)

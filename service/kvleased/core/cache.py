@@ -17,6 +17,7 @@ from kvleased.core import (
     landing,
     requests,
     trimming,
+    turning,
 )
 from kvleased.core import commands as c
 from kvleased.core.census import Census, census
@@ -61,7 +62,7 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Reserve: requests.reserve,
     c.Step: step,
     c.Tick: landing.tick,
-    c.TierChanged: asking.tier_changed,
+    c.TierChanged: turning.tier_changed,
     c.Trim: trimming.trim,
     c.Unpin: committing.unpin,
     c.WorkerDied: ending.end_worker,

@@ -236,6 +236,8 @@ class TierChanged:
     tier: Tier
     """DISK or REMOTE."""
     is_on: bool
+    is_empty: bool = False
+    """Whether the disk store has none of what was in it: it is another one. What it has instead is told by Adopt."""
 
 
 @message

@@ -1,8 +1,9 @@
 """Own what each tier has that those below it are still to get; when and how it is copied is told in `cleaning`.
 
-A mark is kept for each block and slot, in ordinary memory: a restart takes everything for dirty, and finds out again
-what is below already. A slot is copied to a store once in its life: a store that pushes blocks out for lack of room
-would otherwise be given the same ones for ever.
+A slot is copied to a store once in its life: a store that pushes blocks out for lack of room would otherwise be given
+the same ones for ever. What was shared is written in the records, because it costs a question to find out again. All
+other marks are in ordinary memory: a restart takes everything for dirty, and the tiers below tell what they have
+already; what the disk store had pushed out by then is copied there once more.
 """
 
 from typing import Final
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from kvleased.core.effects import MOVER_OF, Direction, Mover
 from kvleased.core.flights import CHORES, SOURCE_TIERS, Flight
 from kvleased.core.pool import Ids
+from kvleased.core.records import CacheRecords
 from kvleased.core.shape import CacheShape, WritePolicy
 from kvleased.core.states import State
 
@@ -26,7 +28,7 @@ Marks = NDArray[np.bool_]
 class Dirt:
     """The marks of one cache; all are empty where nothing is ever copied in the background."""
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, shape: CacheShape, records: CacheRecords) -> None:
         """Take all blocks for clean."""
         num_blocks, num_slots = shape.num_blocks, shape.num_slots
         self.writes_through = num_slots > 0 and shape.write_policy is WritePolicy.WRITE_THROUGH
@@ -46,9 +48,10 @@ class Dirt:
         """Slots that are to be copied to the disk store, unless they are there."""
         self.share: Marks = np.zeros(num_slots if self.shares else 0, np.bool_)
         """Slots that are to be copied to the remote store."""
-        counts = (num_blocks, num_slots, shape.num_disk_slots)
-        self.remote: tuple[Marks, Marks, Marks] = tuple(  # type: ignore[assignment]  # three counts, three columns
-            np.zeros(count if self.shares else 0, np.bool_) for count in counts
+        self.remote: tuple[Marks, Marks, Marks] = (
+            records.device.is_remote,
+            records.host.is_remote,
+            records.disk.is_remote,
         )
         """Blocks, slots and disk slots whose bytes have come from the remote store, or gone there."""
         self.resting: dict[Mover, float] = {}
@@ -131,14 +134,18 @@ class Dirt:
         """Tell whether a mover has failed a moment ago."""
         return now < self.resting.get(mover, now)
 
-    # Restarts ---------------------------------------------------------------------------------------------------------
+    # Restarts and new stores ------------------------------------------------------------------------------------------
 
     def start_over(self, blocks: NDArray[np.uint8], slots: NDArray[np.uint8]) -> None:
         """Take everything for dirty that is READY in the given columns of states."""
         self.is_due = self.is_any
         if self.writes_through:
             self.offload[:] = blocks == State.READY
+        self.store_again(slots)
+        if self.shares:
+            self.share[:] = (slots == State.READY) & ~self.remote[1]
+
+    def store_again(self, slots: NDArray[np.uint8]) -> None:
+        """Take all slots that are READY for not stored yet."""
         if self.stores:
             self.store[:] = slots == State.READY
-        if self.shares:
-            self.share[:] = slots == State.READY

@@ -30,7 +30,9 @@ class Purpose(Enum):
     RESUME = auto()
     """To bring a lease back to the device."""
     PREFETCH = auto()
-    """To bring cached blocks to the device for nobody in particular."""
+    """To bring cached blocks from the host pool to the device for nobody in particular."""
+    DISK_PREFETCH = auto()
+    """The same from the disk store."""
     FORK = auto()
     """To give a second lease bytes of its own."""
     SCRUB = auto()
@@ -52,6 +54,7 @@ DIRECTIONS: Final = {
     Purpose.REMOTE_LOAD: Direction.FETCH,
     Purpose.RESUME: Direction.RELOAD,
     Purpose.PREFETCH: Direction.RELOAD,
+    Purpose.DISK_PREFETCH: Direction.LOAD,
     Purpose.FORK: Direction.DUPLICATE,
     Purpose.SCRUB: Direction.SCRUB,
     Purpose.CLEAN: Direction.OFFLOAD,
@@ -62,6 +65,9 @@ DIRECTIONS: Final = {
 
 TierTokens = tuple[int, int, int, int]
 """Tokens of a prefix in the tiers down to each: on the device; there or in the host pool; or on disk; or anywhere."""
+
+PREFETCHES: Final = (Purpose.PREFETCH, Purpose.DISK_PREFETCH)
+"""Copies of cached blocks that a call asked for by their keys."""
 
 CHORES: Final = (Purpose.CLEAN, Purpose.STORE, Purpose.SHARE)
 """Copies in the background, for which nobody asks."""
@@ -102,10 +108,10 @@ class Flight:
     """The keys of the targets, where the remote store is the source."""
     lease_id: LeaseId | None = None
     ticket: int | None = None
-    """The call that waits for this copy rather than for a lease's phase."""
+    """The call that waits for this copy, and perhaps for others, rather than for a lease's phase."""
     ticket_deadline: float = 0.0
-    num_evicted_before: int = 0
-    """Blocks that the waiting call has evicted already."""
+    num_before: int = 0
+    """Blocks that have left, or have come, for the waiting call already."""
     is_lost: bool = False
     """The mover did not answer in time: the copy counts as failed, but may still be writing."""
 

@@ -32,7 +32,7 @@ from kvleased.core.commands import (
 )
 from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ending import end_lease, expire
-from kvleased.core.flights import SOURCE_TIERS, Flight, Purpose
+from kvleased.core.flights import PREFETCHES, SOURCE_TIERS, Flight, Purpose
 from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
 from kvleased.core.leases import Lease
@@ -54,6 +54,7 @@ _COUNTED: Final = {
     Purpose.CLEAN: "offloads",
     Purpose.LOAD: "reloads",
     Purpose.PREFETCH: "reloads",
+    Purpose.DISK_PREFETCH: "disk_loads",
     Purpose.DISK_LOAD: "disk_loads",
     Purpose.REMOTE_LOAD: "remote_loads",
     Purpose.STORE: "disk_stores",
@@ -108,16 +109,20 @@ def copy_failed(state: CacheState, command: CopyFailed, now: float) -> Outcome:
 def copy_lost(state: CacheState, command: CopyLost, now: float) -> Outcome:
     """Give up waiting for a copy that may still be writing; both its ends stay held."""
     flight = state.flights.get(command.copy_id)
-    if flight is None or flight.is_lost:
-        return Outcome(reply=Done())
+    if flight is not None and not flight.is_lost:
+        state.counters["copies_lost"] += 1
+        doubt(state, flight, CopyFailedError("the copy did not end in time"), now)
+    return Outcome(reply=Done())
+
+
+def doubt(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
+    """Expect nothing more of a copy that may still be writing: whatever its mover says of it, it came to nothing."""
     _unlist_loading(state, flight)
     flight.is_lost = True
-    state.counters["copies_lost"] += 1
     state.dirt.failed(flight, now)
-    disappoint(state, flight, CopyFailedError("the copy did not end in time"), now)
+    disappoint(state, flight, error, now)
     _, target_pool = state.ends(flight.direction)
     target_pool.change(flight.targets, Event.DOUBT)
-    return Outcome(reply=Done())
 
 
 def mover_died(state: CacheState, command: MoverDied, now: float) -> Outcome:
@@ -172,16 +177,25 @@ def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: f
     if flight.purpose is Purpose.DISPLACE:
         leaving = state.device.evictable(flight.sources)
         evict_blocks(state, leaving)
-        num_evicted = flight.num_evicted_before + len(leaving)
+        num_evicted = flight.num_before + len(leaving)
         state.wake(flight.ticket, Evicted(num_evicted=num_evicted, num_offloaded=num_good))
-    if flight.purpose is Purpose.PREFETCH:
-        state.wake(
-            flight.ticket, Reloaded(block_ids=b"", num_reloaded=num_good, num_tokens=0, row=0)
-        )
+    if flight.purpose in PREFETCHES:
+        _count_prefetched(state, flight, num_good)
     for lease in waiting_for(state, flight):
         lease.pending.discard(flight.copy_id)
         if not lease.pending:
             _advance_lease(state, lease, num_good, now)
+
+
+def _count_prefetched(state: CacheState, flight: Flight, num_copied: int) -> None:
+    """Answer the call that waits for cached blocks, or let it wait for those that come from another tier."""
+    num_reloaded = flight.num_before + num_copied
+    for other in state.flights.values():
+        if other.ticket == flight.ticket and other.purpose in PREFETCHES:
+            other.num_before = num_reloaded
+            return
+    reply = Reloaded(block_ids=b"", num_reloaded=num_reloaded, num_tokens=0, row=0)
+    state.wake(flight.ticket, reply)
 
 
 def _advance_lease(state: CacheState, lease: Lease, num_copied: int, now: float) -> None:
@@ -290,8 +304,7 @@ def tick(state: CacheState, command: Tick, now: float) -> Outcome:
             expire(state, lease)
     for flight in state.flights.values():
         if flight.ticket is not None and flight.ticket_deadline <= now:
-            state.wake(flight.ticket, flight_late(state, flight))
-            flight.ticket = None
+            state.wake_caller(flight, flight_late(state, flight))
     return Outcome(reply=Done())
 
 

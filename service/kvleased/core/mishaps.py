@@ -56,14 +56,14 @@ def retire_sources(
 
 def _retire(pool: Pool, damaged: Ids) -> int:
     """Retire slots that are in use still, and return how many."""
-    in_use = _not_retired(pool, damaged)
+    in_use = _in_use(pool, damaged)
     pool.retire(in_use)
     return len(in_use)
 
 
-def _not_retired(pool: Pool, slots: Ids) -> Ids:
-    """Return the slots that are in use still: a copy that nobody waited for any more may have read them, too."""
-    in_use: Ids = slots[pool.records.state[slots] != State.BAD]
+def _in_use(pool: Pool, slots: Ids) -> Ids:
+    """Return the slots that are in use still: they may have been retired meanwhile, or forgotten with their store."""
+    in_use: Ids = slots[np.isin(pool.records.state[slots], (State.READY, State.RESERVED))]
     return in_use
 
 
@@ -72,8 +72,7 @@ def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: floa
 
     Leases whose own bytes are damaged have ended by now; the others only wait for the wrong copy.
     """
-    state.wake(flight.ticket, error)
-    flight.ticket = None
+    state.wake_caller(flight, error)
     source_pool, _ = state.ends(flight.direction)
     is_retired = bool((source_pool.records.state[flight.sources] == State.BAD).any())
     for lease in waiting_for(state, flight):

@@ -14,6 +14,7 @@ from kvleased.core.effects import Evicted, Outcome, Reloaded
 from kvleased.core.flights import Purpose
 from kvleased.core.granting import pack_parts
 from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.looking import EVERYWHERE, look_below, parted, tenants_of
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
@@ -131,7 +132,7 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
         return Outcome(reply=Evicted(num_evicted=len(leaving), num_offloaded=0))
     flight = state.fly(Purpose.DISPLACE, dirty, slots, keyed=slots >= 0)
     flight.ticket, flight.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
-    flight.num_evicted_before = len(leaving)
+    flight.num_before = len(leaving)
     return Outcome(ticket=flight.ticket)
 
 
@@ -237,10 +238,8 @@ def _reloaded(state: CacheState, lease: Lease, num_reloaded: int) -> Reloaded:
 def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     """Bring cached blocks back to the device for whoever asks next; of several tenants' blocks only the first one's."""
     _check_keys(command.keys)
-    slots = state.host.cached(state.covering.every_key(command.keys))
-    keys = state.host.keys_of(slots)
-    missing = slots[(state.device.index.find(keys) < 0) & ~state.are_loading(keys)]
-    slots = of_one_tenant(state, missing)
+    below = _cached_below(state, state.covering.every_key(command.keys))
+    slots = of_one_tenant(state, below)
     count = len(slots)
     if not count:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
@@ -254,7 +253,7 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
             limit=state.device.num_usable,
             remedies=(f"num_keys={state.device.num_usable}",),
         )
-    tenant, fresh = int(state.host.records.tenant[slots[0]]), None
+    tenant, fresh = int(tenants_of(state, ~slots[:1], 0)[0]), None
     check_fits(state, tenant, count)
     available = max(0, num_available(state, tenant, NOWHERE))
     if count <= available:
@@ -263,6 +262,25 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
         raise keys_full(
             state, count, available, state.workers.get(command.worker_id or WorkerId(0))
         )
-    flight = state.fly(Purpose.PREFETCH, slots, fresh, keyed=slots >= 0)
-    flight.ticket, flight.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
-    return Outcome(ticket=flight.ticket)
+    ticket = state.next_id()
+    is_in = parted(state, slots)
+    for purpose, is_there, first in (
+        (Purpose.PREFETCH, is_in.host, 0),
+        (Purpose.DISK_PREFETCH, is_in.disk, len(state.host)),
+    ):
+        if is_there.any():
+            sources = slots[is_there] - first
+            flight = state.fly(purpose, sources, fresh[is_there], keyed=sources >= 0)
+            flight.ticket, flight.ticket_deadline = ticket, deadline(command.wait_ms, now)
+    return Outcome(ticket=ticket)
+
+
+def _cached_below(state: CacheState, keys: bytes) -> Ids:
+    """Return the slots, by the numbers of `looking`, of those keys that are neither on the device nor on their way."""
+    wanted = [*dict.fromkeys(split_keys(keys))]
+    packed = b"".join(wanted)
+    entries, is_missing = state.device.index.find(packed), ~state.are_loading(packed)
+    is_missing &= entries < 0
+    look_below(state, packed, (entries, is_missing.copy()), EVERYWHERE)
+    below = ~entries[is_missing]
+    return below[below >= 0]

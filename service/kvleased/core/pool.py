@@ -318,6 +318,23 @@ class Pool:
         self.index.discard(ready)
         self.change(ids, Event.RETIRE)
 
+    def forget_all(self) -> int:
+        """Take all that is findable for lost, and return how much that was.
+
+        What nobody holds is free at once, also what was retired; the rest is when it is let go of.
+        """
+        (lost,) = (self.records.state == _READY).nonzero()
+        idle = self.holds[lost] == 0
+        self.evict(lost[idle], Parting.DROPPED)
+        held = lost[~idle]
+        self._note(held, Parting.DROPPED)
+        self.order.evicted(held)
+        self.index.discard(held)
+        (retired,) = (self.records.state == State.BAD).nonzero()
+        self.change(np.concatenate([held, retired]), Event.FORGET)
+        self._free_up(retired[self.holds[retired] == 0], Event.PROVE)
+        return len(lost)
+
     def _note(self, ids: Ids, why: Parting) -> None:
         """Remember that the keys of READY blocks leave this tier."""
         if self.history is not None:

@@ -25,6 +25,7 @@ TIER_COLUMNS: Final = (
     ("position", np.uint32, 1),
     ("seal", np.uint64, 1),
     ("key", np.uint8, BYTES_PER_KEY),
+    ("is_remote", np.bool_, 1),
 )
 """Name, element type and elements of each column of a tier, in the order in which they are laid out."""
 
@@ -59,6 +60,9 @@ class TierRecords:
     """Index of the block in its chain, so that a restart can evict leaves first again."""
     seal: NDArray[np.uint64]
     key: NDArray[np.uint8]
+    is_remote: NDArray[np.bool_]
+    """Whether the bytes have come from the remote store, or gone there. The seal knows nothing of it: where it is wrong
+    after a crash, the store is asked once more, or another node computes what it could have found."""
 
     @classmethod
     def plain(cls, num_entries: int) -> Self:
@@ -71,6 +75,7 @@ class TierRecords:
             position=np.zeros(num_entries, np.uint32),
             seal=np.zeros(num_entries, np.uint64),
             key=np.zeros((num_entries, BYTES_PER_KEY), np.uint8),
+            is_remote=np.zeros(num_entries, np.bool_),
         )
 
 

@@ -3,7 +3,8 @@
 What is believed: a lease whose row is whole and whose worker lives; a block that is READY and whose
 seal matches; a block that is RESERVED and in just one believed row. Everything else is free again
 under a new generation: the movers of the earlier life are dead, the workers of rows that are not
-believed are dead or never learned of them. Pins are not kept.
+believed are dead or never learned of them. Pins are not kept, nor whether the stores work: what is
+in them counts for nothing until that is said again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import LeaseId, WorkerId
+from kvleased.core.effects import Tier
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import AFTER_RESTART, Phase
 from kvleased.core.pool import Ids, Pool
@@ -28,6 +30,7 @@ def recover(
     state: CacheState, workers: Mapping[WorkerId, int], places: Mapping[WorkerId, Place], now: float
 ) -> None:
     """Make the state what its records and the living workers say."""
+    state.tiers_off |= {Tier.DISK, Tier.REMOTE}
     state.workers.update(workers)
     for worker_id, place in places.items():
         state.ranks.sit(worker_id, place)

@@ -83,7 +83,7 @@ class CacheState:
             pool.remember(self.history, TIER_NUMBERS[tier])
         self.tiers_off: set[Tier] = set()
         """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
-        self.dirt = Dirt(shape)
+        self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(records.rows, self.covering, self.kernel)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
@@ -176,6 +176,14 @@ class CacheState:
                 self.effects.append(Wake(ticket=call.ticket, result=call.answer(result)))
         else:
             self.effects.append(Wake(ticket=ticket, result=result))
+
+    def wake_caller(self, flight: Flight, result: Reply | KVLeaseError) -> None:
+        """Answer the call that waits for a copy, if there is one, whatever else it waits for."""
+        ticket, flight.ticket = flight.ticket, None
+        self.wake(ticket, result)
+        for other in self.flights.values():
+            if other.ticket == ticket:
+                other.ticket = None
 
     def tell(self, kind: str, lease: Lease | None = None, *, num_blocks: int = 0) -> None:
         """Tell watchers what happened."""

@@ -9,7 +9,9 @@ state, only the owner's own word (commit, revival, release), the proof of its de
 the mover that wrote. A copy that failed leaves its target FREE if the mover said so itself and
 QUARANTINED if it did not answer. BAD is final.
 
-A slot lives the same life, less what only a worker can cause: no worker ever writes a slot.
+A slot lives the same life, less what only a worker can cause: no worker ever writes a slot. One end
+is not final there: a disk store that was replaced by another has forgotten all of its slots, the
+retired ones too; each can be used again when nobody reads it any more.
 """
 
 from enum import IntEnum
@@ -71,6 +73,8 @@ class Event(IntEnum):
     """Zeroing is done."""
     RETIRE = 14
     """Its bytes turned out to differ from what was written."""
+    FORGET = 15
+    """The store that it was in is another one now."""
 
 
 Transitions = dict[State, dict[Event, State]]
@@ -116,10 +120,14 @@ SLOT_TRANSITIONS: Final[Transitions] = {
         Event.FAIL: State.FREE,
         Event.DOUBT: State.QUARANTINED,
     },
-    State.READY: {Event.EVICT: State.FREE, Event.RETIRE: State.BAD},
+    State.READY: {
+        Event.EVICT: State.FREE,
+        Event.RETIRE: State.BAD,
+        Event.FORGET: State.QUARANTINED,
+    },
     State.QUARANTINED: {Event.PROVE: State.FREE},
     State.SCRUBBING: {},
-    State.BAD: {},
+    State.BAD: {Event.FORGET: State.QUARANTINED},
 }
 """The life of a slot in a lower tier."""
 

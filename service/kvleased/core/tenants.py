@@ -22,6 +22,7 @@ from kvleased.core.commands import Pin
 from kvleased.core.effects import Direction
 from kvleased.core.leases import NOWHERE
 from kvleased.core.limits import TenantLimits
+from kvleased.core.looking import tenants_of
 from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
@@ -126,14 +127,14 @@ def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
     return "device_blocks", usable
 
 
-def of_one_tenant(state: CacheState, slots: Ids) -> Ids:
-    """Return those of the slots that hold bytes of the first one's tenant.
+def of_one_tenant(state: CacheState, below: Ids) -> Ids:
+    """Return those of the slots, by the numbers of `looking`, that hold bytes of the first one's tenant.
 
     The blocks that they go to are those that need no scrubbing for that tenant: a copy that fails leaves the old bytes
     behind, under the name of the tenant whose bytes were to come.
     """
-    tenants = state.host.records.tenant[slots]
-    own: Ids = slots[tenants == tenants[:1]]
+    tenants = tenants_of(state, ~below, 0)
+    own: Ids = below[tenants == tenants[:1]]
     return own
 
 

@@ -19,6 +19,8 @@ BYTES_PER_SECTOR: Final = 4096
 """What direct reads and writes are a multiple of, in the file and in memory."""
 BYTES_PER_LAYOUT: Final = 32
 """Bytes of a layout fingerprint."""
+BYTES_PER_FILE_ID: Final = 16
+"""Bytes that tell a file from all others, also from one that took its place."""
 
 _VERSION: Final = 1
 _SLOT_MAGIC: Final = int.from_bytes(b"KVLSLOT\n", "little")
@@ -45,7 +47,8 @@ _HEAD: Final = np.dtype(
         ("bytes_per_slot", "<u8"),
         ("num_slots", "<u8"),
         ("version", "<u4"),
-        ("spare", "V60"),
+        ("file_id", f"V{BYTES_PER_FILE_ID}"),
+        ("spare", "V44"),
         ("seal", "<u8"),
     ]
 )
@@ -80,22 +83,29 @@ class StoreShape:
         """Bytes of the whole file; never more than a sector for each slot above what the slots take."""
         return self.payload_offset_bytes + self.num_slots * self.stride_bytes
 
-    @property
-    def head(self) -> bytes:
-        """The first cell of the file, which says all this."""
+    def head(self, file_id: bytes) -> bytes:
+        """Return the first cell of a file, which says all this and which file it is."""
         head = np.zeros(1, _HEAD)
         head["magic"] = _STORE_MAGIC
         head["layout"] = np.void(self.layout)
         head["bytes_per_slot"] = self.bytes_per_slot
         head["num_slots"] = self.num_slots
         head["version"] = _VERSION
+        head["file_id"] = np.void(file_id)
         head["seal"] = _seal(head.view(np.uint8).data[:_SEALED_BYTES])
         return head.tobytes()
 
     @property
     def digest(self) -> str:
         """A name for the shape, which tells nothing that a client said."""
-        return blake3(self.head).hexdigest(length=16)
+        return blake3(self.head(bytes(BYTES_PER_FILE_ID))).hexdigest(length=16)
+
+    def file_id_of(self, head: bytes) -> bytes | None:
+        """Return which file a first cell is of; None where it is none of this shape, or cannot be believed."""
+        if len(head) != BYTES_PER_CELL:
+            return None
+        file_id: bytes = np.frombuffer(head, _HEAD)["file_id"].tobytes()
+        return file_id if head == self.head(file_id) else None
 
     def cell_offset_bytes(self, slot: int) -> int:
         """Return where a slot's cell starts."""

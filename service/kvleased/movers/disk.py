@@ -43,6 +43,8 @@ class _Tier:
     store: StoreFile | None = None
     """None while it is off."""
     reason: str = ""
+    file_id: str
+    """The file whose slots the daemon was told of, or is being told of."""
     next_try: float = 0.0
     unseen_slot: int
     """The first slot whose cell is still to be looked at; the number of slots where none is."""
@@ -159,8 +161,12 @@ class DiskEngine(Engine):
             self._say_off(tier, str(error))
             return
         tier.reason = ""
-        logs.line("info", "disk_store_on", pool=tier.pool)
-        self._link.sendall(Status(is_on=True, pool=tier.pool).encode())
+        if tier.file_id != tier.store.file_id:
+            tier.file_id, tier.unseen_slot = tier.store.file_id, 0
+            tier.written.clear()
+        logs.line("info", "disk_store_on", pool=tier.pool, file_id=tier.file_id)
+        status = Status(is_on=True, pool=tier.pool, file_id=tier.file_id)
+        self._link.sendall(status.encode())
 
     def _store_of(self, tier: _Tier) -> StoreFile:
         if self._place is None:
@@ -265,8 +271,8 @@ def _tier_of(pool: PoolMap) -> _Tier:
         shape = StoreShape(
             layout=layout, bytes_per_slot=pool.bytes_per_slot, num_slots=pool.num_disk_slots
         )
-    unseen_slot = 0 if pool.is_fresh else pool.num_disk_slots
-    return _Tier(pool=pool.pool, shape=shape, unseen_slot=unseen_slot)
+    # A file that the daemon does not know is looked through as soon as it is open.
+    return _Tier(pool=pool.pool, shape=shape, file_id=pool.file_id, unseen_slot=pool.num_disk_slots)
 
 
 def _is_unseen(tier: _Tier) -> bool:

@@ -181,11 +181,11 @@ class MoverLink:
             self._packets.extend(mapped.packets())
             self._flush()
 
-    def note_scanned(self, pool: int) -> None:
-        """Have the movers after this one not look again through what this one has looked through to the end."""
+    def note_file(self, pool: int, file_id: str) -> None:
+        """Have the movers after this one not look through that file again; through any, if it is empty."""
         if pool in self._pools:
             mapped = self._pools[pool]
-            self._pools[pool] = replace(mapped, message=replace(mapped.message, is_fresh=False))
+            self._pools[pool] = replace(mapped, message=replace(mapped.message, file_id=file_id))
 
     def unmap(self, pool: int) -> None:
         """Have the pools of a cache forgotten, after the copies that were sent; the others are not made any more."""

@@ -4,7 +4,7 @@ from kvlease.plan import CachePlan
 from kvleased.movers.protocol import Piece, PoolMap
 
 
-def pool_map(pool: int, plan: CachePlan, *, store_id: str = "", is_fresh: bool = True) -> PoolMap:
+def pool_map(pool: int, plan: CachePlan, *, store_id: str = "", file_id: str = "") -> PoolMap:
     """Return where the pieces of every block lie, and in which store, as a mover needs to know it."""
     pieces = (
         Piece(
@@ -26,6 +26,6 @@ def pool_map(pool: int, plan: CachePlan, *, store_id: str = "", is_fresh: bool =
         layout_fingerprint=plan.layout_fingerprint,
         store_id=store_id,
         num_disk_slots=plan.num_disk_slots,
-        is_fresh=is_fresh,
+        file_id=file_id,
         pieces=tuple(pieces),
     )

@@ -205,8 +205,8 @@ class PoolMap:
     store_id: str = ""
     """Hex that names the cache's files in a store: the same in every life, other for any other registration."""
     num_disk_slots: int = 0
-    is_fresh: bool = True
-    """Whether the daemon knows nothing of the disk store's slots, so that they must be looked through."""
+    file_id: str = ""
+    """The file of a disk store all of whose slots the daemon knows, as STATUS named it; any other is looked through."""
     pieces: tuple[Piece, ...] = ()
 
     @property
@@ -331,6 +331,8 @@ class Status:
     """Why it does not, for people; empty where it does."""
     pool: int = 0
     """The cache whose store it is; 0: all of them."""
+    file_id: str = ""
+    """Which file a disk store lies in; another one than before has none of the blocks that were stored."""
 
     def encode(self) -> bytes:
         """Return it as one packet."""

@@ -57,9 +57,18 @@ class Transfer:
 class StoreFile:
     """One open store; its descriptors are its own, and its place stays locked while they are open."""
 
-    def __init__(self, shape: StoreShape, cells_fd: int, payload_fd: int, helper: Executor) -> None:
+    def __init__(
+        self,
+        shape: StoreShape,
+        file_id: str,
+        cells_fd: int,
+        payload_fd: int,
+        helper: Executor,
+    ) -> None:
         """Take the descriptors; `payload_fd` may be another of the same file, past the page cache."""
         self.shape = shape
+        self.file_id = file_id
+        """Hex that no other file ever has, nor this one once it was cut off."""
         self._cells_fd = cells_fd
         self._payload_fd = payload_fd
         self._helper = helper

@@ -9,6 +9,7 @@ import fcntl
 import mmap
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from kvlease.units import show_bytes
-from kvleased.movers.cells import BYTES_PER_CELL, BYTES_PER_SECTOR, StoreShape
+from kvleased.movers.cells import (
+    BYTES_PER_CELL,
+    BYTES_PER_FILE_ID,
+    BYTES_PER_SECTOR,
+    StoreShape,
+)
 from kvleased.movers.store_file import StoreError, StoreFile, write_whole
 
 STORES_OF_A_SHAPE_MAX: Final = 16
@@ -54,13 +60,13 @@ class StorePlace:
             try:
                 fd = os.open(name, _OPEN_FLAGS, dir_fd=self._directory_fd)
             except FileNotFoundError:
-                fd = self._make(name, shape)
+                fd, file_id = self._make(name, shape)
             else:
-                self._take(fd, name, shape)
+                file_id = self._take(fd, name, shape)
             payload_fd = _past_the_cache(fd, shape)
         except OSError as error:
             raise StoreError(f"{self._path}: {_reason(error)}") from error
-        store = StoreFile(shape, fd, payload_fd, self._helper)
+        store = StoreFile(shape, file_id.hex(), fd, payload_fd, self._helper)
         self._names[store] = name
         return store
 
@@ -113,8 +119,10 @@ class StorePlace:
         message = f"{STORES_OF_A_SHAPE_MAX} caches of this shape have a store already"
         raise StoreError(message)
 
-    def _take(self, fd: int, name: str, shape: StoreShape) -> None:
+    def _take(self, fd: int, name: str, shape: StoreShape) -> bytes:
         """Take an existing file that is a store of this shape, and give it back the bytes that it may have lost.
+
+        One that was cut off is another file from then on: what is left in it must be found anew.
 
         Raises:
             OSError: it cannot be read, or its bytes cannot be had; it is closed.
@@ -123,22 +131,26 @@ class StorePlace:
         try:
             _check_private(fd, name)
             _lock(fd, f"another process uses {name}")
-            status = _checked_store(fd, name, shape)
+            file_id, status = _checked_store(fd, name, shape)
+            if status.st_size < shape.file_bytes:
+                file_id = _new_file_id()
+                write_whole(fd, [shape.head(file_id)], 0)
             if status.st_size < shape.file_bytes or _is_sparse(status):
                 self._make_room(shape.file_bytes - status.st_size, name)
                 os.posix_fallocate(fd, 0, shape.file_bytes)
         except (OSError, StoreError):
             os.close(fd)
             raise
+        return file_id
 
-    def _make(self, name: str, shape: StoreShape) -> int:
+    def _make(self, name: str, shape: StoreShape) -> tuple[int, bytes]:
         """Make a store that has its name only once all of it is there.
 
         Raises:
             OSError: its bytes cannot be had; nothing is left of it.
             StoreError: it would be above the limit.
         """
-        unfinished = name + _UNFINISHED
+        unfinished, file_id = name + _UNFINISHED, _new_file_id()
         self._remove(unfinished)
         self._make_room(shape.file_bytes, name)
         flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
@@ -146,7 +158,7 @@ class StorePlace:
         try:
             _lock(fd, f"another process uses {name}")
             os.posix_fallocate(fd, 0, shape.file_bytes)
-            write_whole(fd, [shape.head], 0)
+            write_whole(fd, [shape.head(file_id)], 0)
             os.fsync(fd)
             directory_fd = self._directory_fd
             os.rename(unfinished, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -155,7 +167,7 @@ class StorePlace:
             os.close(fd)
             self._remove(unfinished)
             raise
-        return fd
+        return fd, file_id
 
     def _make_room(self, num_bytes: int, name: str) -> None:
         """Have so many bytes for a store below the limit: those that no cache uses give way, the longest unused first.
@@ -223,19 +235,24 @@ def _check_private(fd: int, name: str) -> None:
         raise StoreError(f"{name} is in the way: it has another name, too")
 
 
-def _checked_store(fd: int, name: str, shape: StoreShape) -> os.stat_result:
-    """Return the status of a file that is a store of this shape, perhaps not all of it.
+def _new_file_id() -> bytes:
+    return secrets.token_bytes(BYTES_PER_FILE_ID)
+
+
+def _checked_store(fd: int, name: str, shape: StoreShape) -> tuple[bytes, os.stat_result]:
+    """Return the id and the status of a file that is a store of this shape, perhaps not all of it.
 
     Raises:
         StoreError: it is another file, or more than a store.
     """
-    if os.pread(fd, BYTES_PER_CELL, 0) != shape.head:
+    file_id = shape.file_id_of(os.pread(fd, BYTES_PER_CELL, 0))
+    if file_id is None:
         raise StoreError(f"{name} is in the way: it is no store of this cache; remove it")
     status = os.fstat(fd)
     if status.st_size > shape.file_bytes:
         message = f"{name} has {status.st_size} bytes, not {shape.file_bytes}; remove it"
         raise StoreError(message)
-    return status
+    return file_id, status
 
 
 def _lock(fd: int, complaint: str) -> None:

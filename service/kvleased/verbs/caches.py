@@ -77,9 +77,9 @@ class CacheVerbs:
         """Take what tenants' digests are derived from, before the first call."""
         self._root_secret = self._maker.root_secret = root_secret
 
-    def note_scanned(self, entry: CacheEntry) -> None:
-        """Take note that the disk store of a cache was looked through to the end."""
-        self._maker.note_scanned(entry)
+    def note_store(self, entry: CacheEntry) -> None:
+        """Have it kept which file the disk store of a cache lies in, and whether its slots are known."""
+        self._maker.note_store(entry)
 
     @property
     def table(self) -> Mapping[str, Verb]:
@@ -176,6 +176,7 @@ class CacheVerbs:
             ):
                 entry = self._make_entry(name, planned, options, fds, earlier=earlier)
                 entry.is_scanned = registration.metadata["is_scanned"]
+                entry.disk_file_id = registration.metadata["disk_file_id"]
                 self._maker.populate(entry)
                 return
             _LOG.error("cache_lost", cache=name, reason="a file of its host pool was cut off")
@@ -207,7 +208,7 @@ class CacheVerbs:
             if entry is not None:
                 return _equal_registration(entry, planned, asked)
             self._registry.require_room_for_cache()
-            self._maker.require_room(planned)
+            await self._maker.require_room(planned)
             made = await self._maker.create(name, planned, options)
             # Nobody can be attached to what outlived the container.
             earlier: Earlier | None = ({}, 0.0, {}) if made.has_found_host else None

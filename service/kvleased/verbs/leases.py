@@ -8,19 +8,18 @@ from functools import partial
 import numpy as np
 from google.protobuf.message import Message
 
-from kvlease.errors import InvalidError, KVLeaseError, NotYoursError
-from kvlease.faults import error_to_proto
+from kvlease.errors import InvalidError, NotYoursError
 from kvlease.ids import BYTES_PER_KEY, LeaseId, PinId, WorkerId
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
 from kvleased.core import commands as c
-from kvleased.core import effects as e
 from kvleased.idempotency import Answer
 from kvleased.registry import Registry, WorkerEntry
 from kvleased.settings import Settings
-from kvleased.verbs.explaining import AddMisses, Explainer, explain
+from kvleased.verbs import replies
+from kvleased.verbs.explaining import Explainer, explain
 from kvleased.verbs.runner import Respond, Runner, Verb
 
 
@@ -71,7 +70,7 @@ class LeaseVerbs:
         """Publish a lease's row."""
         worker = self._registry.worker(caller.token)
         command = c.Map(worker_id=worker.worker_id, lease_id=_lease(request.lease_id))
-        return self._run(worker.entry, command, _mapped)
+        return self._run(worker.entry, command, replies.mapped)
 
     def extend(self, request: pb.ExtendRequest, caller: Caller) -> Answer:
         """Make a lease longer."""
@@ -82,7 +81,7 @@ class LeaseVerbs:
             num_tokens=checks.count("num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
             wait_ms=self._wait_ms(request.wait_ms),
         )
-        return self._run(worker.entry, command, _extended, command.wait_ms)
+        return self._run(worker.entry, command, replies.extended, command.wait_ms)
 
     def commit(self, request: pb.CommitRequest, caller: Caller) -> Answer:
         """Make full blocks findable."""
@@ -95,7 +94,7 @@ class LeaseVerbs:
             first_block=checks.count("first_block", request.first_block, 0, checks.TOKENS_MAX),
             keys=request.keys,
         )
-        return self._run(worker.entry, command, _committed)
+        return self._run(worker.entry, command, replies.committed)
 
     def fork(self, request: pb.ForkRequest, caller: Caller) -> Answer:
         """Lease the blocks of a running request to a second one."""
@@ -107,7 +106,7 @@ class LeaseVerbs:
             num_tokens=checks.count("num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
             wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
         )
-        return self._run(worker.entry, command, _forked, command.wait_ms)
+        return self._run(worker.entry, command, replies.forked, command.wait_ms)
 
     def trim(self, request: pb.TrimRequest, caller: Caller) -> Answer:
         """Give back a lease's blocks behind a token."""
@@ -117,7 +116,7 @@ class LeaseVerbs:
             lease_id=_lease(request.lease_id),
             num_tokens=checks.count("num_tokens", request.num_tokens, 1, checks.TOKENS_MAX),
         )
-        return self._run(worker.entry, command, _trimmed)
+        return self._run(worker.entry, command, replies.trimmed)
 
     def evict(self, request: pb.EvictRequest, caller: Caller) -> Answer:
         """Move blocks out of the device pool."""
@@ -140,7 +139,7 @@ class LeaseVerbs:
             num_blocks=checks.count("num_blocks", request.num_blocks, 0, checks.TOKENS_MAX),
             wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
         )
-        return self._run(entry, command, _evicted, command.wait_ms)
+        return self._run(entry, command, replies.evicted, command.wait_ms)
 
     def reload(self, request: pb.ReloadRequest, caller: Caller) -> Answer:
         """Bring blocks back into the device pool."""
@@ -156,13 +155,13 @@ class LeaseVerbs:
             keys=request.keys,
             wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
         )
-        return self._run(entry, command, _reloaded, command.wait_ms)
+        return self._run(entry, command, replies.reloaded, command.wait_ms)
 
     def release(self, request: pb.ReleaseRequest, caller: Caller) -> Answer:
         """End a lease."""
         worker = self._registry.worker(caller.token)
         command = c.Release(worker_id=worker.worker_id, lease_id=_lease(request.lease_id))
-        return self._run(worker.entry, command, _released)
+        return self._run(worker.entry, command, replies.released)
 
     def explain(self, request: pb.ExplainRequest, caller: Caller) -> Answer:
         """Tell why the rest of a lease's prefix was not found."""
@@ -172,14 +171,16 @@ class LeaseVerbs:
     def lookup(self, request: pb.LookupRequest, caller: Caller) -> Answer:
         """Tell how long a prefix is cached."""
         checks.keys("keys", request.keys, self._keys_max)
-        return self._run(self._registry.cache_of(caller), c.Lookup(keys=request.keys), _found)
+        return self._run(
+            self._registry.cache_of(caller), c.Lookup(keys=request.keys), replies.found
+        )
 
     def pin(self, request: pb.PinRequest, caller: Caller) -> Answer:
         """Hold cached blocks on the device."""
         checks.keys("keys", request.keys, self._keys_max)
         tenant = self._registry.worker(caller.token).tenant_digest if caller.token else None
         command = c.Pin(keys=request.keys, tenant_digest=tenant)
-        return self._run(self._registry.cache_of(caller), command, _pinned)
+        return self._run(self._registry.cache_of(caller), command, replies.pinned)
 
     def unpin(self, request: pb.UnpinRequest, caller: Caller) -> Answer:
         """End a pin."""
@@ -187,7 +188,7 @@ class LeaseVerbs:
             message = f"pin_id is {request.pin_id}; it must be one that pin returned"
             raise InvalidError(message, resource="pin_id")
         return self._run(
-            self._registry.cache_of(caller), c.Unpin(pin_id=PinId(request.pin_id)), _unpinned
+            self._registry.cache_of(caller), c.Unpin(pin_id=PinId(request.pin_id)), replies.unpinned
         )
 
     def step(self, request: pb.StepRequest, caller: Caller) -> Answer:
@@ -207,9 +208,9 @@ class LeaseVerbs:
         checks.packed("verbs", command.verbs, 1, self._operations_max)
         checks.keys("keys", command.keys, self._keys_max)
         if not command.reserves:
-            return self._run(worker.entry, command, _stepped)
+            return self._run(worker.entry, command, replies.stepped)
         explainer = Explainer(self._registry, worker.entry, worker)
-        respond = partial(_stepped, explain=explainer.add_misses)
+        respond = partial(replies.stepped, explain=explainer.add_misses)
         return self._run(worker.entry, command, respond)
 
     def _step_reserves(self, worker: WorkerEntry, request: pb.StepRequest) -> tuple[c.Reserve, ...]:
@@ -277,9 +278,9 @@ class LeaseVerbs:
 
     def _told(self, worker: WorkerEntry, command: c.Reserve) -> Respond:
         if not command.explain:
-            return _reserved
+            return replies.reserved
         explainer = Explainer(self._registry, worker.entry, worker)
-        return lambda reply: explainer.add_misses(_reserved(reply), reply)
+        return lambda reply: explainer.add_misses(replies.reserved(reply), reply)
 
     def _wait_ms(self, wait_ms: int) -> int:
         return checks.count("wait_ms", wait_ms, 0, self._wait_ms_max) if wait_ms else 0
@@ -298,111 +299,3 @@ def _lease(lease_id: int) -> LeaseId:
         message = f"lease_id is {lease_id}; it must be one that reserve returned"
         raise InvalidError(message, resource="lease_id")
     return LeaseId(lease_id)
-
-
-def _reserved(reply: e.Reserved) -> pb.ReserveResponse:
-    response = pb.ReserveResponse(
-        lease_id=reply.lease_id,
-        block_ids=reply.block_ids,
-        row=reply.row,
-        covered_tokens=reply.covered_tokens,
-    )
-    if reply.device_hit_tokens:
-        response.device_hit_tokens = reply.device_hit_tokens
-    if reply.host_hit_tokens:
-        response.host_hit_tokens = reply.host_hit_tokens
-    if reply.disk_hit_tokens:
-        response.disk_hit_tokens = reply.disk_hit_tokens
-    if reply.remote_hit_tokens:
-        response.remote_hit_tokens = reply.remote_hit_tokens
-    if reply.num_blocks:
-        response.num_blocks = reply.num_blocks
-    if reply.joined_id:
-        response.joined_id = reply.joined_id
-    return response
-
-
-def _mapped(reply: e.Mapped) -> pb.MapResponse:
-    response = pb.MapResponse(row=reply.row, num_kernel_blocks=reply.num_kernel_blocks)
-    if reply.kernel_blocks:
-        response.kernel_blocks = reply.kernel_blocks
-    return response
-
-
-def _extended(reply: e.Extended) -> pb.ExtendResponse:
-    response = pb.ExtendResponse(block_ids=reply.block_ids, covered_tokens=reply.covered_tokens)
-    if reply.num_blocks:
-        response.num_blocks = reply.num_blocks
-    return response
-
-
-def _committed(reply: e.Committed) -> pb.CommitResponse:
-    response = pb.CommitResponse(
-        num_committed=reply.num_committed, num_duplicates=reply.num_duplicates
-    )
-    if reply.num_given_back:
-        response.num_given_back = reply.num_given_back
-    return response
-
-
-def _forked(reply: e.Forked) -> pb.ForkResponse:
-    return pb.ForkResponse(
-        lease=_reserved(reply.lease), num_shared=reply.num_shared, num_copied=reply.num_copied
-    )
-
-
-def _trimmed(reply: e.Trimmed) -> pb.TrimResponse:
-    return pb.TrimResponse(num_given_back=reply.num_given_back)
-
-
-def _evicted(reply: e.Evicted) -> pb.EvictResponse:
-    return pb.EvictResponse(num_evicted=reply.num_evicted, num_offloaded=reply.num_offloaded)
-
-
-def _reloaded(reply: e.Reloaded) -> pb.ReloadResponse:
-    return pb.ReloadResponse(
-        block_ids=reply.block_ids,
-        num_reloaded=reply.num_reloaded,
-        num_tokens=reply.num_tokens,
-        row=reply.row,
-        num_blocks=reply.num_blocks,
-    )
-
-
-def _released(reply: e.Released) -> pb.ReleaseResponse:
-    return pb.ReleaseResponse(released=reply.released)
-
-
-def _unpinned(reply: e.Released) -> pb.UnpinResponse:
-    return pb.UnpinResponse(released=reply.released)
-
-
-def _found(reply: e.Found) -> pb.LookupResponse:
-    return pb.LookupResponse(
-        num_device_blocks=reply.num_device_blocks,
-        num_host_blocks=reply.num_host_blocks,
-        num_disk_blocks=reply.num_disk_blocks,
-        hit_tokens=reply.hit_tokens,
-    )
-
-
-def _pinned(reply: e.Pinned) -> pb.PinResponse:
-    return pb.PinResponse(pin_id=reply.pin_id, num_blocks=reply.num_blocks)
-
-
-def _stepped(reply: e.Stepped, explain: AddMisses = lambda told, _: told) -> pb.StepResponse:
-    if not reply.reserves:
-        return pb.StepResponse(
-            codes=reply.codes, num_blocks=reply.num_blocks, block_ids=reply.block_ids
-        )
-    return pb.StepResponse(
-        codes=reply.codes,
-        num_blocks=reply.num_blocks,
-        block_ids=reply.block_ids,
-        reserves=[
-            pb.StepReserve(error=error_to_proto(one))
-            if isinstance(one, KVLeaseError)
-            else pb.StepReserve(granted=explain(_reserved(one), one))
-            for one in reply.reserves
-        ],
-    )

@@ -18,6 +18,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
 from kvleased.keeper_link import KeeperLink
+from kvleased.looking_aside import LookingAside
 from kvleased.memory import cpu, host_files, regions
 from kvleased.memory.limits import memory_limit_bytes
 from kvleased.movers.plans import pool_map
@@ -30,6 +31,8 @@ PREFIX: Final = "cache/"
 """What the names of kept regions start with."""
 DISK_HEADER_BYTES: Final = 4096
 """Bytes of a disk slot's header, and what disk slots are a multiple of."""
+DISK_SECONDS_MAX: Final = 2.0
+"""Seconds that a registration waits for a word of the disk stores' file system, which may hang."""
 _LOG = structlog.get_logger()
 
 ShapeOf = Callable[[CachePlan, pb.CacheOptions], CacheShape]
@@ -63,6 +66,9 @@ class Maker:
         self._tiers = tiers
         self._shape_of = shape_of
         self._populating: dict[str, asyncio.Task[None]] = {}
+        self._disk_looking = LookingAside(
+            lambda: _file_system_bytes(settings.disk_dir), DISK_SECONDS_MAX
+        )
         limit_bytes = memory_limit_bytes()
         self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
         self.device_bytes_default = settings.device_bytes_default or limit_bytes // 4
@@ -71,11 +77,12 @@ class Maker:
 
     # Room
 
-    def require_room(self, planned: CachePlan) -> None:
+    async def require_room(self, planned: CachePlan) -> None:
         """Refuse a cache that there is no memory or no disk for.
 
         Raises:
             NeverFitsError: what is needed, what is left, and the limit.
+            PoolFullError: the file system of the disk stores does not say how large it is.
         """
         need = planned.device_bytes + planned.host_bytes
         used = sum(entry.pool_bytes for entry in self._registry)
@@ -95,13 +102,10 @@ class Maker:
                 limit=self._memory_bytes_max,
             )
         if planned.num_disk_slots:
-            self._require_disk(planned)
+            await self._require_disk(planned)
 
-    def _require_disk(self, planned: CachePlan) -> None:
-        assert self._settings.disk_dir is not None, "checked before"
-        limit = (
-            self._settings.disk_bytes_max or _file_system_bytes(self._settings.disk_dir) * 4 // 5
-        )
+    async def _require_disk(self, planned: CachePlan) -> None:
+        limit = self._settings.disk_bytes_max or await self._disk_bytes() * 4 // 5
         need, used = disk_bytes(planned), sum(disk_bytes(entry.plan) for entry in self._registry)
         if need > limit - used:
             message = (
@@ -115,6 +119,25 @@ class Maker:
                 available=max(0, limit - used),
                 limit=limit,
             )
+
+    async def _disk_bytes(self) -> int:
+        """Return how large the file system of the disk stores is."""
+        try:
+            return await self._disk_looking.answer()
+        except TimeoutError:
+            why = f"it has not answered for {DISK_SECONDS_MAX:g} s"
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+        message = (
+            f"the file system of disk_dir, {self._settings.disk_dir}, does not say how large it is: {why}; mend it, "
+            "start the daemon with a disk_bytes_max, or register without disk_bytes"
+        )
+        raise PoolFullError(
+            message,
+            resource="disk_dir",
+            retry_after_ms=int(DISK_SECONDS_MAX * 1000),
+            remedies=("disk_bytes=0",),
+        ) from None
 
     def _unclaimed_bytes(self, planned: CachePlan) -> int:
         """Return what files of no registered cache take in memory, where a host pool is to lie beside them."""
@@ -182,10 +205,13 @@ class Maker:
             self._keeper.keep(f"{PREFIX}{name}/{kind}", fds[kind], {})
         return files.is_found
 
-    def note_scanned(self, entry: CacheEntry) -> None:
-        """Have it kept that the disk store of a cache is known, so that the next life need not look through it."""
+    def note_store(self, entry: CacheEntry) -> None:
+        """Have it kept which file's slots the records tell of, and whether the next life need not look through it."""
         _, digest = regions.packed_plan(entry.plan)
-        registration = _registration(digest, entry.options) | {"is_scanned": True}
+        registration = _registration(digest, entry.options) | {
+            "is_scanned": entry.is_scanned,
+            "disk_file_id": entry.disk_file_id,
+        }
         self._keeper.keep(
             f"{PREFIX}{entry.name}/{regions.PLAN}", entry.fds[regions.PLAN], registration
         )
@@ -248,7 +274,10 @@ class Maker:
         fds = [entry.fds[kind] for kind in regions.pool_kinds(entry.plan)]
         identity = self._identity_of(entry, Tier.DISK)
         message = pool_map(
-            entry.pool, entry.plan, store_id=identity.hex(), is_fresh=not entry.is_scanned
+            entry.pool,
+            entry.plan,
+            store_id=identity.hex(),
+            file_id=entry.disk_file_id if entry.is_scanned else "",
         )
         self._tiers.map(entry, message, fds)
         entry.bytes_populated = entry.pool_bytes
@@ -289,9 +318,15 @@ def disk_bytes(plan: CachePlan) -> int:
 
 
 def _registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:
-    return {"digest": digest, "options": to_metadata(options), "is_scanned": False}
+    return {
+        "digest": digest,
+        "options": to_metadata(options),
+        "is_scanned": False,
+        "disk_file_id": "",
+    }
 
 
-def _file_system_bytes(directory: Path) -> int:
+def _file_system_bytes(directory: Path | None) -> int:
+    assert directory is not None, "checked before"
     found = os.statvfs(directory)
     return found.f_blocks * found.f_frsize

@@ -1,8 +1,11 @@
 """How a cache is kept is what its registration said, in every life; what cannot be had is refused with what to do."""
 
+import asyncio
+import errno
 import json
 import os
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from kvleased import secret
 from kvleased.keeper import Store
 from kvleased.memory.cpu import map_region
 from kvleased.settings import Settings
+from kvleased.verbs import making
 
 from .conftest import Node, inputs, keys
 
@@ -169,6 +173,37 @@ class TestStores:
             assert (refusal.value.need, refusal.value.available) == (50 * 8192, 40 * 8192)
             assert refusal.value.limit == 100 * 8192
 
+    @pytest.mark.parametrize("breaks", ["hangs", "fails"])
+    async def test_file_system_that_does_not_answer_holds_up_nobody(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch, breaks: str
+    ) -> None:
+        """A registration with a disk store is refused within its time; meanwhile all other calls are answered."""
+        node.settings = node.settings.model_copy(update={"disk_bytes_max": 0})
+        has_hung, goes_on = threading.Event(), threading.Event()
+
+        def statvfs(_: Path) -> os.statvfs_result:
+            has_hung.set()
+            if breaks == "hangs":
+                goes_on.wait()
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(making, "DISK_SECONDS_MAX", 0.5 if breaks == "hangs" else 60.0)
+        async with node.life():
+            monkeypatch.setattr(making.os, "statvfs", statvfs)
+            asked = asyncio.ensure_future(
+                node.ask("register_cache", _request(disk_bytes=10 * 8192))
+            )
+            await asyncio.to_thread(has_hung.wait)
+            assert not (await node.ask("list_caches", pb.ListCachesRequest())).caches
+
+            with pytest.raises(PoolFullError, match="disk_bytes_max") as refusal:
+                await asked
+
+            assert refusal.value.resource == "disk_dir"
+            assert ("not answered" if breaks == "hangs" else "Input/output") in str(refusal.value)
+            assert (await node.register()).status
+        goes_on.set()
+
     async def test_stores_are_told_with_why_they_are_off(self, node: Node) -> None:
         """A store whose mover has not come is there, and says why it is of no use yet."""
         async with node.life() as daemon:
@@ -188,10 +223,13 @@ class TestStores:
         """That a store was looked through to the end is remembered over restarts of the control process."""
         async with node.life() as daemon:
             await node.register(disk_bytes=10 * 8192)
-            daemon._caches.note_scanned(daemon.registry.cache("main"))
+            entry = daemon.registry.cache("main")
+            entry.is_scanned, entry.disk_file_id = True, "ab"
+            daemon._caches.note_store(entry)
 
         async with node.life() as daemon:
-            assert daemon.registry.cache("main").is_scanned
+            entry = daemon.registry.cache("main")
+            assert (entry.is_scanned, entry.disk_file_id) == (True, "ab")
             assert not (await node.ask("register_cache", _request(disk_bytes=10 * 8192))).created
 
 

@@ -86,7 +86,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         lambda entry, command: told.append((entry.name, command)),
         keeper,
         settings,
-        note_scanned=lambda entry: scanned.append(entry.name),
+        note_store=lambda entry: scanned.append(entry.name),
     )
     _entry(registry, "deep", disk_bytes=1 << 20, remote_bytes=1 << 20)
     _entry(registry, "shallow")
@@ -154,7 +154,7 @@ async def test_pools_are_mapped_where_they_are_needed(
     """A store's mover learns of the caches that use it, under a name that no caller chose."""
     fd = os.memfd_create("test")
     for entry in node.registry:
-        message = pool_map(entry.pool, entry.plan, store_id="ab", is_fresh=True)
+        message = pool_map(entry.pool, entry.plan, store_id="ab")
         node.tiers.map(entry, message, [fd])
 
     maps = {
@@ -340,6 +340,43 @@ async def test_found_slots_are_adopted_until_the_last(
         while not node.scanned:  # noqa: ASYNC110 - it comes by a callback of the loop
             await asyncio.sleep(0)
     assert (node.scanned, deep.is_scanned, deep.tiers()[1].status) == (["deep"], True, "ready")
+
+
+async def test_core_forgets_a_disk_store_that_is_another_one(
+    node: Node, ends: dict[str, socket.socket]
+) -> None:
+    """A core learns once that the file is new, before what is in it; the same file again is no news, in any life."""
+    deep = node.registry.cache("deep")
+    deep.disk_file_id, deep.is_scanned, deep.num_found[Tier.DISK] = "old", True, 5
+    fd = os.memfd_create("test")
+    node.tiers.map(deep, pool_map(deep.pool, deep.plan, file_id="old"), [fd])
+    node.tiers.introduce(deep)
+    node.take()
+
+    def say(*, is_on: bool, file_id: str = "") -> None:
+        ends["disk-mover"].send(Status(is_on=is_on, pool=deep.pool, file_id=file_id).encode())
+
+    on, off = (c.TierChanged(tier=Tier.DISK, is_on=is_on) for is_on in (True, False))
+    say(is_on=True, file_id="old")
+    assert await node.until() == [("deep", on)]
+    say(is_on=False)
+    say(is_on=True, file_id="new")
+    replaced = c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True)
+    assert await node.until(2) == [("deep", off), ("deep", replaced)]
+    assert (deep.disk_file_id, deep.is_scanned, deep.num_found[Tier.DISK]) == ("new", False, 0)
+    assert node.scanned == ["deep"]
+    _packets(ends["disk-mover"])
+
+    ends["disk-mover"].close()
+    await node.until()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    ends["disk-mover"] = ours
+    node.tiers.mover_came("disk-mover", theirs, 2)
+    assert protocol.PoolMap.decode(_packets(ours)[0]).file_id == ""
+    say(is_on=True, file_id="new")
+    assert await node.until() == [("deep", on)]
+    os.close(fd)
 
 
 async def test_answers_for_deleted_caches_are_dropped(

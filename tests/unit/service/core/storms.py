@@ -236,8 +236,8 @@ class Storm:
                 disk[targets[at]] = labels[at]
             else:
                 assert copy.direction is Direction.LOAD
-                device[targets[at]] = disk[sources[at]]
-                if disk[sources[at]] != labels[at]:
+                device[targets[at]] = disk.get(sources[at])
+                if disk.get(sources[at]) != labels[at]:
                     failed.append(at)
         return tuple(failed)
 
@@ -262,6 +262,11 @@ class Storm:
         """Let a store work, or not."""
         tier = self.rng.choice((Tier.DISK, Tier.REMOTE))
         self.send(c.TierChanged(tier=tier, is_on=self.rng.random() < 0.7))
+
+    def replace_disk(self) -> None:
+        """Have another disk store, with nothing in it, in the place of the one before."""
+        self.bytes_of["disk"].clear()
+        self.send(c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True))
 
     def kill(self) -> None:
         """Let a mover die."""
@@ -295,9 +300,10 @@ class Storm:
             (self.land, 12),
             (self.answer, 5),
             (self.cancel, 0.5),
-            (self.damage, 0.5),
+            (self.damage, 1.5),
             (self.turn, 0.3),
             (self.kill, 0.3),
+            (self.replace_disk, 0.1),
             (self.tick, 1),
         ]
         for _ in range(NUM_STEPS):

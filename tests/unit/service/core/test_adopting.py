@@ -6,7 +6,7 @@ import pytest
 from kvlease.ids import Epoch
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Reserved
+from kvleased.core.effects import Reserved, Tier
 from kvleased.core.records import TIER_COLUMNS, CacheRecords
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
@@ -30,6 +30,7 @@ from tests.unit.service.core.tier_builders import (
     labels_of,
     looked_up,
     on_disk,
+    turn,
 )
 
 COLUMNS = tuple(name for name, _, _ in TIER_COLUMNS)
@@ -145,8 +146,10 @@ def test_tenants_of_found_slots_are_kept_apart() -> None:
 
 
 def restarted(cache: Cache) -> Cache:
-    """Return the cache of the next life over the same records, with no worker left."""
-    return Cache.recovered(cache.shape, records(cache), Epoch(2), {}, 0.0)
+    """Return the cache of the next life over the same records, with no worker left and a disk store that works."""
+    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {}, 0.0)
+    turn(again, Tier.DISK, on=True)
+    return again
 
 
 def test_disk_slots_are_findable_after_a_restart() -> None:

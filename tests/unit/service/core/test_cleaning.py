@@ -63,6 +63,7 @@ from tests.unit.service.core.tier_builders import (
     looked_up,
     on_disk,
     probed,
+    probes,
     the_copies,
     the_probe,
     turn,
@@ -427,11 +428,37 @@ def test_leases_own_bytes_never_go_to_the_disk() -> None:
     assert of_direction(landed, Direction.STORE) == []
 
 
+def restarted(cache: Cache) -> Cache:
+    """Return the cache of the next life over the same records, whose stores are said to work."""
+    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+    for tier in (Tier.DISK, Tier.REMOTE):
+        again._state.tiers_off.discard(tier)
+    return again
+
+
+def test_stores_count_for_nothing_after_a_restart_until_they_are_said_to_work() -> None:
+    """The next life neither finds what is in a store nor copies to one before its mover has spoken."""
+    cache = a_remote_cache(16, 16, num_disk_slots=16, write_policy=THROUGH)
+    on_disk(cache, doc(3))
+    land(cache, the_copy(outcome_of_commit(cache, keys(9))))
+
+    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+
+    assert looked_up(again, doc(3)) == (0, 0, 0)
+    assert copies(again.handle(c.Tick(), 1.0)) == []
+    assert probes(again.handle(a_patient_reserve(keys(50), "other"), 1.0)) == []
+    shared, stored = turn(again, Tier.REMOTE, on=True), turn(again, Tier.DISK, on=True)
+    assert the_copy(shared).direction is Direction.SHARE
+    assert the_copy(stored).direction is Direction.STORE
+    assert looked_up(again, doc(3)) == (0, 0, 3)
+    assert again.check() == []
+
+
 def test_many_slots_that_are_on_disk_are_passed_over() -> None:
     """After a restart every slot is looked at again, a part at a time, and what is below already is not copied."""
     cache = a_tiered_cache(8, 8, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(6)))
-    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+    again = restarted(cache)
 
     landed = settled(again, tick(again, 1.0)) + settled(again, tick(again, 2.0))
 
@@ -443,7 +470,7 @@ def test_restart_goes_on_with_what_was_not_copied_yet() -> None:
     """What the earlier life did not come to is brought down by the next one."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
     outcome_of_commit(cache, doc(4))
-    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+    again = restarted(cache)
 
     landed = settled(again, tick(again, 1.0))
 
@@ -642,15 +669,22 @@ def test_fork_copies_hand_on_no_marks() -> None:
     assert cache.check() == []
 
 
-def test_restart_shares_what_the_host_pool_has() -> None:
-    """Nobody remembers what was shared, so all of it is offered again."""
-    cache = a_remote_cache(8, 16, write_policy=THROUGH)
+def test_restart_shares_only_what_was_not_shared() -> None:
+    """What went to the remote store in an earlier life, or came from there, is not offered again."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(2)))
-    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+    outcome = cache.handle(a_patient_reserve(keys(40), "fetched"), 0.0)
+    fetched = land(cache, the_copy(probed(cache, the_probe(outcome), 1)))
+    settled(cache, fetched)
+    land(cache, the_copy(outcome_of_commit(cache, keys(8), "cut off")))
+    cached(cache, keys(9))
 
+    again = restarted(cache)
     landed = settled(again, tick(again, 1.0))
 
-    assert len(of_direction(landed, Direction.SHARE)) == 2
+    shares = [label_keys(copy.labels) for copy in landed if copy.direction is Direction.SHARE]
+    assert sorted(shares) == [keys(8), keys(9)]
+    assert again.check() == []
 
 
 # Invariants -----------------------------------------------------------------------------------------------------------

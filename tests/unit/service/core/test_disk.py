@@ -9,6 +9,7 @@ from kvlease.ids import CopyId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Direction, Mover, Outcome, Reserved, Tier
+from kvleased.core.shape import WritePolicy
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
     MATE,
@@ -33,6 +34,7 @@ from tests.unit.service.core.builders import (
     reload,
     reserve,
     the_copy,
+    tick,
     wakes,
     woken,
 )
@@ -424,6 +426,92 @@ def test_copies_of_a_tier_that_went_off_end_by_their_own_answers() -> None:
     landed = land(cache, copy)
 
     assert hits(woken(landed, ticket, Reserved)) == (0, 0, 4, 0)
+
+
+# Another store in its place -------------------------------------------------------------------------------------------
+
+
+def replaced(cache: Cache) -> Outcome:
+    """Let the disk store turn out to be another one."""
+    return cache.handle(c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True), 0.0)
+
+
+def test_another_store_has_nothing_of_what_was_there() -> None:
+    """All slots are free again, retired ones too, and what the new store has is taken over as in a new life."""
+    cache = a_tiered_cache()
+    on_disk(cache, doc(4))
+    copy, ticket = loading(cache, doc(4))
+    landed = land(cache, copy, failed=(3,))
+    woken(landed, ticket, Reserved)
+    assert cache.census().disk["bad"] == 1
+
+    replaced(cache)
+
+    assert cache.census().disk["free"] == 16
+    assert looked_up(cache, keys(4)) == (0, 0, 0)
+    assert cache.census().counters["disk_slots_forgotten"] == 3
+    assert cache.check() == []
+    on_disk(cache, keys(4), first_slot=3)
+    assert looked_up(cache, keys(4)) == (0, 0, 1)
+    assert cache.check() == []
+
+
+def test_loads_under_way_end_by_their_own_answers_when_the_store_is_replaced() -> None:
+    """What was verified is granted; slots that were read are free when they are let go of, damaged or not."""
+    cache = a_tiered_cache()
+    on_disk(cache, doc(3))
+    copy, ticket = loading(cache, doc(3))
+
+    replaced(cache)
+    assert looked_up(cache, doc(3))[2] == 0
+    assert cache.census().disk["quarantined"] == 3
+    assert cache.check() == []
+    landed = land(cache, copy, failed=(1,))
+
+    woken(landed, ticket, Reserved)
+    assert cache.census().disk["free"] == 16
+    assert cache.census().counters["disk_failures"] == 0
+    assert cache.check() == []
+
+
+def test_slot_that_was_retired_is_not_given_anew_while_a_mover_may_read_it() -> None:
+    """It waits, as all slots do, for those who hold it."""
+    cache = a_tiered_cache()
+    on_disk(cache, doc(2))
+    first, _ = loading(cache, doc(2), "a")
+    lose(cache, first)
+    second, ticket = loading(cache, doc(2), "b")
+    woken(land(cache, second, failed=(0,)), ticket, Reserved)
+    assert cache.census().disk["bad"] == 1
+
+    replaced(cache)
+    assert cache.census().disk["quarantined"] == 2
+    cache.handle(c.MoverDied(mover=Mover.DISK), 0.0)
+
+    assert cache.census().disk["free"] == 16
+    assert cache.check() == []
+
+
+def test_stores_under_way_when_the_store_is_replaced_are_made_again() -> None:
+    """Nobody knows which of the two they went to; all that the host pool has is stored in the new one."""
+    cache = a_tiered_cache(16, 16, write_policy=WritePolicy.WRITE_THROUGH)
+    lease = reserve(cache, 2)
+    command = c.Commit(
+        worker_id=WORKER, lease_id=lease.lease_id, num_tokens=8, first_block=0, keys=doc(2)
+    )
+    store = the_copy(land(cache, the_copy(cache.handle(command, 0.0))))
+    assert store.direction is Direction.STORE
+
+    replaced(cache)
+    land(cache, store)
+
+    assert looked_up(cache, doc(2)) == (2, 0, 0)
+    assert cache.census().disk["free"] == 16
+    again = the_copy(tick(cache, 2.0))
+    assert (again.direction, ids(again.source_ids)) == (Direction.STORE, ids(store.source_ids))
+    land(cache, again)
+    assert cache.census().disk["ready"] == 2
+    assert cache.check() == []
 
 
 # Eviction -------------------------------------------------------------------------------------------------------------

@@ -1,21 +1,27 @@
 """Laws of reload, of leases and of cached blocks: what comes back is what went down."""
 
+from collections.abc import Callable
+
 import pytest
 
 from kvlease.errors import (
+    CopyFailedError,
     DeadlineError,
     NeverFitsError,
     PoolFullError,
     WrongStateError,
 )
+from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted, Reloaded
+from kvleased.core.effects import Copy, Direction, Evicted, Outcome, Reloaded, Tier
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
+    OTHER_TENANT,
     STRANGER,
     TOKENS_PER_BLOCK,
     WAIT_MS,
+    WORKER,
     a_cache,
     a_reload,
     an_extend,
@@ -41,6 +47,15 @@ from tests.unit.service.core.builders import (
     tick,
     wakes,
     woken,
+)
+from tests.unit.service.core.tier_builders import (
+    a_tiered_cache,
+    doc,
+    label_keys,
+    looked_up,
+    on_disk,
+    the_copies,
+    turn,
 )
 
 # Reload a lease -------------------------------------------------------------------------------------------------------
@@ -359,6 +374,87 @@ def test_blocks_of_several_tenants_come_back_one_tenant_a_call() -> None:
     fail(cache, the_copy(reload_keys(cache, keys(1, 8))))
 
     assert records(cache).device.tenant.tolist() == tenants.tolist()
+
+
+def test_named_blocks_come_back_from_host_and_disk_together() -> None:
+    """Each comes from the highest tier that has it, and the call is answered when all are there."""
+    cache = a_tiered_cache()
+    on_host(cache, keys(2))
+    on_disk(cache, doc(3))
+
+    outcome = reload_keys(cache, doc(4))
+    up = the_copies(outcome)
+    assert len(ids(up[Direction.RELOAD].source_ids)) == 1
+    assert ids(up[Direction.LOAD].source_ids) == [0, 2]
+    assert label_keys(up[Direction.LOAD].labels) == keys(1, 3)
+    assert wakes(land(cache, up[Direction.LOAD])) == []
+    reply = reloaded(land(cache, up[Direction.RELOAD]), outcome.ticket)
+
+    assert reply.num_reloaded == 3
+    assert looked_up(cache, doc(3)) == (3, 0, 0)
+    assert cache.census().device["ready_held"] == 0
+    counters = cache.census().counters
+    assert (counters["reloads"], counters["disk_loads"]) == (1, 2)
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("first", [Direction.RELOAD, Direction.LOAD])
+@pytest.mark.parametrize("end", [fail, lose, lambda cache, copy: land(cache, copy, failed=(0,))])
+def test_call_for_blocks_of_two_tiers_is_told_of_a_failure_once(
+    first: Direction, end: Callable[[Cache, Copy], Outcome]
+) -> None:
+    """The copy from the other tier goes on for nobody."""
+    cache = a_tiered_cache()
+    on_host(cache, keys(2))
+    on_disk(cache, keys(1))
+    outcome = reload_keys(cache, doc(2))
+    up = the_copies(outcome)
+
+    woken(end(cache, up.pop(first)), outcome.ticket, CopyFailedError)
+    (other,) = up.values()
+
+    assert wakes(land(cache, other)) == []
+    assert sum(looked_up(cache, keys(2 if first is Direction.LOAD else 1))) == 1
+    assert cache.check() == []
+
+
+def test_call_for_blocks_of_two_tiers_ends_once_at_its_deadline() -> None:
+    """What comes later comes for nobody."""
+    cache = a_tiered_cache()
+    on_host(cache, keys(2))
+    on_disk(cache, keys(1))
+    outcome = cache.handle(c.Reload(worker_id=WORKER, keys=doc(2), wait_ms=1000), 0.0)
+
+    landed = cache.handle(c.Tick(), 2.0)
+
+    assert len(wakes(landed)) == 1
+    woken(landed, outcome.ticket, DeadlineError)
+    for copy in the_copies(outcome).values():
+        assert wakes(land(cache, copy)) == []
+    assert looked_up(cache, doc(2)) == (2, 0, 0)
+    assert cache.check() == []
+
+
+def test_nothing_is_brought_back_from_a_disk_that_is_off() -> None:
+    """A store that does not work has nothing."""
+    cache = a_tiered_cache()
+    on_disk(cache, doc(2))
+    turn(cache, Tier.DISK, on=False)
+
+    assert answer(reload_keys(cache, doc(2)), Reloaded).num_reloaded == 0
+
+
+def test_blocks_on_disk_of_several_tenants_come_back_one_tenant_a_call() -> None:
+    """The first one of all tiers says whose."""
+    cache = a_tiered_cache()
+    on_disk(cache, keys(1), OTHER_TENANT)
+    on_host(cache, keys(2))
+    on_disk(cache, keys(3), OTHER_TENANT, first_slot=1)
+
+    copy = the_copy(reload_keys(cache, doc(3)))
+
+    assert (copy.direction, ids(copy.source_ids)) == (Direction.LOAD, [0, 1])
+    assert cache.check() == []
 
 
 def test_slot_that_two_copies_find_damaged_is_retired_once() -> None:

@@ -71,9 +71,9 @@ def test_one_illegal_entry_refuses_all() -> None:
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_table_tells_of_every_state(table: Transitions) -> None:
-    """No state is left out of a table, and what is retired stays so."""
+    """No state is left out of a table, and what is retired stays so, unless its store is another one."""
     assert set(table) == set(State)
-    assert table[State.BAD] == {}
+    assert set(table[State.BAD]) <= {Event.FORGET}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)

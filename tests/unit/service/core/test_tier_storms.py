@@ -40,6 +40,8 @@ def weather(numbers: dict[str, Any], seed: int) -> None:
     for tier in (census.device, census.host, census.disk):
         assert tier["ready_held"] == 0
         assert sum(tier[name] for name in ("reserved", "filling", "quarantined", "scrubbing")) == 0
+    storm.replace_disk()
+    assert storm.cache.census().disk["ready"] == storm.cache.census().disk["bad"] == 0
 
 
 def weather_many() -> None:

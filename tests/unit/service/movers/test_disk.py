@@ -30,7 +30,9 @@ BLOCKS = [0, 15, 7, 8, 2, 1]
 
 
 @contextmanager
-def _served(directory: Path | None, pools: Pools, bytes_max: int = 0) -> Iterator[Driver]:
+def _served(
+    directory: Path | None, pools: Pools, bytes_max: int = 0, file_id: str = ""
+) -> Iterator[Driver]:
     """Run a mover in a thread; its daemon's end has the pools mapped."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     place = None if directory is None else StorePlace(directory, bytes_max)
@@ -43,7 +45,7 @@ def _served(directory: Path | None, pools: Pools, bytes_max: int = 0) -> Iterato
         thread.start()
         driver = stack.enter_context(Driver(ours, pools))
         stack.callback(ours.shutdown, socket.SHUT_RDWR)
-        driver.map()
+        driver.map(file_id)
         yield driver
 
 
@@ -292,8 +294,9 @@ def test_store_that_is_known_is_not_looked_through(tmp_path: Path) -> None:
     """A daemon that still knows what is where is told nothing, and served."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
+        driver.until_on()
         driver.unmap()
-        driver.map(is_fresh=False)
+        driver.map(driver.statuses[-1].file_id)
 
         done = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
 
@@ -325,7 +328,33 @@ def test_store_comes_back_by_itself(tmp_path: Path) -> None:
         assert not refused.is_done
         assert "removed" in reason
         assert len(missed.failed) == len(SLOTS)
+        assert len({status.file_id for status in driver.statuses if status.is_on}) == 2
         _stored(driver)
+
+
+def test_store_that_took_the_place_of_another_is_looked_through(tmp_path: Path) -> None:
+    """A file that the daemon does not know is named, and what is in it told, whichever it knew before."""
+    for name in ("one", "two"):
+        with _served(tmp_path / name, Pools()) as driver:
+            _stored(driver, slots=SLOTS if name == "one" else SLOTS[::-1])
+            driver.until_on()
+            known = driver.statuses[-1].file_id
+
+    with _served(tmp_path / "one", Pools(), file_id=known) as driver:
+        driver.until_on()
+        assert driver.statuses[-1].file_id != known
+        assert sorted(driver.look()) == sorted(SLOTS)
+        _file(tmp_path / "one").unlink()
+        _file(tmp_path / "two").rename(tmp_path / "one" / f"{Pools().shape.digest}.0.store")
+        assert not driver.load([0], labels_of([0]), [0]).is_done
+        driver.until_off()
+        driver.found.clear()
+        driver.has_looked = False
+
+        driver.until_on()
+
+        assert driver.statuses[-1].file_id == known
+        assert sorted(driver.look()) == sorted(SLOTS)
 
 
 def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:

@@ -472,14 +472,14 @@ async def test_next_mover_looks_through_what_was_not_looked_through(link: MoverL
     """A store is looked through until its end was told once, whichever mover told it."""
     fd = os.memfd_create("test")
     link.map(_pool(), [fd])
-    told: list[bool] = []
+    told: list[str] = []
     for generation in (1, 2, 3):
         with closing(ScriptedMover()) as mover:
             link.attach(mover.theirs, generation)
-            told.append(PoolMap.decode(mover.packets()[0]).is_fresh)
+            told.append(PoolMap.decode(mover.packets()[0]).file_id)
         link.died(generation)
         if generation == 2:
-            link.note_scanned(7)
+            link.note_file(7, "ab")
 
-    assert told == [True, True, False]
+    assert told == ["", "", "ab"]
     os.close(fd)

@@ -54,6 +54,7 @@ def _split(path: Path, payload: Path, flags: int) -> StoreFile:
     """Return a store whose cells are in one file and whose bytes of slots are in another, opened in some way."""
     return StoreFile(
         POOLS.shape,
+        "ab",
         os.open(path, os.O_RDWR),
         os.open(payload, flags),
         ThreadPoolExecutor(1),
@@ -68,7 +69,7 @@ def _read(store: StoreFile) -> tuple[list[int], list[bytes]]:
         np.zeros(0, np.uint8),
         num_blocks=POOLS.num_blocks,
         bytes_per_slot=POOLS.bytes_per_slot,
-        pieces=POOLS.message(is_fresh=True).pieces,
+        pieces=POOLS.message().pieces,
     )
     failed = store.read(_transfer(list(range(len(SLOTS)))), pools)
     blocks = device.reshape(POOLS.num_blocks, -1)

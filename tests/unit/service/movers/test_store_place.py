@@ -19,6 +19,8 @@ from kvleased.movers.store_place import STORES_OF_A_SHAPE_MAX, StorePlace
 from tests.laws.disks import Driver, Pools, labels_of, payload_of
 
 SHAPE = Pools().shape
+FILE_ID = bytes(range(16))
+HEAD = SHAPE.head(FILE_ID)
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ def test_directory_of_others_is_refused(
 
 
 def _readable(path: Path) -> None:
-    path.write_bytes(SHAPE.head)
+    path.write_bytes(HEAD)
     path.chmod(0o644)
 
 
@@ -161,12 +163,12 @@ def _other_content(path: Path) -> None:
 
 
 def _other_head(path: Path) -> None:
-    path.write_bytes(replace(SHAPE, num_slots=17).head)
+    path.write_bytes(replace(SHAPE, num_slots=17).head(FILE_ID))
     path.chmod(0o600)
 
 
 def _too_long(path: Path) -> None:
-    path.write_bytes(SHAPE.head + bytes(SHAPE.file_bytes))
+    path.write_bytes(HEAD + bytes(SHAPE.file_bytes))
     path.chmod(0o600)
 
 
@@ -220,10 +222,33 @@ def test_changed_head_is_a_store_of_others(directory: Path, offset: int) -> None
     place.leave()
     with _name(directory).open("r+b") as file:
         file.seek(offset)
-        file.write(bytes([SHAPE.head[offset] ^ 1]))
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
 
     with _entered(directory) as following:
         assert "no store of this cache" in _refusal(following)
+
+
+def test_file_is_another_one_only_where_bytes_were_lost(directory: Path) -> None:
+    """A store has its own id for as long as all of it is there; a new one has another, and one that was cut off too."""
+    found = []
+    for change in (
+        lambda: None,
+        lambda: os.truncate(_name(directory), SHAPE.file_bytes - 1),
+        lambda: None,
+        _name(directory).unlink,
+    ):
+        with _entered(directory) as place:
+            found.append(place.open(SHAPE).file_id)
+        change()
+    with _entered(directory) as place:
+        found.append(place.open(SHAPE).file_id)
+
+    kept, again, cut_off, once_more, new = found
+    assert kept == again
+    assert cut_off == once_more
+    assert len({kept, cut_off, new}) == 3
 
 
 @contextmanager

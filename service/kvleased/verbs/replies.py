@@ -1,0 +1,128 @@
+"""Own the messages that answer the verbs on leases and blocks; a field that says nothing is left out."""
+
+from kvlease.errors import KVLeaseError
+from kvlease.faults import error_to_proto
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core import effects as e
+from kvleased.verbs.explaining import AddMisses
+
+
+def reserved(reply: e.Reserved) -> pb.ReserveResponse:
+    """Answer a reserve."""
+    response = pb.ReserveResponse(
+        lease_id=reply.lease_id,
+        block_ids=reply.block_ids,
+        row=reply.row,
+        covered_tokens=reply.covered_tokens,
+    )
+    if reply.device_hit_tokens:
+        response.device_hit_tokens = reply.device_hit_tokens
+    if reply.host_hit_tokens:
+        response.host_hit_tokens = reply.host_hit_tokens
+    if reply.disk_hit_tokens:
+        response.disk_hit_tokens = reply.disk_hit_tokens
+    if reply.remote_hit_tokens:
+        response.remote_hit_tokens = reply.remote_hit_tokens
+    if reply.num_blocks:
+        response.num_blocks = reply.num_blocks
+    if reply.joined_id:
+        response.joined_id = reply.joined_id
+    return response
+
+
+def mapped(reply: e.Mapped) -> pb.MapResponse:
+    """Answer a map."""
+    response = pb.MapResponse(row=reply.row, num_kernel_blocks=reply.num_kernel_blocks)
+    if reply.kernel_blocks:
+        response.kernel_blocks = reply.kernel_blocks
+    return response
+
+
+def extended(reply: e.Extended) -> pb.ExtendResponse:
+    """Answer an extend."""
+    response = pb.ExtendResponse(block_ids=reply.block_ids, covered_tokens=reply.covered_tokens)
+    if reply.num_blocks:
+        response.num_blocks = reply.num_blocks
+    return response
+
+
+def committed(reply: e.Committed) -> pb.CommitResponse:
+    """Answer a commit."""
+    response = pb.CommitResponse(
+        num_committed=reply.num_committed, num_duplicates=reply.num_duplicates
+    )
+    if reply.num_given_back:
+        response.num_given_back = reply.num_given_back
+    return response
+
+
+def forked(reply: e.Forked) -> pb.ForkResponse:
+    """Answer a fork."""
+    return pb.ForkResponse(
+        lease=reserved(reply.lease), num_shared=reply.num_shared, num_copied=reply.num_copied
+    )
+
+
+def trimmed(reply: e.Trimmed) -> pb.TrimResponse:
+    """Answer a trim."""
+    return pb.TrimResponse(num_given_back=reply.num_given_back)
+
+
+def evicted(reply: e.Evicted) -> pb.EvictResponse:
+    """Answer an evict."""
+    return pb.EvictResponse(num_evicted=reply.num_evicted, num_offloaded=reply.num_offloaded)
+
+
+def reloaded(reply: e.Reloaded) -> pb.ReloadResponse:
+    """Answer a reload."""
+    return pb.ReloadResponse(
+        block_ids=reply.block_ids,
+        num_reloaded=reply.num_reloaded,
+        num_tokens=reply.num_tokens,
+        row=reply.row,
+        num_blocks=reply.num_blocks,
+    )
+
+
+def released(reply: e.Released) -> pb.ReleaseResponse:
+    """Answer a release."""
+    return pb.ReleaseResponse(released=reply.released)
+
+
+def unpinned(reply: e.Released) -> pb.UnpinResponse:
+    """Answer an unpin."""
+    return pb.UnpinResponse(released=reply.released)
+
+
+def found(reply: e.Found) -> pb.LookupResponse:
+    """Answer a lookup."""
+    return pb.LookupResponse(
+        num_device_blocks=reply.num_device_blocks,
+        num_host_blocks=reply.num_host_blocks,
+        num_disk_blocks=reply.num_disk_blocks,
+        hit_tokens=reply.hit_tokens,
+    )
+
+
+def pinned(reply: e.Pinned) -> pb.PinResponse:
+    """Answer a pin."""
+    return pb.PinResponse(pin_id=reply.pin_id, num_blocks=reply.num_blocks)
+
+
+def stepped(reply: e.Stepped, explain: AddMisses = lambda told, _: told) -> pb.StepResponse:
+    """Answer a step; `explain` adds what its reserves ask for."""
+    if not reply.reserves:
+        return pb.StepResponse(
+            codes=reply.codes, num_blocks=reply.num_blocks, block_ids=reply.block_ids
+        )
+    return pb.StepResponse(
+        codes=reply.codes,
+        num_blocks=reply.num_blocks,
+        block_ids=reply.block_ids,
+        reserves=[
+            pb.StepReserve(error=error_to_proto(one))
+            if isinstance(one, KVLeaseError)
+            else pb.StepReserve(granted=explain(reserved(one), one))
+            for one in reply.reserves
+        ],
+    )

@@ -1,0 +1,69 @@
+"""A file system that hangs costs one thread, however often it is asked, and no caller more than its time."""
+
+import asyncio
+import errno
+import queue
+import subprocess
+import sys
+
+import pytest
+
+from kvleased.looking_aside import LookingAside
+
+
+async def test_answers_and_errors_come_through() -> None:
+    """Each question is asked anew once the one before is answered."""
+    answers = iter([7, OSError(errno.EIO, "broken"), 8])
+
+    def look() -> int:
+        found = next(answers)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    aside = LookingAside(look, seconds_max=60.0)
+
+    assert await aside.answer() == 7
+    with pytest.raises(OSError, match="broken"):
+        await aside.answer()
+    assert await aside.answer() == 8
+
+
+async def test_question_that_hangs_is_asked_once() -> None:
+    """Callers give up by themselves, and the late answer serves the one who asks when it comes."""
+    asked: list[int] = []
+    answers: queue.Queue[int] = queue.Queue()
+
+    def look() -> int:
+        asked.append(1)
+        return answers.get()
+
+    aside = LookingAside(look, seconds_max=0.05)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await aside.answer()
+
+    aside._seconds_max = 60.0
+    waiting = asyncio.ensure_future(aside.answer())
+    answers.put(5)
+
+    assert await waiting == 5
+    assert len(asked) == 1
+
+
+def test_question_that_hangs_does_not_keep_the_process() -> None:
+    """A process ends although a call into the kernel never does."""
+    code = """
+import asyncio, contextlib, threading
+from kvleased.looking_aside import LookingAside
+async def main():
+    with contextlib.suppress(TimeoutError):
+        await LookingAside(lambda: threading.Event().wait(), 0.01).answer()
+asyncio.run(main())
+print("over")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert ended.stdout == "over\n"
