@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache as remember
+from functools import cached_property
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.effects import Copy
 from kvleased.core.records import NULL
-from tests.laws.needs import Groups, needed_from
+from tests.laws.needs import Groups, kept_under, needed_from
 
 Mark = tuple[object, ...]
 ZERO: Mark = ("zero",)
@@ -99,6 +102,25 @@ class Job:
     copy: Copy
     done: int = 0
     is_lost: bool = False
+    failed: set[int] = field(default_factory=set)
+    """Positions whose bytes were not there, or not what they should be."""
+    labels: list[Any] | None = None
+    """Those of the copy, once somebody has read them."""
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """What is read, if that has numbers."""
+        return [int(one) for one in np.frombuffer(self.copy.source_ids, np.int32)]
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """What is written, if that has numbers."""
+        return [int(one) for one in np.frombuffer(self.copy.target_ids, np.int32)]
+
+    @property
+    def num_pairs(self) -> int:
+        """Blocks that are copied or scrubbed."""
+        return max(len(self.sources), len(self.targets))
 
 
 @dataclass(eq=False)
@@ -119,3 +141,8 @@ class Call:
 def key_of(tenant: int, chain: tuple[int, ...]) -> bytes:
     """Return the key of the last block of a chain of tokens."""
     return blake2b(repr((tenant, chain)).encode(), digest_size=32).digest()
+
+
+def is_of(mark: Mark, key: bytes) -> bool:
+    """Tell whether a mark stands for the bytes that are kept under a key: those of its tokens, and of its group."""
+    return mark[0] == "key" and kept_under(mark[1], mark[2]) == key  # type: ignore[arg-type]

@@ -6,16 +6,17 @@ from typing import Final
 from kvleased.core import commands
 from kvleased.core.effects import Outcome, Trimmed
 from kvleased.core.stepping import StepVerb
-from tests.laws import faults
+from tests.laws import below, faults
 from tests.laws.actors import Held, Worker
 from tests.laws.answers import trim
+from tests.laws.calling import call, commit_one, extend_one, longer, new_request, release_one
 from tests.laws.crashes import InterruptedWorldError
 from tests.laws.healing import heal
 from tests.laws.holders import row_of, verify
 from tests.laws.mover import land, move
-from tests.laws.needs import room
 from tests.laws.picks import is_waited_for, pick_chain, pick_lease, pick_worker
 from tests.laws.steps import Operation, take_step
+from tests.laws.stores import has_stores
 from tests.laws.views import audit, compare_lookup, compare_map, read_table
 from tests.laws.world import World
 from tests.laws.writing import compute, keys_of, scribble
@@ -24,26 +25,25 @@ Act = Callable[[World], None]
 
 _KEEP_ALIVE_SECONDS: Final = 8.0
 _EAGERNESS: Final = 0.2
-_UNHEARD: Final = 0.08
-"""Share of the answers that do not reach their callers."""
-_REPEATED: Final = 0.12
-"""Share of the calls that come twice."""
-_RETAIN_SECONDS: Final = (0, 0, 5, 60)
-_RETAIN_PRIORITIES: Final = (None, None, None, 0, 30, 50, 70, 100)
 _MORE_TOKENS: Final = (0, 1, 3, 9, 30)
 """How many more tokens than its parent has computed a fork is to cover."""
 _STEPS_OF_A_RUN: Final = 4
+_WAIT_MS: Final = 20_000
+_SHARE_ENDED: Final = 0.8
 _SEVERITIES: Final = (0, 1, 1, 3)
 """How much likelier than usual a fault may be in one history: those without some kind get further with the others."""
 
 
 def live(world: World, steps: int) -> None:
     """Let the world live for some steps, then heal it."""
+    acts = {**ACTS, **WORK_OF_STORES, **FAULTS_OF_STORES} if has_stores(world) else ACTS
     weights = [
-        weight * (world.rng.choice(_SEVERITIES) if act in FAULTS else 1)
-        for act, weight in ACTS.items()
+        weight * (world.rng.choice(_SEVERITIES) if act in FAULTS or act in FAULTS_OF_STORES else 1)
+        for act, weight in acts.items()
     ]
-    for act in world.rng.choices(list(ACTS), weights, k=steps):
+    if has_stores(world):
+        below.begin(world)
+    for act in world.rng.choices(list(acts), weights, k=steps):
         world.step += 1
         try:
             act(world)
@@ -55,39 +55,10 @@ def live(world: World, steps: int) -> None:
     heal(world)
 
 
-def _call(
-    world: World, worker: Worker, command: commands.Command, held: Held | None = None
-) -> None:
-    """Let a worker call, perhaps twice, and perhaps in vain."""
-    is_heard = world.rng.random() >= _UNHEARD
-    world.faults["answer lost"] += not is_heard
-    world.call(worker, command, held, is_heard=is_heard)
-    if world.rng.random() < _REPEATED and (held is None or held.lease_id in worker.leases):
-        world.faults["duplicate"] += 1
-        world.call(worker, command, held)
-
-
 def _reserve(world: World) -> None:
     worker = pick_worker(world)
     if worker is not None:
-        _call(world, worker, _new_request(world, worker, world.rng.choice((0, 500, 20_000))))
-
-
-def _new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Reserve:
-    rng, hash_tokens = world.rng, world.shape.hash_tokens
-    num_tokens = rng.randint(1, world.longest_tokens)
-    keys = pick_chain(world, worker.tenant, rng.randint(0, -(-num_tokens // hash_tokens)))
-    world.num_requests += 1
-    return commands.Reserve(
-        worker_id=worker.worker_id,
-        request_id=f"r{world.num_requests}",
-        keys=b"".join(keys),
-        num_tokens=num_tokens,
-        wait_ms=wait_ms,
-        priority=rng.randint(0, 2) if world.uses_classes else 1,
-        retain_seconds=rng.choice(_RETAIN_SECONDS) if world.uses_classes else 0,
-        retain_priority=rng.choice(_RETAIN_PRIORITIES) if world.uses_classes else None,
-    )
+        call(world, worker, new_request(world, worker, world.rng.choice((0, 500, 20_000))))
 
 
 def _step(world: World) -> None:
@@ -107,13 +78,13 @@ def _step(world: World) -> None:
         world,
         worker,
         operations,
-        [_new_request(world, worker) for _ in range(world.rng.choice((0, 0, 1, 2)))],
+        [new_request(world, worker) for _ in range(world.rng.choice((0, 0, 1, 2)))],
     )
 
 
 def _operations(world: World, worker: Worker, held: Held) -> list[Operation]:
     """Return what a step does with one lease: mostly it grows by a token; in the end, it is committed and released."""
-    extend = Operation(StepVerb.EXTEND, held, _longer(world, held, -3))
+    extend = Operation(StepVerb.EXTEND, held, longer(world, held, -3))
     release = Operation(StepVerb.RELEASE, held)
     kind = world.rng.choice(("extend", "extend", "extend", "commit", "end", "too late"))
     if kind == "extend":
@@ -129,47 +100,16 @@ def _operations(world: World, worker: Worker, held: Held) -> list[Operation]:
     return [*committing, extend] if kind == "commit" else [*committing, release]
 
 
-def _longer(world: World, held: Held, least: int = 0) -> int:
-    """Return a number of tokens that a lease is to cover: a few more than it does."""
-    now = min(room(world.shape.groups, held.ends), world.longest_tokens)
-    return max(1, min(now + world.rng.randint(least, 6), world.longest_tokens))
-
-
 def _extend(world: World) -> None:
     found = pick_lease(world)
     if found is not None:
-        _extend_one(world, *found, wait_ms=world.rng.choice((0, 2000)))
-
-
-def _extend_one(world: World, worker: Worker, held: Held, wait_ms: int = 0) -> None:
-    command = commands.Extend(
-        worker_id=worker.worker_id,
-        lease_id=held.lease_id,
-        num_tokens=_longer(world, held),
-        wait_ms=wait_ms,
-    )
-    _call(world, worker, command, held)
+        extend_one(world, *found, wait_ms=world.rng.choice((0, 2000)))
 
 
 def _commit(world: World) -> None:
     found = pick_lease(world)
     if found is not None:
-        _commit_one(world, *found)
-
-
-def _commit_one(world: World, worker: Worker, held: Held) -> None:
-    written = compute(world, worker, held)
-    if written is None:
-        return
-    num_tokens, first = written
-    command = commands.Commit(
-        worker_id=worker.worker_id,
-        lease_id=held.lease_id,
-        num_tokens=num_tokens,
-        first_block=first,
-        keys=keys_of(world, held, num_tokens, first),
-    )
-    _call(world, worker, command, held)
+        commit_one(world, *found)
 
 
 def _run(world: World) -> None:
@@ -179,7 +119,7 @@ def _run(world: World) -> None:
         return
     worker, held = found
     for _ in range(world.rng.randint(1, _STEPS_OF_A_RUN)):
-        for act in (_commit_one, _extend_one):
+        for act in (commit_one, extend_one):
             if held.lease_id in worker.leases and not held.is_moving:
                 act(world, worker, held)
 
@@ -200,7 +140,7 @@ def _fork(world: World) -> None:
         ),
         wait_ms=world.rng.choice((0, 500, 20_000)),
     )
-    _call(world, worker, command, held)
+    call(world, worker, command, held)
 
 
 def _trim(world: World) -> None:
@@ -223,6 +163,26 @@ def _trim(world: World) -> None:
         world.fail(f"a trim was to give {num_gone} blocks back, and came to {outcome}")
     held.is_trimming = False
     world.seen["trimmed"] += num_gone
+
+
+def _serve(world: World) -> None:
+    """A request is served from start to end, while all that it waits for goes on as it should."""
+    worker = pick_worker(world)
+    if worker is None:
+        return
+    command = new_request(world, worker, _WAIT_MS)
+    world.call(worker, command)
+    for _ in range(_STEPS_OF_A_RUN):
+        for probe_id in list(world.stores.probes):
+            below.answer_one(world, probe_id)
+        for job in [job for job in world.jobs.values() if not job.is_lost]:
+            if job.copy.copy_id in world.jobs:
+                land(world, job)
+    for held in list(worker.leases.values()):
+        if held.request_id == command.request_id and not held.is_moving:
+            commit_one(world, worker, held)
+            if held.lease_id in worker.leases and world.rng.random() < _SHARE_ENDED:
+                release_one(world, worker, held)
 
 
 def _scribble(world: World) -> None:
@@ -268,14 +228,7 @@ def _release(world: World) -> None:
     found = pick_lease(world, evicted=None)
     if found is None:
         return
-    worker, held = found
-    del worker.leases[held.lease_id]
-    world.ended.append((worker.worker_id, held))
-    command = commands.Release(worker_id=worker.worker_id, lease_id=held.lease_id)
-    world.send(command)
-    if world.rng.random() < 0.2:
-        world.faults["duplicate"] += 1
-        world.send(command)
+    release_one(world, *found)
 
 
 def _evict(world: World) -> None:
@@ -283,7 +236,7 @@ def _evict(world: World) -> None:
     if found is None:
         return
     worker, held = found
-    _call(world, worker, commands.Evict(worker_id=worker.worker_id, lease_id=held.lease_id), held)
+    call(world, worker, commands.Evict(worker_id=worker.worker_id, lease_id=held.lease_id), held)
 
 
 def _reload(world: World) -> None:
@@ -291,7 +244,7 @@ def _reload(world: World) -> None:
     if found is None:
         return
     worker, held = found
-    _call(
+    call(
         world,
         worker,
         commands.Reload(
@@ -400,3 +353,23 @@ FAULTS: Final[dict[Act, int]] = {
 
 ACTS: Final = {**WORK, **FAULTS}
 """Each act and how often it is drawn."""
+
+WORK_OF_STORES: Final[dict[Act, int]] = {
+    _serve: 14,
+    below.answer: 24,
+    below.neighbour: 4,
+    below.find: 14,
+}
+"""What happens besides where there are stores."""
+
+FAULTS_OF_STORES: Final[dict[Act, int]] = {
+    below.answer_badly: 4,
+    below.forget: 1,
+    below.damage: 4,
+    below.dawdle: 3,
+    below.turn: 4,
+    below.steal: 3,
+    below.seek_again: 1,
+    below.lose_all: 1,
+}
+"""What goes wrong there besides."""

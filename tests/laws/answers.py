@@ -52,7 +52,7 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
     keys = [
         command.keys[at : at + BYTES_PER_KEY] for at in range(0, len(command.keys), BYTES_PER_KEY)
     ]
-    hit_tokens = reply.device_hit_tokens + reply.host_hit_tokens
+    hit_tokens = _hit_tokens(world, reply)
     if hit_tokens % world.shape.hit_tokens or hit_tokens > len(keys) * world.shape.hash_tokens:
         world.fail(f"{hit_tokens} tokens of {len(keys)} keys were found")
     world.seen["hits"] += hit_tokens // world.shape.hash_tokens
@@ -69,6 +69,7 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
     worker.leases[reply.lease_id] = held
     groups = world.shape.groups
     hits = needs.hit_places(groups, hit_tokens)
+    _compare_tenants(world, worker, held, hits)
     ends = [
         places.stop or needs.needed_from(group, hit_tokens)
         for group, places in zip(groups, hits, strict=True)
@@ -87,6 +88,28 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
         [parts[at][place] for at, places in enumerate(fresh) for place in places],
     )
     verify(world, held)
+
+
+def _compare_tenants(world: "World", worker: Worker, held: Held, hits: Sequence[range]) -> None:
+    """Nothing is found under keys of another tenant; whoever knows them goes on under keys of its own."""
+    if any(world.tenant_of_key.get(key, worker.tenant) != worker.tenant for key in held.keys):
+        if any(hits):
+            world.fail(f"places {hits} were found under another tenant's keys")
+        held.keys = []
+
+
+def _hit_tokens(world: "World", reply: Reserved) -> int:
+    """Return the tokens that were found, in tiers that there are."""
+    shape = world.shape
+    disk_tokens, remote_tokens = reply.disk_hit_tokens, reply.remote_hit_tokens
+    if (disk_tokens and not shape.num_disk_slots) or (remote_tokens and not shape.uses_remote):
+        world.fail(f"{reply} tells of tiers that there are not")
+    tokens = (reply.device_hit_tokens, reply.host_hit_tokens, disk_tokens, remote_tokens)
+    if min(tokens) < 0:
+        world.fail(f"{reply} tells of less than nothing")
+    world.seen["disk hits"] += disk_tokens
+    world.seen["remote hits"] += remote_tokens
+    return sum(tokens)
 
 
 def _compare_places(

@@ -108,6 +108,7 @@ def restart(world: "World", certain: Iterable[LeaseId] | None = None) -> None:
     """
     kept = world.known_ids() if certain is None else certain
     world.jobs.clear()
+    world.stores.probes.clear()
     world.calls.clear()
     world.pins.clear()
     world.unsure.clear()

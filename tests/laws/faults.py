@@ -7,12 +7,21 @@ import numpy as np
 from kvlease.errors import IdReusedError, NotYoursError, UnknownLeaseError
 from kvlease.ids import BYTES_PER_KEY, CopyId, LeaseId, PinId, WorkerId
 from kvleased.core import commands
-from kvleased.core.effects import Detached, Direction, Done, Outcome, Released
+from kvleased.core.effects import (
+    MOVER_OF,
+    Detached,
+    Direction,
+    Done,
+    Mover,
+    Outcome,
+    Released,
+)
 from tests.laws import crashes
 from tests.laws.actors import Worker
 from tests.laws.crashes import Crash
 from tests.laws.mover import land, move
 from tests.laws.picks import pick_lease, pick_worker
+from tests.laws.stores import has_stores, tear
 from tests.laws.world import World
 
 
@@ -121,17 +130,19 @@ def end_lost_copy(world: World) -> None:
 
 
 def _may_serve(world: World) -> bool:
-    """Tell whether a call waits, which any event may serve."""
-    return world.cache.census().num_waiting > 0
+    """Tell whether a call waits, which any event may serve, or copies in the background, which it may start."""
+    return world.cache.census().num_waiting > 0 or world.cache._state.dirt.is_due
 
 
 def kill_mover(world: World) -> None:
-    """Kill the mover in the middle of its copies."""
+    """Kill a mover in the middle of its copies; the others go on with theirs."""
     world.faults["mover"] += 1
-    for job in world.jobs.values():
+    mover = world.rng.choice(list(Mover)) if has_stores(world) else Mover.MEMORY
+    for job in [job for job in world.jobs.values() if MOVER_OF[job.copy.direction] is mover]:
         move(world, job, world.rng.randint(0, 2))
-    world.jobs.clear()
-    world.send(commands.MoverDied())
+        tear(world, job)
+        del world.jobs[job.copy.copy_id]
+    world.send(commands.MoverDied(mover=mover))
 
 
 def repeat_copy(world: World) -> None:
@@ -254,6 +265,10 @@ _PLACES: Final = (
     ("granting", 60),
     ("forking", 90),
     ("trimming", 60),
+    ("adopting", 25),
+    ("asking", 40),
+    ("cleaning", 40),
+    ("bringing", 12),
 )
 """Modules in which the control process dies, and within how many lines of each."""
 
@@ -281,6 +296,9 @@ _WRITERS: Final = (
     ("", "grow", 14),
     ("", "cut", 30),
     ("fork", "_take", 14),
+    ("", "adopt", 20),
+    ("adopt", "publish", 5),
+    ("_store", "_start", 6),
 )
 """Functions that write more than one column, who calls them, and how many of their lines may be the last."""
 
@@ -334,6 +352,7 @@ def _senseless(worker: Worker, num_tokens: int) -> list[commands.Command]:
         commands.Unpin(pin_id=PinId(3)),
         commands.Cancel(ticket=3),
         commands.CopyDone(copy_id=CopyId(3), checksums=b"1", failed=(7,)),
+        commands.Probed(probe_id=3, is_present=b"\1"),
         commands.Step(worker_id=worker_id, verbs=b"\1", lease_ids=b"", num_tokens=b""),
         commands.Step(worker_id=nobody, verbs=b"", lease_ids=b"", num_tokens=b""),
     ]

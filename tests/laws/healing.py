@@ -6,14 +6,20 @@ It shows the laws of liveness L1 to L3, L5, L6, L8 and L10 of `docs/reliability.
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from kvlease.errors import DrainingError, PoolFullError
 from kvlease.groups import most_blocks
+from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
-from kvleased.core.effects import Outcome, Reserved
+from kvleased.core.effects import Mover, Outcome, Reserved, Tier
 from kvleased.core.states import State
 from tests.laws.actors import Worker
+from tests.laws.below import answer_one
 from tests.laws.mover import land
 from tests.laws.needs import cost
+from tests.laws.picks import pick_chain
+from tests.laws.stores import has_stores
 from tests.laws.world import LONGEST_WAIT_SECONDS, World
 
 _ROUNDS: Final = 8
@@ -21,6 +27,8 @@ _ROUNDS: Final = 8
 _TRIES: Final = 6
 """How often a caller comes again, each time when it was told to, until it is served."""
 _OTHER: Final = 2
+_REST_SECONDS: Final = 2.0
+"""After so long a mover that failed is given work again."""
 _UNPINNED: Final = 0.7
 _WAIT_MS: Final = 60_000
 
@@ -39,6 +47,8 @@ def heal(world: World) -> None:
         _have_it_all(world, worker)
     _rise(world)
     _obey(world)
+    _leave_nothing(world)
+    _copy_down(world)
     _drain(world)
 
 
@@ -49,9 +59,13 @@ def _end_faults(world: World) -> None:
     world.dead_unknown.clear()
     for worker in world.workers.values():
         worker.is_stalled = False
+    world.stores.failures = 0.0
     if world.rng.random() < 0.5:
         world.jobs.clear()
-        world.send(commands.MoverDied())
+        for mover in Mover if has_stores(world) else (Mover.MEMORY,):
+            world.send(commands.MoverDied(mover=mover))
+    for tier in (Tier.DISK, Tier.REMOTE) if has_stores(world) else ():
+        world.send(commands.TierChanged(tier=tier, is_on=True))
     _settle(world, all_of_them=False)
     while world.pins and (world.rng.random() < _UNPINNED or not _is_room_for_one(world)):
         world.send(commands.Unpin(pin_id=world.pins.pop()))
@@ -64,8 +78,10 @@ def _is_room_for_one(world: World) -> bool:
 
 
 def _settle(world: World, *, all_of_them: bool = True) -> None:
-    """Let the mover end its copies: all of them, or every other one."""
+    """Let the movers end their copies, and the remote store answer: all of them, or every other one."""
     while True:
+        for probe_id in [one for one in world.stores.probes if all_of_them or one % _OTHER == 0]:
+            answer_one(world, probe_id)
         jobs = [job for job in world.jobs.values() if all_of_them or job.copy.copy_id % _OTHER == 0]
         if not jobs:
             return
@@ -82,7 +98,8 @@ def _wait_for_answers(world: World) -> None:
     if world.calls:
         world.fail(f"calls {list(world.calls)} were never answered")
     _settle(world)
-    if world.cache.census().num_waiting or world.cache.census().num_copies:
+    census = world.cache.census()
+    if census.num_waiting or census.num_asking or census.num_copies:
         world.fail("something waits or is on its way for nobody")
 
 
@@ -119,7 +136,13 @@ def _serve_everyone(world: World) -> None:
     """All ask at once for as much as one may have: each is served in its turn, and none is refused."""
     wanted = {f"everyone-{at}": worker for at, worker in enumerate(world.workers.values())}
     for request_id, worker in wanted.items():
-        world.call(worker, _reserve(worker, request_id, world.longest_tokens))
+        command = _reserve(worker, request_id, world.longest_tokens)
+        if has_stores(world):
+            chain = pick_chain(
+                world, worker.tenant, world.longest_tokens // world.shape.hash_tokens
+            )
+            command = replace(command, keys=b"".join(chain))
+        world.call(worker, command)
     for _ in range(_ROUNDS):
         _settle(world)
         _end_all_leases(world)
@@ -208,9 +231,45 @@ def _obey(world: World) -> None:
     _settle(world)
 
 
+def _leave_nothing(world: World) -> None:
+    """When nobody has anything, no block is on its way, and none is held but by pins."""
+    state, census = world.cache._state, world.cache.census()
+    if census.num_leases or census.num_waiting or census.num_asking or census.num_copies:
+        world.fail(f"something is left: {census}")
+    for pool in state.pools:
+        if np.isin(pool.records.state, (State.FREE, State.READY, State.BAD), invert=True).any():
+            world.fail(f"blocks are in use by nobody: {pool}")
+    if state.host.holds.any() or state.disk.holds.any():
+        world.fail("slots are held by nobody")
+
+
+def _copy_down(world: World) -> None:
+    """What is to be written through is copied down in the end, also after failures."""
+    state = world.cache._state
+    if not state.dirt.writes_through:
+        return
+    world.tick(_REST_SECONDS)
+    _settle(world)
+    is_ready, dirt = state.host.records.state == State.READY, state.dirt
+    if dirt.shares and (is_ready & dirt.share).any():
+        world.fail("a slot is never shared")
+    if dirt.stores and state.disk.num_available:
+        (slots,) = (is_ready & dirt.store).nonzero()
+        if state.host.is_unknown_to(state.disk, slots).any():
+            world.fail("a slot is never stored")
+
+
 def _drain(world: World) -> None:
-    """After a drain begins nothing is granted any more."""
-    world.send(commands.Drain())
+    """After a drain begins nothing is granted any more, and nobody waits any more to be granted something."""
     worker = next(iter(world.workers.values()))
+    if has_stores(world):
+        key = world.rng.randbytes(BYTES_PER_KEY)
+        asking = _reserve(worker, "asking", world.shape.hash_tokens)
+        world.call(worker, replace(asking, keys=key))
+        if world.stores.probes:
+            world.seen["asked before a drain"] += 1
+    world.send(commands.Drain())
+    if world.calls:
+        world.fail(f"calls {list(world.calls)} wait while nothing is granted")
     if not isinstance(world.send(_reserve(worker, "late", 1)), DrainingError):
         world.fail("a lease was granted after a drain had begun")

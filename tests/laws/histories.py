@@ -8,7 +8,7 @@ from typing import Final
 from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
 from tests.laws.limited import LimitedWorld
-from tests.laws.shapes import MIXES, SHAPE, name_of
+from tests.laws.shapes import MIXES, SHAPE, name_of, tiers_of, with_tiers
 from tests.laws.world import World
 
 STEPS: Final = 500
@@ -59,11 +59,12 @@ class Tally:
 
 
 def world_of(seed: int) -> World:
-    """Return the world of a history: half of them have one group, some have limited tenants; policies take turns."""
+    """Return the world of a history: half of them have one group, some have limits or stores; policies take turns."""
     name, policy = name_of(seed), POLICIES[seed // _HISTORIES_PER_POLICY % len(POLICIES)]
     if name == "limited":
-        return LimitedWorld(seed, policy)
-    return World(seed, shape=replace(MIXES.get(name, SHAPE), eviction_policy=policy))
+        return LimitedWorld(seed, policy, tiers_of(seed))
+    shape = with_tiers(MIXES.get(name, SHAPE), tiers_of(seed))
+    return World(seed, shape=replace(shape, eviction_policy=policy))
 
 
 def play(seeds: Iterable[int], steps: int = STEPS) -> Tally:

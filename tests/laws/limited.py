@@ -13,7 +13,7 @@ from kvleased.core.leases import NOWHERE
 from kvleased.core.limits import TenantLimits
 from kvleased.core.tenants import victims
 from tests.laws.actors import Worker
-from tests.laws.shapes import SHAPE
+from tests.laws.shapes import SHAPE, with_tiers
 from tests.laws.world import World
 
 LIMITS: Final = {
@@ -26,9 +26,10 @@ _SHAPE: Final = replace(SHAPE, tenants=LIMITS, max_pins=6)
 class LimitedWorld(World):
     """A node whose tenants have limits, which it compares with what they have after every event."""
 
-    def __init__(self, seed: int, policy: str) -> None:
-        """Start a node with three workers of two tenants, whose blocks leave by a policy."""
-        super().__init__(seed, shape=replace(_SHAPE, eviction_policy=policy))
+    def __init__(self, seed: int, policy: str, tiers: str = "") -> None:
+        """Start a node with three workers of two tenants, whose blocks leave by a policy, and some stores or none."""
+        shape = with_tiers(_SHAPE, tiers)
+        super().__init__(seed, shape=replace(shape, eviction_policy=policy))
         self.uses_classes = True
 
     def send(self, command: commands.Command) -> Outcome | KVLeaseError:
@@ -60,8 +61,8 @@ class LimitedWorld(World):
         state = self.cache._state
         holds, records = state.device.holds.copy(), state.device.records
         for flight in state.flights.values():
-            if flight.purpose in (Purpose.WRITE_BACK, Purpose.DISPLACE):
-                # What is written back is on its way out.
+            if flight.purpose in (Purpose.WRITE_BACK, Purpose.DISPLACE, Purpose.CLEAN):
+                # What is written back is on its way out; what is copied in the background is soon nobody's again.
                 holds[flight.sources] -= 1
             elif flight.purpose is Purpose.SCRUB:
                 holds[flight.targets] = 0

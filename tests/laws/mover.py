@@ -1,41 +1,48 @@
-"""The simulated mover: it copies marks at its own pace, and sees which slots were damaged."""
+"""The simulated movers: they copy marks at their own pace, and see which slots were damaged."""
 
 import numpy as np
 
 from kvleased.core import commands
 from kvleased.core.effects import Direction
+from kvleased.core.states import State
+from tests.laws import stores
 from tests.laws.actors import ZERO, Job
 from tests.laws.world import World
 
 
 def move(world: World, job: Job, pairs: int) -> None:
-    """Let the mover carry out some pairs of a batch."""
-    copy = job.copy
-    targets = np.frombuffer(copy.target_ids, np.int32).tolist()
-    sources = np.frombuffer(copy.source_ids, np.int32).tolist()
-    for at in range(job.done, min(len(targets), job.done + pairs)):
-        if copy.direction is Direction.SCRUB:
+    """Let a mover carry out some pairs of a batch."""
+    direction, sources, targets = job.copy.direction, job.sources, job.targets
+    end = min(job.num_pairs, job.done + pairs)
+    for at in range(job.done, end):
+        if stores.is_of_store(job.copy):
+            stores.carry_out(world, job, at)
+        elif direction is Direction.SCRUB:
             world.device[targets[at]] = ZERO
-        elif copy.direction is Direction.OFFLOAD:
+        elif direction is Direction.OFFLOAD:
             world.host[targets[at]] = world.device[sources[at]]
             world.flipped.discard(targets[at])
-        elif copy.direction is Direction.DUPLICATE:
+        elif direction is Direction.DUPLICATE:
             world.device[targets[at]] = world.device[sources[at]]
         else:
             world.device[targets[at]] = world.host[sources[at]]
-    job.done = min(len(targets), job.done + pairs)
+    job.done = end
 
 
 def land(world: World, job: Job) -> None:
-    """Let the mover finish a batch and say so."""
-    move(world, job, len(job.copy.target_ids))
+    """Let a mover finish a batch and say so."""
+    move(world, job, job.num_pairs)
     del world.jobs[job.copy.copy_id]
     world.ended_copy = job.copy.copy_id
-    failed: tuple[int, ...] = ()
     if job.copy.direction is Direction.RELOAD:
-        sources = np.frombuffer(job.copy.source_ids, np.int32).tolist()
-        failed = tuple(at for at, slot in enumerate(sources) if slot in world.flipped)
+        job.failed.update(at for at, slot in enumerate(job.sources) if slot in world.flipped)
     checksums = b""
-    if job.copy.direction is Direction.OFFLOAD:
-        checksums = np.ones(len(job.copy.target_ids) // 4, np.uint64).tobytes()
+    if job.copy.direction in (Direction.OFFLOAD, Direction.STORE):
+        checksums = np.ones(job.num_pairs, np.uint64).tobytes()
+    failed = tuple(sorted(job.failed))
+    is_heeded = not job.is_lost
     world.send(commands.CopyDone(copy_id=job.copy.copy_id, checksums=checksums, failed=failed))
+    if is_heeded and job.copy.direction is Direction.LOAD:
+        for at in failed:
+            if world.records.disk.state[job.sources[at]] != State.BAD:
+                world.fail(f"disk slot {job.sources[at]} was damaged and is still in use")

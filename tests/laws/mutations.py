@@ -17,8 +17,10 @@ from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.states import Event, State
 from tests.laws.mended import MENDED, Mutation
+from tests.laws.of_adopting import OF_ADOPTING
 from tests.laws.of_groups import OF_GROUPS
 from tests.laws.of_policies import OF_POLICIES
+from tests.laws.of_tiers import OF_TIERS
 from tests.laws.of_turns import OF_TURNS
 from tests.laws.restarts import OF_RESTARTS
 
@@ -212,6 +214,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     **{one.__name__: one for one in (held_block_is_evicted, lost_copy_frees_its_target)},
     **{one.__name__: one for one in (*MENDED, *OF_RESTARTS, *OF_POLICIES)},
     **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS)},
+    **{one.__name__: one for one, _ in (*OF_TIERS, *OF_ADOPTING)},
 }
 """Every seeded bug by name; each bug that is ever fixed adds one."""
 
@@ -221,6 +224,9 @@ CACHES: Final[dict[str, str]] = {
     "refused_call_keeps_its_room_from_those_that_wait": "state",
 }
 """The cache in which a bug shows; those that are not named here show in any, so that one group will do."""
+
+STORES: Final[dict[str, str]] = {one.__name__: tiers for one, tiers in (*OF_TIERS, *OF_ADOPTING)}
+"""The stores of that cache with which a bug shows; the others need none."""
 
 NEAR: Final[dict[str, str]] = {
     "M1 expiry_frees_memory": "cached",

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvlease.groups import GroupShape, keeps_everything, most_blocks
 from kvleased.core import CacheShape
+from kvleased.core.shape import WritePolicy
 from tests.unit.service.core.grouped import (
     CHUNK,
     DRAFTED,
@@ -85,6 +86,33 @@ def name_of(seed: int) -> str:
     return "limited" if seed % _ONE_IN_LIMITED == 0 else "one"
 
 
-def seeds_of(name: str) -> Iterator[int]:
-    """Go through the seeds of the histories of one cache."""
-    return (seed for seed in count() if name_of(seed) == name)
+TIERS: Final = ("evict", "through", "hits", "remote", "disk")
+"""The stores that a cache may have below its host pool, and when blocks go there."""
+_TIERED: Final = (1, 3)
+"""Of this many histories in a row, which have stores; nothing that the others are chosen by has this divisor."""
+_ONE_IN_ROW: Final = 5
+
+
+def tiers_of(seed: int) -> str:
+    """Return which of the stores the cache of a history has; "" if none."""
+    return TIERS[seed // _ONE_IN_ROW % len(TIERS)] if seed % _ONE_IN_ROW in _TIERED else ""
+
+
+def with_tiers(shape: CacheShape, tiers: str) -> CacheShape:
+    """Return a cache with stores: a disk smaller than the host pool or larger than both, a remote one, or both."""
+    large, small = 2 * shape.num_blocks, shape.num_slots // 2
+    if tiers == "evict":
+        return replace(shape, num_disk_slots=large, uses_remote=True)
+    if tiers == "through":
+        policy = WritePolicy.WRITE_THROUGH
+        return replace(shape, num_disk_slots=small, uses_remote=True, write_policy=policy)
+    if tiers == "hits":
+        return replace(shape, num_disk_slots=large, write_policy=WritePolicy.AFTER_N_HITS)
+    if tiers == "remote":
+        return replace(shape, uses_remote=True, write_policy=WritePolicy.WRITE_THROUGH)
+    return replace(shape, num_disk_slots=small) if tiers else shape
+
+
+def seeds_of(name: str, tiers: str = "") -> Iterator[int]:
+    """Go through the seeds of the histories of one cache, and with the stores named."""
+    return (seed for seed in count() if name_of(seed) == name and tiers_of(seed) == tiers)

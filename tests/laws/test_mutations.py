@@ -7,7 +7,7 @@ import pytest
 from tests.laws.exhaustive import ROOTS, TINY, search
 from tests.laws.histories import play
 from tests.laws.mended import Mutation
-from tests.laws.mutations import CACHES, MUTATIONS, NEAR
+from tests.laws.mutations import CACHES, MUTATIONS, NEAR, STORES
 from tests.laws.shapes import seeds_of
 
 _HISTORIES = 400
@@ -21,7 +21,7 @@ def test_simulation_finds_seeded_bug(
     """A seeded bug breaks a law within a bounded number of simulated histories."""
     mutation(monkeypatch)
 
-    seeds = islice(seeds_of(CACHES.get(name, "one")), _HISTORIES)
+    seeds = islice(seeds_of(CACHES.get(name, "one"), STORES.get(name, "")), _HISTORIES)
     assert any(play([seed]).violations for seed in seeds)
 
 

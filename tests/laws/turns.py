@@ -16,9 +16,11 @@ class Turns:
         self._order: list[int] = []
         self._now = 0.0
         self._again: set[int] = set()
+        self._asking: set[int] = set()
 
     def check(self, world: "World") -> None:
         """Compare the order with the last one; only time lets a call rise."""
+        asked, self._asking = self._asking, set(world.cache._state.asking)
         waiters = list(world.cache._state.waiting)
         if not waiters:
             self._order = []
@@ -33,7 +35,9 @@ class Turns:
         new = [waiter.ticket for waiter in waiters if isinstance(waiter.command, commands.Reserve)]
         # Who is known, and did not wait for its turn before, has been served.
         self._again.update(
-            ticket for ticket in new if ticket in world.calls and ticket not in self._order
+            ticket
+            for ticket in new
+            if ticket in world.calls and ticket not in self._order and ticket not in asked
         )
         if sorted(new, key=lambda ticket: ticket not in self._again) != new:
             world.fail(f"of calls {new} those that start over, {self._again}, do not come first")

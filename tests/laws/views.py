@@ -4,13 +4,14 @@ import numpy as np
 
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
-from kvleased.core.effects import Found, Mapped, Outcome
+from kvleased.core.effects import Found, Mapped, Outcome, Tier
 from kvleased.core.records import TierRecords
 from kvleased.core.states import State
-from tests.laws.actors import Held, Mark, Worker
+from tests.laws.actors import Held, Worker, is_of
 from tests.laws.answers import numbers
 from tests.laws.holders import row_of, row_parts
 from tests.laws.needs import has_prefix, hit_places, kept_under
+from tests.laws.stores import Label
 from tests.laws.world import World
 
 
@@ -78,7 +79,10 @@ def _expanded(world: World, held: Held) -> list[list[int]]:
 def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     """Look a prefix up: what is found is what the records have, and nothing for another tenant."""
     device, host = _ready(world.records.device), _ready(world.records.host)
-    cached = device.keys() | host.keys()
+    disk = _ready(world.records.disk) if Tier.DISK not in world.cache._state.tiers_off else {}
+    tenants = world.records.disk.tenant
+    disk = {key: slot for key, slot in disk.items() if tenants[slot] == worker.tenant}
+    cached = device.keys() | host.keys() | disk.keys() | world.cache._state.loading.keys()
     groups, hit_tokens = world.shape.groups, world.shape.hit_tokens
     most = len(keys) * world.shape.hash_tokens // hit_tokens * hit_tokens
     if not world.shape.shares_prefixes:
@@ -92,7 +96,7 @@ def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     num_blocks = sum(len(places) for places in hit_places(groups, expected))
     if found.hit_tokens != expected:
         world.fail(f"{expected} tokens of a prefix are cached, and {found.hit_tokens} were found")
-    if found.num_device_blocks + found.num_host_blocks != num_blocks:
+    if found.num_device_blocks + found.num_host_blocks + found.num_disk_blocks != num_blocks:
         world.fail(f"{num_blocks} blocks of a prefix are cached, and {found} were found")
     places = enumerate(hit_places(groups, expected))
     wanted = [
@@ -102,8 +106,10 @@ def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     ]
     if found.num_host_blocks > sum(key not in device for key in wanted):
         world.fail("blocks on the device were looked for in the host pool")
+    if found.num_disk_blocks > sum(key not in device and key not in host for key in wanted):
+        world.fail("blocks of the pools were looked for on disk")
     foreign = _lookup(world, worker.tenant + 1_000, keys)
-    if foreign.num_device_blocks or foreign.num_host_blocks:
+    if foreign.num_device_blocks or foreign.num_host_blocks or foreign.num_disk_blocks:
         world.fail("a tenant found another tenant's blocks")
 
 
@@ -115,13 +121,36 @@ def audit(world: World) -> None:
     ):
         for key, at in _ready(records).items():
             mark = memory[at]
-            if mark[0] != "flipped" and not _is_of(mark, key):
+            if mark[0] != "flipped" and not is_of(mark, key):
                 world.fail(f"{name} {at} is findable and holds {mark}, not the bytes of {key!r}")
+    _audit_disk(world)
+    _audit_shared(world)
 
 
-def _is_of(mark: Mark, key: bytes) -> bool:
-    """Tell whether a mark stands for the bytes that are kept under a key: those of its tokens, and of its group."""
-    return mark[0] == "key" and kept_under(mark[1], mark[2]) == key  # type: ignore[arg-type]
+def _audit_shared(world: World) -> None:
+    """What counts as shared has been in the remote store."""
+    records = (world.records.device, world.records.host, world.records.disk)
+    for tier, marks in zip(records, world.cache._state.dirt.remote, strict=True):
+        for key, at in _ready(tier).items() if marks.size else ():
+            if marks[at] and (int(tier.tenant[at]), key) not in world.stores.ever_shared:
+                world.fail(f"{key!r} counts as shared and never was")
+
+
+def _audit_disk(world: World) -> None:
+    """Every slot that is findable is labelled on disk as it is here, and holds those bytes, unless it was damaged."""
+    records = world.records.disk
+    for key, slot in _ready(records).items():
+        if slot in world.stores.damaged:
+            continue
+        told = Label(
+            key,
+            int(records.tenant[slot]),
+            int(records.generation[slot]),
+            int(records.position[slot]),
+        )
+        mark, label = world.stores.disk[slot]
+        if label != told or not is_of(mark, key):
+            world.fail(f"disk slot {slot} is findable as {told} and holds {mark}, labelled {label}")
 
 
 def _lookup(world: World, tenant: int, keys: list[bytes]) -> Found:

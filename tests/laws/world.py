@@ -26,6 +26,7 @@ from kvleased.core.effects import (
     Extended,
     Forked,
     Outcome,
+    Probe,
     Reloaded,
     Reserved,
     Wake,
@@ -34,7 +35,9 @@ from kvleased.core.records import CacheRecords
 from tests.laws import answers, crashes, needs
 from tests.laws.actors import ZERO, Call, Held, Job, Mark, ViolationError, Worker
 from tests.laws.holders import read_row, remember_places
+from tests.laws.refusals import explains
 from tests.laws.shapes import SHAPE
+from tests.laws.stores import Stores
 from tests.laws.turns import Turns
 
 LONGEST_WAIT_SECONDS: Final = 60.0
@@ -56,10 +59,6 @@ _NO_COPY: Final = CopyId(3)
 _MOVES: Final = (commands.Evict, commands.Reload)
 _OF_ROWS: Final = (commands.Extend, commands.Commit)
 """What a worker learns from the block table if no answer comes."""
-_SAY_NO_TIME: Final = ("DEADLINE", "BUSY", "DRAINING")
-"""Retryable refusals of which nobody knows how long they will hold."""
-_OF_POOLS: Final = ("device_blocks", "tenant_blocks", "host_slots", "leases")
-"""Resources whose refusals say who has the pool."""
 
 
 class World:
@@ -83,6 +82,7 @@ class World:
         self.device: list[Mark] = [ZERO] * shape.num_blocks
         self.host: list[Mark] = [ZERO] * shape.num_slots
         self.flipped: set[int] = set()
+        self.stores = Stores.of(shape)
         self.jobs: dict[int, Job] = {}
         self.calls: dict[int, Call] = {}
         self.pins: list[PinId] = []
@@ -99,7 +99,7 @@ class World:
         self.newest_lease_id = 0
         self.turns = Turns()
         self.tenant_of_key: dict[bytes, int] = {}
-        self.generations = self._generations()
+        self.generations = self.count_generations()
         self.granted_under = [-1] * shape.num_blocks
         self.ended: list[tuple[WorkerId, Held]] = []
         self.unsure: list[tuple[Worker, Held]] = []
@@ -127,7 +127,7 @@ class World:
         except KVLeaseError as error:
             self.seen[error.code] += 1
             outcome, effects = error, self.cache.take_effects()
-            self._explains(error)
+            explains(self, error)
             if before and before != self.digest():
                 self.fail(f"refused {command} changed something")
         self._carry_out(effects)
@@ -152,6 +152,8 @@ class World:
         for effect in effects:
             if isinstance(effect, Copy):
                 self.jobs[effect.copy_id] = Job(effect)
+            elif isinstance(effect, Probe):
+                self.stores.probes[effect.probe_id] = effect
             elif isinstance(effect, Wake):
                 self._answer(effect)
 
@@ -172,15 +174,19 @@ class World:
             )
         )
 
-    def _generations(self) -> NDArray[np.uint64]:
-        return np.concatenate([self.records.device.generation, self.records.host.generation])
+    def count_generations(self) -> NDArray[np.uint64]:
+        """Return the generations of all blocks and slots."""
+        records = self.records
+        return np.concatenate(
+            [one.generation for one in (records.device, records.host, records.disk)]
+        )
 
     def check(self) -> None:
         """Compare the core with its own laws and with the world's."""
         found = self.cache.check()
         if found:
             self.fail("; ".join(found))
-        generations = self._generations()
+        generations = self.count_generations()
         if (generations < self.generations).any():
             self.fail("a generation went back")
         self.generations = generations
@@ -255,7 +261,7 @@ class World:
     def _take(self, call: Call, result: object) -> None:
         """Let a caller that still lives take its answer, or notice that none comes."""
         if isinstance(result, KVLeaseError):
-            self._explains(result)
+            explains(self, result)
         worker = call.worker
         if worker is None or worker.worker_id not in self.workers:
             return
@@ -298,24 +304,6 @@ class World:
         if isinstance(command, _MOVES) and error.code in _IN_DOUBT:
             held.is_moving = True
             self.unsure.append((worker, held))
-
-    def _explains(self, error: KVLeaseError) -> None:
-        """A refusal says what was missing and who has it, and a retryable one when to come again."""
-        says_when = error.retry_after_ms is not None or error.code in _SAY_NO_TIME
-        if error.retryable and not says_when:
-            self.fail(f"{error.code} says retry, but not when")
-        if error.code in ("POOL_FULL", "NEVER_FITS") and not (
-            error.resource and error.limit is not None
-        ):
-            self.fail(f"{error.code} does not say of what there is too little")
-        if error.code == "POOL_FULL" and error.resource in _OF_POOLS and not error.holdings:
-            self.fail(f"{error} does not say who has the pool")
-        if error.holdings:
-            counted = sum(one.num_blocks for one in error.holdings)
-            is_host = error.resource == "host_slots"
-            expected = self.shape.num_slots if is_host else self.shape.usable_blocks
-            if counted != expected:
-                self.fail(f"the holdings of {error.code} add up to {counted}, not {expected}")
 
     def _compare(self, worker: Worker, held: Held) -> None:
         """Drop a lease that the core no longer has; what it has is as the worker knows it."""

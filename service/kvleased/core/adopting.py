@@ -31,7 +31,7 @@ def adopt(state: CacheState, command: Adopt, now: float) -> Outcome:
         return Outcome(reply=Done())
     slots, labels = slots[chosen], labels[chosen]
     disk, columns = state.disk, state.disk.records
-    columns.generation[slots] = np.maximum(columns.generation[slots], labels["generation"])
+    columns.generation[slots] = labels["generation"]
     disk.take(slots, Event.FILL, labels["tenant"])
     columns.position[slots] = labels["position"]
     columns.checksum[slots] = checksums[chosen]
@@ -46,6 +46,8 @@ def _chosen(state: CacheState, slots: Ids, labels: NDArray[np.void]) -> Ids:
     disk = state.disk
     is_good = (slots >= 0) & (slots < len(disk))
     is_good[is_good] = disk.records.state[slots[is_good]] == State.FREE
+    # A search that begins anew tells of earlier uses of a slot in this life, too: a load would look for another label.
+    is_good[is_good] &= labels["generation"][is_good] >= disk.records.generation[slots[is_good]]
     is_good &= labels["tenant"] != 0
     is_good &= labels["generation"] < _GENERATIONS_END
     keys = labels["key"].tobytes()

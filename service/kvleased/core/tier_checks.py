@@ -42,7 +42,9 @@ def _chores(state: CacheState) -> list[str]:
     ]
     for flight in chores:
         source_pool, _ = state.ends(flight.direction)
-        if (source_pool.records.state[flight.sources] != State.READY).any():
+        states = source_pool.records.state[flight.sources]
+        # Another copy may have found one of them damaged meanwhile.
+        if ((states != State.READY) & (states != State.BAD)).any():
             found.append(f"chore {flight.copy_id} reads blocks that are not ready")
     return found
 

@@ -578,6 +578,23 @@ def test_share_that_fails_holds_nothing_and_is_tried_again() -> None:
     assert the_copy(tick(cache, 2.0)).direction is Direction.SHARE
 
 
+def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
+    """A load retires a slot that a copy in the background still reads: nothing is amiss, and it is not copied again."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    (share,) = copies(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+    release(cache, cache.list_leases(0, 1, 0.0)[0].lease_id)
+    cache.handle(c.Evict(keys=doc(1)), 0.0)
+    load = the_copy(cache.handle(a_patient_reserve(doc(1), "s"), 0.0))
+
+    land(cache, load, failed=(0,))
+
+    assert cache.census().host["bad"] == 1
+    assert cache.check() == []
+    assert copies(fail(cache, share)) == []
+    assert copies(tick(cache, 2.0)) == []
+    assert cache.check() == []
+
+
 def test_lost_share_holds_its_slots_until_the_mover_is_dead() -> None:
     """A mover that does not answer may still read."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)

@@ -1,0 +1,78 @@
+"""Start all processes of the simulated node anew: the device is empty, and of the rest there is what lay in files."""
+
+from dataclasses import fields
+from typing import Final
+
+from kvlease.ids import Epoch
+from kvleased.core import Cache
+from kvleased.core.records import CacheRecords, TierRecords
+from tests.laws.actors import ZERO, is_of
+from tests.laws.holders import remember_places
+from tests.laws.stores import TORN
+from tests.laws.world import World
+
+_SHARE_OF_FILES: Final = 0.5
+"""Share of the restarts after which the host pool is there."""
+_SHARE_WIPED: Final = 0.2
+"""Share of those in which the disk is another one than the records tell of."""
+
+
+def restart_container(world: World) -> bool:
+    """End all processes and memory, and start a new node; tell whether nothing but the disk is left.
+
+    The keys are the same as before, for the secret lies in a file, too.
+    """
+    has_files = world.rng.random() < _SHARE_OF_FILES
+    tenants = [worker.tenant for worker in world.workers.values()]
+    _forget(world)
+    _zero(world.records, world.records.device)
+    if not has_files:
+        world.host = [ZERO] * world.shape.num_slots
+        world.flipped.clear()
+        for records in (world.records.host, world.records.disk):
+            _zero(world.records, records)
+        world.stores.damaged = {
+            slot
+            for slot, (mark, label) in enumerate(world.stores.disk)
+            if label is None or not is_of(mark, label.key)
+        }
+    elif world.rng.random() < _SHARE_WIPED:
+        world.stores.disk = [(TORN, None)] * world.shape.num_disk_slots
+        world.stores.damaged.update(range(world.shape.num_disk_slots))
+    world.epoch = Epoch(world.epoch + world.rng.randint(1, 3))
+    world.cache = remember_places(
+        Cache.recovered(world.shape, world.records, world.epoch, {}, world.now)
+        if has_files
+        else Cache(world.shape, world.records, world.epoch)
+    )
+    world.generations = world.count_generations()
+    world.check()
+    for tenant in tenants:
+        world.start_worker(tenant)
+    return not has_files
+
+
+def _forget(world: World) -> None:
+    """Let nobody know anything of before."""
+    for known in (
+        world.workers,
+        world.dead_unknown,
+        world.jobs,
+        world.calls,
+        world.pins,
+        world.ended,
+        world.unsure,
+        world.stores.probes,
+        world.stores.found,
+    ):
+        known.clear()
+    world.about_to_move = None
+    world.device = [ZERO] * world.shape.num_blocks
+    world.granted_under = [-1] * world.shape.num_blocks
+
+
+def _zero(records: CacheRecords, tier: TierRecords) -> None:
+    """Have the columns of a tier, and the rows, be those of a new cache."""
+    for table in (tier, records.rows, records.kernel_rows):
+        for column in fields(table):
+            getattr(table, column.name)[...] = 0

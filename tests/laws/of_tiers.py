@@ -1,0 +1,291 @@
+"""Bugs of the tiers below the host pool to switch on: of stores, of the copies to and from them, of calls that ask."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvleased.core import (
+    asking,
+    cache,
+    cleaning,
+    commands,
+    granting,
+    landing,
+    looking,
+    mishaps,
+    requests,
+    search,
+)
+from kvleased.core.dirt import Dirt, Marks
+from kvleased.core.effects import Direction, Done, Mover, Outcome
+from kvleased.core.flights import Flight, Purpose
+from kvleased.core.leases import Lease
+from kvleased.core.looking import Sources
+from kvleased.core.pool import Ids, Pool
+from kvleased.core.search import Match
+from kvleased.core.state import CacheState
+from tests.laws.mended import Mutation
+
+_DISK: Final = 2
+"""The number of the disk among the pools."""
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+
+def _believe(patch: pytest.MonkeyPatch, direction: Direction) -> None:
+    """Take every position of some copies for done."""
+
+    def copy_done(state: CacheState, command: commands.CopyDone, now: float) -> Outcome:
+        flight = state.flights.get(command.copy_id)
+        if flight is not None and flight.direction is direction:
+            command = replace(command, failed=())
+        return landing.copy_done(state, command, now)
+
+    patch.setitem(cache._VERBS, commands.CopyDone, copy_done)
+
+
+def failed_load_is_published(patch: pytest.MonkeyPatch) -> None:
+    """What the disk store could not read is served all the same."""
+    _believe(patch, Direction.LOAD)
+
+
+def failed_fetch_is_published(patch: pytest.MonkeyPatch) -> None:
+    """What the remote store has forgotten meanwhile is served all the same."""
+    _believe(patch, Direction.FETCH)
+
+
+def failed_store_is_published(patch: pytest.MonkeyPatch) -> None:
+    """What the disk store could not write is findable there."""
+    _believe(patch, Direction.STORE)
+
+
+def damaged_disk_slot_stays_in_use(patch: pytest.MonkeyPatch) -> None:
+    """A slot whose bytes were damaged is served to the next who asks."""
+    retire = mishaps._retire
+
+    def lenient(pool: Pool, damaged: Ids) -> int:
+        return 0 if pool.tier_number == _DISK else retire(pool, damaged)
+
+    patch.setattr(mishaps, "_retire", lenient)
+
+
+def _let_go_of_sources(patch: pytest.MonkeyPatch, purpose: Purpose) -> None:
+    """Have copies of some purpose hold nothing that they read."""
+    fly = CacheState.fly
+
+    def careless(self: CacheState, *arguments: Any, **named: Any) -> Flight:
+        flight = fly(self, *arguments, **named)
+        if flight.purpose is purpose:
+            self.ends(flight.direction)[0].let_go(flight.sources)
+        return flight
+
+    patch.setattr(CacheState, "fly", careless)
+
+
+def load_does_not_hold_its_slots(patch: pytest.MonkeyPatch) -> None:
+    """A disk slot may be dropped while it is read."""
+    _let_go_of_sources(patch, Purpose.DISK_LOAD)
+
+
+def store_does_not_hold_its_slots(patch: pytest.MonkeyPatch) -> None:
+    """A host slot may be dropped while it is copied to disk."""
+    _let_go_of_sources(patch, Purpose.STORE)
+
+
+def death_of_one_mover_ends_the_copies_of_all(patch: pytest.MonkeyPatch) -> None:
+    """The copies of movers that live are taken for ended, while these still write."""
+
+    def mover_died(state: CacheState, command: commands.MoverDied, now: float) -> Outcome:
+        for mover in Mover:
+            landing.mover_died(state, replace(command, mover=mover), now)
+        return Outcome(reply=Done())
+
+    patch.setitem(cache._VERBS, commands.MoverDied, mover_died)
+
+
+def death_of_a_stores_mover_ends_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Copies to and from a store are waited for although their mover is dead."""
+
+    def mover_died(state: CacheState, command: commands.MoverDied, now: float) -> Outcome:
+        return landing.mover_died(state, replace(command, mover=Mover.MEMORY), now)
+
+    patch.setitem(cache._VERBS, commands.MoverDied, mover_died)
+
+
+def lost_load_frees_its_target(patch: pytest.MonkeyPatch) -> None:
+    """A disk or remote mover that does not answer is taken for one that writes no more."""
+
+    def copy_lost(state: CacheState, command: commands.CopyLost, now: float) -> Outcome:
+        flight = state.flights.get(command.copy_id)
+        if flight is not None and flight.direction in (Direction.LOAD, Direction.FETCH):
+            return landing.copy_failed(state, commands.CopyFailed(copy_id=command.copy_id), now)
+        return landing.copy_lost(state, command, now)
+
+    patch.setitem(cache._VERBS, commands.CopyLost, copy_lost)
+
+
+# What is found --------------------------------------------------------------------------------------------------------
+
+
+def disk_slot_of_another_tenant_is_served(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks whose bytes a disk slot holds."""
+    tenants_of = looking.tenants_of
+
+    def blind(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.uint64]:
+        tenants = tenants_of(state, entries, tenant)
+        tenants[~entries >= len(state.host)] = tenant
+        return tenants
+
+    patch.setattr(search, "tenants_of", blind)
+
+
+def tier_that_is_off_is_searched(patch: pytest.MonkeyPatch) -> None:
+    """What lies on a disk that does not work counts as found."""
+
+    def searched(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
+        del sources
+        pools = ((0, state.host), (len(state.host), state.disk))
+        return [(first, pool) for first, pool in pools if len(pool.index)]
+
+    patch.setattr(looking, "searched", searched)
+    patch.setattr(search, "searched", searched)
+
+
+def answer_is_taken_for_bytes(patch: pytest.MonkeyPatch) -> None:
+    """What the remote store says that it has is served before it has come."""
+    bring = granting.bring  # type: ignore[attr-defined]  # it is where it is called
+
+    def hasty(state: CacheState, lease: Lease, prefix: Match, loaded: Ids) -> None:
+        bring(state, lease, prefix, loaded)
+        lease.pending = {
+            copy_id
+            for copy_id in lease.pending
+            if state.flights[copy_id].direction is not Direction.FETCH
+        }
+
+    patch.setattr(granting, "bring", hasty)
+
+
+# Calls that ask -------------------------------------------------------------------------------------------------------
+
+
+def parked_call_is_forgotten_at_a_death(patch: pytest.MonkeyPatch) -> None:
+    """A worker's death ends its calls that ask the remote store without an answer."""
+    end_worker = cache._VERBS[commands.WorkerDied]
+
+    def silent(state: CacheState, command: commands.WorkerDied, now: float) -> Outcome:
+        for ticket, one in list(state.asking.items()):
+            if one.waiter.worker_id == command.worker_id:
+                del state.asking[ticket]
+        return end_worker(state, command, now)
+
+    patch.setitem(cache._VERBS, commands.WorkerDied, silent)
+
+
+def parked_call_is_forgotten_at_a_drain(patch: pytest.MonkeyPatch) -> None:
+    """A drain refuses those that wait for room, and not those that ask."""
+
+    def drain(state: CacheState, command: commands.Drain, now: float) -> Outcome:
+        asked, state.asking = state.asking, {}
+        outcome = landing.drain(state, command, now)
+        state.asking = asked
+        return outcome
+
+    patch.setitem(cache._VERBS, commands.Drain, drain)
+
+
+def parked_call_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A remote store that does not answer is waited for beyond all deadlines."""
+    patch.setattr(landing, "end_asking", lambda *_: None)
+
+
+def superseded_parked_call_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A call that is repeated while it asks takes the first one's place, which is not told."""
+
+    def supersede(state: CacheState, command: commands.Reserve, ticket: int | None) -> None:
+        for other, one in list(state.asking.items()):
+            mine = one.waiter.command
+            assert isinstance(mine, commands.Reserve)
+            if other != ticket and mine.request_id == command.request_id:
+                del state.asking[other]
+
+    patch.setattr(requests, "supersede_asking", supersede)
+
+
+def parked_call_goes_on_twice(patch: pytest.MonkeyPatch) -> None:
+    """An answer that comes twice serves a call twice."""
+    go_on = asking._go_on
+
+    def forgetful(state: CacheState, one: Any, keys: frozenset[bytes], now: float) -> None:
+        go_on(state, one, keys, now)
+        state.asking[one.waiter.ticket] = one
+
+    patch.setattr(asking, "_go_on", forgetful)
+
+
+# Background copies ----------------------------------------------------------------------------------------------------
+
+
+def remote_mark_outlives_its_slot(patch: pytest.MonkeyPatch) -> None:
+    """What comes to a slot counts as shared because something else was that it held before."""
+    note_remote = Dirt._note_remote
+
+    def keep(self: Dirt, direction: Direction, sources: Ids, targets: Ids) -> None:
+        before = self.remote[1].copy()
+        note_remote(self, direction, sources, targets)
+        if direction is Direction.OFFLOAD:
+            self.remote[1][targets] |= before[targets]
+            self.share[targets] = ~self.remote[1][targets]
+
+    patch.setattr(Dirt, "_note_remote", keep)
+
+
+def what_is_not_committed_is_written_through(patch: pytest.MonkeyPatch) -> None:
+    """A block that was committed once is copied down although it is somebody's private one by now."""
+
+    def marked(state: CacheState, marks: Marks, pool: Pool, below: Pool | None) -> Ids:
+        (found,) = marks.nonzero()
+        found = found[pool.holds[found] > 0] if pool is state.device else found
+        return cleaning._unknown(state, marks, (pool, found), below)
+
+    patch.setattr(cleaning, "_marked", marked)
+
+
+def several_chores_of_one_mover(patch: pytest.MonkeyPatch) -> None:
+    """Copies in the background are begun before the last one has ended."""
+    patch.setattr(cleaning, "CHORES", ())
+
+
+def mover_that_failed_rests_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A mover that could not copy in the background once is never asked to again."""
+    patch.setattr(Dirt, "is_resting", lambda self, mover, _: mover in self.resting)
+
+
+OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
+    (failed_load_is_published, "evict"),
+    (failed_fetch_is_published, "remote"),
+    (failed_store_is_published, "through"),
+    (damaged_disk_slot_stays_in_use, "evict"),
+    (load_does_not_hold_its_slots, "evict"),
+    (store_does_not_hold_its_slots, "through"),
+    (death_of_one_mover_ends_the_copies_of_all, "through"),
+    (death_of_a_stores_mover_ends_nothing, "through"),
+    (lost_load_frees_its_target, "remote"),
+    (disk_slot_of_another_tenant_is_served, "evict"),
+    (tier_that_is_off_is_searched, "evict"),
+    (answer_is_taken_for_bytes, "remote"),
+    (parked_call_is_forgotten_at_a_death, "remote"),
+    (parked_call_is_forgotten_at_a_drain, "remote"),
+    (parked_call_waits_for_ever, "remote"),
+    (superseded_parked_call_is_forgotten, "remote"),
+    (parked_call_goes_on_twice, "remote"),
+    (remote_mark_outlives_its_slot, "through"),
+    (what_is_not_committed_is_written_through, "through"),
+    (several_chores_of_one_mover, "through"),
+    (mover_that_failed_rests_for_ever, "through"),
+)
+"""Every bug of lower tiers that the simulation can find, and the stores with which it does."""
