@@ -3,11 +3,12 @@
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvlease import PlanInputs
+from kvlease import Client, PlanInputs
 from kvleased.movers.cells import BYTES_PER_SECTOR
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.tiering import (
@@ -52,13 +53,25 @@ def small() -> PlanInputs:
     )
 
 
-def fill(serving: Serving, plan: PlanInputs) -> None:
-    """Compute all prompts one after the other, and wait until the disk store has them."""
-    with attached(serving, plan) as (client, worker):
-        serving.until(lambda: status(client, "disk") == "ready")
-        for number in range(NUM_PROMPTS):
-            compute(worker, prompt(number, BLOCKS_PER_PROMPT)).release()
-            serving.until(lambda done=number + 1: ready(client, "disk") == done * BLOCKS_PER_PROMPT)
+def fill(serving: Serving, plan: PlanInputs, cache: str = CACHE, first: int = 0) -> None:
+    """Compute all prompts from a first one on, one after the other, and wait until the disk store has them."""
+    with attached(serving, plan, cache=cache) as (client, worker):
+        serving.until(lambda: status(client, "disk", cache) == "ready")
+        for count in range(1, NUM_PROMPTS + 1):
+            compute(worker, prompt(first + count - 1, BLOCKS_PER_PROMPT)).release()
+            wanted = count * BLOCKS_PER_PROMPT
+            serving.until(lambda wanted=wanted: ready(client, "disk", cache) == wanted)  # type: ignore[misc]
+
+
+def hits(serving: Serving, cache: str = CACHE, first: int = 0) -> list[int]:
+    """Return how many tokens of each prompt from a first one on the disk store of a cache has."""
+    with attached(serving, small(), cache=cache) as (client, worker):
+        serving.until(lambda: status(client, "disk", cache) == "ready")
+        found = []
+        for number in range(first, first + NUM_PROMPTS):
+            with compute(worker, prompt(number, BLOCKS_PER_PROMPT)) as lease:
+                found.append(lease.disk_hit_tokens)
+        return found
 
 
 def flip_payloads(directory: Path) -> None:
@@ -218,3 +231,76 @@ def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: P
                 lease.release()
         finally:
             disk_dir.chmod(0o700)
+
+
+def test_a_store_of_another_geometry_is_another_store(tmp_path: Path, disk_dir: Path) -> None:
+    """With other disk_bytes nothing of the old store is taken for something; with the old ones all of it is found."""
+    larger = replace(small(), disk_bytes=small().disk_bytes + 5 * 8192)
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        kill_all(serving)
+        serving.start()
+        serving.wait_until_ready()
+        with Client(serving.address("unix")) as client:
+            fill(serving, larger)
+            serving.until(lambda: not client.stats(CACHE).caches[0].num_workers)
+            client.delete_cache(CACHE)
+            assert hits(serving) == [TOKENS_PER_PROMPT] * NUM_PROMPTS
+
+
+def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -> None:
+    """A store that is not the one of before wears no slot out: what that had is forgotten, and it is filled again."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        for path in disk_dir.glob("*.store"):
+            path.unlink()
+        with attached(serving, small()) as (client, worker):
+            os.kill(child(serving, "disk-mover"), signal.SIGKILL)
+            serving.until(lambda: status(client, "disk") == "off")
+            serving.until(lambda: status(client, "disk") == "ready")
+            # What the host pool still has is stored anew.
+            serving.until(lambda: ready(client, "disk") == 2 * BLOCKS_PER_PROMPT)
+            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
+            assert lease.hit_tokens == 0
+            lease.release()
+            assert counter(client, "disk_failures") == 0
+
+
+def test_a_store_that_another_cache_had_is_not_taken_for_the_own_one(
+    tmp_path: Path, disk_dir: Path
+) -> None:
+    """A cache that is given the file of a deleted one forgets what its own had, and retires nothing."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small(), "one")
+        with attached(serving, small(), cache=CACHE) as (client, worker):
+            serving.until(lambda: status(client, "disk") == "ready")
+            compute(worker, prompt(NUM_PROMPTS, BLOCKS_PER_PROMPT)).release()
+            serving.until(lambda: ready(client, "disk") == BLOCKS_PER_PROMPT)
+            serving.until(lambda: not client.stats("one").caches[0].num_workers)
+            client.delete_cache("one")
+            os.kill(child(serving, "disk-mover"), signal.SIGKILL)
+            serving.until(lambda: status(client, "disk") == "off")
+            serving.until(lambda: status(client, "disk") == "ready")
+            serving.until(lambda: ready(client, "disk") == BLOCKS_PER_PROMPT)
+            client.evict(cache=CACHE, num_blocks=2 * BLOCKS_PER_PROMPT)
+            for number in (1, 2, NUM_PROMPTS):
+                compute(worker, prompt(number, BLOCKS_PER_PROMPT)).release()
+            assert counter(client, "disk_failures") == 0
+
+
+def test_two_caches_have_a_store_each_in_one_directory(tmp_path: Path, disk_dir: Path) -> None:
+    """Caches that are alike share no file; both stores outlive the daemon, whichever is registered first then."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small(), "one")
+        fill(serving, small(), "two", first=NUM_PROMPTS)
+        assert len(list(disk_dir.glob("*.store"))) == 2
+        kill_all(serving)
+        serving.start()
+        serving.wait_until_ready()
+        # By its content a store is either's: the keys and the layout are the same.
+        found = {
+            first: [hits(serving, cache, first) for cache in ("two", "one")]
+            for first in (0, NUM_PROMPTS)
+        }
+
+    assert [max(both) for both in found.values()] == [[TOKENS_PER_PROMPT] * NUM_PROMPTS] * 2

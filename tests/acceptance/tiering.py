@@ -62,19 +62,19 @@ def contents(worker: Worker, keys: bytes) -> NDArray[np.uint8]:
 
 @contextmanager
 def attached(
-    serving: Serving, plan: PlanInputs, options: CacheOptions = WRITE_THROUGH
+    serving: Serving, plan: PlanInputs, options: CacheOptions = WRITE_THROUGH, cache: str = CACHE
 ) -> Iterator[tuple[Client, Worker]]:
     """Give a client and a worker of the cache, which is registered where it is not yet."""
     with Client(serving.address("unix"), on_doubt="raise") as client:
-        client.register(CACHE, plan, options)
-        serving.until(lambda: client.get_cache(CACHE).status == "ready")
-        with client.attach(CACHE) as worker:
+        client.register(cache, plan, options)
+        serving.until(lambda: client.get_cache(cache).status == "ready")
+        with client.attach(cache) as worker:
             yield client, worker
 
 
-def ready(client: Client, tier: str) -> int:
+def ready(client: Client, tier: str, cache: str = CACHE) -> int:
     """Count the blocks of a tier that can be found."""
-    pools = client.stats(CACHE).caches[0].pools
+    pools = client.stats(cache).caches[0].pools
     return next((pool.ready for pool in pools if pool.tier == tier), 0)
 
 
@@ -83,9 +83,9 @@ def counter(client: Client, name: str) -> int:
     return client.stats(CACHE).caches[0].counters.get(name, 0)
 
 
-def status(client: Client, tier: str) -> str:
+def status(client: Client, tier: str, cache: str = CACHE) -> str:
     """Return how a tier does."""
-    return next(one.status for one in client.get_cache(CACHE).tiers if one.tier == tier)
+    return next(one.status for one in client.get_cache(cache).tiers if one.tier == tier)
 
 
 def reason(client: Client, tier: str) -> str:

@@ -145,6 +145,14 @@ class Dirt:
         if self.shares:
             self.share[:] = (slots == State.READY) & ~self.remote[1]
 
+    def share_again(self, slots: NDArray[np.uint8]) -> None:
+        """Take nothing for shared: the remote store may have come back without what it had."""
+        self.is_due = self.is_any
+        if self.shares:
+            for marks in self.remote:
+                marks[:] = False
+            self.share[:] = slots == State.READY
+
     def store_again(self, slots: NDArray[np.uint8]) -> None:
         """Take all slots that are READY for not stored yet."""
         if self.stores:

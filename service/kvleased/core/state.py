@@ -83,6 +83,8 @@ class CacheState:
             pool.remember(self.history, TIER_NUMBERS[tier])
         self.tiers_off: set[Tier] = set()
         """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
+        self.was_remote_away = False
+        """Whether the remote store stopped working in this life, so that it may come back without what it had."""
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(records.rows, self.covering, self.kernel)

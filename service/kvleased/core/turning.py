@@ -16,9 +16,13 @@ def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome
         _forget_disk(state, now)
     if command.is_on:
         state.tiers_off.discard(command.tier)
+        if command.tier is Tier.REMOTE and state.was_remote_away:
+            state.was_remote_away = False
+            state.dirt.share_again(state.host.records.state)
         return Outcome(reply=Done())
     state.tiers_off.add(command.tier)
     if command.tier is Tier.REMOTE:
+        state.was_remote_away = True
         end_all_asking(state, now)
     return Outcome(reply=Done())
 

@@ -567,6 +567,28 @@ def test_nothing_is_shared_while_the_remote_store_is_off() -> None:
     assert len(of_direction(landed, Direction.SHARE)) == 2
 
 
+def test_store_that_was_away_is_offered_everything_anew() -> None:
+    """It may have come back empty; where it only goes on, or is said to work again, nothing is sent twice."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(2)))
+    still_on = settled(cache, turn(cache, Tier.REMOTE, on=True))
+    turn(cache, Tier.REMOTE, on=False)
+
+    landed = settled(cache, turn(cache, Tier.REMOTE, on=True))
+
+    assert still_on == []
+    assert len(of_direction(landed, Direction.SHARE)) == 2
+
+
+def test_remote_store_of_others_comes_back_in_vain() -> None:
+    """A cache that uses none has nothing to offer."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(2)))
+    turn(cache, Tier.REMOTE, on=False)
+
+    assert settled(cache, turn(cache, Tier.REMOTE, on=True)) == []
+
+
 def test_share_that_fails_holds_nothing_and_is_tried_again() -> None:
     """The slots are free to leave at once."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)

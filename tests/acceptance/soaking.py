@@ -1,0 +1,143 @@
+"""What the processes of a soak share: their cache, prompts, what a block must hold, and a board of what they did."""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease import CacheOptions, EngineInputs, FullAttention, PlanInputs, SlidingWindow
+from kvlease.errors import BY_CODE
+from kvlease.ids import BYTES_PER_KEY
+
+CACHE: Final = "soaked"
+TOKENS_PER_BLOCK: Final = 16
+DEADLINE_SECONDS: Final = 5.0
+"""Of each call of a worker, beyond the time that it lets the daemon wait."""
+POLICIES: Final = ("leaf-lru", "arc", "s3-fifo", "lfu")
+WRITE_POLICIES: Final = ("write-through", "on-evict", "after-n-hits")
+_NUM_CONVERSATIONS: Final = 32
+_NUM_SYSTEMS: Final = 4
+_SYSTEM_TOKENS: Final = 2 * TOKENS_PER_BLOCK
+_TOKENS_MAX: Final = 14 * TOKENS_PER_BLOCK
+_RAMP_STEP: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+COUNTED: Final = (
+    "calls",
+    "requests",
+    "verified_blocks",
+    "wrong_blocks",
+    "device_hits",
+    "host_hits",
+    "disk_hits",
+    "remote_hits",
+    "computed",
+    "evictions",
+    "reloads",
+    "forks",
+    "grown",
+    "abandoned",
+    "lost_answers",
+    "ended_leases",
+    *BY_CODE,
+)
+"""What each worker counts."""
+_TIMES: Final = ("answer_due_at",)
+"""Monotonic nanoseconds at which the call under way must have ended; 0 where there is none."""
+
+
+class Board:
+    """Counters of all workers in a file, so that what a killed one has counted stays."""
+
+    def __init__(self, path: Path, num_workers: int) -> None:
+        """Open the file, or make it."""
+        width = len(COUNTED) + len(_TIMES)
+        if not path.exists():
+            path.write_bytes(bytes(8 * width * num_workers))
+        self._rows = np.memmap(path, np.int64, "r+", shape=(num_workers, width))
+        self._column = {name: at for at, name in enumerate((*COUNTED, *_TIMES))}
+
+    def add(self, worker: int, name: str, amount: int = 1) -> None:
+        """Count something."""
+        self._rows[worker, self._column[name]] += amount
+
+    def set(self, worker: int, name: str, value: int) -> None:
+        """Note a time."""
+        self._rows[worker, self._column[name]] = value
+
+    def get(self, worker: int, name: str) -> int:
+        """Return one number."""
+        return int(self._rows[worker, self._column[name]])
+
+    def totals(self) -> dict[str, int]:
+        """Return what all workers have counted together."""
+        sums = self._rows.sum(axis=0)
+        return {name: int(sums[self._column[name]]) for name in COUNTED}
+
+
+def inputs_of(*, is_hybrid: bool) -> PlanInputs:
+    """Return a cache of blocks of 4 KiB whose working set no tier has room for, but the remote store nearly."""
+    full = FullAttention(name="full", num_kv_heads=2, head_size=16, dtype="float32")
+    window = SlidingWindow(
+        name="window", num_kv_heads=2, head_size=16, dtype="float32", window_tokens=64
+    )
+    return PlanInputs(
+        layers=(full, window) if is_hybrid else (full,),
+        tokens_per_block=TOKENS_PER_BLOCK,
+        device_blocks=96 if is_hybrid else 64,
+        null_blocks=1 if is_hybrid else 0,
+        host_bytes=48 * 4096,
+        disk_bytes=160 * 8192,
+        remote_bytes=1 << 22,
+        model_digest="a model of soaks",
+        longest_request_tokens=1024,
+        engine=EngineInputs(tokens_per_step=64),
+    )
+
+
+def options_of(seed: int) -> CacheOptions:
+    """Return how the cache of a soak is kept."""
+    return CacheOptions(
+        write_policy=WRITE_POLICIES[seed // 2 % len(WRITE_POLICIES)],
+        eviction_policy=POLICIES[seed % len(POLICIES)],
+    )
+
+
+def next_turn(rng: np.random.Generator) -> NDArray[np.int32]:
+    """Return the prompt of some conversation at some turn: all turns of one begin alike, as do some others."""
+    conversation = int(rng.integers(_NUM_CONVERSATIONS))
+    system = np.random.default_rng([1, conversation % _NUM_SYSTEMS])
+    rest = np.random.default_rng([2, conversation])
+    tokens = np.concatenate(
+        [
+            system.integers(0, 50_000, _SYSTEM_TOKENS, np.int32),
+            rest.integers(0, 50_000, _TOKENS_MAX - _SYSTEM_TOKENS, np.int32),
+        ]
+    )
+    num_tokens = int(rng.integers(_SYSTEM_TOKENS, _TOKENS_MAX))
+    return tokens[: num_tokens - num_tokens % int(rng.choice([1, 16]))]
+
+
+def image_of(key: bytes, group: int, num_bytes: int) -> NDArray[np.uint8]:
+    """Return what a block of a group holds: its key again and again, each time in another disguise."""
+    words = np.resize(np.frombuffer(key, "<u8"), num_bytes // 8)
+    return (words ^ _ramp(group, num_bytes)).view(np.uint8)
+
+
+def key_in(image: NDArray[np.uint8], group: int) -> str:
+    """Tell whose bytes a block holds that holds the wrong ones, for people."""
+    words = image.view("<u8") ^ _ramp(group, len(image))
+    keys, counts = np.unique(words.reshape(-1, 4), axis=0, return_counts=True)
+    best = counts.argmax()
+    return f"{keys[best].tobytes().hex()} in {counts[best]} of {counts.sum()} places"
+
+
+def tail_key(name: str) -> bytes:
+    """Return what stands for the key of a block that has none yet."""
+    return hashlib.sha256(name.encode()).digest()[:BYTES_PER_KEY]
+
+
+def _ramp(group: int, num_bytes: int) -> NDArray[np.uint64]:
+    places = np.arange(num_bytes // 8, dtype=np.uint64)
+    return (places + np.uint64(group << 32)) * _RAMP_STEP
