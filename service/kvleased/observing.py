@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import Message
 
@@ -11,9 +11,11 @@ from kvlease.errors import NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.core.commands import Command
-from kvleased.recording import Observer
 from kvleased.registry import Registry
 from kvleased.verbs.runner import Respond
+
+if TYPE_CHECKING:
+    from kvleased.recording import Observer
 
 _GHOST_SECONDS: Final = 0.002
 """Seconds that ghosts may take at once; calls wait meanwhile."""
@@ -66,7 +68,7 @@ class Observing:
             self._at_work = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._work)
 
 
-def noted(observer: Observer, command: Command, respond: Respond) -> Respond:
+def noted(observer: "Observer", command: Command, respond: Respond) -> Respond:
     """Return what responds to a command and has an observer note its reply."""
 
     def note(reply: object) -> Message:

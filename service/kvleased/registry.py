@@ -5,7 +5,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
@@ -24,8 +24,10 @@ from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
 from kvleased.movers.protocol import Status
-from kvleased.recording import Observer
-from kvleased.traces.ghosts import Ghosts
+
+if TYPE_CHECKING:
+    from kvleased.recording import Observer
+    from kvleased.traces.ghosts import Ghosts
 
 POPULATING: Final = "populating"
 READY: Final = "ready"
@@ -60,7 +62,7 @@ class CacheEntry:
     """Whether the disk store was looked through to the end, in this life or an earlier one of the control process."""
     disk_file_id: str = ""
     """The file whose slots the core knows, as the disk mover names it; empty where there was none yet."""
-    observer: Observer | None = None
+    observer: "Observer | None" = None
     """What is noted of its requests; None where nobody ever wanted to know."""
 
     @property
@@ -109,13 +111,15 @@ class CacheEntry:
         )
 
     @property
-    def ghosts(self) -> Ghosts | None:
+    def ghosts(self) -> "Ghosts | None":
         """Its ghost caches, if it has any."""
         return None if self.observer is None else self.observer.ghosts
 
-    def observed(self, ghosts: Ghosts | None = None) -> Observer:
+    def observed(self, ghosts: "Ghosts | None" = None) -> "Observer":
         """Return what notes the cache's requests from now on."""
         if self.observer is None:
+            from kvleased.recording import Observer  # noqa: PLC0415 -- few caches are observed
+
             self.observer = Observer(self.core, self.plan.hash_block_tokens, ghosts)
         return self.observer
 

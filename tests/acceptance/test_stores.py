@@ -12,6 +12,7 @@ from kvlease import Client, PlanInputs
 from kvleased.movers.cells import BYTES_PER_SECTOR
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.tiering import (
+    CACHE,
     TOKENS_PER_BLOCK,
     attached,
     child,

@@ -326,15 +326,16 @@ def _state_of_targets(flight: Flight) -> State:
 
 def _loading(state: CacheState) -> list[str]:
     """What is listed as loading is in flight, once, and not on the device already."""
+    blocks = state.loading.blocks
     found = [
         f"block {block} is listed as loading and is not"
-        for block, copy_id in state.loading.values()
+        for block, copy_id in zip(blocks.tolist(), state.loading.copy_ids(blocks), strict=True)
         if copy_id not in state.flights or state.device.records.state[block] != State.FILLING
     ]
+    is_there = state.device.index.find(state.device.keys_of(blocks)) >= 0
     found += [
         f"block {block} is loading under a key that is on the device"
-        for key, (block, _) in state.loading.items()
-        if state.device.index.get(key) >= 0
+        for block in blocks[is_there].tolist()
     ]
     return found
 

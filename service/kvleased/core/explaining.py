@@ -11,7 +11,7 @@ what is cached now and became findable before, and what the history says to have
 
 from dataclasses import replace
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvlease.errors import WrongStateError
 from kvlease.groups import Keeps, first_needed
 from kvlease.ids import BYTES_PER_KEY
-from kvleased.core.commands import Explain, Fork, Reserve
+from kvleased.core.commands import Explain, Reserve
 from kvleased.core.effects import Explained, Missed, Outcome, Reason, Tier
 from kvleased.core.history import Digests, Numbers, Parting
 from kvleased.core.leases import Lease
@@ -93,11 +93,6 @@ class _Blocks(NamedTuple):
         self.are_below[places] = others.are_below
         self.numbers[places] = others.numbers
         self.groups[places] = others.groups
-
-
-def is_explained(request: Reserve | Fork | None) -> TypeGuard[Reserve]:
-    """Tell whether the answer to a request says why the rest of its prefix was not found."""
-    return isinstance(request, Reserve) and request.explain
 
 
 def explain(state: CacheState, command: Explain, now: float) -> Outcome:

@@ -72,6 +72,9 @@ PREFETCHES: Final = (Purpose.PREFETCH, Purpose.DISK_PREFETCH)
 CHORES: Final = (Purpose.CLEAN, Purpose.STORE, Purpose.SHARE)
 """Copies in the background, for which nobody asks."""
 
+HELD_BY_LEASES: Final = frozenset({Purpose.PREEMPT, Purpose.RESUME})
+"""Purposes whose targets the lease that moves holds, besides the copy."""
+
 SOURCE_TIERS: Final = {
     Direction.RELOAD: Tier.HOST,
     Direction.LOAD: Tier.DISK,

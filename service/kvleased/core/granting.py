@@ -1,6 +1,7 @@
 """Own the granting of blocks: one attempt at a Reserve or an Extend, which either happens whole or changes nothing."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.bringing import attributed, bring
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
-from kvleased.core.explaining import is_explained, misses_of
+from kvleased.core.explaining import misses_of
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
@@ -243,14 +244,14 @@ def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
     """Count each token of a request once: only when it is certain where its bytes come from."""
     counters = state.counters
     device_tokens, host_tokens = lease.device_hit_tokens, lease.host_hit_tokens
-    lower_tokens = lease.disk_hit_tokens + lease.remote_hit_tokens
     counters["leases_granted"] += 1
     counters["prefix_tokens_device"] += device_tokens
     counters["prefix_tokens_host"] += host_tokens
-    if lower_tokens:
+    hit_tokens = device_tokens + host_tokens
+    if lease.disk_hit_tokens or lease.remote_hit_tokens:
         counters["prefix_tokens_disk"] += lease.disk_hit_tokens
         counters["prefix_tokens_remote"] += lease.remote_hit_tokens
-    hit_tokens = device_tokens + host_tokens + lower_tokens
+        hit_tokens = lease.tier_tokens[-1]
     counters["prefix_tokens_computed"] += max(0, num_tokens - hit_tokens)
 
 
@@ -269,18 +270,22 @@ def _reserved(state: CacheState, lease: Lease, parts: Sequence[Row], num_tokens:
         block_ids, counts = pack_parts(state, parts)
         ends = state.leases.rows.num_blocks[lease.row].tolist()
         covered_tokens = state.covering.covered(ends, num_tokens)
-    return Reserved(
+    reply = Reserved(
         lease_id=lease.lease_id,
         block_ids=block_ids,
         device_hit_tokens=lease.device_hit_tokens,
         host_hit_tokens=lease.host_hit_tokens,
-        disk_hit_tokens=lease.disk_hit_tokens,
-        remote_hit_tokens=lease.remote_hit_tokens,
         row=lease.row,
         num_blocks=counts,
         covered_tokens=covered_tokens,
-        misses=misses_of(state, lease) if is_explained(lease.request) else (),
     )
+    # Seldom wanted, and each field costs every reserve.
+    if lease.disk_hit_tokens or lease.remote_hit_tokens:
+        disk_tokens, remote_tokens = lease.disk_hit_tokens, lease.remote_hit_tokens
+        reply = replace(reply, disk_hit_tokens=disk_tokens, remote_hit_tokens=remote_tokens)
+    if isinstance(lease.request, Reserve) and lease.request.explain:
+        reply = replace(reply, misses=misses_of(state, lease))
+    return reply
 
 
 def pack_parts(state: CacheState, parts: Sequence[Row]) -> tuple[bytes, bytes]:

@@ -44,7 +44,7 @@ from kvleased.core.pool import Ids, Pool
 from kvleased.core.refusals import flight_late, lease_late
 from kvleased.core.room import evict_blocks
 from kvleased.core.seating import end_waits
-from kvleased.core.state import CacheState, chosen_keys, split_keys
+from kvleased.core.state import CacheState, chosen_keys
 from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
 
@@ -79,8 +79,8 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
         return Outcome(reply=Done())
     _unlist_loading(state, flight)
     failed = np.zeros(flight.num_pairs, np.bool_)
-    failed[list(command.failed)] = True
-    if failed.any():
+    if command.failed:
+        failed[list(command.failed)] = True
         error = CopyFailedError("some bytes did not match their checksum; recompute them")
         retire_sources(state, flight, failed, error)
         disappoint(state, flight, error, now)
@@ -152,14 +152,14 @@ def _take_over(
         target_pool.records.checksum[flight.targets] = 0
     else:
         target_pool.records.checksum[flight.targets] = source_pool.records.checksum[flight.sources]
-    good = ~failed
-    keyed = good & flight.keyed
-    keys = state.keys_of(flight, keyed)
-    is_new = target_pool.index.find(keys) < 0
-    new = flight.targets[keyed][is_new]
-    if len(new):
-        target_pool.publish(new, chosen_keys(keys, is_new), Event.FILLED)
-    private = np.concatenate([flight.targets[good & ~flight.keyed], flight.targets[keyed][~is_new]])
+    keyed = flight.keyed & ~failed
+    private = flight.targets[~(flight.keyed | failed)]
+    if keyed.any():
+        keys, targets = state.keys_of(flight, keyed), flight.targets[keyed]
+        is_new = target_pool.index.find(keys) < 0
+        if is_new.any():
+            target_pool.publish(targets[is_new], chosen_keys(keys, is_new), Event.FILLED)
+        private = np.concatenate([private, targets[~is_new]])
     if len(private):
         target_pool.change(private, Event.RESTORED)
 
@@ -279,9 +279,8 @@ def _recorded(state: CacheState, flight: Flight) -> list[tuple[Pool, Ids, NDArra
 
 
 def _unlist_loading(state: CacheState, flight: Flight) -> None:
-    if flight.direction in SOURCE_TIERS and not flight.is_lost:
-        for key in split_keys(state.keys_of(flight, flight.keyed)):
-            del state.loading[key]
+    if flight.direction in SOURCE_TIERS and not flight.is_lost and flight.keyed.any():
+        state.loading.discard(flight.targets[flight.keyed])
 
 
 # Time -------------------------------------------------------------------------------------------------------------

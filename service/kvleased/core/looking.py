@@ -17,8 +17,6 @@ from kvleased.core.message import message
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 
-_NOT_LOADING: Final = (-1, CopyId(0))
-
 
 class Parted(NamedTuple):
     """Which of some entries below the device are in which tier."""
@@ -64,11 +62,17 @@ def look_below(
     is_missing[places] = below < 0
     joined: dict[int, CopyId] = {}
     if state.loading:
-        for at, key in zip(places.tolist(), split_keys(wanted), strict=True):
-            block, copy_id = state.loading.get(key, _NOT_LOADING)
-            if block >= 0 and _may_join(state, copy_id, sources):
-                entries[at], joined[block] = block, copy_id
-                is_missing[at] = False
+        blocks = state.loading.find(wanted)
+        (coming,) = (blocks >= 0).nonzero()
+        blocks, places = blocks[coming], places[coming]
+        copy_ids = state.loading.copy_ids(blocks)
+        barred = {one for one in set(copy_ids) if not _may_join(state, one, sources)}
+        if barred:
+            may_join = np.array([one not in barred for one in copy_ids], np.bool_)
+            blocks, places = blocks[may_join], places[may_join]
+            copy_ids = state.loading.copy_ids(blocks)
+        entries[places], is_missing[places] = blocks, False
+        joined = dict(zip(blocks.tolist(), copy_ids, strict=True))
     return joined
 
 

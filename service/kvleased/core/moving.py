@@ -63,16 +63,19 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
     blocks = state.leases.blocks_of(lease)
     placed, is_ready = _slots_below(state, blocks)
     missing = placed < 0
-    slots = _slots_for_lease(state, int(np.count_nonzero(missing)), placed[~missing], lease.tenant)
-    placed[missing] = slots
-    state.host.hold(placed[~missing])
+    if missing.all():
+        # Nearly always; to choose all of many blocks takes as long as to move them.
+        slots = placed = _slots_for_lease(state, len(blocks), NOWHERE, lease.tenant)
+    else:
+        there = placed[~missing]
+        blocks, is_ready = blocks[missing], is_ready[missing]
+        slots = _slots_for_lease(state, len(blocks), there, lease.tenant)
+        placed[missing] = slots
+        state.host.hold(there)
     lease.moving_to = placed
     if not len(slots):
         return Outcome(reply=finish_evict(state, lease, now, num_offloaded=0))
-    flight = state.fly(
-        Purpose.PREEMPT, blocks[missing], slots, keyed=is_ready[missing], lease=lease
-    )
-    state.host.hold(slots)
+    flight = state.fly(Purpose.PREEMPT, blocks, slots, keyed=is_ready, lease=lease)
     lease.pending.add(flight.copy_id)
     lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
     state.leases.enter(lease, Phase.EVICTING)
@@ -83,7 +86,8 @@ def _slots_below(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]
     """Return for each block the slot that has its bytes already, or -1, and whether the block is READY."""
     is_ready = state.device.records.state[blocks] == State.READY
     placed = np.full(len(blocks), -1, np.intp)
-    placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
+    if is_ready.any():
+        placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
     return placed, is_ready
 
 
@@ -173,7 +177,6 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
         flight = state.fly(
             Purpose.RESUME, slots[missing], fresh, keyed=is_keyed[missing], lease=lease
         )
-        state.device.hold(fresh)
         lease.pending.add(flight.copy_id)
         placed[missing] = fresh
     lease.moving_to = placed
@@ -189,14 +192,16 @@ def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_]
     """Return for each slot the block with its bytes or -1, whether it is keyed; and the copies to await."""
     is_keyed = state.host.records.state[slots] == State.READY
     placed = np.full(len(slots), -1, np.intp)
+    if not is_keyed.any():
+        return placed, is_keyed, set()
     keys = state.host.keys_of(slots[is_keyed])
     found = state.device.index.find(keys)
     joined: set[CopyId] = set()
     if state.loading:
-        for at, key in enumerate(split_keys(keys)):
-            if key in state.loading:
-                found[at], copy_id = state.loading[key]
-                joined.add(copy_id)
+        coming = state.loading.find(keys)
+        is_coming = coming >= 0
+        found[is_coming] = coming[is_coming]
+        joined.update(state.loading.copy_ids(coming[is_coming]))
     placed[is_keyed] = found
     return placed, is_keyed, joined
 

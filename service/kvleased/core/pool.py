@@ -132,6 +132,12 @@ class Pool:
             return np.ones(len(ids), np.bool_)
         return other.index.find(self.keys_of(ids)) < 0
 
+    def tenants_of(self, ids: Ids) -> int | NDArray[np.uint64]:
+        """Return whose bytes blocks in use hold: each one's, or the one tenant that ever had any."""
+        if len(self._tenants) == 1:
+            return next(iter(self._tenants))
+        return self.records.tenant[ids]
+
     def are_distinct(self, ids: Ids) -> bool:
         """Tell whether no block is named twice."""
         if not len(ids):
@@ -205,7 +211,11 @@ class Pool:
         if count > self._num_free:
             return None
         top = self._free[self._num_free - count : self._num_free]
-        if tenant is None or self._tenants <= {tenant} or self._is_suitable(top, tenant).all():
+        if tenant is None:
+            # What nobody reads in order is best written in the order of the memory; narrow numbers are sorted quicker.
+            self._offered = np.sort(top.astype(np.int32)).astype(np.intp)
+            return self._offered
+        if self._tenants <= {tenant} or self._is_suitable(top, tenant).all():
             self._offered = top[::-1].copy()
             return self._offered
         free = self.free_ids
@@ -222,8 +232,15 @@ class Pool:
         suitable: NDArray[np.bool_] = (last == tenant) | (last == 0)
         return suitable
 
-    def take(self, ids: Ids, event: Event, tenant: int | NDArray[np.uint64] | None = None) -> None:
-        """Take free blocks into use, each with one holder; `tenant` names whose bytes they will hold."""
+    def take(
+        self,
+        ids: Ids,
+        event: Event,
+        tenant: int | NDArray[np.uint64] | None = None,
+        *,
+        num_holders: int = 1,
+    ) -> None:
+        """Take free blocks into use, each with so many holders; `tenant` names whose bytes they will hold."""
         if isinstance(tenant, int):
             self._tenants.add(tenant)
             self.records.tenant[ids] = tenant
@@ -237,7 +254,7 @@ class Pool:
         elif self._parts_tenants and (tenant is None or len(self._tenants) > 1):
             self._begin_owners().take(ids, tenant)
         advance(self._transitions, self.records.state, ids, event)
-        self.holds[ids] = 1
+        self.holds[ids] = num_holders
         if ids is not self._offered:
             free = self.free_ids
             kept = free[~np.isin(free, ids)]
@@ -292,6 +309,10 @@ class Pool:
 
     # Keys ---------------------------------------------------------------------------------------------------------
 
+    def expect(self, ids: Ids, keys: bytes) -> None:
+        """Write the packed keys under which blocks are to be published when they are filled."""
+        self._keys[ids] = np.frombuffer(keys, self._keys.dtype)
+
     def publish(self, ids: Ids, keys: bytes, event: Event) -> None:
         """Make blocks findable under their packed keys; tenant, position and checksum have been written before."""
         self._keys[ids] = np.frombuffer(keys, self._keys.dtype)
@@ -342,7 +363,7 @@ class Pool:
 
     def evictable(self, ids: Ids) -> Ids:
         """Return those of the blocks that may be evicted, in the given order."""
-        return ids[self.order.holds(ids)]
+        return ids[self.order.holds(ids)] if len(self.order) else ids[:0]
 
     def victims(self, count: int, protected: Ids) -> Ids:
         """Return the blocks to evict next; changes nothing."""

@@ -34,7 +34,8 @@ _ATTEMPTS: Final[dict[type[Waitable], _Attempt]] = {
 
 def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) -> Outcome:
     """Serve a call, or let it wait if it may and there is a place to wait."""
-    check_call(state, command)
+    if command.wait_ms or state.is_draining:
+        check_call(state, command)
     return seat_waiter(state, new_waiter(state, command, worker_id, now), now)
 
 

@@ -15,11 +15,19 @@ from kvleased.core.covering import Covering
 from kvleased.core.dirt import Dirt
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Tier, Wake
 from kvleased.core.eviction import LeafFirstLRU, make_order
-from kvleased.core.flights import DIRECTIONS, SOURCE_TIERS, Flight, Purpose, Remote
+from kvleased.core.flights import (
+    DIRECTIONS,
+    HELD_BY_LEASES,
+    SOURCE_TIERS,
+    Flight,
+    Purpose,
+    Remote,
+)
 from kvleased.core.history import History
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.labels import pack_labels
 from kvleased.core.leases import Lease, LeaseBook
+from kvleased.core.loading import Loading
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
@@ -100,8 +108,8 @@ class CacheState:
         self.beside: dict[int, list[Call]] = {}
         """By ticket of a lease: all calls of its members that get the one answer, that of the ticket first."""
         self.flights: dict[CopyId, Flight] = {}
-        self.loading: dict[bytes, tuple[int, CopyId]] = {}
-        """Keys on their way to the device: the block and the copy, so that a second caller joins the first."""
+        self.loading = Loading(records.device.key)
+        """Keys on their way to the device, so that a second caller joins the first."""
         self.pins: dict[PinId, Ids] = {}
         self.leaving: list[Ids] = []
         """Device blocks of leases that have been released; let go of before the next command."""
@@ -163,9 +171,7 @@ class CacheState:
 
     def are_loading(self, keys: bytes) -> NDArray[np.bool_]:
         """Tell of each of packed keys whether it is on its way to the device."""
-        if not self.loading:
-            return np.zeros(len(keys) // BYTES_PER_KEY, np.bool_)
-        return np.array([key in self.loading for key in split_keys(keys)], np.bool_)
+        return self.loading.find(keys) >= 0
 
     # Effects ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +217,10 @@ class CacheState:
         lease: Lease | None = None,
         remote: Remote | None = None,
     ) -> Flight:
-        """Start a batch of copies; takes a hold on the sources and takes the free targets into use."""
+        """Start a batch of copies; takes a hold on the sources and takes the free targets into use.
+
+        Where a lease moves, it holds the targets from the start, too.
+        """
         copy_id = CopyId(self.next_id())
         direction = DIRECTIONS[purpose]
         source_pool, target_pool = self.ends(direction)
@@ -223,7 +232,12 @@ class CacheState:
         else:
             source_pool.hold_to_copy(sources)
         if len(sources) and len(targets):
-            target_pool.take(targets, Event.FILL, source_pool.records.tenant[sources])
+            target_pool.take(
+                targets,
+                Event.FILL,
+                source_pool.tenants_of(sources),
+                num_holders=2 if purpose in HELD_BY_LEASES else 1,
+            )
             target_pool.records.position[targets] = source_pool.records.position[sources]
         flight = Flight(
             copy_id=copy_id,
@@ -238,13 +252,8 @@ class CacheState:
             lease_id=None if lease is None else lease.lease_id,
         )
         self.flights[copy_id] = flight
-        if direction in SOURCE_TIERS:
-            for key, target in zip(
-                split_keys(self.keys_of(flight, flight.keyed)),
-                flight.targets[flight.keyed].tolist(),
-                strict=True,
-            ):
-                self.loading[key] = (target, copy_id)
+        if direction in SOURCE_TIERS and flight.keyed.any():
+            self._list_loading(flight)
         self.effects.append(
             Copy(
                 copy_id=copy_id,
@@ -256,6 +265,12 @@ class CacheState:
             )
         )
         return flight
+
+    def _list_loading(self, flight: Flight) -> None:
+        """Let others know of the keys that a flight brings to the device."""
+        coming = flight.targets[flight.keyed]
+        self.device.expect(coming, self.keys_of(flight, flight.keyed))
+        self.loading.add(coming, flight.copy_id)
 
     def ends(self, direction: Direction) -> tuple[Pool, Pool]:
         """Return the pools that a direction reads and writes; where one end is none, no block of its pool is named."""

@@ -19,7 +19,9 @@ from kvleased.movers.rows import (
     checksum,
     copied_at_once,
     copy_and_sum,
+    copy_and_sum_each,
     copy_runs,
+    runs_from,
 )
 
 __all__: Final = ["Copied", "CpuPools", "OutOfBoundsError", "Pool", "Region", "checksum"]
@@ -201,23 +203,27 @@ class CpuPools:
     def _copy(
         self, sources: NDArray[np.int32], targets: NDArray[np.int32], *, is_offload: bool
     ) -> None:
-        runs = self._runs(sources, targets)
         if not self._is_whole:
-            self._copy_pieces(runs, is_offload=is_offload)
+            self._copy_pieces(self._runs(sources, targets), is_offload=is_offload)
             return
         source, target = self._whole_ends(is_offload=is_offload)
-        is_small = self.bytes_per_block <= SMALL_BYTES and 2 * len(runs) > len(targets)
+        firsts = self._firsts(sources, targets)
+        is_small = self.bytes_per_block <= SMALL_BYTES and 2 * len(firsts) > len(targets)
         if not (is_small and copied_at_once(source, target, sources, targets)):
-            copy_runs(source, target, runs)
+            copy_runs(source, target, runs_from(firsts, sources, targets))
 
     def _copy_and_sum(
         self, sources: NDArray[np.int32], targets: NDArray[np.int32], *, is_offload: bool
     ) -> list[int]:
         """Copy, and return the checksum of each block's bytes in a slot."""
-        runs = self._runs(sources, targets)
         if not self._is_whole:
+            runs = self._runs(sources, targets)
             return self._copy_and_sum_pieces(runs, is_offload=is_offload)
-        return copy_and_sum(*self._whole_ends(is_offload=is_offload), runs)
+        source, target = self._whole_ends(is_offload=is_offload)
+        firsts = self._firsts(sources, targets)
+        if len(firsts) == len(targets) and target.shape[1] <= RUN_BYTES_MAX:
+            return copy_and_sum_each(source, target, sources, targets)
+        return copy_and_sum(source, target, runs_from(firsts, sources, targets))
 
     def _whole_ends(self, *, is_offload: bool) -> tuple[Pool, Pool]:
         """Return source and target of blocks that are one piece each."""
@@ -271,17 +277,19 @@ class CpuPools:
         )
 
     def _runs(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> list[Run]:
-        """Return (source, target, blocks) of each stretch of blocks, not too long, that are adjacent at both ends."""
+        """Return each stretch of blocks, not too long, that are adjacent at both ends."""
+        return runs_from(self._firsts(sources, targets), sources, targets)
+
+    def _firsts(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return the positions at which those stretches start."""
         blocks_max = max(1, floor_div(RUN_BYTES_MAX, max(1, self.bytes_per_block)))
-        positions = np.arange(len(targets))
         breaks = np.ones(len(targets), bool)
-        breaks[1:] = (np.diff(sources) != 1) | (np.diff(targets) != 1)
+        breaks[1:] = (sources[1:] - sources[:-1] != 1) | (targets[1:] - targets[:-1] != 1)
+        positions = np.arange(len(targets))
+        if breaks.all():
+            return positions
         stretches = np.maximum.accumulate(np.where(breaks, positions, 0))
-        firsts = np.flatnonzero((positions - stretches) % blocks_max == 0)
-        counts = np.diff(firsts, append=len(targets))
-        return list(
-            zip(sources[firsts].tolist(), targets[firsts].tolist(), counts.tolist(), strict=True)
-        )
+        return np.flatnonzero((positions - stretches) % blocks_max == 0)
 
 
 def _rows_inside(piece: Piece, region_bytes: int) -> int:

@@ -5,6 +5,7 @@ what a mover writes passes the cache by (see `processes`).
 """
 
 from collections.abc import Iterable
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,17 @@ Pool = NDArray[np.uint8]
 """[blocks, bytes] or [slots, bytes]: a piece of every block, wherever it lies."""
 Run = tuple[int, int, int]
 """First source, first target, blocks."""
+
+
+def runs_from(
+    firsts: NDArray[np.intp], sources: NDArray[np.int32], targets: NDArray[np.int32]
+) -> list[Run]:
+    """Return the runs that start at these positions of a batch."""
+    if len(firsts) == len(targets):
+        return list(zip(sources.tolist(), targets.tolist(), repeat(1), strict=False))
+    counts = np.diff(firsts, append=len(targets))
+    columns = (sources[firsts], targets[firsts], counts)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def copy_runs(source: Pool, target: Pool, runs: Iterable[Run]) -> None:
@@ -59,6 +71,24 @@ def copied_at_once(
     rows, read = target.reshape(-1).view(row), source[first : first + num_copies]
     rows.put(target_of, read.reshape(-1).view(row), mode="clip")
     return True
+
+
+def copy_and_sum_each(
+    source: Pool, target: Pool, sources: NDArray[np.int32], targets: NDArray[np.int32]
+) -> list[int]:
+    """Copy blocks of which none is adjacent to the one before, and return the checksum of each."""
+    # The same as below with nothing to decide at each block.
+    read, written = _bytes_of(source), _bytes_of(target)
+    bytes_per_block = target.shape[1]
+    starts = (sources.astype(np.int64) * bytes_per_block).tolist()
+    sums: list[int] = []
+    for start, to in zip(
+        starts, (targets.astype(np.int64) * bytes_per_block).tolist(), strict=True
+    ):
+        run = read[start : start + bytes_per_block]
+        written[to : to + bytes_per_block] = run
+        sums.append(xxhash.xxh3_64_intdigest(run) or 1)
+    return sums
 
 
 def copy_and_sum(source: Pool, target: Pool, runs: Iterable[Run]) -> list[int]:

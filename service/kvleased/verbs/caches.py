@@ -31,7 +31,6 @@ from kvleased.memory.records import (
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry
 from kvleased.settings import Settings
 from kvleased.tiers import Tiers
-from kvleased.traces.ghosts import Ghosts, read_ghosts
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.figures import pools_of
@@ -280,15 +279,18 @@ def _equal_registration(
 
 def _haunt(entry: CacheEntry) -> None:
     """Give a cache its ghosts; those of a version that knew other policies are no reason not to start."""
+    if not entry.options.ghosts:
+        return
+    from kvleased.traces.ghosts import Ghosts, read_ghosts  # noqa: PLC0415 -- few caches have any
+
     try:
         ghosts = read_ghosts(entry.options.ghosts)
     except InvalidError as error:
         _LOG.warning("ghosts_forgotten", cache=entry.name, error=str(error))
         return
-    if ghosts:
-        shape = entry.core.shape
-        blocks_per_key = sum(1 / one.keys_per_block for one in shape.groups if one.keys_per_block)
-        entry.observed(Ghosts(ghosts, entry.plan.usable_blocks, blocks_per_key or 1.0))
+    shape = entry.core.shape
+    blocks_per_key = sum(1 / one.keys_per_block for one in shape.groups if one.keys_per_block)
+    entry.observed(Ghosts(ghosts, entry.plan.usable_blocks, blocks_per_key or 1.0))
 
 
 def _stats(entry: CacheEntry) -> pb.CacheStats:

@@ -3,14 +3,16 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvleased import checks
 from kvleased.core.cache import Cache
 from kvleased.core.census import Census
 from kvleased.core.effects import Tier
 from kvleased.registry import CacheEntry, Registry
-from kvleased.traces.ghosts import GhostFigures
+
+if TYPE_CHECKING:
+    from kvleased.traces.ghosts import GhostFigures
 
 OTHERS: Final = "(others)"
 """The name under which the blocks of all tenants are counted that are neither configured nor attached."""
@@ -29,7 +31,7 @@ class Figures:
     """Blocks by tier and state, of the tiers that it has."""
     are_up: Mapping[str, bool]
     """Whether its lower tiers work, by tier."""
-    ghosts: Sequence[GhostFigures] = ()
+    ghosts: "Sequence[GhostFigures]" = ()
     num_ghost_keys_dropped: int = 0
 
 

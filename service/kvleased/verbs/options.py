@@ -3,7 +3,7 @@
 What a plan wants of the node (a disk, a remote store) is checked here, too; whether there is room for it is `making`'s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kvlease.errors import InvalidError
@@ -13,7 +13,6 @@ from kvleased import checks
 from kvleased.core.eviction import POLICIES
 from kvleased.core.shape import WritePolicy
 from kvleased.settings import Settings
-from kvleased.traces.ghosts import read_ghosts
 
 INTEGRITIES: Final = ("xxh3", "none")
 WRITE_POLICIES: Final = tuple(policy.value for policy in WritePolicy)
@@ -33,7 +32,7 @@ def resolved(options: pb.CacheOptions) -> pb.CacheOptions:
         integrity=_one_of("integrity", options.integrity, INTEGRITIES),
         write_policy=_one_of("write_policy", options.write_policy, WRITE_POLICIES),
         eviction_policy=_one_of("eviction_policy", options.eviction_policy, EVICTION_POLICIES),
-        ghosts=[one.name for one in read_ghosts(options.ghosts)],
+        ghosts=_ghosts(options.ghosts),
     )
     counts_hits = found.write_policy == WritePolicy.AFTER_N_HITS.value
     if options.HasField("write_after_hits") and not counts_hits:
@@ -115,6 +114,14 @@ def require_tiers(planned: CachePlan, options: pb.CacheOptions, settings: Settin
             "write_policy out"
         )
         raise InvalidError(message, resource="write_policy", rule="write_policy_needs_host")
+
+
+def _ghosts(written: Sequence[str]) -> list[str]:
+    if not written:
+        return []
+    from kvleased.traces.ghosts import read_ghosts  # noqa: PLC0415 -- few caches have any
+
+    return [one.name for one in read_ghosts(written)]
 
 
 def _one_of(field: str, value: str, names: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ from kvleased import recording
 from kvleased.callers import Caller
 from kvleased.core.effects import Reserved
 from kvleased.metrics import Metrics
-from kvleased.verbs import caches
+from kvleased.traces import ghosts
 from kvleased.verbs.figures import figures
 from tests.unit.service.conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
 from tests.unit.service.core.builders import a_cache, a_reserve
@@ -269,7 +269,7 @@ async def test_ghosts_that_are_no_longer_known_do_not_stop_a_start(
     def knows_none(_: object) -> NoReturn:
         raise InvalidError("there are no such ghosts", resource="ghosts")
 
-    monkeypatch.setattr(caches, "read_ghosts", knows_none)
+    monkeypatch.setattr(ghosts, "read_ghosts", knows_none)
     async with node.life() as daemon:
         assert daemon.registry.cache("main").ghosts is None
 

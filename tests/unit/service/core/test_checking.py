@@ -187,16 +187,16 @@ DAMAGES: dict[str, Damage] = {
     "is not QUARANTINED": lambda it: put(
         it.device.records.state, flight(it, is_lost=True).targets, State.FILLING
     ),
-    "is listed as loading and is not": lambda it: it.loading.update(
-        {b"k": (free_block(it), flight(it).copy_id)}
+    "is listed as loading and is not": lambda it: it.loading.add(
+        as_ids([free_block(it)]), flight(it).copy_id
     ),
     "is EVICTING with 0 copies pending": lambda it: lease(it, Phase.EVICTING).pending.clear(),
     "is ACTIVE with 1 copies pending": lambda it: lease(it).pending.add(flight(it).copy_id),
     "waits for a copy that is not in flight": lambda it: lease(it).pending.add(NO_COPY),
     "lists a block that there is not": lambda it: list_block(it, lease(it), 2, 999),
     "the leases by request are not": lambda it: it.leases.by_request.popitem(),
-    "is loading under a key that is on the device": lambda it: it.loading.update(
-        {it.device.keys_of(as_ids([cached_block(it)])): (blocks(it)[1], flight(it).copy_id)}
+    "is loading under a key that is on the device": lambda it: it.loading.add(
+        as_ids([cached_block(it)]), flight(it).copy_id
     ),
     "is LOADING and nobody waits for it": lambda it: setattr(lease(it), "phase", Phase.LOADING),
     "waits for a lease or a worker that is not there": lambda it: it.waiting.join(
@@ -267,7 +267,7 @@ def test_finished_load_in_the_list_is_noticed() -> None:
     """A key is not listed as loading when its copy is over."""
     cache = a_busy_cache()
 
-    cache._state.loading[b"k"] = (0, NO_COPY)
+    cache._state.loading.add(as_ids([0]), NO_COPY)
 
     assert "block 0 is listed as loading and is not" in cache.check()
 

@@ -451,7 +451,7 @@ def test_another_store_has_nothing_of_what_was_there() -> None:
     assert looked_up(cache, keys(4)) == (0, 0, 0)
     assert cache.census().counters["disk_slots_forgotten"] == 3
     assert cache.check() == []
-    on_disk(cache, keys(4), first_slot=3)
+    on_disk(cache, keys(4), first_slot=8)
     assert looked_up(cache, keys(4)) == (0, 0, 1)
     assert cache.check() == []
 
