@@ -18,7 +18,7 @@ class CacheOptions:
     write_after_hits: int | None = None
     """For "after-n-hits": hits after which a block is copied; None means 1."""
     eviction_policy: str = ""
-    """What leaves the device pool first: "leaf-lru" (the default), "arc", "s3-fifo" or "lfu"."""
+    """What leaves the device pool first: "leaf-lru" (the default), "arc", "s3-fifo", "lfu" or "adaptive"."""
     ghosts: tuple[str, ...] = ()
     """Up to three policies or sizes to try on live keys, each POLICY or POLICY@BLOCKS."""
 

@@ -65,7 +65,7 @@ class CacheOptions(Body):
     )
     eviction_policy: Name = Field(
         default="",
-        description='What leaves the device pool first: "leaf-lru" (where empty), "arc", "s3-fifo" or "lfu".',
+        description='What leaves the device first: "leaf-lru" (where empty), "arc", "s3-fifo", "lfu" or "adaptive".',
     )
     ghosts: list[Name] = Field(
         default=[],

@@ -19,7 +19,7 @@ from tests.laws.steps import Operation, take_step
 from tests.laws.stores import has_stores
 from tests.laws.views import audit, compare_lookup, compare_map, read_table
 from tests.laws.world import World
-from tests.laws.writing import compute, keys_of, scribble
+from tests.laws.writing import compute, keys_of, know_states, scribble
 
 Act = Callable[[World], None]
 
@@ -162,6 +162,7 @@ def _trim(world: World) -> None:
     if outcome != Outcome(reply=Trimmed(num_given_back=num_gone), effects=outcome.effects):
         world.fail(f"a trim was to give {num_gone} blocks back, and came to {outcome}")
     held.is_trimming = False
+    know_states(world, held)
     world.seen["trimmed"] += num_gone
 
 

@@ -27,6 +27,7 @@ from kvleased.core import (
 from kvleased.core.effects import Beat, Outcome
 from kvleased.core.flights import Flight
 from kvleased.core.leases import Lease, LeaseBook
+from kvleased.core.loading import Loading
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.states import State
 
@@ -78,7 +79,7 @@ def key_on_its_way_is_committed_again(patch: pytest.MonkeyPatch) -> None:
     commit = cache._VERBS[commands.Commit]
 
     def blind(world: state.CacheState, command: commands.Commit, now: float) -> Outcome:
-        loading, world.loading = world.loading, {}
+        loading, world.loading = world.loading, Loading(world.records.device.key)
         try:
             return commit(world, command, now)
         finally:

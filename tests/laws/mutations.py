@@ -171,7 +171,7 @@ def expired_write_becomes_readable(patch: pytest.MonkeyPatch) -> None:
         blocks = world.leases.blocks_of(lease)
         private = blocks[world.device.records.state[blocks] == State.RESERVED]
         request = lease.request
-        if lease.phase is Phase.ACTIVE and request is not None and len(private):
+        if lease.phase is Phase.ACTIVE and isinstance(request, commands.Reserve) and len(private):
             keys = state.split_keys(request.keys)[-len(private) :]
             new = [key for key in keys if world.device.index.get(key) < 0]
             if new:

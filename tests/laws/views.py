@@ -82,7 +82,9 @@ def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     disk = _ready(world.records.disk) if Tier.DISK not in world.cache._state.tiers_off else {}
     tenants = world.records.disk.tenant
     disk = {key: slot for key, slot in disk.items() if tenants[slot] == worker.tenant}
-    cached = device.keys() | host.keys() | disk.keys() | world.cache._state.loading.keys()
+    on_the_way = world.records.device.key[world.cache._state.loading.blocks]
+    loading = {key.tobytes() for key in on_the_way}
+    cached = device.keys() | host.keys() | disk.keys() | loading
     groups, hit_tokens = world.shape.groups, world.shape.hit_tokens
     most = len(keys) * world.shape.hash_tokens // hit_tokens * hit_tokens
     if not world.shape.shares_prefixes:

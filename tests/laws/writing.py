@@ -75,6 +75,22 @@ def _write_state(world: World, held: Held, at: int, num_tokens: int, private: Ma
     write(world, held, at, slot, ("key", held.keys[last], at) if is_full else private)
 
 
+def know_states(world: World, held: Held) -> None:
+    """Know newest states for what they are that stand where a block of theirs ends, since blocks have moved."""
+    for at, group in enumerate(world.shape.groups):
+        if (
+            group.keeps is not Keeps.STATE
+            or not held.written
+            or held.written % group.tokens_per_block
+        ):
+            continue
+        place = held.written // group.tokens_per_block - 1
+        mark = held.marks[at][place] if place < len(held.parts[at]) else None
+        if mark is not None and mark[0] == "private":
+            last = (place + 1) * group.keys_per_block - 1
+            write(world, held, at, place, ("key", held.keys[last], at))
+
+
 def _name(world: World, worker: Worker, held: Held, num_tokens: int) -> None:
     """Give a lease's chain the keys of all of its full blocks."""
     while len(held.keys) < num_tokens // world.shape.hash_tokens:
@@ -89,7 +105,8 @@ def scribble(world: World, worker: Worker, held: Held) -> None:
     if is_forked(world, held):
         return
     for at, place, _, mark in list(held.places()):
-        if mark is None or mark[0] == "private":
+        is_state = world.shape.groups[at].keeps is Keeps.STATE
+        if mark is None or (mark[0] == "private" and not is_state):
             write(
                 world,
                 held,

@@ -59,6 +59,9 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
     if len(new):
         state.device.records.position[new] = positions
         state.device.records.checksum[new] = 0
+        if state.dirt.shares:
+            # Before, so that a crash in between cannot leave the mark of other bytes.
+            state.device.records.is_remote[new] = False
         state.device.publish(new, keys, _COMMIT)
         if state.dirt.is_any:
             state.dirt.committed(new)

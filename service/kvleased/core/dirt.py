@@ -64,8 +64,6 @@ class Dirt:
     def committed(self, blocks: Ids) -> None:
         """Note that blocks were published whose bytes a worker has written."""
         self.is_due = True
-        if self.shares:
-            self.remote[0][blocks] = False
         if self.writes_through:
             self.offload[blocks] = True
         if self.counts_hits:
@@ -89,7 +87,8 @@ class Dirt:
         self.is_due = True
         direction, keyed = flight.direction, good & flight.keyed
         if direction is Direction.SHARE:
-            self.remote[1][flight.sources[good]] = True
+            sources = flight.sources[good]
+            self.remote[1][sources], self.share[sources] = True, False
             return
         targets = flight.targets[keyed]
         if direction is Direction.OFFLOAD and self.stores:

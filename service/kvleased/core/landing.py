@@ -158,6 +158,8 @@ def _take_over(
         keys, targets = state.keys_of(flight, keyed), flight.targets[keyed]
         is_new = target_pool.index.find(keys) < 0
         if is_new.any():
+            if state.dirt.shares:
+                target_pool.records.is_remote[targets[is_new]] = False
             target_pool.publish(targets[is_new], chosen_keys(keys, is_new), Event.FILLED)
         private = np.concatenate([private, targets[~is_new]])
     if len(private):

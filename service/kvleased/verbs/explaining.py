@@ -41,7 +41,7 @@ _SENTENCES: Final = {
         "they are cached, but a prefix ends where its first block is missing; see the run before"
     ),
     Reason.SHORTER_THAN_A_BLOCK: (
-        "the last {tokens} fill no block of {block_tokens} tokens, and only full blocks are kept"
+        "the last {tokens} cannot fill a block of {block_tokens} tokens, and only full blocks are kept"
     ),
 }
 """What is said of the reasons that need no more than numbers put in."""

@@ -87,7 +87,7 @@ MISSES = (
     ),
     Miss(
         first_block=4_002, num_blocks=1, reason="shorter_than_a_block", tier="", policy="", tenant="", age_ms=None,
-        why="the last 5 tokens fill no block of 16 tokens, and only full blocks are kept",
+        why="the last 5 tokens cannot fill a block of 16 tokens, and only full blocks are kept",
     ),
 )  # fmt: skip
 EXPLANATION = Explanation(lease_id=9, num_tokens=64_037, hit_tokens={"device": 32}, misses=MISSES)
@@ -341,7 +341,7 @@ def test_explain_tells_every_run_and_what_to_change() -> None:
     assert "Lease 9: 32 of 64,037 tokens were found" in output
     assert ["2-4,001", "evicted", "4 s ago", "device", "leaf-lru", "batch"] in rows(output)
     assert ["4,002", "shorter than a block"] in rows(output)
-    assert "the last 5 tokens fill no block of 16 tokens" in output
+    assert "the last 5 tokens cannot fill a block of 16 tokens" in output
     assert max(map(len, output.splitlines())) <= 80
     assert json.loads(run("explain", "9", "--json")[1]) == json.loads(
         json.dumps(asdict(EXPLANATION))

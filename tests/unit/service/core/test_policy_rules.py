@@ -12,6 +12,7 @@ from kvleased.core.eviction.adaptive import Adaptive
 from kvleased.core.eviction.arc import ARC
 from kvleased.core.eviction.ghosts import Ghosts
 from kvleased.core.eviction.lfu import LFU
+from kvleased.core.eviction.rule import Tails
 from kvleased.core.eviction.s3fifo import S3FIFO
 from kvleased.core.leases import NOWHERE
 from tests.unit.service.core.builders import as_ids
@@ -369,6 +370,21 @@ def test_nothing_is_nothing() -> None:
     order.cached(NOWHERE)
 
     assert list(order) == []
+
+
+def test_lfu_takes_from_a_segment_until_the_next_one_ranks_lower() -> None:
+    """Whichever of three segments comes second, the run ends where that one's coldest block would leave."""
+    rule = LFU(8, np.zeros(8, np.uint64))
+    orders = [(1, 20, 40), (1, 40, 20), (40, 1, 20), (40, 20, 1), (20, 40, 1)]
+
+    runs = [
+        rule.choose((0, 1, 2), Tails(oldest=oldest, num_blocks=(1, 1, 1), now=60))
+        for oldest in orders
+    ]
+
+    assert [(run.segment, run.before) for run in runs] == [
+        (0, 28), (0, 36), (1, 28), (2, 12), (2, 4)
+    ]  # fmt: skip
 
 
 @given(

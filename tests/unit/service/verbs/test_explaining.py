@@ -201,7 +201,7 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"reason": Reason.SHORTER_THAN_A_BLOCK, "num_tokens": 5},
-            "the last 5 tokens fill no block of 4 tokens, and only full blocks are kept",
+            "the last 5 tokens cannot fill a block of 4 tokens, and only full blocks are kept",
             id="short",
         ),
         pytest.param(
