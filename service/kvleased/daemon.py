@@ -4,8 +4,6 @@ One event loop runs it all. A call that needs no waiting is answered synchronous
 """
 
 import asyncio
-import os
-import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -17,7 +15,7 @@ from google.protobuf.message import Message
 from kvlease.errors import DrainingError, InternalError, InvalidError, KVLeaseError, StaleEpochError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks, secret
+from kvleased import checks, root_secret
 from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe, Wake
@@ -36,7 +34,6 @@ from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.runner import Respond, Verb
 from kvleased.verbs.workers import WorkerVerbs
 
-_ROOT_SECRET: Final = "root_secret"  # noqa: S105 -- a name
 _NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
 DRAINING: Final = "draining"
 """Why a daemon that was told to stop is not ready."""
@@ -123,9 +120,9 @@ class Daemon:
     async def start(self, kept: Sequence[Kept]) -> None:
         """Bring back what was kept, then let time pass."""
         self._keeper.start(self.tiers)
-        root_secret = await self._load_root_secret(kept)
-        self._caches.take_secret(root_secret)
-        self._workers.root_secret = root_secret
+        secret = await root_secret.load(kept, self._keeper, self.settings.secret_path)
+        self._caches.take_secret(secret)
+        self._workers.root_secret = secret
         living = self._workers.living(kept)
         self._caches.recover(
             kept, self._workers.tenants(living), self._workers.places(living), monotonic()
@@ -373,22 +370,6 @@ class Daemon:
 
     def _note_store(self, entry: CacheEntry) -> None:
         self._caches.note_store(entry)
-
-    async def _load_root_secret(self, kept: Sequence[Kept]) -> bytes:
-        """Return the secret of this supervisor's life, and take it from its file, or make one, where there is none yet.
-
-        Raises:
-            UnusableError: the file is not what it was when the supervisor started.
-        """
-        fds = [item.fd for item in kept if item.name == _ROOT_SECRET]
-        fd = fds[0] if fds else await self._keeper.create(_ROOT_SECRET, secret.NUM_BYTES, {})
-        try:
-            found = os.pread(fd, secret.NUM_BYTES, 0)
-            if not any(found):
-                # New, or its maker was killed before it wrote; either way nobody has seen a key of it.
-                path = self.settings.secret_path
-                found = secrets.token_bytes(secret.NUM_BYTES) if path is None else secret.read(path)
-                os.pwrite(fd, found, 0)
-        finally:
-            os.close(fd)
-        return found
+        if self.settings.secret_path is not None:
+            # A store that is new may lie in a directory that is new, too.
+            root_secret.restore_aside(self.settings.secret_path, self._workers.root_secret)

@@ -24,7 +24,7 @@ def ensure(path: Path) -> None:
         read(path)
     except FileNotFoundError:
         try:
-            _make(path)
+            _make(path, secrets.token_bytes(NUM_BYTES))
         except OSError as error:
             message = f"secret file {path} cannot be made: {error.strerror}; name another by --secret-file"
             raise UnusableError(message) from error
@@ -73,14 +73,34 @@ def _check(path: Path, status: os.stat_result) -> None:
         raise UnusableError(message)
 
 
-def _make(path: Path) -> None:
+def restore(path: Path, content: bytes) -> None:
+    """Have a secret that is in use lie in its file again, where that has gone with its directory.
+
+    Raises:
+        UnusableError: another one lies there by now, or it cannot be written.
+    """
+    try:
+        found = read(path)
+    except FileNotFoundError:
+        try:
+            _make(path, content)
+        except OSError as error:
+            message = f"secret file {path} has gone and cannot be made again: {error.strerror}"
+            raise UnusableError(message) from error
+        found = read(path)
+    if found != content:
+        message = f"secret file {path} has another secret than the one in use; the next start finds nothing of now"
+        raise UnusableError(message)
+
+
+def _make(path: Path, content: bytes) -> None:
     """Make a secret that is either whole or not there; of several who make one at once, one wins."""
     own = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(own, flags, 0o600)
     try:
         os.fchmod(fd, 0o600)  # whatever the umask has taken away
-        os.write(fd, secrets.token_bytes(NUM_BYTES))
+        os.write(fd, content)
         os.fsync(fd)
         with contextlib.suppress(FileExistsError):
             os.link(own, path)

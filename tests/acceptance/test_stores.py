@@ -267,10 +267,31 @@ def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -
             assert counter(client, "disk_failures") == 0
 
 
+def test_a_directory_that_was_removed_has_its_secret_again(tmp_path: Path, disk_dir: Path) -> None:
+    """What is kept in the new directory is found by the next daemon, for its keys are the same."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        shutil.rmtree(disk_dir)
+        with attached(serving, small()) as (client, _):
+            os.kill(child(serving, "disk-mover"), signal.SIGKILL)
+            serving.until(lambda: status(client, "disk") == "off")
+            serving.until(lambda: status(client, "disk") == "ready")
+            serving.until(lambda: ready(client, "disk") == 2 * BLOCKS_PER_PROMPT)
+        serving.until((disk_dir / "secret").exists)
+        kill_all(serving)
+        serving.start()
+        serving.wait_until_ready()
+        with attached(serving, small()) as (client, worker):
+            serving.until(lambda: status(client, "disk") == "ready")
+            lease = compute(worker, prompt(NUM_PROMPTS - 1, BLOCKS_PER_PROMPT))
+            assert lease.disk_hit_tokens == TOKENS_PER_PROMPT
+            lease.release()
+
+
 def test_a_store_that_another_cache_had_is_not_taken_for_the_own_one(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """A cache that is given the file of a deleted one goes by what that has, which serves it, and retires nothing."""
+    """A cache whose like was deleted goes on with its own file, and retires nothing."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small(), "one")
         with attached(serving, small(), cache=CACHE) as (client, worker):
@@ -282,7 +303,7 @@ def test_a_store_that_another_cache_had_is_not_taken_for_the_own_one(
             os.kill(child(serving, "disk-mover"), signal.SIGKILL)
             serving.until(lambda: status(client, "disk") == "off")
             serving.until(lambda: status(client, "disk") == "ready")
-            serving.until(lambda: ready(client, "disk") >= BLOCKS_PER_PROMPT)
+            serving.until(lambda: ready(client, "disk") == BLOCKS_PER_PROMPT)
             client.evict(cache=CACHE, num_blocks=2 * BLOCKS_PER_PROMPT)
             for number in (1, 2, NUM_PROMPTS):
                 compute(worker, prompt(number, BLOCKS_PER_PROMPT)).release()

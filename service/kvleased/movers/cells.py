@@ -67,6 +67,8 @@ class StoreShape:
     """The layout fingerprint, 32 bytes."""
     bytes_per_slot: int
     num_slots: int
+    store_id: str = ""
+    """Hex that tells whose store it is; part of its file's name alone."""
 
     @property
     def stride_bytes(self) -> int:
@@ -97,8 +99,9 @@ class StoreShape:
 
     @property
     def digest(self) -> str:
-        """A name for the shape, which tells nothing that a client said."""
-        return blake3(self.head(bytes(BYTES_PER_FILE_ID))).hexdigest(length=16)
+        """A name for the shape and its owner, which tells nothing that a client said."""
+        head = self.head(bytes(BYTES_PER_FILE_ID))
+        return blake3(head + bytes.fromhex(self.store_id)).hexdigest(length=16)
 
     def file_id_of(self, head: bytes) -> bytes | None:
         """Return which file a first cell is of; None where it is none of this shape, or cannot be believed."""

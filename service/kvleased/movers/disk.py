@@ -269,7 +269,10 @@ def _tier_of(pool: PoolMap) -> _Tier:
     layout = bytes.fromhex(pool.layout_fingerprint)
     if len(layout) == BYTES_PER_LAYOUT:
         shape = StoreShape(
-            layout=layout, bytes_per_slot=pool.bytes_per_slot, num_slots=pool.num_disk_slots
+            layout=layout,
+            bytes_per_slot=pool.bytes_per_slot,
+            num_slots=pool.num_disk_slots,
+            store_id=pool.store_id,
         )
     # A file that the daemon does not know is looked through as soon as it is open.
     return _Tier(pool=pool.pool, shape=shape, file_id=pool.file_id, unseen_slot=pool.num_disk_slots)

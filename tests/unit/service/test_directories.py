@@ -179,3 +179,25 @@ def test_secret_that_cannot_be_made_ends_the_start(
 
     assert status == EX_CONFIG
     assert "--secret-file" in capsys.readouterr().err
+
+
+def test_secret_in_use_is_written_again_where_it_has_gone(private: Path) -> None:
+    """What is kept under it is found by the next start; a secret that is there is left as it is."""
+    path = private / "secret"
+    secret.ensure(path)
+    in_use = secret.read(path)
+    path.unlink()
+
+    for _ in range(2):
+        secret.restore(path, in_use)
+
+        assert secret.read(path) == in_use
+    with pytest.raises(UnusableError, match="another secret than the one in use"):
+        secret.restore(path, bytes(32))
+    assert secret.read(path) == in_use
+
+
+def test_secret_that_cannot_be_written_again_is_told_of(private: Path) -> None:
+    """A directory that has gone for good is a reason, not a traceback."""
+    with pytest.raises(UnusableError, match="has gone and cannot be made again: No such file"):
+        secret.restore(private / "gone" / "secret", bytes(32))

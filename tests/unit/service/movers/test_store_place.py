@@ -55,6 +55,19 @@ def _files(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in directory.glob("*.store*")}
 
 
+def test_stores_of_two_owners_are_two_files(place: StorePlace, directory: Path) -> None:
+    """Each finds its own again, whichever is opened first, though their shapes are equal."""
+    shapes = [replace(SHAPE, store_id=owner) for owner in ("aa", "bb")]
+    first = [place.open(shape) for shape in shapes]
+    for store in first:
+        place.close(store)
+
+    again = [place.open(shape) for shape in shapes[::-1]]
+
+    assert [store.file_id for store in again] == [store.file_id for store in first[::-1]]
+    assert len(_files(directory)) == 2
+
+
 def test_store_takes_all_of_its_bytes_and_is_private(place: StorePlace, directory: Path) -> None:
     """Directory and file are for this user alone, and no byte is still to be had from the file system."""
     place.open(SHAPE)
