@@ -224,21 +224,7 @@ class CacheState:
         copy_id = CopyId(self.next_id())
         direction = DIRECTIONS[purpose]
         source_pool, target_pool = self.ends(direction)
-        if direction is Direction.SCRUB:
-            target_pool.take(targets, Event.SCRUB)
-        elif remote is not None:
-            target_pool.take(targets, Event.FILL, remote.tenant)
-            target_pool.records.position[targets] = remote.positions
-        else:
-            source_pool.hold_to_copy(sources)
-        if len(sources) and len(targets):
-            target_pool.take(
-                targets,
-                Event.FILL,
-                source_pool.tenants_of(sources),
-                num_holders=2 if purpose in HELD_BY_LEASES else 1,
-            )
-            target_pool.records.position[targets] = source_pool.records.position[sources]
+        self._take_ends(purpose, sources, targets, remote)
         flight = Flight(
             copy_id=copy_id,
             direction=direction,
@@ -265,6 +251,28 @@ class CacheState:
             )
         )
         return flight
+
+    def _take_ends(
+        self, purpose: Purpose, sources: Ids, targets: Ids, remote: Remote | None
+    ) -> None:
+        """Hold the sources of a flight, and take its targets into use for whom the bytes are."""
+        direction = DIRECTIONS[purpose]
+        source_pool, target_pool = self.ends(direction)
+        if direction is Direction.SCRUB:
+            target_pool.take(targets, Event.SCRUB)
+        elif remote is not None:
+            target_pool.take(targets, Event.FILL, remote.tenant)
+            target_pool.records.position[targets] = remote.positions
+        else:
+            source_pool.hold_to_copy(sources)
+        if len(sources) and len(targets):
+            target_pool.take(
+                targets,
+                Event.FILL,
+                source_pool.tenants_of(sources),
+                num_holders=2 if purpose in HELD_BY_LEASES else 1,
+            )
+            target_pool.records.position[targets] = source_pool.records.position[sources]
 
     def _list_loading(self, flight: Flight) -> None:
         """Let others know of the keys that a flight brings to the device."""

@@ -33,8 +33,9 @@ def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[
     if region_bytes == 0:
         return np.zeros(0, np.uint8)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    # Huge pages are mapped and unmapped as a whole only.
-    mapped_bytes = min(whole_pages(fd, region_bytes), os.fstat(fd).st_size)
+    # Huge pages are mapped and unmapped as a whole only; a file on them is so long, another may end anywhere.
+    has_huge_pages = os.fstatvfs(fd).f_bsize > mmap.PAGESIZE
+    mapped_bytes = whole_pages(fd, region_bytes) if has_huge_pages else region_bytes
     mapping = mmap.mmap(fd, mapped_bytes, mmap.MAP_SHARED, protection)
     mapping.madvise(mmap.MADV_DONTDUMP)
     return np.frombuffer(mapping, np.uint8, count=region_bytes)
