@@ -46,7 +46,7 @@ from kvleased.core.refusals import fork_full
 from kvleased.core.room import num_available, room
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
-from kvleased.core.tenants import check_fits
+from kvleased.core.tenants import check_tokens_fit
 
 _READY: Final = int(State.READY)
 
@@ -135,7 +135,7 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
         raise DrainingError
     check_tokens(state, command.num_tokens)
     if state.is_limited:
-        check_fits(state, parent.tenant, sum(state.covering.most(command.num_tokens)))
+        check_tokens_fit(state, parent.tenant, command.num_tokens)
     num_computed = int(state.leases.rows.num_computed[parent.row])
     if command.num_tokens < num_computed:
         msg = (

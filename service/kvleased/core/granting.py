@@ -23,7 +23,7 @@ from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
-from kvleased.core.tenants import check_fits
+from kvleased.core.tenants import check_tokens_fit
 from kvleased.core.waiting import Waiter
 
 _ACTIVE: Final = Phase.ACTIVE
@@ -88,9 +88,7 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
     check_tokens(state, command.num_tokens)
     if state.is_limited:
-        check_fits(
-            state, state.workers[command.worker_id], sum(state.covering.most(command.num_tokens))
-        )
+        check_tokens_fit(state, state.workers[command.worker_id], command.num_tokens)
     if (
         command.priority != PRIORITY_NORMAL
         or command.retain_seconds

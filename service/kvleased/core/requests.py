@@ -31,7 +31,7 @@ from kvleased.core.parting import evict_together, wait_beside
 from kvleased.core.phases import Phase
 from kvleased.core.seating import seat
 from kvleased.core.state import CacheState
-from kvleased.core.tenants import check_fits
+from kvleased.core.tenants import check_fits, check_tokens_fit
 
 
 def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
@@ -78,7 +78,7 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     renew(state, lease, now)
     check_tokens(state, command.num_tokens)
     if state.is_limited:
-        check_fits(state, lease.tenant, sum(state.covering.most(command.num_tokens)))
+        check_tokens_fit(state, lease.tenant, command.num_tokens)
     if lease.phase is Phase.ACTIVE and num_missing(state, lease, command.num_tokens) <= 0:
         # Who needs nothing waits for nobody.
         reply = unextended(state, lease, command.num_tokens)

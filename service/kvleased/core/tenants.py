@@ -20,6 +20,7 @@ import numpy as np
 from kvlease.errors import NeverFitsError, PoolFullError
 from kvleased.core.commands import Pin
 from kvleased.core.effects import Direction
+from kvleased.core.holdings import holdings
 from kvleased.core.leases import NOWHERE
 from kvleased.core.limits import TenantLimits
 from kvleased.core.looking import tenants_of
@@ -76,21 +77,38 @@ def limits_of(state: CacheState, tenant: int) -> TenantLimits:
 # Maximum and minimum ----------------------------------------------------------------------------------------------
 
 
-def check_fits(state: CacheState, tenant: int, num_blocks: int) -> None:
-    """Refuse a request that takes more blocks than its tenant can ever have."""
-    limit = limits_of(state, tenant).max_blocks
-    if num_blocks <= limit:
+def check_tokens_fit(state: CacheState, tenant: int, num_tokens: int) -> None:
+    """Refuse a request for more tokens than its tenant can ever have blocks for."""
+    limit, most = limits_of(state, tenant).max_blocks, state.covering.most
+    need = sum(most(num_tokens))
+    if need <= limit:
         return
+    sizes = range(1, num_tokens)
+    longest = bisect_left(sizes, True, key=lambda tokens: sum(most(tokens)) > limit)
+    raise _above_maximum(state, tenant, need, (f"num_tokens={longest}",) if longest else ())
+
+
+def check_fits(state: CacheState, tenant: int, num_blocks: int) -> None:
+    """Refuse what takes more blocks than its tenant can ever have."""
+    if num_blocks > limits_of(state, tenant).max_blocks:
+        raise _above_maximum(state, tenant, num_blocks, ())
+
+
+def _above_maximum(
+    state: CacheState, tenant: int, num_blocks: int, remedies: tuple[str, ...]
+) -> NeverFitsError:
+    limit = limits_of(state, tenant).max_blocks
     msg = (
         f"{num_blocks} blocks are needed, but the tenant can never have more than {limit}; "
         "ask for fewer tokens, or raise the tenant's max_percent"
     )
-    raise NeverFitsError(
+    return NeverFitsError(
         msg,
         resource="tenant_blocks",
         need=num_blocks,
         available=max(0, available_to(state, tenant, NOWHERE)),
         limit=limit,
+        remedies=remedies,
     )
 
 
@@ -99,17 +117,24 @@ def available_to(state: CacheState, tenant: int, protected: Ids) -> int:
 
     Below 0 the tenant has more than is left to it beside the others' minima: it cannot even have its prefix.
     """
-    usage = state.device.usage()
-    used, cached = usage.get(tenant, (0, 0))
+    used, cached = state.device.usage().get(tenant, (0, 0))
     cached -= num_idle(state, protected)
-    within_pool = state.device.num_free + cached
+    within_maximum = limits_of(state, tenant).max_blocks - used + cached
+    return min(_left_by_minima(state, tenant, protected), within_maximum)
+
+
+def _left_by_minima(state: CacheState, tenant: int, protected: Ids) -> int:
+    """Count the blocks that a tenant could get if it had no maximum; below 0, some minimum could not be had."""
+    usage = state.device.usage()
+    _, cached = usage.get(tenant, (0, 0))
+    within_pool = state.device.num_free + cached - num_idle(state, protected)
     for other, (in_use, evictable) in usage.items():
         if other != tenant:
             within_pool += max(0, min(evictable, in_use - limits_of(state, other).min_blocks))
     for other in set(state.workers.values()) - {tenant}:
         in_use, _ = usage.get(other, (0, 0))
         within_pool -= max(0, limits_of(state, other).min_blocks - in_use)
-    return min(within_pool, limits_of(state, tenant).max_blocks - used + cached)
+    return within_pool
 
 
 def may_take_free(state: CacheState, tenant: int, count: int) -> bool:
@@ -254,8 +279,31 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
         raise PoolFullError(
             msg, resource="pinned_blocks", need=need - pinned, available=max(0, limit - pinned),
             limit=limit, retry_after_ms=state.shape.retry_after_ms, rule="pin_budget",
+            holdings=holdings(state, state.device, tenant),
         )  # fmt: skip
+    if state.is_limited:
+        _check_minima(state, blocks, tenant)
     return blocks
+
+
+def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
+    """Refuse a pin of cached blocks that a living tenant, below its minimum, could then not be given."""
+    owners = state.device.records.tenant[blocks]
+    for owner in np.unique(owners).tolist():
+        own = blocks[owners == owner]
+        num_cached = num_idle(state, own)
+        left = _left_by_minima(state, owner, own)
+        if num_cached and left < 0:
+            available = max(0, num_cached + left)
+            msg = (
+                f"{num_cached} cached blocks would be pinned, and {available} may be: "
+                "another tenant, below its minimum, is owed the others; pin fewer, or unpin some"
+            )
+            raise PoolFullError(
+                msg, resource="pinned_blocks", need=num_cached, available=available,
+                limit=state.shape.usable_blocks, retry_after_ms=state.shape.retry_after_ms,
+                rule="tenant_minimum", holdings=holdings(state, state.device, tenant),
+            )  # fmt: skip
 
 
 def _num_owed(state: CacheState, pinned: dict[int, int]) -> int:

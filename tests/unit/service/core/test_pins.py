@@ -168,6 +168,26 @@ def test_pins_leave_every_minimum(tenant: int | None) -> None:
     assert cache.check() == []
 
 
+@pytest.mark.parametrize("tenant", [TENANT, None], ids=["worker", "operator"])
+def test_pin_leaves_what_a_living_tenant_is_owed(tenant: int | None) -> None:
+    """What leases hold and what would be pinned leaves another tenant its minimum; the refusal says how many may be."""
+    cache = a_cache(8, max_pins=8, tenants={OTHER_TENANT: TenantLimits(min_blocks=3)})
+    cache.handle(c.Detach(worker_id=STRANGER), 0.0)
+    reserve(cache, 3, "runs")
+    cached(cache, keys(1, 2, 3, 4))
+    cache.handle(c.Attach(worker_id=STRANGER, tenant_digest=OTHER_TENANT), 0.0)
+
+    with pytest.raises(PoolFullError, match="owed the others") as refusal:
+        pin(cache, keys(1, 2, 3, 4), tenant)
+
+    assert (refusal.value.rule, refusal.value.need, refusal.value.available) == (
+        "tenant_minimum", 4, 2,
+    )  # fmt: skip
+    assert sum(one.num_blocks for one in refusal.value.holdings) == 8
+    assert pin(cache, keys(1, 2), tenant).num_blocks == 2
+    assert cache.check() == []
+
+
 def test_pins_above_what_is_left_are_found() -> None:
     """Pins that take what a minimum needs are a violation."""
     cache = a_cache(4, tenants={OTHER_TENANT: TenantLimits(min_blocks=2)})

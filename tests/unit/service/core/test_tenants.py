@@ -151,6 +151,17 @@ def test_tenant_above_its_maximum_never_fits() -> None:
 
     assert (refusal.value.resource, refusal.value.need) == ("tenant_blocks", 4)
     assert (refusal.value.available, refusal.value.limit) == (3, 3)
+    assert refusal.value.remedies == ("num_tokens=12",)
+
+
+def test_tenant_that_can_have_nothing_is_told_no_number() -> None:
+    """Where not even one token fits, fewer tokens are no remedy."""
+    cache = limited(max_blocks=0)
+
+    with pytest.raises(NeverFitsError) as refusal:
+        reserve(cache, 1)
+
+    assert refusal.value.remedies == ()
 
 
 def test_lease_never_grows_above_its_tenants_maximum() -> None:
