@@ -1,5 +1,6 @@
 """Own how the supervisor starts a child and knows of its end; when it does so is the supervisor's business."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -92,3 +93,14 @@ def die_with(parent_pid: int) -> None:
     # The parent may have ended before the line above took effect.
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def give_way() -> None:
+    """Have this process not interrupt the one that wakes it: with work for long, it can wait until a core is free.
+
+    Otherwise whoever hands it a batch, on a machine whose cores are all in use, goes on only when the scheduler lets it
+    have its core again, some milliseconds later.
+    """
+    # A sandbox may forbid it.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

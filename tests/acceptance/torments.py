@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kvleased.movers.cells import BYTES_PER_SECTOR
+from kvlease.units import BYTES_PER_SECTOR
 from tests.acceptance.serving import ROOT, Serving
 from tests.acceptance.soaking import Board
 from tests.acceptance.tiering import child_or_none

@@ -1,4 +1,4 @@
-"""Own the figure of the event loop's lag: how late its timers are in the control process while 2 GiB move beside it.
+"""Own the figure of the event loop's lag: how late the control process hears a clock while 2 GiB move beside it.
 
 Run as `lag.py move ADDRESS` or `lag.py copy DIRECTORY` it moves bytes for each line that it is told, and as
 `lag.py bare` it is a loop with nothing to do.
@@ -66,20 +66,20 @@ def lag(directory: Path) -> list[Figure]:
     ratio = paired(*late)
     return [
         Figure(
-            name="event loop while 2 GiB move: 99 of 100 timers are late by at most",
+            name="event loop while 2 GiB move: 99 of 100 ticks are heard late by at most",
             ours=median(late[0]) * MS_PER_SECOND,
             floor=median(late[1]) * MS_PER_SECOND,
             unit="ms",
             ratio=ratio,
             goal=f"≤ {TIMES_MAX:g} x",
             holds=ratio <= TIMES_MAX,
-            note="floor: a bare loop beside the same copy in C; its clock ticks in ms",
+            note="floor: a bare loop, with nothing else to hear, beside the same copy in C",
         )
     ]
 
 
 class _Notes:
-    """What a loop noted of its timers."""
+    """What a loop noted of its clock."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
@@ -95,7 +95,7 @@ class _Notes:
             yield
 
     def while_moving(self, mover: "subprocess.Popen[bytes]") -> NDArray[np.float64]:
-        """Have bytes moved once; return how late the timers were meanwhile, in seconds."""
+        """Have bytes moved once; return how late its ticks were heard meanwhile, in seconds."""
         assert mover.stdin is not None
         assert mover.stdout is not None
         before = self._count

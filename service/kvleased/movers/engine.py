@@ -37,8 +37,9 @@ class Engine:
         self._untouched: dict[int, list[NDArray[np.uint8]]] = {}
 
     def run(self) -> None:
-        """Carry out packets in the order in which they come, until the other end is gone, in whatever way."""
+        """Say that it is there, and carry out packets as they come until the other end is gone, in whatever way."""
         try:
+            self._link.sendall(protocol.HERE)
             self._serve()
         except (BrokenPipeError, ConnectionResetError) as error:
             # Its process was killed; the supervisor ends this one, too, and starts both anew.

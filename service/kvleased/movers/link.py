@@ -2,7 +2,8 @@
 
 The link survives its movers: pools are mapped again in each new one. A batch that was handed to a mover and is not
 answered in time is lost (its targets may still be written) until that mover is proven dead; a batch that no mover ever
-got has simply failed. Few batches are in the socket at once, so that one which somebody waits for overtakes the others.
+got has simply failed. Few batches are in the socket at once, so that one which somebody waits for overtakes the others,
+and none before the mover has said that it is there: how long a process takes to start tells nothing about its copies.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ An urgent one is sent although the others are as many as they may be: a mover ma
 """
 BYTES_A_BATCH_MAX: Final = 64 << 20
 """Bytes of one batch, unless a single block has more."""
+START_SECONDS_MAX: Final = 60.0
+"""Seconds until a mover's first word: longer than imports take on a machine that has no processor to spare."""
 
 
 class Owner(Protocol):
@@ -112,6 +115,8 @@ class MoverLink:
         self._copies_a_batch_max = min(limits.copies_a_batch_max, protocol.COPIES_A_BATCH_MAX)
         self._sock: socket.socket | None = None
         self._generation = 0
+        self._attached_at = 0.0
+        self._is_here = False
         self._pools: dict[int, _Mapped] = {}
         self._packets: deque[_Packet] = deque()
         self._queue = Queue()
@@ -127,8 +132,13 @@ class MoverLink:
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is a mover that answers."""
+        """Whether there is a mover, perhaps one that is still starting."""
         return self._sock is not None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a mover has said that it is there."""
+        return self._is_here
 
     @property
     def batches_in_flight(self) -> int:
@@ -149,11 +159,11 @@ class MoverLink:
     # Movers
 
     def attach(self, sock: socket.socket, generation: int) -> None:
-        """Take the socket of a new mover; pools are mapped in it before anything that waits is sent."""
+        """Take the socket of a new mover; it is told of the pools, and gets the rest when it says that it is there."""
         self._detach()
         sock.setblocking(False)
         self._sock, self._generation = sock, generation
-        self._progress_at = monotonic()
+        self._attached_at, self._is_here = monotonic(), False
         asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
         self._packets.clear()
         for pool in self._pools.values():
@@ -215,33 +225,44 @@ class MoverLink:
 
     def ask(self, question: Ask) -> bool:
         """Put a question to the mover, before all batches that wait; tell whether there is one to answer it."""
-        if self.is_attached:
+        if self._is_here:
             self._packets.append((question.encode(), ()))
             self._flush()
-        return self.is_attached
+        return self._is_here
 
     def tick(self, now: float) -> None:
-        """Give up what is overdue: the mover answers batches in order, so its silence counts from its last answer."""
-        if not self.batches_in_flight or now - self._progress_at <= self._limits.seconds_max:
-            return
+        """Give up what is overdue, and have a silent mover replaced, which has more time to start than for a batch.
+
+        It answers batches in order, so its silence counts from its last answer, first of all from its first word.
+        """
+        are_overdue = self.batches_in_flight and now - self._progress_at > self._limits.seconds_max
+        is_dead = are_overdue
+        if not self._is_here:
+            is_dead = self.is_attached and now - self._attached_at > START_SECONDS_MAX
+        generation = self._generation
+        if is_dead:
+            self._detach()
+        if are_overdue:
+            self._give_up(generation)
+        if is_dead:
+            logs.line("error", "mover_silent", mover=self.mover.value, generation=generation)
+            self._owner.recycle_mover(self.mover, generation)
+
+    def _give_up(self, generation: int) -> None:
+        """Answer all copies: what a mover has got may still be written, what none has got is not."""
         flights = {id(one.flight): one.flight for one in (*self._sent.values(), *self._queue)}
         self._sent.clear()
         self._queue.clear()
-        was_attached, generation = self.is_attached, self._generation
-        self._detach()
         logs.line(
             "error",
             "mover_overdue",
             mover=self.mover.value,
             copies=len(flights),
             generation=generation,
-            attached=was_attached,
         )
         for flight in flights.values():
             answer = CopyLost if flight.is_sent else CopyFailed
             self._owner.answer_copy(flight.pool, answer(copy_id=flight.copy.copy_id))
-        if was_attached:
-            self._owner.recycle_mover(self.mover, generation)
 
     # From the mover
 
@@ -264,6 +285,9 @@ class MoverLink:
         kind = packet[:1]
         if kind == protocol.DONE:
             self._complete(Completion.decode(packet))
+            self._flush()
+        elif kind == protocol.HERE:
+            self._is_here, self._progress_at = True, monotonic()
             self._flush()
         elif kind == protocol.TOLD:
             self._owner.hear(self.mover, Told.decode(packet))
@@ -313,7 +337,8 @@ class MoverLink:
 
     def _has_packet(self) -> bool:
         """Tell whether there is something to send, the next batch in its turn."""
-        part = self._next_part() if self._queue and not self._packets else None
+        is_turn = self._queue and self._is_here and not self._packets
+        part = self._next_part() if is_turn else None
         if part is not None:
             self._number += 1
             part.flight.is_sent = True
@@ -348,4 +373,4 @@ class MoverLink:
         loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._sock = None
-        self._is_blocked = False
+        self._is_blocked = self._is_here = False

@@ -25,6 +25,8 @@ ASK: Final = b"A"
 TOLD: Final = b"T"
 FOUND: Final = b"F"
 STATUS: Final = b"S"
+HERE: Final = b"H"
+"""A mover has started; a whole packet."""
 
 COPIES_A_BATCH_MAX: Final = 4096
 """Descriptors in one batch; larger ones are split, so that no batch blocks the others for long."""

@@ -102,7 +102,11 @@ async def ends(node: Node) -> AsyncIterator[dict[str, socket.socket]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         node.tiers.mover_came(role, theirs, 1)
+        ours.send(protocol.HERE)
         found[role] = ours
+    async with asyncio.timeout(5):
+        while not all(link.is_answering for link in node.tiers.links.values()):  # noqa: ASYNC110 - by packets
+            await asyncio.sleep(0)
     yield found
     for end in found.values():
         end.close()

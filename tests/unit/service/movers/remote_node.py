@@ -182,6 +182,8 @@ class Node:
         """Take in one packet."""
         packet = self.link.recv(protocol.PACKET_BYTES_MAX)
         assert packet, "the mover has ended"
+        if packet == protocol.HERE:
+            return
         if packet[:1] == protocol.STATUS:
             self.statuses.append(Status.decode(packet))
             return

@@ -54,6 +54,7 @@ def link() -> Iterator[socket.socket]:
     thread.start()
     with ours, theirs:
         ours.settimeout(10)
+        assert ours.recv(protocol.PACKET_BYTES_MAX) == protocol.HERE
         yield ours
         ours.shutdown(socket.SHUT_RDWR)
         thread.join()

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from kvleased.core.effects import Copy, Direction, Mover
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.batches import OVERTAKES_MAX
-from kvleased.movers.link import LinkLimits, MoverLink
+from kvleased.movers.link import START_SECONDS_MAX, LinkLimits, MoverLink
 from kvleased.movers.protocol import (
     Ask,
     Batch,
@@ -29,6 +31,13 @@ from kvleased.movers.protocol import (
 )
 
 LIMITS = LinkLimits(seconds_max=10, copies_a_batch_max=4)
+SLOW_MOVER = """
+import sys
+from kvleased.movers.engine import main
+sys.stdin.read()
+main(int(sys.argv[1]))
+"""
+"""A mover that starts when its standard input ends."""
 
 
 @dataclass
@@ -76,6 +85,14 @@ class ScriptedMover:
     def close(self) -> None:
         """End; the other end is the link's."""
         self.ours.close()
+
+    async def start(self, link: MoverLink, generation: int = 1) -> None:
+        """Be attached, and say so; return when the link has heard it."""
+        link.attach(self.theirs, generation)
+        self.ours.send(protocol.HERE)
+        async with asyncio.timeout(5):
+            while not link.is_answering:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
 
     def packets(self) -> list[bytes]:
         """Return what has come."""
@@ -162,7 +179,7 @@ async def link(owner: Owner) -> AsyncIterator[MoverLink]:
 async def mover(link: MoverLink) -> AsyncIterator[ScriptedMover]:
     """The first mover."""
     with closing(ScriptedMover()) as mover:
-        link.attach(mover.theirs, 1)
+        await mover.start(link)
         yield mover
 
 
@@ -241,7 +258,7 @@ async def test_dead_mover_ends_everything_on_its_way(
 
     link.died(1)
     with closing(ScriptedMover()) as following:
-        link.attach(following.theirs, 2)
+        await following.start(link, 2)
         link.send(7, _copy(2), with_checksums=False)
 
         assert owner.answers == [(0, MoverDied())]
@@ -259,7 +276,7 @@ async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: ScriptedM
     link.send(7, _copy(1), with_checksums=False)
 
     with closing(ScriptedMover()) as following:
-        link.attach(following.theirs, 2)
+        await following.start(link, 2)
 
         assert [packet[:1] for packet in following.packets()] == [*kinds, protocol.BATCH]
     os.close(fd)
@@ -368,7 +385,7 @@ async def test_batch_is_cut_by_its_bytes_too(owner: Owner) -> None:
         limits = LinkLimits(seconds_max=10, copies_a_batch_max=100, bytes_a_batch_max=1_000)
         link = MoverLink(owner, limits)
         with closing(ScriptedMover()) as mover:
-            link.attach(mover.theirs, 1)
+            await mover.start(link)
             link.map(_pool(bytes_per_block), [fd])
             link.send(7, _copy(1, 4), with_checksums=False)
 
@@ -383,7 +400,7 @@ async def test_labelled_batch_has_a_packets_worth_of_labels(owner: Owner) -> Non
     count = protocol.LABELS_A_PACKET_MAX + 5
     labels = b"".join(number.to_bytes(BYTES_PER_LABEL, "little") for number in range(count))
     with closing(ScriptedMover()) as mover:
-        link.attach(mover.theirs, 1)
+        await mover.start(link)
         link.send(7, _copy(1, count, Direction.STORE, labels), with_checksums=True)
 
         first, second = await mover.carry_out(2)
@@ -400,7 +417,7 @@ async def test_questions_go_before_batches_and_are_heard(owner: Owner) -> None:
     question = Ask(number=1, pool=7, labels=b"")
     assert not link.ask(question)
     with closing(ScriptedMover()) as mover:
-        link.attach(mover.theirs, 1)
+        await mover.start(link)
         for number in range(5):
             link.send(7, _copy(number), with_checksums=False)
         assert link.ask(question)
@@ -475,7 +492,7 @@ async def test_next_mover_looks_through_what_was_not_looked_through(link: MoverL
     told: list[str] = []
     for generation in (1, 2, 3):
         with closing(ScriptedMover()) as mover:
-            link.attach(mover.theirs, generation)
+            await mover.start(link, generation)
             told.append(PoolMap.decode(mover.packets()[0]).file_id)
         link.died(generation)
         if generation == 2:
@@ -483,3 +500,59 @@ async def test_next_mover_looks_through_what_was_not_looked_through(link: MoverL
 
     assert told == ["", "", "ab"]
     os.close(fd)
+
+
+async def test_starting_mover_has_more_time_than_a_batch(link: MoverLink, owner: Owner) -> None:
+    """Copies fail at their deadline, and were never sent; the mover is replaced when its first word is overdue."""
+    with closing(ScriptedMover()) as mover:
+        link.attach(mover.theirs, 1)
+        link.send(7, _copy(1), with_checksums=False)
+        now = asyncio.get_running_loop().time()
+
+        link.tick(now + 20)
+        assert owner.answers == [(7, CopyFailed(copy_id=CopyId(1)))]
+        assert (owner.recycled, mover.packets()) == ([], [])
+        link.tick(now + START_SECONDS_MAX + 1)
+
+        assert owner.recycled == [(Mover.MEMORY, 1)]
+        assert not link.is_attached
+
+
+async def test_nothing_is_asked_of_a_starting_mover(link: MoverLink) -> None:
+    """A question to a mover that has not said yet that it is there has nobody to answer it."""
+    with closing(ScriptedMover()) as mover:
+        link.attach(mover.theirs, 1)
+
+        assert not link.ask(Ask(number=1, pool=7, labels=b""))
+        assert mover.packets() == []
+
+
+async def test_slow_start_of_a_process_is_no_silence(owner: Owner) -> None:
+    """A mover that takes longer to start than it may for a batch is not killed, and carries out what comes then."""
+    link = MoverLink(owner, LinkLimits(seconds_max=0.001, copies_a_batch_max=4))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", SLOW_MOVER, str(theirs.fileno())]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]
+    )
+    assert process.stdin is not None
+    theirs.close()
+    link.attach(ours, 1)
+    link.send(7, _copy(1), with_checksums=False)
+    link.tick(asyncio.get_running_loop().time() + 1)
+    assert [type(answer) for _, answer in owner.answers] == [CopyFailed]
+
+    process.stdin.close()
+    async with asyncio.timeout(60):
+        while not link.is_answering:
+            link.tick(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.01)
+    link.send(7, _copy(2), with_checksums=False)
+    owner.changed.clear()
+    await _heard(owner)
+
+    # It has no pools, so it answers that nothing was written.
+    assert owner.answers[1:] == [(7, CopyFailed(copy_id=CopyId(2)))]
+    assert owner.recycled == []
+    link.close()
+    assert await process.wait() == 0
