@@ -77,12 +77,16 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _enter(settings: "Settings") -> list[int]:
-    """Enter all directories, and see to the secret; return the locks on them, that of the sockets first.
+    """Enter all directories, and see to the other files; return the locks on them, that of the sockets first.
 
     Raises:
         UnusableError: one of them is not as it must be; the message says what to do.
     """
     from kvleased import directories, secret  # noqa: PLC0415
+    from kvleased.addresses import unreadable_file  # noqa: PLC0415
+
+    if reason := unreadable_file(settings.remote_url):
+        raise directories.UnusableError(reason)
 
     lock_fds = [directories.enter("--runtime-dir", settings.runtime_dir, may_make=True)]
     for option, directory in (("--host-dir", settings.host_dir), ("--disk-dir", settings.disk_dir)):
@@ -139,10 +143,11 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     if role == "supervise":
         return _supervise(arguments.settings_fd, arguments.lock_fds)
 
-    from kvleased.processes import die_with  # noqa: PLC0415
+    from kvleased.processes import die_with, give_way  # noqa: PLC0415
 
     die_with(arguments.parent)
     if role in _MOVERS:
+        give_way()
         # Each imports only what it needs: a mover of memory knows no store, and starts the sooner for it.
         fds = (
             (arguments.link_fd,) if role == "mover" else (arguments.link_fd, arguments.settings_fd)

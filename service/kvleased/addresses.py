@@ -1,38 +1,126 @@
-"""Own the address of a remote store: whether it is one, and how a text tells it without a password."""
+"""Own the addresses of remote stores: which there are, what may stand in them, and what of them may be shown."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-SCHEMES: Final = ("redis", "rediss", "unix", "mooncake")
-"""The Redis protocol over TCP, TLS or a Unix socket, and Mooncake Store."""
+TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""The options that name files."""
+_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
+    "redis": frozenset({"db"}),
+    "rediss": frozenset({"db", "ssl_check_hostname", *TLS_FILES}),
+    "unix": frozenset({"db"}),
+    "mooncake": frozenset({"metadata", "segment_bytes", "buffer_bytes", "host"}),
+}
+"""By scheme what may stand in the query; limits and deadlines are settings, so that none of them can be got round."""
+_NUMBERS: Final = frozenset({"db", "segment_bytes", "buffer_bytes"})
+_BOOLEANS: Final[Mapping[str, bool]] = {"true": True, "false": False}
+_DEFAULT_PORTS: Final[Mapping[str, int]] = {"redis": 6379, "rediss": 6379, "mooncake": 50051}
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/]*@")
 _SHOWN_MAX: Final = 40
 """Characters of a wrong scheme that are repeated."""
+
+
+class RemoteUrlError(ValueError):
+    """The address of the remote store cannot be used; its text says why and has no password in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteUrl:
+    """Where a remote store is and how to enter it."""
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    """Of a Unix socket."""
+    username: str = ""
+    password: str = field(default="", repr=False)
+    options: Mapping[str, str]
+    """As in the query, checked."""
+
+    @classmethod
+    def parse(cls, url: str) -> "RemoteUrl":
+        """Return the parts of an address.
+
+        Raises:
+            RemoteUrlError: it cannot be used; the message repeats nothing that could be a password.
+        """
+        _check_scheme(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise _not_whole() from None
+        if parts.fragment:
+            raise RemoteUrlError("write a # in a password as %23")
+        options = _options(parts)
+        if parts.scheme == "unix":
+            if len(parts.path) <= 1:
+                raise _not_whole()
+        elif not parts.hostname or port == 0:
+            raise _not_whole()
+        elif parts.path.strip("/"):
+            options.setdefault("db", _database(parts))
+        return cls(
+            scheme=parts.scheme,
+            host=parts.hostname or "",
+            port=port or _DEFAULT_PORTS.get(parts.scheme, 0),
+            path=unquote(parts.path) if parts.scheme == "unix" else "",
+            username=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            options=options,
+        )
+
+    def __str__(self) -> str:
+        """Return what may stand in logs: where it is, not how to enter it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        place = self.path or f"{host}:{self.port}"
+        return f"{self.scheme}://{place}"
+
+    def number(self, option: str, default: int) -> int:
+        """Return an option that is a number."""
+        return int(self.options.get(option, default))
+
+    def is_set(self, option: str, *, default: bool) -> bool:
+        """Return an option that is true or false."""
+        return _BOOLEANS.get(self.options.get(option, ""), default)
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The files that its options name."""
+        return {name: Path(self.options[name]) for name in TLS_FILES if name in self.options}
 
 
 def check_address(url: object) -> str:
     """Return an address if it is one, or nothing for none.
 
     Raises:
-        ValueError: it is none; the message repeats nothing but the scheme, as there may be a password in the rest.
+        RemoteUrlError: it is none.
     """
     if url is None or url == "":
         return ""
-    schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-    if not isinstance(url, str) or not url.isprintable() or "://" not in url:
-        message = f"it must start with one of {schemes}"
-        raise ValueError(message)
-    scheme = url.partition("://")[0]
-    if scheme not in SCHEMES:
-        # What stands before the first colon of such a text may be a password, too, if it looks like no scheme.
-        shown = scheme[:_SHOWN_MAX] if re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) else "unknown"
-        message = f"its scheme is {shown}; it must start with one of {schemes}"
-        raise ValueError(message)
-    if not _is_whole(url):
-        message = "there must be a host and a port behind the scheme, or the path of a socket behind unix://"
-        raise ValueError(message)
+    if not isinstance(url, str):
+        raise RemoteUrlError(f"it must be a text that starts with one of {_schemes()}")
+    RemoteUrl.parse(url)
     return url
+
+
+def unreadable_file(url: str) -> str:
+    """Return what is wrong with the files that an address names, which must be there at every start; empty for nothing.
+
+    An address without files, and none at all, have nothing wrong with them.
+    """
+    for option, path in RemoteUrl.parse(url).files.items() if url else ():
+        try:
+            with path.open("rb"):
+                continue
+        except OSError as error:
+            return f"{option} of the remote store: {path} cannot be read: {error.strerror}"
+    return ""
 
 
 def without_credentials(text: str) -> str:
@@ -40,11 +128,42 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub("***@", text)
 
 
-def _is_whole(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        if parts.scheme == "unix":
-            return len(parts.path) > 1
-        return bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+def _schemes() -> str:
+    return ", ".join(f"{scheme}://" for scheme in _OPTIONS)
+
+
+def _not_whole() -> RemoteUrlError:
+    return RemoteUrlError(
+        "there must be a host and a port behind the scheme, or the path of a socket behind unix://"
+    )
+
+
+def _check_scheme(url: str) -> None:
+    if not url.isprintable() or "://" not in url:
+        raise RemoteUrlError(f"it must start with one of {_schemes()}")
+    scheme = url.partition("://")[0]
+    if scheme not in _OPTIONS:
+        # What stands before the first colon of such a text may be a password, too, if it looks like no scheme.
+        shown = scheme[:_SHOWN_MAX] if re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) else "unknown"
+        raise RemoteUrlError(f"its scheme is {shown}; it must start with one of {_schemes()}")
+
+
+def _options(parts: SplitResult) -> dict[str, str]:
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = options.keys() - _OPTIONS[parts.scheme]
+    if unknown:
+        known = ", ".join(sorted(_OPTIONS[parts.scheme]))
+        raise RemoteUrlError(f"after the ? of {parts.scheme}:// may stand only {known}")
+    for name in options.keys() & _NUMBERS:
+        if not (options[name].isascii() and options[name].isdigit()):
+            raise RemoteUrlError(f"{name} must be a whole number")
+    if options.get("ssl_check_hostname", "true") not in _BOOLEANS:
+        raise RemoteUrlError("ssl_check_hostname must be true or false")
+    return options
+
+
+def _database(parts: SplitResult) -> str:
+    database = parts.path.strip("/")
+    if "db" not in _OPTIONS[parts.scheme] or not (database.isascii() and database.isdigit()):
+        raise RemoteUrlError("after the host may stand only the number of a database")
+    return database

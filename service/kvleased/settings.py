@@ -129,7 +129,10 @@ class Settings(BaseModel):
         default=0,
         ge=0,
         le=366 * 86_400,
-        description="Seconds for which the remote store keeps a block; 0: until it needs the room.",
+        description=(
+            "Seconds for which the remote store keeps a block after it was stored or last loaded; 0: until it needs "
+            "the room."
+        ),
     )
     remote_ms_max: int = Field(
         default=250,

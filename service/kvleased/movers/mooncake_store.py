@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kvlease.geometry import round_up
+from kvleased.addresses import RemoteUrl
 from kvleased.movers.remote_store import CALL_BYTES_MAX, RemoteError
-from kvleased.movers.remote_url import RemoteUrl
 from kvleased.movers.remote_value import Value, ValueParts
 
 _BUFFER_BYTES_DEFAULT: Final = 64 << 20

@@ -17,13 +17,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from kvleased import logs
+from kvleased.addresses import TLS_FILES, RemoteUrl
 from kvleased.movers.remote_store import VALUE_BYTES_MAX, RemoteError
-from kvleased.movers.remote_url import RemoteUrl
 from kvleased.movers.remote_value import Value, ValueParts
 
 _READ_BYTES: Final = 1 << 20
 """Bytes read from the socket at once: a small number of them costs more than the copying."""
-_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _WRONG_TYPE: Final = "WRONGTYPE"
 
 _CONNECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -38,13 +37,15 @@ class RedisStore:
     """One connection, made at the first call and again after each failure; nothing is tried twice."""
 
     def __init__(self, url: RemoteUrl, *, ttl_seconds: int, seconds_max: float) -> None:
-        """Assign; no value lives longer than `ttl_seconds` where that is not 0."""
+        """Assign; no value lives longer than `ttl_seconds` after it was put or got, where that is not 0."""
         self._url = url
+        self._ttl_seconds = ttl_seconds
         options = (b"EX", str(ttl_seconds).encode()) if ttl_seconds else ()
         self._set_start = b"*%d\r\n$3\r\nSET\r\n" % (3 + len(options))
         self._set_end = b"\r\n" + b"".join(map(_bulk, options))
         self._connection = _connection(url, seconds_max)
-        self._refusal = ""
+        self._refusals: dict[str, str] = {}
+        """By event: what was refused last."""
 
     def __repr__(self) -> str:
         """Show where it is, without its password."""
@@ -57,7 +58,11 @@ class RedisStore:
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
         """Return the value of each name; of one that is too long no more than shows that."""
-        found = self._ask([("GETRANGE", name, 0, value_bytes) for name in names])
+        commands: list[_Command] = [("GETRANGE", name, 0, value_bytes) for name in names]
+        if self._ttl_seconds:
+            # In the same packet, and only ever later: another node may keep its values for longer, or for good.
+            commands += [("EXPIRE", name, self._ttl_seconds, "GT") for name in names]
+        found = self._ask(commands, num_needed=len(names))[: len(names)]
         return [one if isinstance(one, bytes) and one else None for one in found]
 
     def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
@@ -70,12 +75,12 @@ class RedisStore:
         packed: list[bytes | memoryview] = []
         for name, (header, slot) in zip(names, values, strict=True):
             packed += (self._set(name, len(header) + len(slot)) + header, slot, self._set_end)
-        found = self._answers(packed, len(names), may_be_refused=True)
+        found = self._answers(packed, len(names), num_needed=0)
         return bytes(one == b"OK" for one in found)
 
     def drop(self, names: Sequence[str]) -> None:
         """Have values forgotten, if this user may."""
-        self._ask([("UNLINK", name) for name in names], may_be_refused=True)
+        self._ask([("UNLINK", name) for name in names], num_needed=0)
 
     def ping(self) -> None:
         """See whether the server answers, and lets us in."""
@@ -94,15 +99,18 @@ class RedisStore:
         self._connection.disconnect()
 
     def _ask(
-        self, commands: Sequence[_Command], *, may_be_refused: bool = False
+        self, commands: Sequence[_Command], *, num_needed: int | None = None
     ) -> list[bytes | int | ResponseError | None]:
         packed = self._connection.pack_commands(commands)
-        return self._answers(packed, len(commands), may_be_refused=may_be_refused)
+        num_commands = len(commands)
+        return self._answers(
+            packed, num_commands, num_needed=num_commands if num_needed is None else num_needed
+        )
 
     def _answers(
-        self, packed: Sequence[Value], num_commands: int, *, may_be_refused: bool
+        self, packed: Sequence[Value], num_commands: int, *, num_needed: int
     ) -> list[bytes | int | ResponseError | None]:
-        """Send commands together and return their answers; a refused one is an answer, too, where that may be.
+        """Send commands together and return their answers; a refusal is one, but not of the first, needed ones.
 
         Raises:
             RemoteError: some command was not answered, so that nothing is known of any.
@@ -121,23 +129,24 @@ class RedisStore:
             # Answers that nobody has read must not pass for those of the next call.
             connection.disconnect()
             raise
-        refusals = [one for one in answers if isinstance(one, ResponseError)]
-        for refusal in refusals:
-            if not may_be_refused and not str(refusal).startswith(_WRONG_TYPE):
-                raise RemoteError(self._said(refusal))
-        if may_be_refused:
-            self._tell(self._said(refusals[0]) if refusals else "")
+        for answer in answers[:num_needed]:
+            if isinstance(answer, ResponseError) and not str(answer).startswith(_WRONG_TYPE):
+                raise RemoteError(self._said(answer))
+        if num_needed < num_commands:
+            refusals = [one for one in answers[num_needed:] if isinstance(one, ResponseError)]
+            event = "remote_lives_not_prolonged" if num_needed else "remote_puts_refused"
+            self._tell(event, self._said(refusals[0]) if refusals else "")
         return answers
 
     def _set(self, name: str, value_bytes: int) -> bytes:
         """Return a SET up to its value: packed by redis-py it would be copied."""
         return b"%b%b$%d\r\n" % (self._set_start, _bulk(name.encode()), value_bytes)
 
-    def _tell(self, refusal: str) -> None:
-        """Log why the server stores nothing, whenever that changes."""
-        if refusal != self._refusal:
-            self._refusal = refusal
-            logs.line("warning" if refusal else "info", "remote_puts_refused", reason=refusal)
+    def _tell(self, event: str, refusal: str) -> None:
+        """Log what the server refuses to write, whenever that changes."""
+        if refusal != self._refusals.get(event, ""):
+            self._refusals[event] = refusal
+            logs.line("warning" if refusal else "info", event, reason=refusal)
 
     def _said(self, error: Exception) -> str:
         text = str(error) or type(error).__name__
@@ -174,7 +183,7 @@ def _connection(url: RemoteUrl, seconds_max: float) -> Any:
     }
     options |= {"path": url.path} if url.path else {"host": url.host, "port": url.port}
     if url.scheme == "rediss":
-        options |= {name: url.options.get(name) for name in _TLS_FILES}
+        options |= {name: url.options.get(name) for name in TLS_FILES}
         options["ssl_check_hostname"] = url.is_set("ssl_check_hostname", default=True)
     return _CONNECTIONS[url.scheme](**options)
 

@@ -1,4 +1,4 @@
-"""Own the process between the pools of a node and a remote store; which store it is, `remote_url` says.
+"""Own the process between the pools of a node and a remote store; which store it is, its address says.
 
 Nothing that the store does or fails to do ends it: each packet is answered within its time budget, with misses where
 it must be. Only a call of a store's library that never ends costs the process, which the supervisor starts again.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from kvleased import logs
+from kvleased.addresses import RemoteUrl, RemoteUrlError
 from kvleased.core.effects import Direction
 from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
@@ -25,7 +26,6 @@ from kvleased.movers.protocol import Ask, Batch, Completion, PoolMap, Status, To
 from kvleased.movers.remote_caller import IDLE_SECONDS, RemoteCaller
 from kvleased.movers.remote_copies import RemoteBatch, RemoteCopies
 from kvleased.movers.remote_store import RemoteError, RemoteStore
-from kvleased.movers.remote_url import RemoteUrl, RemoteUrlError
 from kvleased.movers.remote_value import ValueForm, blocks_of
 
 EX_UNAVAILABLE: Final = 69
@@ -188,7 +188,7 @@ def store_opener(url: str, *, ttl_seconds: int, seconds_max: float) -> Callable[
     try:
         parsed = RemoteUrl.parse(url)
     except RemoteUrlError as error:
-        reason = str(error)
+        reason = f"remote_url: {error}"
         return lambda: _refuse(reason)
     if parsed.scheme == "mooncake":
         from kvleased.movers.mooncake_store import MooncakeStore  # noqa: PLC0415 - one of two is needed

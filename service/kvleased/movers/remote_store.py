@@ -1,4 +1,4 @@
-"""Own what every remote store can do and how it fails; which stores there are is `remote_url`'s business.
+"""Own what every remote store can do and how it fails; which stores there are is `addresses`' business.
 
 All calls of one store come from one thread, `bounded`'s; only `cut` comes from another.
 """

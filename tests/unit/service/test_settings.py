@@ -48,6 +48,8 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--remote-url", "pw@host"], "must start with one of redis", id="no scheme"),
         pytest.param(["--remote-url", "redis://:pw@"], "a host and a port", id="no host"),
         pytest.param(["--remote-url", "redis://:pw@h:99999"], "a host and a port", id="port"),
+        pytest.param(["--remote-url", "redis://:pw@h?bd=1"], "may stand only db", id="query"),
+        pytest.param(["--remote-url", "redis://:pw@h/one"], "number of a database", id="database"),
         pytest.param(["--remote-url", "unix://:pw@"], "the path of a socket", id="no socket"),
         pytest.param(["--remote-uri", "redis://:pw@host"], "remote-uri", id="misspelt address"),
         pytest.param(["--remote-ms-max", "0"], "remote_ms_max", id="no time"),
@@ -175,6 +177,21 @@ def test_runtime_directory_that_cannot_be_used_is_refused(
 
     assert status == EX_CONFIG
     assert "cannot be used" in capsys.readouterr().err
+
+
+def test_certificate_that_is_not_there_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that the address of the remote store names is looked for before anything is started."""
+    url = f"rediss://:pw@h?ssl_ca_certs={tmp_path / 'ca.pem'}"
+
+    status = run(["serve", "--runtime-dir", str(tmp_path / "run"), "--remote-url", url])
+
+    said = capsys.readouterr().err
+    assert status == EX_CONFIG
+    assert "ssl_ca_certs" in said
+    assert "No such file" in said
+    assert "pw" not in said
 
 
 @pytest.mark.parametrize(

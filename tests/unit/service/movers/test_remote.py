@@ -32,6 +32,56 @@ def _names(server: RedisServer) -> list[bytes]:
         return sorted(client.keys())
 
 
+def _lives(server: RedisServer) -> list[int]:
+    """Return the seconds for which each value lives, -1 for those that do for good."""
+    with server.client() as client:
+        return sorted(client.ttl(name) for name in client.scan_iter())
+
+
+def test_hit_prolongs_a_life_and_never_shortens_one(redis: RedisServer) -> None:
+    """What is loaded lives as long as if it had been stored now; what others keep for longer stays as it is."""
+    with served(redis.url, ttl_seconds=100) as node:
+        node.share([0, 1, 2, 3], [0, 1, 2, 3])
+        with redis.client() as client:
+            for name in client.scan_iter():
+                client.expire(name, 10)
+        node.fetch([0, 1], [0, 1])
+        lives = _lives(redis)
+        assert [life <= 10 for life in lives] == [True, True, False, False]
+        assert all(90 < life <= 100 for life in lives[2:])
+
+        with redis.client() as client:
+            first, second, *_ = sorted(client.keys())
+            client.persist(first)
+            client.expire(second, 1_000)
+        assert not node.fetch([0, 1, 2, 3], [0, 1, 2, 3]).failed
+
+        lives = _lives(redis)
+        assert (lives[0], lives[-1] > 900) == (-1, True)
+
+
+def test_life_without_a_limit_is_left_alone(redis: RedisServer) -> None:
+    """Where blocks are kept until the server needs the room, loading one says nothing of its life."""
+    with served(redis.url) as node:
+        node.share([0], [0])
+        node.fetch([0], [0])
+
+        assert _lives(redis) == [-1]
+
+
+def test_hit_counts_although_its_life_cannot_be_prolonged(redis: RedisServer) -> None:
+    """A user who may not write, or a server too old, still serves what it has."""
+    with served(redis.url) as node:
+        node.share([0], [0])
+    with redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">pw", "+@read", "+ping", "~*")
+
+    with served(f"redis://reader:pw@127.0.0.1:{redis.port}", ttl_seconds=100) as node:
+        assert not node.fetch([0], [0]).failed
+
+    assert _lives(redis) == [-1]
+
+
 def test_what_one_node_shares_another_fetches(redis: RedisServer) -> None:
     """Blocks come to the device of another node as they lay in the host slots of the first, with their checksums."""
     with served(redis.url) as here, served(f"unix://{redis.socket}", seed=2) as there:

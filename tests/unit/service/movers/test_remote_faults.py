@@ -105,7 +105,10 @@ def test_address_that_is_none_is_said() -> None:
         status = node.status()
         assert node.ask([0]) == b""
 
-    assert (status.is_on, status.reason) == (False, "remote_url: redis:// needs a host")
+    assert (status.is_on, status.reason) == (
+        False,
+        "remote_url: there must be a host and a port behind the scheme, or the path of a socket behind unix://",
+    )
 
 
 @pytest.mark.parametrize("fault", sorted(set(Fault) - {Fault.NONE, Fault.SLOW}, key=str))

@@ -1,8 +1,10 @@
 """A URL says where a store is, and never shows how to enter it."""
 
+from pathlib import Path
+
 import pytest
 
-from kvleased.movers.remote_url import RemoteUrl, RemoteUrlError
+from kvleased.addresses import RemoteUrl, RemoteUrlError, unreadable_file
 
 
 def test_parts_are_taken_out_of_their_escapes() -> None:
@@ -53,7 +55,20 @@ def test_password_is_not_shown(text: str, shown: str) -> None:
 )
 def test_what_cannot_be_used_is_refused(text: str) -> None:
     """A URL that would not work, or would take away a limit, is refused with a reason that has no password."""
-    with pytest.raises(RemoteUrlError, match=r"^remote_url: ") as refusal:
+    with pytest.raises(RemoteUrlError) as refusal:
         RemoteUrl.parse(text)
 
     assert "pw" not in str(refusal.value)
+
+
+def test_files_of_an_address_must_be_readable(tmp_path: Path) -> None:
+    """A certificate that is not there is told by option and path; nothing is asked of addresses without files."""
+    there, missing = tmp_path / "ca.pem", tmp_path / "key.pem"
+    there.touch()
+    address = f"rediss://:pw@h?ssl_ca_certs={there}"
+
+    assert unreadable_file("") == unreadable_file("redis://h") == unreadable_file(address) == ""
+    reason = unreadable_file(f"{address}&ssl_keyfile={missing}")
+    assert "ssl_keyfile" in reason
+    assert str(missing) in reason
+    assert "pw" not in reason
