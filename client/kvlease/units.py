@@ -14,6 +14,8 @@ TOKENS_MAX: Final = 2**31 - 1
 """Tokens of the longest request: the block table counts them in int32."""
 RANKS_MAX: Final = 128
 """Ranks of one cache: the descriptors of all their regions travel in one message."""
+BYTES_PER_SECTOR: Final = 4096
+"""What direct reads and writes of a disk are a multiple of, in the file and in memory."""
 
 _BYTES_PER_UNIT: Final = {
     "": 1, "B": 1,

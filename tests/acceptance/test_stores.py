@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvlease import Client, PlanInputs
-from kvleased.movers.cells import BYTES_PER_SECTOR
+from kvlease.units import BYTES_PER_SECTOR
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.tiering import (
     CACHE,

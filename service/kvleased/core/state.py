@@ -59,32 +59,14 @@ class CacheState:
         self.covering = Covering(shape)
         self.is_simple = shape.is_simple
         self.records = records
-        self.device = Pool(
-            records.device,
-            compile_transitions(BLOCK_TRANSITIONS),
-            make_order(shape.eviction_policy, shape.num_blocks, key_digests(records.device)),
-            shape.layout_digest,
-            shape.null_blocks,
-        )
+        self.pools = self.device, self.host, self.disk = _pools(shape, records)
+        """The tiers whose blocks are known here, from the top."""
         self.is_limited = shape.limits_tenants
         """Whether tenants have minima or maxima."""
         self.used_before: dict[int, int] = {}
         """Blocks that each tenant used when the control process started anew, perhaps with lower limits."""
         self.device.part_tenants(at_once=self.is_limited)
-        of_slots = compile_transitions(SLOT_TRANSITIONS)
-        self.host = Pool(records.host, of_slots, LeafFirstLRU(shape.num_slots), shape.layout_digest)
-        self.disk = Pool(
-            records.disk, of_slots, LeafFirstLRU(shape.num_disk_slots), shape.layout_digest
-        )
-        self.pools = (self.device, self.host, self.disk)
-        """The tiers whose blocks are known here, from the top."""
-        self._ends = {
-            Direction.OFFLOAD: (self.device, self.host),
-            Direction.RELOAD: (self.host, self.device),
-            Direction.STORE: (self.host, self.disk),
-            Direction.LOAD: (self.disk, self.device),
-            Direction.SHARE: (self.host, self.host),
-        }
+        self._ends = _ends(*self.pools)
         self.history = History(sum(len(pool) for pool in self.pools))
         """What became of blocks that are in a tier no more."""
         for tier, pool in zip(Tier, self.pools, strict=False):
@@ -315,6 +297,33 @@ class CacheState:
         keys = flight.remote_keys or pool.keys_of(ids)
         columns = pool.records
         return pack_labels(keys, columns.tenant[ids], columns.position[ids], generations)
+
+
+def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
+    """Return the device pool, the host pool and the disk store."""
+    of_slots = compile_transitions(SLOT_TRANSITIONS)
+    device_order = make_order(shape.eviction_policy, shape.num_blocks, key_digests(records.device))
+    device = Pool(
+        records.device,
+        compile_transitions(BLOCK_TRANSITIONS),
+        device_order,
+        shape.layout_digest,
+        shape.null_blocks,
+    )
+    host_order, disk_order = LeafFirstLRU(shape.num_slots), LeafFirstLRU(shape.num_disk_slots)
+    host = Pool(records.host, of_slots, host_order, shape.layout_digest)
+    return device, host, Pool(records.disk, of_slots, disk_order, shape.layout_digest)
+
+
+def _ends(device: Pool, host: Pool, disk: Pool) -> dict[Direction, tuple[Pool, Pool]]:
+    """Return the pools that each direction reads and writes, where it is not the device's alone."""
+    return {
+        Direction.OFFLOAD: (device, host),
+        Direction.RELOAD: (host, device),
+        Direction.STORE: (host, disk),
+        Direction.LOAD: (disk, device),
+        Direction.SHARE: (host, host),
+    }
 
 
 def split_keys(keys: bytes) -> list[bytes]:

@@ -13,10 +13,9 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from kvlease.geometry import round_up
+from kvlease.units import BYTES_PER_SECTOR
 from kvleased.core.labels import LABEL
 
-BYTES_PER_SECTOR: Final = 4096
-"""What direct reads and writes are a multiple of, in the file and in memory."""
 BYTES_PER_LAYOUT: Final = 32
 """Bytes of a layout fingerprint."""
 BYTES_PER_FILE_ID: Final = 16

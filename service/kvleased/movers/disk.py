@@ -29,6 +29,8 @@ from kvleased.movers.store_file import StoreError, StoreFile, Transfer
 from kvleased.movers.store_place import StorePlace
 
 _SECONDS_BETWEEN_TRIES: Final = 2.0
+_SECONDS_BETWEEN_LOOKS: Final = 2.0
+"""Seconds after which it is looked again whether an open store is still where it belongs."""
 _WAITING_MAX: Final = 256
 """Packets that are taken from the link before they are acted on."""
 
@@ -46,6 +48,7 @@ class _Tier:
     file_id: str
     """The file whose slots the daemon was told of, or is being told of."""
     next_try: float = 0.0
+    """When to look again: to open it where it is off, else whether it is still where it belongs."""
     unseen_slot: int
     """The first slot whose cell is still to be looked at; the number of slots where none is."""
     written: set[int] = field(default_factory=set)
@@ -60,11 +63,13 @@ class DiskEngine(Engine):
         link: socket.socket,
         place: StorePlace | None,
         seconds_between_tries: float = _SECONDS_BETWEEN_TRIES,
+        seconds_between_looks: float = _SECONDS_BETWEEN_LOOKS,
     ) -> None:
         """Take the link; without a place every store is off."""
         super().__init__(link)
         self._place = place
         self._seconds_between_tries = seconds_between_tries
+        self._seconds_between_looks = seconds_between_looks
         self._tiers: dict[int, _Tier] = {}
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._is_over = False
@@ -76,6 +81,7 @@ class DiskEngine(Engine):
             self._take_in()
             if self._is_over:
                 return
+            self._look_around()
             # Somebody waits for a load, nobody for a store.
             packet, fds = self._next_load() or self._waiting.popleft()
             self._act(packet, fds)
@@ -122,14 +128,32 @@ class DiskEngine(Engine):
                 self._look_on(tier)
                 continue
             self._touch_while_idle()
-            tries = [tier.next_try for tier in self._tiers.values() if self._is_hopeful(tier)]
+            tries = [tier.next_try for tier in self._tiers.values() if self._is_watched(tier)]
             if not tries:
                 poll.poll()
                 return
             poll.poll(max(0.0, min(tries) - time.monotonic()) * 1e3)
-            for tier in self._tiers.values():
-                if self._is_hopeful(tier) and tier.next_try <= time.monotonic():
-                    self._open(tier)
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Try the stores that are off, and see after those that are on, each in its time."""
+        now = time.monotonic()
+        for tier in self._tiers.values():
+            if not self._is_watched(tier) or tier.next_try > now:
+                continue
+            if tier.store is None:
+                self._open(tier)
+            else:
+                self._check(tier, tier.store)
+
+    def _check(self, tier: _Tier, store: StoreFile) -> None:
+        """Turn a store off that is not what its path leads to any more."""
+        assert self._place is not None, "a store without a place"
+        tier.next_try = time.monotonic() + self._seconds_between_looks
+        try:
+            self._place.check(store)
+        except StoreError as error:
+            self._turn_off(tier, str(error))
 
     def _act(self, packet: bytes, fds: list[int]) -> None:
         super()._act(packet, fds)
@@ -148,9 +172,9 @@ class DiskEngine(Engine):
         if tier is not None and tier.store is not None and self._place is not None:
             self._place.close(tier.store)
 
-    def _is_hopeful(self, tier: _Tier) -> bool:
-        """Whether a store is off and may come to work by itself."""
-        return tier.store is None and tier.shape is not None and self._place is not None
+    def _is_watched(self, tier: _Tier) -> bool:
+        """Whether a store works, or is off and may come to work by itself."""
+        return tier.shape is not None and self._place is not None
 
     def _open(self, tier: _Tier) -> None:
         """Have the store on if it can be had; say so if that is news."""
@@ -161,6 +185,7 @@ class DiskEngine(Engine):
             self._say_off(tier, str(error))
             return
         tier.reason = ""
+        tier.next_try = time.monotonic() + self._seconds_between_looks
         if tier.file_id != tier.store.file_id:
             tier.file_id, tier.unseen_slot = tier.store.file_id, 0
             tier.written.clear()

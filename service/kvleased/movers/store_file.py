@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.geometry import floor_div
+from kvlease.units import BYTES_PER_SECTOR
 from kvleased.movers import cells
-from kvleased.movers.cells import BYTES_PER_CELL, BYTES_PER_SECTOR, CELL, Cells, StoreShape
+from kvleased.movers.cells import BYTES_PER_CELL, CELL, Cells, StoreShape
 from kvleased.movers.cpu import CpuPools, Pool, checksum
 
 _RUN_BYTES_MAX: Final = 1 << 20
@@ -80,8 +81,8 @@ class StoreFile:
             os.close(fd)
         self._cells_fd = self._payload_fd = -1
 
-    def check(self) -> None:
-        """Look whether the file is still there and whole.
+    def check(self) -> os.stat_result:
+        """Look whether the file is still there and whole; return what the kernel says of it.
 
         Raises:
             StoreError: it is not.
@@ -95,6 +96,7 @@ class StoreFile:
         if status.st_size != self.shape.file_bytes:
             message = f"the store's file has {status.st_size} bytes, not {self.shape.file_bytes}"
             raise StoreError(message)
+        return status
 
     def found(self, first: int, count: int) -> tuple[NDArray[np.int32], Cells]:
         """Return which of adjacent slots hold something, by their cells, and these.

@@ -11,17 +11,16 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kvlease.units import show_bytes
+from kvlease.units import BYTES_PER_SECTOR, show_bytes
 from kvleased.movers.cells import (
     BYTES_PER_CELL,
     BYTES_PER_FILE_ID,
-    BYTES_PER_SECTOR,
     StoreShape,
 )
 from kvleased.movers.store_file import StoreError, StoreFile, write_whole
@@ -34,6 +33,16 @@ _UNFINISHED: Final = ".new"
 _NAME: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,2}\.store")
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _BYTES_PER_STAT_BLOCK: Final = 512
+_ADVICE: Final[Mapping[int, str]] = {
+    errno.EACCES: "Permission denied; give it and what is above it to the user of the daemon",
+    errno.EISDIR: "Is a directory; move it away",
+    errno.ELOOP: "a symbolic link is in the way; move it away",
+    errno.ENOENT: "No such file or directory; put it back",
+    errno.ENOSPC: "No space left on device; make room, or give the caches fewer disk_bytes",
+    errno.ENOTDIR: "Not a directory; move it away, or choose another disk_dir",
+    errno.EROFS: "Read-only file system; mount it writable, or choose another disk_dir",
+}
+"""What to do, by the error of the kernel; the others are told in its words."""
 
 
 class StorePlace:
@@ -54,6 +63,7 @@ class StorePlace:
         Raises:
             StoreError: it cannot be had; nothing is left of what was begun.
         """
+        name = ""
         try:
             self._enter()
             name = self._free_name(shape)
@@ -65,10 +75,37 @@ class StorePlace:
                 file_id = self._take(fd, name, shape)
             payload_fd = _past_the_cache(fd, shape)
         except OSError as error:
-            raise StoreError(f"{self._path}: {_reason(error)}") from error
+            raise StoreError(self._complaint(error, name)) from error
         store = StoreFile(shape, file_id.hex(), fd, payload_fd, self._helper)
         self._names[store] = name
         return store
+
+    def check(self, store: StoreFile) -> None:
+        """Look whether an open store is still what its path leads to, whole and for us alone.
+
+        Raises:
+            StoreError: it is not, so that the next daemon would not find what is written to it.
+        """
+        status, name = store.check(), self._names[store]
+        try:
+            directory = self._path.stat(follow_symlinks=False)
+            named = (self._path / name).stat(follow_symlinks=False)
+        except OSError as error:
+            raise StoreError(self._complaint(error, name)) from error
+        if not os.path.samestat(directory, os.fstat(self._directory_fd)):
+            raise StoreError(
+                f"{self._path} is another directory than before; put the other one back"
+            )
+        _check_private(directory, self._path)
+        if not os.path.samestat(named, status):
+            raise StoreError(f"{self._path / name} is another file than before")
+        _check_private(status, self._path / name)
+
+    def _complaint(self, error: OSError, name: str) -> str:
+        """Return what the kernel has against which path, and what to do about it where that is known."""
+        said = error.filename if isinstance(error.filename, str) else name
+        reason = error.strerror or type(error).__name__
+        return f"{self._path / said}: {_ADVICE.get(error.errno or 0, reason)}"
 
     def close(self, store: StoreFile) -> None:
         """Close a store; its file stays for the next cache of its shape."""
@@ -98,10 +135,10 @@ class StorePlace:
         fd = os.open(self._path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._directory_fd = fd
         try:
-            _check_private(fd, str(self._path))
+            _check_private(os.fstat(fd), self._path)
             self._lock_fd = os.open(_LOCK, _OPEN_FLAGS | os.O_CREAT, 0o600, dir_fd=fd)
-            _check_private(self._lock_fd, _LOCK)
-            _lock(self._lock_fd, f"another daemon uses {self._path}")
+            _check_private(os.fstat(self._lock_fd), self._path / _LOCK)
+            _lock(self._lock_fd, f"another daemon uses {self._path}; choose another disk_dir")
         except (OSError, StoreError):
             self._forget_directory()
             raise
@@ -129,9 +166,10 @@ class StorePlace:
             StoreError: it is no such file; it is not touched and closed.
         """
         try:
-            _check_private(fd, name)
-            _lock(fd, f"another process uses {name}")
-            file_id, status = _checked_store(fd, name, shape)
+            path = self._path / name
+            _check_private(os.fstat(fd), path)
+            _lock(fd, f"another process uses {path}; end it")
+            file_id, status = _checked_store(fd, path, shape)
             if status.st_size < shape.file_bytes:
                 file_id = _new_file_id()
                 write_whole(fd, [shape.head(file_id)], 0)
@@ -156,7 +194,7 @@ class StorePlace:
         flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
         fd = os.open(unfinished, flags, 0o600, dir_fd=self._directory_fd)
         try:
-            _lock(fd, f"another process uses {name}")
+            _lock(fd, f"another process uses {self._path / unfinished}; end it")
             os.posix_fallocate(fd, 0, shape.file_bytes)
             write_whole(fd, [shape.head(file_id)], 0)
             os.fsync(fd)
@@ -214,32 +252,36 @@ def _is_same(path: Path, fd: int) -> bool:
         return False
 
 
-def _check_private(fd: int, name: str) -> None:
+def _check_private(status: os.stat_result, path: Path) -> None:
     """Refuse what others may have a hand in.
 
     Raises:
         StoreError: it belongs to another user, others may use it, it has a second name, or it is no plain file.
     """
-    status = os.fstat(fd)
-    if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{name} is in the way: it is no file")
+    is_directory = stat.S_ISDIR(status.st_mode)
+    if not is_directory and not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{path} is in the way: it is no file; move it away")
     if status.st_uid != os.geteuid():
-        message = f"{name} belongs to user {status.st_uid}, not to user {os.geteuid()}"
+        message = (
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}; chown it, or "
+            "choose another disk_dir"
+        )
         raise StoreError(message)
     if status.st_mode & 0o077:
         message = (
-            f"the mode of {name} is {stat.S_IMODE(status.st_mode):04o}, so that others may use it"
+            f"the mode of {path} is {stat.S_IMODE(status.st_mode):04o}, so that others may use it; if it is yours "
+            f"alone: chmod {'0700' if is_directory else '0600'}"
         )
         raise StoreError(message)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        raise StoreError(f"{name} is in the way: it has another name, too")
+    if not is_directory and status.st_nlink > 1:
+        raise StoreError(f"{path} is in the way: it has another name, too; move it away")
 
 
 def _new_file_id() -> bytes:
     return secrets.token_bytes(BYTES_PER_FILE_ID)
 
 
-def _checked_store(fd: int, name: str, shape: StoreShape) -> tuple[bytes, os.stat_result]:
+def _checked_store(fd: int, path: Path, shape: StoreShape) -> tuple[bytes, os.stat_result]:
     """Return the id and the status of a file that is a store of this shape, perhaps not all of it.
 
     Raises:
@@ -247,10 +289,10 @@ def _checked_store(fd: int, name: str, shape: StoreShape) -> tuple[bytes, os.sta
     """
     file_id = shape.file_id_of(os.pread(fd, BYTES_PER_CELL, 0))
     if file_id is None:
-        raise StoreError(f"{name} is in the way: it is no store of this cache; remove it")
+        raise StoreError(f"{path} is in the way: it is no store of this cache; remove it")
     status = os.fstat(fd)
     if status.st_size > shape.file_bytes:
-        message = f"{name} has {status.st_size} bytes, not {shape.file_bytes}; remove it"
+        message = f"{path} has {status.st_size} bytes, not {shape.file_bytes}; remove it"
         raise StoreError(message)
     return file_id, status
 
@@ -278,9 +320,3 @@ def _past_the_cache(fd: int, shape: StoreShape) -> int:
         os.close(direct)
         return fd
     return direct
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.ELOOP:
-        return "a symbolic link is in the way"
-    return error.strerror or type(error).__name__

@@ -17,11 +17,15 @@ from kvlease.geometry import exact_div, floor_div, round_up
 from kvlease.layout import Layout
 from kvlease.plan import CachePlan, Extent, ParallelInputs, RankPlan
 from kvlease.spec import LayerSpec
-from kvlease.units import BLOCKS_MAX, BYTES_MAX, checked_count, show_bytes
+from kvlease.units import (
+    BLOCKS_MAX,
+    BYTES_MAX,
+    BYTES_PER_SECTOR,
+    checked_count,
+    show_bytes,
+)
 from kvleased.planning.grouping import Group
 
-DISK_SECTOR_BYTES: Final = 4096
-"""Bytes of a disk slot's header, and what disk slots are a multiple of."""
 BLOCKS_PER_SLOT_MAX: Final = 2**16
 """Blocks of the largest slot."""
 
@@ -41,7 +45,7 @@ class SlotGeometry:
     @property
     def bytes_per_disk_slot(self) -> int:
         """round_up(bytes_per_slot + a header's sector, a sector)."""
-        return round_up(self.bytes_per_slot + DISK_SECTOR_BYTES, DISK_SECTOR_BYTES)
+        return round_up(self.bytes_per_slot + BYTES_PER_SECTOR, BYTES_PER_SECTOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

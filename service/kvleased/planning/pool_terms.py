@@ -5,7 +5,7 @@ from math import lcm
 
 from kvlease.plan import CachePlan, LayerPlacement, PlanInputs, RankPlan, TensorPlan
 from kvlease.spec import BYTES_PER_ELEMENT, LayerSpec, StateSpace
-from kvleased.planning.lower_tiers import DISK_SECTOR_BYTES
+from kvlease.units import BYTES_PER_SECTOR
 from kvleased.planning.terms import Term, floor, least, literal, most, number, round_up, total
 
 _PAGES = "sum of pages of the largest group"
@@ -87,7 +87,7 @@ def slot_term(plan: CachePlan, inputs: PlanInputs) -> Term:
 def tier_terms(plan: CachePlan, inputs: PlanInputs) -> Iterator[tuple[str, Term]]:
     """Yield the slots of every lower tier that has any."""
     slot = number("bytes_per_slot", plan.bytes_per_slot)
-    sector = literal(DISK_SECTOR_BYTES)
+    sector = literal(BYTES_PER_SECTOR)
     if plan.num_slots:
         yield "num_slots", floor(number("host_bytes", inputs.host_bytes) / slot)
     if plan.num_disk_slots:

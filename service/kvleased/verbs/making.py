@@ -14,6 +14,7 @@ from blake3 import blake3
 from kvlease.errors import NeverFitsError, PoolFullError
 from kvlease.geometry import round_up
 from kvlease.plan import CachePlan
+from kvlease.units import BYTES_PER_SECTOR
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
@@ -29,8 +30,6 @@ from kvleased.verbs.options import to_metadata
 
 PREFIX: Final = "cache/"
 """What the names of kept regions start with."""
-DISK_HEADER_BYTES: Final = 4096
-"""Bytes of a disk slot's header, and what disk slots are a multiple of."""
 DISK_SECONDS_MAX: Final = 2.0
 """Seconds that a registration waits for a word of the disk stores' file system, which may hang."""
 _LOG = structlog.get_logger()
@@ -313,7 +312,7 @@ class Maker:
 
 def disk_bytes(plan: CachePlan) -> int:
     """Return the bytes of a cache's disk store: slots, each with its header, in whole sectors."""
-    bytes_per_slot = round_up(plan.bytes_per_slot + DISK_HEADER_BYTES, DISK_HEADER_BYTES)
+    bytes_per_slot = round_up(plan.bytes_per_slot + BYTES_PER_SECTOR, BYTES_PER_SECTOR)
     return plan.num_disk_slots * bytes_per_slot
 
 

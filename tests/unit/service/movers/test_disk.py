@@ -31,12 +31,17 @@ BLOCKS = [0, 15, 7, 8, 2, 1]
 
 @contextmanager
 def _served(
-    directory: Path | None, pools: Pools, bytes_max: int = 0, file_id: str = ""
+    directory: Path | None,
+    pools: Pools,
+    bytes_max: int = 0,
+    file_id: str = "",
+    seconds_between_looks: float = 60.0,
 ) -> Iterator[Driver]:
     """Run a mover in a thread; its daemon's end has the pools mapped."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     place = None if directory is None else StorePlace(directory, bytes_max)
-    thread = Thread(target=DiskEngine(theirs, place, seconds_between_tries=0.02).run)
+    engine = DiskEngine(theirs, place, 0.02, seconds_between_looks)
+    thread = Thread(target=engine.run)
     with ExitStack() as stack:
         stack.callback(theirs.close)
         if place is not None:
@@ -373,3 +378,23 @@ def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:
         assert not refused.is_done
         assert "bytes, not" in reason
         assert done.failed == (SLOTS.index(9), SLOTS.index(15))
+
+
+def test_store_that_was_moved_away_turns_off_without_being_asked(tmp_path: Path) -> None:
+    """A directory that others may enter, or that was renamed, turns the idle store off; it comes back by itself."""
+    directory = tmp_path / "disk"
+    with _served(directory, Pools(), seconds_between_looks=0.02) as driver:
+        sums = _stored(driver)
+        driver.until_on()
+        directory.chmod(0o755)
+        assert "0755" in driver.until_off()
+        directory.chmod(0o700)
+        driver.until_on()
+        assert not driver.load(SLOTS, labels_of(SLOTS), BLOCKS, sums).failed
+
+        directory.rename(tmp_path / "elsewhere")
+        assert str(directory) in driver.until_off()
+        driver.until_on()
+
+        assert len(driver.load(SLOTS, labels_of(SLOTS), BLOCKS).failed) == len(SLOTS)
+        assert len({status.file_id for status in driver.statuses if status.is_on}) == 2

@@ -151,7 +151,9 @@ def test_directory_of_others_is_refused(
     """What others may enter, or was put in the way, is not used; the reason says which."""
     make(directory)
 
-    assert complaint in _refusal(place)
+    reason = _refusal(place)
+    assert complaint in reason
+    assert str(directory) in reason
 
 
 def _readable(path: Path) -> None:
@@ -216,8 +218,11 @@ def test_file_of_others_is_refused_and_not_touched(
     make(_name(directory))
     kept = {path.name: path.lstat() for path in directory.iterdir()}
 
-    assert complaint.lower() in _refusal(place).lower()
+    reason = _refusal(place)
 
+    assert complaint in reason
+    assert str(_name(directory)) in reason
+    assert any(advice in reason for advice in ("remove it", "move it away", "chmod 0600"))
     for name, status in kept.items():
         now = (directory / name).lstat()
         assert (now.st_size, now.st_mtime_ns, now.st_mode) == (
@@ -430,3 +435,45 @@ def _process(settings_fd: int) -> Iterator[Driver]:
         yield driver
         process.kill()
         process.wait()
+
+
+def _renamed(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+
+
+def _replaced(directory: Path) -> None:
+    _renamed(directory)
+    directory.mkdir(0o700)
+
+
+def _file_replaced(directory: Path) -> None:
+    path = _name(directory)
+    path.rename(path.with_name("kept"))
+    path.write_bytes(b"other")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda _: None, ""),
+        (_renamed, "No such file"),
+        (_replaced, "No such file"),
+        (lambda directory: directory.chmod(0o755), "0755.*chmod 0700"),
+        (lambda directory: _name(directory).chmod(0o644), "0644.*chmod 0600"),
+        (lambda directory: _name(directory).unlink(), "removed"),
+        (_file_replaced, "another file than before"),
+    ],
+)
+def test_open_store_is_seen_after(
+    place: StorePlace, directory: Path, change: Callable[[Path], object], complaint: str
+) -> None:
+    """A store that its path does not lead to any more, or not us alone, is told with the path that is wrong."""
+    store = place.open(SHAPE)
+    change(directory)
+
+    if not complaint:
+        place.check(store)
+        return
+    with pytest.raises(StoreError, match=complaint) as caught:
+        place.check(store)
+    assert str(directory) in str(caught.value) or "removed" in str(caught.value)
