@@ -4,14 +4,15 @@ An `Ask` is one call, complete but for what its caller adds: token, epoch, idemp
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
 from kvlease import _answers
-from kvlease._checks import check_range, given
+from kvlease._checks import check_range
+from kvlease._fields import given
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
@@ -102,9 +103,7 @@ def get_cache(cache: str) -> Ask[CacheInfo]:
 def list_caches() -> Ask[tuple[CacheInfo, ...]]:
     """Ask about all caches."""
     return _ask(
-        "list_caches",
-        pb.ListCachesRequest,
-        lambda reply: tuple(_answers.info(info) for info in reply.caches),
+        "list_caches", pb.ListCachesRequest, lambda reply: tuple(map(_answers.info, reply.caches))
     )
 
 
@@ -238,6 +237,8 @@ def reserve(  # noqa: PLR0913 - one parameter a field
             check_range("retain_priority", retain_priority, 0, RETAIN_PRIORITY_MAX)
             request.retain_priority = retain_priority
     except _WRONG as error:
+        given(request_id=request_id, num_tokens=num_tokens, wait_ms=wait_ms, priority=priority)
+        given(retain_seconds=retain_seconds)
         raise InvalidError(f"reserve: {error}") from error
     return Ask("reserve", request, _answers.itself, wait_ms)
 
@@ -262,9 +263,9 @@ def fork(lease_id: int, request_id: str, num_tokens: int, wait_ms: int) -> Ask[p
     return _ask(
         "fork",
         lambda: pb.ForkRequest(
-            lease_id=lease_id,
-            wait_ms=wait_ms,
-            **given(request_id=request_id, num_tokens=num_tokens),
+            **given(
+                lease_id=lease_id, request_id=request_id, num_tokens=num_tokens, wait_ms=wait_ms
+            )
         ),
         _answers.forked,
         wait_ms=wait_ms,
@@ -275,7 +276,7 @@ def trim(lease_id: int, num_tokens: int) -> Ask[int]:
     """Ask for blocks behind so many tokens to leave a lease."""
     return _ask(
         "trim",
-        lambda: pb.TrimRequest(lease_id=lease_id, **given(num_tokens=num_tokens)),
+        lambda: pb.TrimRequest(**given(lease_id=lease_id, num_tokens=num_tokens)),
         lambda reply: int(reply.num_given_back),
     )
 
@@ -290,7 +291,7 @@ def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendRespons
     return _ask(
         "extend",
         lambda: pb.ExtendRequest(
-            lease_id=lease_id, wait_ms=wait_ms, **given(num_tokens=num_tokens)
+            **given(lease_id=lease_id, num_tokens=num_tokens, wait_ms=wait_ms)
         ),
         _answers.itself,
         wait_ms=wait_ms,
@@ -326,7 +327,7 @@ def detach(worker_id: int = 0) -> Ask[int]:
     """End the calling worker, or as an operator another one; the answer is the number of leases that ended."""
     return _ask(
         "detach",
-        lambda: pb.DetachRequest(worker_id=worker_id),
+        lambda: pb.DetachRequest(**given(worker_id=worker_id)),
         lambda reply: int(reply.num_leases),
     )
 
@@ -351,7 +352,7 @@ def step(  # noqa: PLR0913 - one parameter a column
             num_keys=b"" if num_keys is None else _packed(num_keys, _INT32),
             first_blocks=b"" if first_blocks is None else _packed(first_blocks, _INT32),
             keys=keys,
-            reserves=[_request_of(spec) for spec in reserves],
+            reserves=[cast("pb.ReserveRequest", reserve_of(spec).request) for spec in reserves],
         ),
         _answers.itself,
     )
@@ -376,12 +377,6 @@ _WRONG: Final = (TypeError, ValueError, OverflowError)
 """What protobuf raises for a value that its field does not take."""
 
 
-def _request_of(spec: ReserveSpec) -> pb.ReserveRequest:
-    request = reserve_of(spec).request
-    assert isinstance(request, pb.ReserveRequest), "a reserve asks with something else"
-    return request
-
-
 _UINT8: Final = np.dtype("u1")
 _INT32: Final = np.dtype("<i4")
 _INT64: Final = np.dtype("<i8")
@@ -389,16 +384,16 @@ _INT64: Final = np.dtype("<i8")
 
 def _packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
     """Pack a column; numbers that its type cannot carry are refused, not wrapped."""
-    given = np.asarray(column)
-    if given.dtype == dtype:
-        return given.tobytes()
-    if given.size and given.dtype.kind not in "iu":
-        message = f"a column of {given.dtype} cannot be sent as {dtype}"
+    told = np.asarray(column)
+    if told.dtype == dtype:
+        return told.tobytes()
+    if told.size and told.dtype.kind not in "iu":
+        message = f"a column of {told.dtype} cannot be sent as {dtype}"
         raise InvalidError(message, resource="columns")
     bounds = np.iinfo(dtype)
-    if given.size and (given.min() < bounds.min or given.max() > bounds.max):
+    if told.size and (told.min() < bounds.min or told.max() > bounds.max):
         message = (
-            f"a column with numbers from {given.min()} to {given.max()} does not fit into {dtype}"
+            f"a column with numbers from {told.min()} to {told.max()} does not fit into {dtype}"
         )
         raise InvalidError(message, resource="columns", limit=int(bounds.max))
-    return given.astype(dtype).tobytes()
+    return told.astype(dtype).tobytes()

@@ -36,7 +36,7 @@ def check_type(
     """
     if get_origin(hint) is not tuple:
         if not _is_of(value, hint):
-            raise _wrong(field, of, _wanted(hint), value)
+            raise wrong_type(field, of, _wanted(hint), value)
         return
     inner = get_args(hint)[0]
     for index, item in enumerate(checked_items(field, value, inner, of=of, sequences=sequences)):
@@ -57,7 +57,7 @@ def checked_items(
         InvalidError: rule wrong_type; the message names the field, the value and what is wanted.
     """
     if not isinstance(value, sequences):
-        raise _wrong(field, of, f"a {sequences[0].__name__} of {_several(inner)}", value)
+        raise wrong_type(field, of, f"a {sequences[0].__name__} of {_several(inner)}", value)
     return cast("Iterable[object]", value)
 
 
@@ -91,6 +91,12 @@ def check_text(field: str, value: str, *, least: int = 0, of: str = "") -> None:
     )
 
 
+def wrong_type(field: str, of: str, wanted: str, value: object) -> InvalidError:
+    """Return the refusal of a value that is not what is wanted."""
+    message = f"{field}{of} must be {wanted}, not {shown(value)}"
+    return InvalidError(message, resource=field, rule="wrong_type")
+
+
 def check_encodable(field: str, value: str) -> None:
     """Refuse a text that has no bytes on a wire, however long it may be.
 
@@ -105,18 +111,6 @@ def check_encodable(field: str, value: str) -> None:
             f"{shown(value[error.start])}"
         )
         raise InvalidError(message, resource=field, rule="bad_text") from error
-
-
-def given(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call, none of which is None: protobuf would take that for nothing said.
-
-    Raises:
-        InvalidError: rule wrong_type; the message names the argument.
-    """
-    for name, value in arguments.items():
-        if value is None:
-            raise _wrong(name, "", "given", value)
-    return arguments
 
 
 def shown(value: object) -> str:
@@ -171,8 +165,3 @@ def _several(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"lists of {_several(get_args(hint)[0])}"
     return _SEVERAL.get(hint) or str(hint.__name__)
-
-
-def _wrong(field: str, of: str, wanted: str, value: object) -> InvalidError:
-    message = f"{field}{of} must be {wanted}, not {shown(value)}"
-    return InvalidError(message, resource=field, rule="wrong_type")

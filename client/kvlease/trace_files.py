@@ -140,12 +140,23 @@ def _parsed(number: int, line: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        message = f"line {number} is no JSON: {error}"
-        raise InvalidError(message, resource="trace") from error
+        raise InvalidError(f"line {number} {_why_not(error)}", resource="trace") from error
     if not isinstance(fields, dict):
         message = f"line {number} is no JSON object; a trace has one for each request"
         raise InvalidError(message, resource="trace")
     return fields
+
+
+def _why_not(error: ValueError | RecursionError) -> str:
+    """Return in plain words why a line could not be read."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"is no JSON: it makes no sense from character {error.colno} on"
+    if isinstance(error, UnicodeDecodeError):
+        return f"is no JSON: byte {error.start + 1} is not UTF-8"
+    if isinstance(error, RecursionError):
+        return "has brackets within brackets too deep for a request"
+    # Nothing else is refused by the reader of numbers.
+    return f"has an integer above {_NUMBER_MAX}"
 
 
 def _tokens_per_key(header: dict[str, Any]) -> int:
@@ -186,4 +197,7 @@ def _whole(number: int, fields: dict[str, Any], name: str, most: int) -> int:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list | dict):
+        # It may be of any depth.
+        return "a list" if isinstance(value, list) else "an object"
     return "missing" if value is None else json.dumps(value)[:_SHOWN_CHARACTERS]

@@ -1,6 +1,6 @@
 """Own the commands of `kvlease` and their exit statuses; what a snapshot looks like is `tables`' business.
 
-Exit status 0: done; 1: the daemon refused or was not there; 2: the command line makes no sense.
+Exit status 0: done; 1: the daemon refused or was not there; 2: the command line makes no sense, to us or to the daemon.
 """
 
 import dataclasses

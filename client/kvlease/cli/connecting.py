@@ -8,10 +8,11 @@ import typer
 from rich.console import Console
 
 from kvlease.client import Client, OnDoubt
-from kvlease.errors import KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError
 
 CONNECT_SECONDS: Final = 5.0
 """Seconds that a command waits for the daemon."""
+_STATUS_INVALID: Final = 2
 
 Address: TypeAlias = Annotated[
     str,
@@ -26,7 +27,7 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instea
 
 @contextmanager
 def connected(address: str, on_doubt: OnDoubt = "miss") -> Iterator[Client]:
-    """Open a client, and turn what it raises into a sentence and an exit status."""
+    """Open a client, and turn what it raises into a sentence and an exit status: 2 for input that makes no sense."""
     with (
         told(status=1),
         Client(address or None, deadline_seconds=CONNECT_SECONDS, on_doubt=on_doubt) as client,
@@ -43,7 +44,7 @@ def told(*, status: int) -> Iterator[None]:
         Console(stderr=True).print(
             f"{error.code}: {error.message}", style="red", markup=False, highlight=False
         )
-        raise typer.Exit(status) from error
+        raise typer.Exit(_STATUS_INVALID if isinstance(error, InvalidError) else status) from error
     except (BrokenPipeError, KeyboardInterrupt):
         # The reader of a stream has had enough.
         raise typer.Exit(0) from None

@@ -1,5 +1,7 @@
 """Own how the explanation of a lease reads on a terminal: what was found where, and why the rest was not."""
 
+from typing import Final
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -7,7 +9,8 @@ from kvlease.cli.sheets import Column, pairs, sheet
 from kvlease.cli.tables import show_age
 from kvlease.replies import Explanation, Miss
 
-_COLUMNS = (
+_MS_PER_SECOND: Final = 1_000
+_COLUMNS: Final = (
     Column(name="blocks", is_number=False),
     Column(name="reason", is_number=False),
     Column(name="left", is_number=False),
@@ -31,8 +34,14 @@ def explanation(found: Explanation, width: int) -> RenderableType:
 
 
 def _row(miss: Miss) -> tuple[str, ...]:
-    age = "" if miss.age_ms is None else f"{show_age(miss.age_ms)} ago"
-    return _blocks(miss), miss.reason.replace("_", " "), age, miss.tier, miss.policy, miss.tenant
+    reason = miss.reason.replace("_", " ")
+    return _blocks(miss), reason, _left(miss.age_ms), miss.tier, miss.policy, miss.tenant
+
+
+def _left(age_ms: int | None) -> str:
+    if age_ms is None:
+        return ""
+    return "just now" if age_ms < _MS_PER_SECOND else f"{show_age(age_ms)} ago"
 
 
 def _blocks(miss: Miss) -> str:

@@ -1,20 +1,19 @@
 """Own `kvlease plan`: print what a model's cache will be, before anything runs; the arithmetic is the daemon's own."""
 
-import importlib
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 from rich.console import Console
 
 from kvlease.cli import plan_inputs, plan_tables
 from kvlease.cli import plan_options as options
+from kvlease.cli.drawing import drawing
 from kvlease.cli.planner import Planner, find_planner
 from kvlease.cli.records import plain
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
-from kvlease.plan_report import WhatIf
 from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
 
 _FINEST: Final = "none"
@@ -106,6 +105,7 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Print the plan, and draw it where that is asked for."""
+    plotting = None if plot is None else drawing("kvlease.cli.plan_plot", plot)
     plan = planner.plan_or_explain(inputs)
     report = planner.report(inputs, plan)
     what_ifs = planner.what_ifs(inputs, changes)
@@ -118,18 +118,9 @@ def _answer(
         console = Console()
         for part in plan_tables.answer(plan, report, what_ifs, width=console.width):
             console.print(part)
-    if plot is not None:
-        _draw(planner, inputs, what_ifs, plot)
-
-
-def _draw(planner: Planner, inputs: PlanInputs, what_ifs: tuple[WhatIf, ...], path: Path) -> None:
-    try:
-        drawing: Any = importlib.import_module("kvlease.cli.plan_plot")
-    except ImportError as error:
-        message = '--plot needs matplotlib; in a clone, install it with: pip install ".[plot]"'
-        raise InvalidError(message, resource="plot") from error
-    possible = [change.change for change in what_ifs if not change.after.refusal]
-    drawing.draw(planner, inputs, possible, path)
+    if plotting is not None:
+        possible = [change.change for change in what_ifs if not change.after.refusal]
+        plotting.draw(planner, inputs, possible, plot)
 
 
 def _require_memory(inputs: PlanInputs) -> None:

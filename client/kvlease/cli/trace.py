@@ -2,20 +2,19 @@
 
 import asyncio
 import dataclasses
-import importlib
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from kvlease.cli import trace_tables
 from kvlease.cli.connecting import Address, Json, connected, told
+from kvlease.cli.drawing import drawing
 from kvlease.cli.simulator import find_simulator
 from kvlease.cli.trace_record import REQUESTS_MAX, Recorded, record
 from kvlease.cli.trace_replay import TENANT, replay
-from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace, write_trace
 from kvlease.traces import Simulated, Trace, gathered
 
@@ -55,8 +54,7 @@ def simulate_command(
     """Print which share of a trace's keys each policy finds, with Belady's bound beside it."""
     with told(status=2):
         simulator = find_simulator()
-        if plot is not None:
-            drawing = _drawing(plot)
+        plotting = None if plot is None else drawing("kvlease.cli.trace_plot", plot)
         read = read_trace(trace, requests)
         results = list(simulator.simulate(read, policy or (), blocks or ()))
         if as_json:
@@ -65,8 +63,8 @@ def simulate_command(
             console = Console()
             for part in trace_tables.simulated(read, results, console.width):
                 console.print(part, highlight=False)
-        if plot is not None:
-            drawing.draw(results, plot)
+        if plotting is not None:
+            plotting.draw(results, plot)
 
 
 @trace_app.command("record")
@@ -114,17 +112,6 @@ def replay_command(
     console = Console()
     for part in trace_tables.replayed(replayed):
         console.print(part, highlight=False)
-
-
-def _drawing(path: Path) -> Any:
-    """Return what draws, before anything is computed in vain."""
-    try:
-        drawing: Any = importlib.import_module("kvlease.cli.trace_plot")
-    except ImportError as error:
-        message = '--plot needs matplotlib; in a clone, install it with: pip install ".[plot]"'
-        raise InvalidError(message, resource="plot") from error
-    drawing.check(path)
-    return drawing
 
 
 def _answer(trace: Trace, results: list[Simulated]) -> dict[str, object]:

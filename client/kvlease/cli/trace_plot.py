@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from kvlease.cli.plan_plot import SUFFIXES, families, plain_number
+from kvlease.cli.plan_plot import families, plain_number
 from kvlease.errors import InvalidError
 from kvlease.traces import Simulated
 
@@ -17,24 +17,12 @@ Points = tuple[list[int], list[float]]
 """Sizes, and the hit ratio at each in percent."""
 
 
-def check(path: Path) -> None:
-    """Refuse a file that cannot be drawn into.
-
-    Raises:
-        InvalidError: it is of another kind.
-    """
-    if path.suffix not in SUFFIXES:
-        message = f"--plot is {path.name!r}; it must end in {' or '.join(SUFFIXES)}"
-        raise InvalidError(message, resource="plot")
-
-
 def draw(results: Sequence[Simulated], path: Path) -> None:
     """Draw the hit ratio of each policy against the blocks of the pool, below the bound.
 
     Raises:
-        InvalidError: the file is of another kind, or cannot be written.
+        InvalidError: the file cannot be written.
     """
-    check(path)
     try:
         drawn(curves_of(results)).savefig(path, dpi=_DOTS_PER_INCH)
     except OSError as error:

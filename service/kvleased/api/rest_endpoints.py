@@ -32,6 +32,10 @@ _OK: Final = 200
 _CREATED: Final = 201
 _JSON: Final = (b"content-type", b"application/json")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+_INTEGER_MAX: Final = 10**16 - 1
+"""What has no more digits than that: no id is larger."""
+_SHOWN_MAX: Final = 40
+"""Characters of what is no integer that are repeated."""
 _NOBODY: Final = Peer()
 
 
@@ -202,7 +206,9 @@ def _token(header: bytes) -> str:
 
 def _integer(name: str, written: str) -> int:
     if not _INTEGER.fullmatch(written):
-        raise InvalidError(f"{name} must be an integer, not {written[:40]!r}", resource=name)
+        shown = f"{written[:_SHOWN_MAX]!r}{'…' if len(written) > _SHOWN_MAX else ''}"
+        message = f"{name} must be an integer from {-_INTEGER_MAX} to {_INTEGER_MAX}, not {shown}"
+        raise InvalidError(message, resource=name, limit=_INTEGER_MAX)
     return int(written)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvlease.errors import InvalidError
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.units import TOKENS_MAX
-from kvleased.traces.policies import POLICIES, policy_named
+from kvleased.traces.policies import BELADY, POLICIES, policy_named
 from kvleased.traces.shadow import ShadowPool
 
 GHOSTS_MAX: Final = 3
@@ -71,6 +71,12 @@ def read_ghosts(written: Sequence[str]) -> tuple[Ghost, ...]:
 
 def _read(written: str) -> Ghost:
     name, at, blocks = written.partition("@")
+    if name == BELADY:
+        message = (
+            f"{BELADY} knows the future, which a ghost does not; record a trace, and see what "
+            "kvlease trace simulate prints"
+        )
+        raise InvalidError(message, resource="ghosts")
     policy = policy_named(name, POLICIES)
     if not at:
         return Ghost(policy=policy, num_blocks=0)

@@ -22,6 +22,7 @@ AddMisses = Callable[[pb.ReserveResponse, e.Reserved], pb.ReserveResponse]
 
 ANOTHER_TENANT: Final = "another tenant"
 """How tenants are called to workers that are not theirs."""
+_SECONDS_SHOWN_MIN: Final = 0.1
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _SENTENCES: Final = {
     Reason.DROPPED: (
@@ -181,7 +182,9 @@ def _span(seconds: float) -> str:
     for unit, length in _SPANS:
         if seconds >= length:
             return f" {int(seconds // length)} {unit}"
-    return f" {max(0.0, seconds):.1f} s"
+    return (
+        f" {seconds:.1f} s" if seconds >= _SECONDS_SHOWN_MIN else f" under {_SECONDS_SHOWN_MIN} s"
+    )
 
 
 def _count(number: int, noun: str) -> str:

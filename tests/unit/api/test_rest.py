@@ -397,6 +397,16 @@ async def test_probes(served: Served, path: str, *, is_ready: bool, status: int)
     assert (b"draining" in answer.body) == (path != "/livez")
 
 
+@pytest.mark.parametrize("written", ["9" * 20, "9" * 5_000, "one"])
+async def test_number_of_a_path_is_refused_with_its_bounds(served: Served, written: str) -> None:
+    """A number too long to be an id is told as that, and not that it is none; only its beginning is repeated."""
+    answer = await http(served, "DELETE", f"/v1/leases/{written}")
+
+    assert answer.status == 422
+    assert b"lease_id must be an integer from -9999999999999999 to 9999999999999999" in answer.body
+    assert len(answer.body) < 1_000
+
+
 async def test_started_is_for_good(served: Served) -> None:
     """A daemon that was ready once does not start again when it drains."""
     await http(served, "GET", "/startupz")

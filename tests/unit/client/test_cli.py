@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
 from kvlease.cli import connecting
-from kvlease.errors import PoolFullError
+from kvlease.errors import InvalidError, PoolFullError
 from kvlease.options import CacheOptions
 from kvlease.plan import PlanInputs
 from kvlease.replies import (
@@ -346,6 +346,30 @@ def test_explain_tells_every_run_and_what_to_change() -> None:
     assert json.loads(run("explain", "9", "--json")[1]) == json.loads(
         json.dumps(asdict(EXPLANATION))
     )
+
+
+def test_what_left_at_this_moment_left_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than a second is no number of seconds."""
+    fresh = replace(EXPLANATION, misses=(replace(MISSES[0], age_ms=999),))
+    monkeypatch.setattr(ScriptedClient, "explain_lease", lambda *_, **__: fresh)
+
+    assert ["2-4,001", "evicted", "just now", "device", "leaf-lru", "batch"] in rows(
+        run("explain", "9")[1]
+    )
+
+
+def test_input_that_no_call_carries_is_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused as invalid is the command line's fault, whoever found it."""
+
+    def refuse(*_: object, **__: object) -> Explanation:
+        raise InvalidError("lease_id must be from 1 to 5, not 9", resource="lease_id")
+
+    monkeypatch.setattr(ScriptedClient, "explain_lease", refuse)
+
+    status, output, errors = run("explain", "9")
+
+    assert (status, output) == (2, "")
+    assert "lease_id must be" in errors
 
 
 def test_explain_of_a_full_hit_has_no_table() -> None:

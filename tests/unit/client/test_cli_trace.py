@@ -112,6 +112,25 @@ def test_curves_are_by_policy_and_the_bound_comes_last() -> None:
     assert labels == ["fifo", "belady (bound)"]
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        pytest.param("no/hits.png", "no such directory", id="no directory"),
+        pytest.param("there.png", "it is a directory", id="directory"),
+        pytest.param("hits.pdf", "it must end in", id="kind"),
+    ],
+)
+def test_place_of_a_drawing_is_looked_at_first(tmp_path: Path, name: str, why: str) -> None:
+    """Nothing is read or computed for a drawing that cannot be written, and nothing is left of it."""
+    (tmp_path / "there.png").mkdir()
+
+    status, output, said = run("simulate", "no trace at all", "--plot", str(tmp_path / name))
+
+    assert (status, output) == (2, "")
+    assert why in said
+    assert [path.name for path in tmp_path.iterdir()] == ["there.png"]
+
+
 def test_drawing_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """The refusal names the file."""
     with pytest.raises(InvalidError, match="cannot write"):
@@ -170,7 +189,7 @@ def test_recording_into_nowhere_is_refused_at_once(tmp_path: Path) -> None:
     """What cannot be written is known before anything is recorded."""
     status, _, said = run("record", "--cache", "demo", "--output", str(tmp_path / "no" / "a.jsonl"))
 
-    assert status == 1
+    assert status == 2
     assert "cannot write" in said
 
 

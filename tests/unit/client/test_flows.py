@@ -1,6 +1,7 @@
 """Laws of retries, attaching again and doubt, with time passed in and nothing sent."""
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -629,3 +630,39 @@ def test_column_that_would_not_fit_is_refused(
     """Numbers are never wrapped or cut to fit a column."""
     with pytest.raises(InvalidError):
         _calls.step(**(columns | wrong))
+
+
+@pytest.mark.parametrize(
+    ("ask", "named"),
+    [
+        (lambda: _calls.evict(num_blocks=2**40), "num_blocks must be from 0 to 4294967295"),
+        (lambda: _calls.evict(wait_ms=-1), "wait_ms must be from 0"),
+        (lambda: _calls.explain_lease(2**63), "lease_id must be from"),
+        (lambda: _calls.explain_lease(2**300), "lease_id must be from .* an integer of 301 bits"),
+        (lambda: _calls.fork(1, "r", 2**32, 0), "num_tokens must be from"),
+        (lambda: _calls.extend(1, 5, 2**32), "wait_ms must be from"),
+        (lambda: _calls.trim(1, -1), "num_tokens must be from"),
+        (lambda: _calls.detach(2**63), "worker_id must be from"),
+        (lambda: _calls.reserve(request_id="r", num_tokens=2**32), "num_tokens must be from"),
+        (
+            lambda: _calls.reserve(request_id="r", num_tokens=1, retain_seconds=-1),
+            "retain_seconds must be from",
+        ),
+        (lambda: _calls.reserve(request_id="\ud800", num_tokens=1), "request_id must be text"),
+        (lambda: _calls.reserve(request_id=5, num_tokens=1), "request_id must be a string"),  # type: ignore[arg-type]
+        (lambda: _calls.stats(7), "cache must be a string, not 7"),  # type: ignore[arg-type]
+        (lambda: _calls.pin("ab"), "pin: "),  # type: ignore[arg-type]
+        (lambda: _calls.unpin(1.5), "pin_id must be an integer, not 1.5"),  # type: ignore[arg-type]
+    ],
+)
+def test_number_that_no_field_carries_is_refused_by_its_name(
+    ask: Callable[[], object], named: str
+) -> None:
+    """Whoever gives a wrong number or text is told of which argument it was, and what it may be."""
+    with pytest.raises(InvalidError, match=named):
+        ask()
+
+
+def test_numbers_of_arrays_are_numbers() -> None:
+    """What counts as an integer for Python does so here."""
+    assert _calls.evict(num_blocks=np.int64(5)).request == pb.EvictRequest(num_blocks=5)  # type: ignore[arg-type]

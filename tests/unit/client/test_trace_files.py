@@ -132,6 +132,34 @@ def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path / "trace.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        pytest.param(
+            b"hello", "line 1 is no JSON: it makes no sense from character 1 on", id="text"
+        ),
+        pytest.param(b'{"a": }', "makes no sense from character 7 on", id="value"),
+        pytest.param(b'{"a": "\xff"}', "byte 8 is not UTF-8", id="bytes"),
+        pytest.param(b"[" * 100_000, "brackets within brackets", id="deep"),
+        pytest.param(b'{"timestamp": ' + b"9" * 5_000 + b"}", "has an integer above", id="digits"),
+        pytest.param(
+            b'{"timestamp": ' + b"[" * 500 + b"]" * 500 + b"}", "timestamp is a list", id="nested"
+        ),
+    ],
+)
+def test_refusal_of_a_line_speaks_of_the_file(tmp_path: Path, line: bytes, why: str) -> None:
+    """What is wrong with a line is told without the words of any programming language."""
+    (tmp_path / "trace.jsonl").write_bytes(line + b"\n")
+
+    with pytest.raises(InvalidError, match=why) as refusal:
+        read_trace(tmp_path / "trace.jsonl")
+
+    said = str(refusal.value)
+    assert not any(
+        word in said for word in ("recursion", "delimiter", "codec", "conversion", "column")
+    )
+
+
 def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """The refusals name the file, for reading and for writing."""
     with pytest.raises(InvalidError, match=r"cannot read .*nothing\.jsonl: No such file"):

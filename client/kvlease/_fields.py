@@ -1,0 +1,65 @@
+"""Own the check that what a caller gives fits the fields of a request; what it means is the daemon's business."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from kvlease._checks import check_encodable, check_range, wrong_type
+from kvlease.v1 import kvlease_pb2 as pb
+
+_BOUNDS: Final[Mapping[int, tuple[int, int]]] = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call, none of which is None: protobuf would take that for nothing said.
+
+    Raises:
+        InvalidError: one is None, or no number or text that a field of its name carries; the message names it.
+    """
+    for name, value in arguments.items():
+        if value is None:
+            raise wrong_type(name, "", "given", value)
+        if name in _INTEGERS:
+            _check_integer(name, value)
+        elif name in _TEXTS:
+            _check_text(name, value)
+    return arguments
+
+
+def _check_integer(name: str, value: Any) -> None:
+    least, most = _INTEGERS[name]
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise wrong_type(name, "", "an integer", value) from None
+    if not least <= number <= most:
+        check_range(name, number, least, most)
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise wrong_type(name, "", "a string", value)
+    if not value.isascii():
+        check_encodable(name, value)
+
+
+def _fields(*types: int) -> dict[str, int]:
+    """Return the names that fields of such a type have in some request, and the type; columns are checked as such."""
+    requests = (
+        message
+        for name, message in pb.DESCRIPTOR.message_types_by_name.items()
+        if name.endswith("Request")
+    )
+    fields = (field for request in requests for field in request.fields)
+    return {field.name: field.type for field in fields if field.type in types}
+
+
+_INTEGERS: Final = {name: _BOUNDS[kind] for name, kind in _fields(*_BOUNDS).items()}
+_TEXTS: Final = frozenset(_fields(FieldDescriptor.TYPE_STRING))
