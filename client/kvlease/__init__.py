@@ -35,10 +35,12 @@ if TYPE_CHECKING:
         UnknownWorkerError,
         WrongStateError,
     )
+    from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
     from kvlease.items import ContextItem, EmbeddedSpan
     from kvlease.keys import BlockKeys, KeyChain
     from kvlease.layout import Layout
     from kvlease.lease import AsyncLease, Lease
+    from kvlease.magazine import AsyncMagazine, Magazine
     from kvlease.options import CacheOptions
     from kvlease.plan import (
         BackendInputs,
@@ -102,6 +104,7 @@ __all__ = [
     "MLA",
     "AsyncClient",
     "AsyncLease",
+    "AsyncMagazine",
     "AsyncWorker",
     "BackendInputs",
     "BlockKeys",
@@ -125,6 +128,8 @@ __all__ = [
     "Equation",
     "Event",
     "Evicted",
+    "ExchangeOrder",
+    "Exchanged",
     "ExplainedPlan",
     "Explanation",
     "Extent",
@@ -137,6 +142,7 @@ __all__ = [
     "Inspection",
     "InternalError",
     "InvalidError",
+    "Inventory",
     "KVLeaseError",
     "KeyChain",
     "LayerPlacement",
@@ -145,6 +151,7 @@ __all__ = [
     "LayoutMismatchError",
     "Lease",
     "LeaseInfo",
+    "Magazine",
     "Miss",
     "NeverFitsError",
     "NotYoursError",
@@ -193,10 +200,12 @@ __all__ = [
 _HOMES: Final = {
     "kvlease.aio": ("AsyncClient", "AsyncWorker"),
     "kvlease.client": ("Client",),
+    "kvlease.exchanges": ("ExchangeOrder", "Exchanged", "Inventory"),
     "kvlease.items": ("ContextItem", "EmbeddedSpan"),
     "kvlease.keys": ("BlockKeys", "KeyChain"),
     "kvlease.lease": ("AsyncLease", "Lease"),
     "kvlease.layout": ("Layout",),
+    "kvlease.magazine": ("AsyncMagazine", "Magazine"),
     "kvlease.options": ("CacheOptions",),
     "kvlease.plan": (
         "BackendInputs", "CachePlan", "EngineInputs", "Extent", "GroupPlan", "LayerPlacement", "ParallelInputs",

@@ -40,7 +40,7 @@ R = TypeVar("R")
 KEYED: Final = frozenset(
     {
         "register_cache", "delete_cache", "reserve", "extend", "commit", "evict", "reload", "fork", "trim", "release",
-        "pin", "unpin", "step",
+        "pin", "unpin", "step", "exchange",
     }
 )  # fmt: skip
 """Verbs that carry an idempotency key, so that a retry is answered as the first try was."""
@@ -60,7 +60,7 @@ class Ask(NamedTuple, Generic[R]):
 
 def plan(inputs: PlanInputs) -> Ask[CachePlan]:
     """Ask for a plan."""
-    return _ask(
+    return ask(
         "plan",
         lambda: pb.PlanRequest(inputs=inputs.to_proto()),
         lambda reply: CachePlan.from_proto(reply.plan),
@@ -69,7 +69,7 @@ def plan(inputs: PlanInputs) -> Ask[CachePlan]:
 
 def explain(inputs: PlanInputs, changes: Sequence[str]) -> Ask[ExplainedPlan]:
     """Ask for a plan with its equations, and for what changes would change."""
-    return _ask(
+    return ask(
         "plan",
         lambda: pb.PlanRequest(inputs=inputs.to_proto(), report=True, what_if=changes),
         lambda reply: ExplainedPlan(
@@ -82,7 +82,7 @@ def explain(inputs: PlanInputs, changes: Sequence[str]) -> Ask[ExplainedPlan]:
 
 def register(cache: str, inputs: PlanInputs, options: CacheOptions) -> Ask[CacheInfo]:
     """Ask for a cache to be created or found."""
-    return _ask(
+    return ask(
         "register_cache",
         lambda: pb.RegisterCacheRequest(
             cache=cache, inputs=inputs.to_proto(), options=options.to_proto()
@@ -93,7 +93,7 @@ def register(cache: str, inputs: PlanInputs, options: CacheOptions) -> Ask[Cache
 
 def get_cache(cache: str) -> Ask[CacheInfo]:
     """Ask about one cache."""
-    return _ask(
+    return ask(
         "get_cache",
         lambda: pb.GetCacheRequest(**given(cache=cache)),
         lambda reply: _answers.info(reply.info),
@@ -102,24 +102,24 @@ def get_cache(cache: str) -> Ask[CacheInfo]:
 
 def list_caches() -> Ask[tuple[CacheInfo, ...]]:
     """Ask about all caches."""
-    return _ask(
+    return ask(
         "list_caches", pb.ListCachesRequest, lambda reply: tuple(map(_answers.info, reply.caches))
     )
 
 
 def delete_cache(cache: str) -> Ask[None]:
     """Ask for a cache to be freed."""
-    return _ask("delete_cache", lambda: pb.DeleteCacheRequest(**given(cache=cache)), lambda _: None)
+    return ask("delete_cache", lambda: pb.DeleteCacheRequest(**given(cache=cache)), lambda _: None)
 
 
 def stats(cache: str) -> Ask[Stats]:
     """Ask for a snapshot."""
-    return _ask("stats", lambda: pb.StatsRequest(**given(cache=cache)), _answers.stats)
+    return ask("stats", lambda: pb.StatsRequest(**given(cache=cache)), _answers.stats)
 
 
 def inspect(cache: str, what: str, limit: int, after_id: int) -> Ask[Inspection]:
     """Ask for a page of one of a cache's lists."""
-    return _ask(
+    return ask(
         "inspect",
         lambda: pb.InspectRequest(**given(cache=cache, what=what, limit=limit, after_id=after_id)),
         _answers.inspection,
@@ -128,7 +128,7 @@ def inspect(cache: str, what: str, limit: int, after_id: int) -> Ask[Inspection]
 
 def explain_lease(lease_id: int, cache: str = "") -> Ask[Explanation]:
     """Ask why the rest of a lease's prefix was not found."""
-    return _ask(
+    return ask(
         "explain",
         lambda: pb.ExplainRequest(**given(lease_id=lease_id, cache=cache)),
         _answers.explanation,
@@ -137,7 +137,7 @@ def explain_lease(lease_id: int, cache: str = "") -> Ask[Explanation]:
 
 def watch(cache: str, after_sequence: int) -> Ask[Event]:
     """Ask for events."""
-    return _ask(
+    return ask(
         "watch",
         lambda: pb.WatchRequest(**given(cache=cache, after_sequence=after_sequence)),
         _answers.event,
@@ -146,26 +146,26 @@ def watch(cache: str, after_sequence: int) -> Ask[Event]:
 
 def trace(cache: str) -> Ask[TracedRequest]:
     """Ask for requests as their leases end."""
-    return _ask("trace", lambda: pb.TraceRequest(**given(cache=cache)), TracedRequest.from_proto)
+    return ask("trace", lambda: pb.TraceRequest(**given(cache=cache)), TracedRequest.from_proto)
 
 
 def lookup(keys: bytes, cache: str = "") -> Ask[Found]:
     """Ask how much of a prefix is cached."""
-    return _ask(
+    return ask(
         "lookup", lambda: pb.LookupRequest(**given(keys=keys)), _answers.reader(Found), cache=cache
     )
 
 
 def pin(keys: bytes, cache: str = "") -> Ask[Pinned]:
     """Ask for cached blocks to be held."""
-    return _ask(
+    return ask(
         "pin", lambda: pb.PinRequest(**given(keys=keys)), _answers.reader(Pinned), cache=cache
     )
 
 
 def unpin(pin_id: int, cache: str = "") -> Ask[bool]:
     """Ask for a pin to end."""
-    return _ask(
+    return ask(
         "unpin", lambda: pb.UnpinRequest(**given(pin_id=pin_id)), _answers.is_released, cache=cache
     )
 
@@ -174,7 +174,7 @@ def evict(
     *, lease_id: int = 0, keys: bytes = b"", num_blocks: int = 0, wait_ms: int = 0, cache: str = ""
 ) -> Ask[Evicted]:
     """Ask for blocks to leave the device pool."""
-    return _ask(
+    return ask(
         "evict",
         lambda: pb.EvictRequest(
             **given(lease_id=lease_id, keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
@@ -187,7 +187,7 @@ def evict(
 
 def reload_keys(keys: bytes, wait_ms: int, cache: str = "") -> Ask[Reloaded]:
     """Ask for blocks to come back by their keys."""
-    return _ask(
+    return ask(
         "reload",
         lambda: pb.ReloadRequest(**given(keys=keys, wait_ms=wait_ms)),
         _answers.reader(Reloaded),
@@ -198,7 +198,7 @@ def reload_keys(keys: bytes, wait_ms: int, cache: str = "") -> Ask[Reloaded]:
 
 def reload_lease(lease_id: int, wait_ms: int) -> Ask[pb.ReloadResponse]:
     """Ask for an evicted lease to come back."""
-    return _ask(
+    return ask(
         "reload",
         lambda: pb.ReloadRequest(**given(lease_id=lease_id, wait_ms=wait_ms)),
         _answers.itself,
@@ -260,7 +260,7 @@ def reserve_of(spec: ReserveSpec, wait_ms: int = 0) -> Ask[pb.ReserveResponse]:
 
 def fork(lease_id: int, request_id: str, num_tokens: int, wait_ms: int) -> Ask[pb.ReserveResponse]:
     """Ask for a second lease that goes on from a first one."""
-    return _ask(
+    return ask(
         "fork",
         lambda: pb.ForkRequest(
             **given(
@@ -274,7 +274,7 @@ def fork(lease_id: int, request_id: str, num_tokens: int, wait_ms: int) -> Ask[p
 
 def trim(lease_id: int, num_tokens: int) -> Ask[int]:
     """Ask for blocks behind so many tokens to leave a lease."""
-    return _ask(
+    return ask(
         "trim",
         lambda: pb.TrimRequest(**given(lease_id=lease_id, num_tokens=num_tokens)),
         lambda reply: int(reply.num_given_back),
@@ -283,12 +283,12 @@ def trim(lease_id: int, num_tokens: int) -> Ask[int]:
 
 def map_row(lease_id: int) -> Ask[pb.MapResponse]:
     """Ask for a lease's row to be published."""
-    return _ask("map", lambda: pb.MapRequest(**given(lease_id=lease_id)), _answers.itself)
+    return ask("map", lambda: pb.MapRequest(**given(lease_id=lease_id)), _answers.itself)
 
 
 def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendResponse]:
     """Ask for a lease to cover more tokens."""
-    return _ask(
+    return ask(
         "extend",
         lambda: pb.ExtendRequest(
             **given(lease_id=lease_id, num_tokens=num_tokens, wait_ms=wait_ms)
@@ -300,7 +300,7 @@ def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendRespons
 
 def commit(lease_id: int, num_tokens: int, keys: bytes, first_block: int) -> Ask[Committed]:
     """Ask for full blocks to become findable."""
-    return _ask(
+    return ask(
         "commit",
         lambda: pb.CommitRequest(
             **given(lease_id=lease_id, num_tokens=num_tokens, keys=keys, first_block=first_block)
@@ -316,7 +316,7 @@ def release(lease_id: int) -> Ask[bool]:
 
 def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
     """Renew an inventory; the answer is the ids that the daemon does not know."""
-    return _ask(
+    return ask(
         "heartbeat",
         lambda: pb.HeartbeatRequest(lease_ids=lease_ids, newest_lease_id=newest_lease_id),
         lambda reply: np.frombuffer(reply.unknown_lease_ids, "<i8"),
@@ -325,7 +325,7 @@ def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
 
 def detach(worker_id: int = 0) -> Ask[int]:
     """End the calling worker, or as an operator another one; the answer is the number of leases that ended."""
-    return _ask(
+    return ask(
         "detach",
         lambda: pb.DetachRequest(**given(worker_id=worker_id)),
         lambda reply: int(reply.num_leases),
@@ -343,14 +343,14 @@ def step(  # noqa: PLR0913 - one parameter a column
     reserves: Sequence[ReserveSpec],
 ) -> Ask[pb.StepResponse]:
     """Ask for all operations of one scheduler step."""
-    return _ask(
+    return ask(
         "step",
         lambda: pb.StepRequest(
-            verbs=_packed(verbs, _UINT8),
-            lease_ids=_packed(lease_ids, _INT64),
-            num_tokens=_packed(num_tokens, _INT32),
-            num_keys=b"" if num_keys is None else _packed(num_keys, _INT32),
-            first_blocks=b"" if first_blocks is None else _packed(first_blocks, _INT32),
+            verbs=packed(verbs, _UINT8),
+            lease_ids=packed(lease_ids, _INT64),
+            num_tokens=packed(num_tokens, _INT32),
+            num_keys=b"" if num_keys is None else packed(num_keys, _INT32),
+            first_blocks=b"" if first_blocks is None else packed(first_blocks, _INT32),
             keys=keys,
             reserves=[cast("pb.ReserveRequest", reserve_of(spec).request) for spec in reserves],
         ),
@@ -358,7 +358,7 @@ def step(  # noqa: PLR0913 - one parameter a column
     )
 
 
-def _ask(
+def ask(
     verb: str,
     build: Callable[[], Message],
     read: Callable[[Any], R],
@@ -382,7 +382,7 @@ _INT32: Final = np.dtype("<i4")
 _INT64: Final = np.dtype("<i8")
 
 
-def _packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
+def packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
     """Pack a column; numbers that its type cannot carry are refused, not wrapped."""
     told = np.asarray(column)
     if told.dtype == dtype:

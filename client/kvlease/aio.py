@@ -14,6 +14,7 @@ from kvlease._session import Link, Session
 from kvlease.client import DEADLINE_SECONDS, Listed, OnDoubt, attach_request, check_options
 from kvlease.errors import KVLeaseError
 from kvlease.lease import AsyncLease, GrantView
+from kvlease.magazine import AsyncMagazine
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
@@ -49,6 +50,7 @@ class AsyncWorker(WorkerView):
         self._port = AsyncPort(transport, session)
         self._task: asyncio.Task[None] | None = None
         self._is_detached = False
+        self._magazine: AsyncMagazine | None = None
 
     def start(self) -> Self:
         """Begin the heartbeats."""
@@ -208,6 +210,12 @@ class AsyncWorker(WorkerView):
         columns, grants = await self._port.run(_steps.step(self._session, ask, reserves))
         return columns, [AsyncLease(self, grant) for grant in grants]
 
+    def magazine(self) -> AsyncMagazine:
+        """Return the magazine that this worker shares with the other processes of its engine."""
+        if self._magazine is None:
+            self._magazine = AsyncMagazine(self._session, self._port)
+        return self._magazine
+
     async def heartbeat(self) -> None:
         """Renew the leases now; a task does so all the time."""
         await self._port.run(_flows.heartbeat(self._session))
@@ -351,7 +359,7 @@ class AsyncClient:
         """Yield the requests of a cache as their leases end; the first one has no keys: recording has begun."""
         return self._stream(_calls.trace(cache), idle_seconds)
 
-    async def attach(
+    async def attach(  # noqa: PLR0913 - the fields of an attach
         self,
         cache: str,
         *,
@@ -360,11 +368,11 @@ class AsyncClient:
         tenant: str = "default",
         layout_fingerprint: str = "",
         engine: str = "",
+        magazine: str = "",
     ) -> AsyncWorker:
         """Make this process a worker of a cache, over a connection of its own that this client's end does not close.
 
-        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. Where each
-        rank of an engine calls for itself, `engine` names the engine, and its ranks share the leases of its requests.
+        The arguments are those of `Client.attach`.
         """
         request = attach_request(
             cache,
@@ -373,6 +381,7 @@ class AsyncClient:
             tenant=tenant,
             layout_fingerprint=layout_fingerprint,
             engine=engine,
+            magazine=magazine,
         )
         # A worker may start before its daemon, and waits for it.
         link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)

@@ -159,7 +159,7 @@ class Client:
         """
         yield from self._stream(_calls.trace(cache), idle_seconds)
 
-    def attach(
+    def attach(  # noqa: PLR0913 - the fields of an attach
         self,
         cache: str,
         *,
@@ -168,11 +168,13 @@ class Client:
         tenant: str = "default",
         layout_fingerprint: str = "",
         engine: str = "",
+        magazine: str = "",
     ) -> Worker:
         """Make this process a worker of a cache, over connections of its own that this client's end does not close.
 
         Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. Where each
         rank of an engine calls for itself, `engine` names the engine, and its ranks share the leases of its requests.
+        `magazine` names what all processes of an engine share that keeps its own block tables; see `Worker.magazine`.
         """
         request = attach_request(
             cache,
@@ -181,6 +183,7 @@ class Client:
             tenant=tenant,
             layout_fingerprint=layout_fingerprint,
             engine=engine,
+            magazine=magazine,
         )
         # A worker may start before its daemon, and waits for it.
         link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)
@@ -201,7 +204,7 @@ class Client:
         return self._port.run(_flows.told(self._link, ask))
 
 
-def attach_request(
+def attach_request(  # noqa: PLR0913 - the fields of an attach
     cache: str,
     *,
     worker_name: str,
@@ -209,6 +212,7 @@ def attach_request(
     tenant: str,
     layout_fingerprint: str,
     engine: str,
+    magazine: str,
 ) -> pb.AttachRequest:
     """Build the request by which a worker attaches, the first time and after restarts."""
     try:
@@ -219,6 +223,7 @@ def attach_request(
             tenant=tenant,
             layout_fingerprint=layout_fingerprint,
             engine=engine,
+            magazine=magazine,
         )
     except (TypeError, ValueError) as error:
         raise InvalidError(f"attach: {error}") from error

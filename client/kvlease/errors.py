@@ -68,7 +68,7 @@ class Holding:
     owner: str
     """"you", "others" or "nobody"."""
     state: str
-    """"leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad" or "free"."""
+    """"leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad", "free" or "in_magazine"."""
     num_blocks: int
 
     def __str__(self) -> str:

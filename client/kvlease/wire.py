@@ -23,6 +23,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_
 RequestId = Annotated[Name, Field(json_schema_extra={"maxLength": 128})]
 Tokens = Annotated[Count, Field(json_schema_extra={"maximum": INT32_MAX})]
 Keys = Annotated[bytes, Field(description="32-byte block keys, one after the other, as base64.")]
+Blocks = Annotated[bytes, Field(description="Packed little-endian int32 block ids, as base64.")]
 LeaseIds = Annotated[bytes, Field(description="Packed little-endian int64 lease ids, as base64.")]
 WaitMs = Annotated[Millis, Field(description="Milliseconds to wait for blocks; 0 does not wait.")]
 
@@ -96,6 +97,9 @@ class AttachBody(Body):
     layout_fingerprint: Name = Field(default="", description="Expected layout; empty: any.")
     engine: Name = Field(
         default="", description="The engine whose rank this is; empty: it calls for all ranks."
+    )
+    magazine: Name = Field(
+        default="", description="The magazine shared with the engine's other processes, if any."
     )
 
 
@@ -223,6 +227,36 @@ class StepBody(Body):
     def fields(self) -> dict[str, Any]:
         """Return the fields, reserves as dictionaries."""
         return self.__dict__ | {"reserves": [reserve.fields() for reserve in self.reserves]}
+
+
+class ExchangeBody(Body):
+    """Change a magazine: columns that are carried out in this order."""
+
+    publish_blocks: Blocks = b""
+    publish_keys: Keys = b""
+    publish_positions: bytes = Field(
+        default=b"", description="Packed uint32 places in chains, as base64; empty: unknown."
+    )
+    retract_blocks: Blocks = b""
+    drop_blocks: Blocks = b""
+    hold_keys: Keys = b""
+    stops_at_miss: bool = Field(
+        default=False, description="Whether holding stops at the first key not on the device."
+    )
+    brings: bool = Field(
+        default=False, description="Whether what only a lower tier has is brought to the device."
+    )
+    holds_all: bool = Field(
+        default=False, description="Whether to hold every findable block of the tenant."
+    )
+    take_running: Count = Field(default=0, description="Blocks wanted for requests that run.")
+    take_new: Count = Field(default=0, description="Blocks wanted to admit new requests.")
+    all_or_nothing: bool = Field(
+        default=False, description="Whether fewer blocks than wanted are none, of each of the two."
+    )
+    sequence: Id = Field(
+        default=0, description="One more than that of the magazine's last exchange."
+    )
 
 
 class Holding(BaseModel):

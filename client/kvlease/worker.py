@@ -16,6 +16,7 @@ from kvlease._session import Session
 from kvlease.errors import KVLeaseError
 from kvlease.keys import BlockKeys
 from kvlease.lease import GrantView, Lease
+from kvlease.magazine import Magazine
 from kvlease.plan import CachePlan
 from kvlease.replies import (
     Committed,
@@ -164,6 +165,7 @@ class Worker(WorkerView):
         attaching = threading.Lock()
         self._port = Port(port.transport, session, attaching)
         self._pulse = Port(pulse, session, attaching)
+        self._magazine: Magazine | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=_beat,
@@ -331,6 +333,16 @@ class Worker(WorkerView):
         )
         columns, grants = self._port.run(_steps.step(self._session, ask, reserves))
         return columns, [Lease(self, grant) for grant in grants]
+
+    def magazine(self) -> Magazine:
+        """Return the magazine that this worker shares with the other processes of its engine.
+
+        Raises:
+            WrongStateError: it attached without one.
+        """
+        if self._magazine is None:
+            self._magazine = Magazine(self._session, self._port)
+        return self._magazine
 
     def heartbeat(self) -> None:
         """Renew the leases now; a thread does so all the time."""

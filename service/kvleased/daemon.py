@@ -31,6 +31,7 @@ from kvleased.settings import Settings
 from kvleased.tiers import Tiers
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
+from kvleased.verbs.magazines import MagazineVerbs
 from kvleased.verbs.runner import Respond, Verb
 from kvleased.verbs.workers import WorkerVerbs
 
@@ -97,7 +98,13 @@ class Daemon:
             self.registry, self, settings, epoch=epoch, keeper=keeper, events=self.events
         )
         leases = LeaseVerbs(self.registry, self, settings)
-        self._verbs: dict[str, Verb] = {**self._caches.table, **self._workers.table, **leases.table}
+        magazines = MagazineVerbs(self.registry, self, settings)
+        self._verbs: dict[str, Verb] = {
+            **self._caches.table,
+            **self._workers.table,
+            **leases.table,
+            **magazines.table,
+        }
         self._operator_replies = Replies(settings.max_remembered_replies)
         self._waiting: dict[tuple[int, int], _Waiting] = {}
         self._unsettled: list[tuple[CacheEntry, Sequence[Effect]]] = []
@@ -125,7 +132,11 @@ class Daemon:
         self._workers.root_secret = secret
         living = self._workers.living(kept)
         self._caches.recover(
-            kept, self._workers.tenants(living), self._workers.places(living), monotonic()
+            kept,
+            self._workers.tenants(living),
+            self._workers.places(living),
+            self._workers.magazines(living),
+            monotonic(),
         )
         self._workers.recover(living)
         self._tick()

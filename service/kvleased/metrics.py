@@ -99,6 +99,13 @@ CACHE_COUNTERS: Final = (
         "kvlease_blocks_given_back",
         "Blocks that left a running lease because no later token needs them.",
     ),
+    ("exchanges", "kvlease_magazine_exchanges", "Exchanges of magazines."),
+    ("blocks_taken", "kvlease_magazine_blocks_taken", "Blocks that magazines took to write them."),
+    (
+        "blocks_retracted",
+        "kvlease_magazine_blocks_retracted",
+        "Findable blocks that magazines took back to write them again.",
+    ),
 )
 """Counter of the core, metric, help."""
 
@@ -163,6 +170,7 @@ class Metrics:
         yield from _uses(caches)
         yield from _counters(caches)
         yield from _ghosts(caches)
+        yield from _magazines(caches)
 
     def _of_process(self) -> Iterator[Metric]:
         facts = {"version": installed_version(), "python": platform.python_version()}
@@ -349,3 +357,16 @@ def _ghosts(caches: Mapping[str, Figures]) -> Iterator[Metric]:
         if figures.ghosts:
             dropped.add_metric((cache,), figures.num_ghost_keys_dropped)
     yield from (keys, hits, dropped)
+
+
+def _magazines(caches: Mapping[str, Figures]) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        "kvlease_magazine_blocks",
+        "Device blocks in each magazine, by its place: private ones, and findable ones that others may hold, too.",
+        labels=("cache", "magazine", "state"),
+    )
+    for cache, figures in caches.items():
+        for place, num_private, num_held in figures.census.magazines:
+            blocks.add_metric((cache, str(place), "private"), num_private)
+            blocks.add_metric((cache, str(place), "held"), num_held)
+    yield blocks

@@ -167,6 +167,8 @@ class WorkerEntry:
     """When the process first attached, in whichever life of the daemon."""
     engine: str = ""
     """The engine whose rank it is; empty where it calls for all ranks."""
+    magazine: str = ""
+    """The magazine that it shares with the others of its engine; empty where it has none."""
 
     @property
     def death_proof(self) -> str:
@@ -182,6 +184,11 @@ class WorkerEntry:
     def engine_digest(self) -> int:
         """64 bits that name the tenant's engine in the core; 0 where it calls for all ranks."""
         return engine_digest(self.tenant_key, self.engine)
+
+    @property
+    def magazine_digest(self) -> int:
+        """64 bits that name the tenant's magazine in the core; 0 where it has none."""
+        return magazine_digest(self.tenant_key, self.magazine)
 
 
 class Registry:
@@ -330,3 +337,8 @@ def engine_digest(key: bytes, engine: str) -> int:
     if not engine:
         return 0
     return int.from_bytes(blake3(engine.encode(), key=key).digest(8), "little") or 1
+
+
+def magazine_digest(key: bytes, magazine: str) -> int:
+    """Return 64 bits that name a magazine of the tenant of a key in the core, 0 where there is no name."""
+    return engine_digest(key, f"magazine\0{magazine}") if magazine else 0

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from kvlease import Client
 from kvlease.transports.base import Address, Outgoing, parse_address
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.acceptance.scenario import SOCKETS, Comparable, Run, keys, packed, serving
@@ -261,6 +262,36 @@ def explain(run: Run, token: str, other: str) -> None:
     run.call("release", pb.ReleaseRequest(lease_id=lease_id), token=token)
 
 
+def exchange(run: Run, runtime_dir: Path, plain: str) -> None:
+    """Fill and empty a magazine, with every way to do it wrong; who shares one must have attached locally."""
+    run.call("exchange", pb.ExchangeRequest(sequence=1), token=plain)
+    run.call("inventory", pb.InventoryRequest(), token=plain)
+    run.call("attach", pb.AttachRequest(cache=CACHE, magazine=129 * "m"))
+    with (
+        Client(f"unix://{runtime_dir}/kvlease.sock") as client,
+        client.attach(CACHE, tenant="t", magazine=f"of {run.transport!r}") as worker,
+    ):
+        token = worker._session.link.token
+        taken = run.call("exchange", pb.ExchangeRequest(sequence=1, take_new=2), token=token)
+        blocks = taken.taken_blocks
+        for sequence in (1, 5):
+            run.call("exchange", pb.ExchangeRequest(sequence=sequence), token=token)
+        torn = pb.ExchangeRequest(sequence=2, publish_blocks=blocks, publish_keys=keys(70, 1))
+        run.call("exchange", torn, token=token)
+        whole = pb.ExchangeRequest(
+            sequence=2,
+            publish_blocks=blocks,
+            publish_keys=keys(70, 2),
+            publish_positions=packed(0, 1, code="I"),
+            hold_keys=keys(70, 3),
+            take_running=1,
+        )
+        run.call("exchange", whole, token=token)
+        run.call("inventory", pb.InventoryRequest(), token=token)
+        drop = pb.ExchangeRequest(sequence=3, retract_blocks=blocks[:4], drop_blocks=blocks)
+        run.call("exchange", drop, token=token)
+
+
 def end(run: Run, token: str, other: str) -> None:
     """Take stock, detach and delete."""
     run.call("stats", pb.StatsRequest(cache=CACHE))
@@ -280,7 +311,9 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
 
 
-def play(address: Address) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, int]]]:
+def play(
+    address: Address, runtime_dir: Path
+) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, int]]]:
     """Play the whole scenario; returns what was said and what happened."""
     with Run(address, CACHE) as run:
         register(run)
@@ -291,6 +324,7 @@ def play(address: Address) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple
         step(run, token)
         inspect(run)
         explain(run, token, other)
+        exchange(run, runtime_dir, token)
         end(run, token, other)
         return run.said, run.events()
 
@@ -301,7 +335,7 @@ def plays(runtime_dir: Path) -> dict[str, Any]:
     played: dict[str, Any] = {}
     num_seen = 0
     for scheme, name in SOCKETS.items():
-        said, events = play(parse_address(f"{scheme}://{runtime_dir}/{name}"))
+        said, events = play(parse_address(f"{scheme}://{runtime_dir}/{name}"), runtime_dir)
         played[scheme] = Comparable().of(said), events[num_seen:]
         num_seen = len(events)
     return played

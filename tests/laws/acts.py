@@ -11,6 +11,8 @@ from tests.laws.actors import Held, Worker
 from tests.laws.answers import trim
 from tests.laws.calling import call, commit_one, extend_one, longer, new_request, release_one
 from tests.laws.crashes import InterruptedWorldError
+from tests.laws.engines import MagazineWorld
+from tests.laws.exchanges import FAULTS_OF_MAGAZINES, WORK_OF_MAGAZINES
 from tests.laws.healing import heal
 from tests.laws.holders import row_of, verify
 from tests.laws.mover import land, move
@@ -37,8 +39,12 @@ _SEVERITIES: Final = (0, 1, 1, 3)
 def live(world: World, steps: int) -> None:
     """Let the world live for some steps, then heal it."""
     acts = {**ACTS, **WORK_OF_STORES, **FAULTS_OF_STORES} if has_stores(world) else ACTS
+    faulty = {**FAULTS, **FAULTS_OF_STORES}
+    if isinstance(world, MagazineWorld):
+        acts = {**acts, **WORK_OF_MAGAZINES, **FAULTS_OF_MAGAZINES}
+        faulty |= FAULTS_OF_MAGAZINES
     weights = [
-        weight * (world.rng.choice(_SEVERITIES) if act in FAULTS or act in FAULTS_OF_STORES else 1)
+        weight * (world.rng.choice(_SEVERITIES) if act in faulty else 1)
         for act, weight in acts.items()
     ]
     if has_stores(world):

@@ -73,6 +73,6 @@ def _forget(world: World) -> None:
 
 def _zero(records: CacheRecords, tier: TierRecords) -> None:
     """Have the columns of a tier, and the rows, be those of a new cache."""
-    for table in (tier, records.rows, records.kernel_rows):
+    for table in (tier, records.rows, records.kernel_rows, records.magazines):
         for column in fields(table):
             getattr(table, column.name)[...] = 0

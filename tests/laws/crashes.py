@@ -117,7 +117,14 @@ def restart(world: "World", certain: Iterable[LeaseId] | None = None) -> None:
     alive = {worker.worker_id: worker.tenant for worker in world.workers.values()}
     world.dead_unknown.clear()
     world.cache = remember_places(
-        Cache.recovered(world.shape, world.records, world.epoch, alive, world.now)
+        Cache.recovered(
+            world.shape,
+            world.records,
+            world.epoch,
+            alive,
+            world.now,
+            magazines=world.magazine_names(),
+        )
     )
     _take_stock(world, set(kept))
     world.check()

@@ -36,6 +36,7 @@ _WAIT_MS: Final = 60_000
 def heal(world: World) -> None:
     """Stop all faults; then every call is answered, and every live worker can have the whole unpinned tier."""
     _end_faults(world)
+    world.end_engines()
     _wait_for_answers(world)
     _end_all_leases(world)
     for worker in world.workers.values():

@@ -77,12 +77,19 @@ MIXES: Final[Mapping[str, CacheShape]] = {
 
 
 _ONE_IN_LIMITED: Final = 8
+_MAGAZINES_AMONG_THEM: Final = 4
+"""Of so many histories in a row, which has limits, and which has engines with magazines."""
 
 
 def name_of(seed: int) -> str:
-    """Return the name of the cache of a history: "one", "limited" (its tenants have limits), or one of the mixes."""
+    """Return the name of the cache of a history: "one", "limited" (its tenants have limits), or one of the mixes.
+
+    "magazines" is as "one", with engines that have magazines.
+    """
     if seed % 2:
         return [*MIXES][seed // 2 % len(MIXES)]
+    if seed % _ONE_IN_LIMITED == _MAGAZINES_AMONG_THEM:
+        return "magazines"
     return "limited" if seed % _ONE_IN_LIMITED == 0 else "one"
 
 

@@ -8,7 +8,7 @@ wrong mark at somebody, whatever the core itself believes.
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -171,6 +171,9 @@ class World:
                 records.rows.num_blocks.tobytes(),
                 records.rows.num_computed.tobytes(),
                 records.kernel_rows.num_published.tobytes(),
+                records.magazines.name.tobytes(),
+                records.magazines.sequence.tobytes(),
+                records.magazines.held_by.tobytes(),
             )
         )
 
@@ -333,6 +336,13 @@ class World:
         device = self.records.device
         held = np.unique(np.concatenate([np.empty(0, np.intp), *self.cache._state.pins.values()]))
         return dict(Counter(device.tenant[held.astype(np.intp)].tolist()))
+
+    def magazine_names(self) -> Mapping[WorkerId, int]:
+        """Return the magazines that living processes share, which a restart must know of; here there are none."""
+        return {}
+
+    def end_engines(self) -> None:
+        """Let all engines with magazines come to an end; here there are none."""
 
     def limit_of(self, worker: Worker) -> int:
         """Return the blocks that a worker can have when nobody else has any: all but those that are pinned."""

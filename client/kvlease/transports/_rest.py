@@ -40,6 +40,8 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
     "pin": ("POST", "/v1/pins"),
     "unpin": ("DELETE", "/v1/pins/{pin_id}"),
     "step": ("POST", "/v1/step"),
+    "exchange": ("POST", "/v1/magazine/exchange"),
+    "inventory": ("GET", "/v1/magazine"),
     "stats": ("GET", "/v1/stats"),
     "inspect": ("GET", "/v1/caches/{cache}/{what}"),
     "watch": ("GET", "/v1/events"),

@@ -602,7 +602,7 @@ class Region(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., region_bytes: _Optional[int] = ..., read_only: _Optional[bool] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("cache", "worker_name", "rank", "tenant", "resume_token", "lease_ids", "layout_fingerprint", "engine")
+    __slots__ = ("cache", "worker_name", "rank", "tenant", "resume_token", "lease_ids", "layout_fingerprint", "engine", "magazine")
     CACHE_FIELD_NUMBER: _ClassVar[int]
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -611,6 +611,7 @@ class AttachRequest(_message.Message):
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MAGAZINE_FIELD_NUMBER: _ClassVar[int]
     cache: str
     worker_name: str
     rank: int
@@ -619,7 +620,8 @@ class AttachRequest(_message.Message):
     lease_ids: bytes
     layout_fingerprint: str
     engine: str
-    def __init__(self, cache: _Optional[str] = ..., worker_name: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[str] = ..., resume_token: _Optional[str] = ..., lease_ids: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
+    magazine: str
+    def __init__(self, cache: _Optional[str] = ..., worker_name: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[str] = ..., resume_token: _Optional[str] = ..., lease_ids: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., engine: _Optional[str] = ..., magazine: _Optional[str] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("worker_id", "token", "epoch", "tenant_key", "info", "regions", "heartbeat_seconds", "lease_seconds", "lease_ids", "death_proof")
@@ -1026,6 +1028,74 @@ class StepResponse(_message.Message):
     reserves: _containers.RepeatedCompositeFieldContainer[StepReserve]
     def __init__(self, codes: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., reserves: _Optional[_Iterable[_Union[StepReserve, _Mapping]]] = ...) -> None: ...
 
+class ExchangeRequest(_message.Message):
+    __slots__ = ("publish_blocks", "publish_keys", "publish_positions", "retract_blocks", "drop_blocks", "hold_keys", "stops_at_miss", "brings", "holds_all", "take_running", "take_new", "all_or_nothing", "sequence")
+    PUBLISH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    RETRACT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DROP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_KEYS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_AT_MISS_FIELD_NUMBER: _ClassVar[int]
+    BRINGS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_ALL_FIELD_NUMBER: _ClassVar[int]
+    TAKE_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    TAKE_NEW_FIELD_NUMBER: _ClassVar[int]
+    ALL_OR_NOTHING_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    publish_blocks: bytes
+    publish_keys: bytes
+    publish_positions: bytes
+    retract_blocks: bytes
+    drop_blocks: bytes
+    hold_keys: bytes
+    stops_at_miss: bool
+    brings: bool
+    holds_all: bool
+    take_running: int
+    take_new: int
+    all_or_nothing: bool
+    sequence: int
+    def __init__(self, publish_blocks: _Optional[bytes] = ..., publish_keys: _Optional[bytes] = ..., publish_positions: _Optional[bytes] = ..., retract_blocks: _Optional[bytes] = ..., drop_blocks: _Optional[bytes] = ..., hold_keys: _Optional[bytes] = ..., stops_at_miss: _Optional[bool] = ..., brings: _Optional[bool] = ..., holds_all: _Optional[bool] = ..., take_running: _Optional[int] = ..., take_new: _Optional[int] = ..., all_or_nothing: _Optional[bool] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class ExchangeResponse(_message.Message):
+    __slots__ = ("published", "retracted", "dropped", "held_blocks", "held_all_blocks", "held_all_keys", "taken_blocks", "num_taken_running", "num_available", "num_magazines")
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    RETRACTED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_ALL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_ALL_KEYS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TAKEN_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_MAGAZINES_FIELD_NUMBER: _ClassVar[int]
+    published: bytes
+    retracted: bytes
+    dropped: bytes
+    held_blocks: bytes
+    held_all_blocks: bytes
+    held_all_keys: bytes
+    taken_blocks: bytes
+    num_taken_running: int
+    num_available: int
+    num_magazines: int
+    def __init__(self, published: _Optional[bytes] = ..., retracted: _Optional[bytes] = ..., dropped: _Optional[bytes] = ..., held_blocks: _Optional[bytes] = ..., held_all_blocks: _Optional[bytes] = ..., held_all_keys: _Optional[bytes] = ..., taken_blocks: _Optional[bytes] = ..., num_taken_running: _Optional[int] = ..., num_available: _Optional[int] = ..., num_magazines: _Optional[int] = ...) -> None: ...
+
+class InventoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InventoryResponse(_message.Message):
+    __slots__ = ("blocks", "keys", "sequence")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    blocks: bytes
+    keys: bytes
+    sequence: int
+    def __init__(self, blocks: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("after_sequence", "cache")
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -1282,7 +1352,7 @@ class Holding(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace")
+    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace", "exchange", "inventory")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1314,6 +1384,8 @@ class Call(_message.Message):
     TRIM_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     idempotency_key: str
@@ -1345,10 +1417,12 @@ class Call(_message.Message):
     trim: TrimRequest
     explain: ExplainRequest
     trace: TraceRequest
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., trim: _Optional[_Union[TrimRequest, _Mapping]] = ..., explain: _Optional[_Union[ExplainRequest, _Mapping]] = ..., trace: _Optional[_Union[TraceRequest, _Mapping]] = ...) -> None: ...
+    exchange: ExchangeRequest
+    inventory: InventoryRequest
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., trim: _Optional[_Union[TrimRequest, _Mapping]] = ..., explain: _Optional[_Union[ExplainRequest, _Mapping]] = ..., trace: _Optional[_Union[TraceRequest, _Mapping]] = ..., exchange: _Optional[_Union[ExchangeRequest, _Mapping]] = ..., inventory: _Optional[_Union[InventoryRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace")
+    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace", "exchange", "inventory")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -1378,6 +1452,8 @@ class Reply(_message.Message):
     TRIM_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     error: Error
@@ -1407,4 +1483,6 @@ class Reply(_message.Message):
     trim: TrimResponse
     explain: ExplainResponse
     trace: TraceResponse
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., trim: _Optional[_Union[TrimResponse, _Mapping]] = ..., explain: _Optional[_Union[ExplainResponse, _Mapping]] = ..., trace: _Optional[_Union[TraceResponse, _Mapping]] = ...) -> None: ...
+    exchange: ExchangeResponse
+    inventory: InventoryResponse
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., trim: _Optional[_Union[TrimResponse, _Mapping]] = ..., explain: _Optional[_Union[ExplainResponse, _Mapping]] = ..., trace: _Optional[_Union[TraceResponse, _Mapping]] = ..., exchange: _Optional[_Union[ExchangeResponse, _Mapping]] = ..., inventory: _Optional[_Union[InventoryResponse, _Mapping]] = ...) -> None: ...

@@ -141,6 +141,16 @@ class KVLeaseServiceStub:
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.StepRequest.SerializeToString,
                 response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.StepResponse.FromString,
                 _registered_method=True)
+        self.Exchange = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Exchange',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ExchangeResponse.FromString,
+                _registered_method=True)
+        self.Inventory = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Inventory',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.InventoryRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.InventoryResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/kvlease.v1.KVLeaseService/Watch',
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.WatchRequest.SerializeToString,
@@ -320,6 +330,20 @@ class KVLeaseServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Exchange(self, request, context):
+        """Exchange gives blocks to, and takes blocks from, the magazine that the worker's engine holds by block id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Inventory(self, request, context):
+        """Inventory tells what is in that magazine, so that its engine can make sure after a lost answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Watch streams events, oldest first, from a sequence number on.
         """
@@ -463,6 +487,16 @@ def add_KVLeaseServiceServicer_to_server(servicer, server):
                     servicer.Step,
                     request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.StepRequest.FromString,
                     response_serializer=kvlease_dot_v1_dot_kvlease__pb2.StepResponse.SerializeToString,
+            ),
+            'Exchange': grpc.unary_unary_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ExchangeRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'Inventory': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inventory,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.InventoryRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.InventoryResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -1059,6 +1093,60 @@ class KVLeaseService:
             '/kvlease.v1.KVLeaseService/Step',
             kvlease_dot_v1_dot_kvlease__pb2.StepRequest.SerializeToString,
             kvlease_dot_v1_dot_kvlease__pb2.StepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Exchange',
+            kvlease_dot_v1_dot_kvlease__pb2.ExchangeRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inventory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Inventory',
+            kvlease_dot_v1_dot_kvlease__pb2.InventoryRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.InventoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

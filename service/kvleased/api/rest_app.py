@@ -38,6 +38,10 @@ TAGS: Final = (
         "name": "leases",
         "description": "Reserve, map, extend, commit, fork, trim, evict, reload and release.",
     },
+    {
+        "name": "magazines",
+        "description": "Give and take blocks by id, for engines with block tables of their own.",
+    },
     {"name": "prefixes", "description": "Look up, pin, evict and reload cached blocks."},
     {"name": "watching", "description": "Snapshots and events."},
 )

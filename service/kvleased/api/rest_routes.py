@@ -38,7 +38,7 @@ class Route:
     @property
     def is_hot(self) -> bool:
         """Whether workers call it all the time, so that it is answered without a detour through FastAPI."""
-        return self.tag in ("leases", "workers")
+        return self.tag in ("leases", "magazines", "workers")
 
     @property
     def is_stream(self) -> bool:
@@ -68,6 +68,10 @@ ROUTES: Final = (
           summary="Grant blocks for a request under a lease, reusing the longest cached prefix"),
     Route(verb="step", method="POST", path="/v1/step", tag="leases", body=wire.StepBody,
           summary="Carry out any number of operations of one scheduler step"),
+    Route(verb="exchange", method="POST", path="/v1/magazine/exchange", tag="magazines", body=wire.ExchangeBody,
+          summary="Give blocks to, and take blocks from, the magazine of the worker's engine"),
+    Route(verb="inventory", method="GET", path="/v1/magazine", tag="magazines",
+          summary="Tell what is in that magazine"),
     Route(verb="release", method="DELETE", path="/v1/leases/{lease_id}", tag="leases",
           summary="End a lease; committed blocks stay findable"),
     Route(verb="extend", method="POST", path="/v1/leases/{lease_id}/extend", tag="leases", body=wire.ExtendBody,

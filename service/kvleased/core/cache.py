@@ -12,6 +12,7 @@ from kvleased.core import (
     asking,
     committing,
     ending,
+    exchanging,
     explaining,
     forking,
     landing,
@@ -25,6 +26,7 @@ from kvleased.core.checking import violations
 from kvleased.core.cleaning import clean
 from kvleased.core.effects import Effect, Outcome, Wake
 from kvleased.core.listing import LeaseFacts, PinFacts, list_leases, list_pins
+from kvleased.core.magazines import NO_MAGAZINES
 from kvleased.core.ranks import NO_PLACES, Place
 from kvleased.core.records import CacheRecords
 from kvleased.core.recovery import recover
@@ -48,10 +50,12 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Detach: ending.end_worker,
     c.Drain: landing.drain,
     c.Evict: requests.evict,
+    c.Exchange: exchanging.exchange,
     c.Explain: explaining.explain,
     c.Extend: requests.extend,
     c.Fork: forking.fork,
     c.Heartbeat: ending.heartbeat,
+    c.Inventory: exchanging.inventory,
     c.Lookup: committing.lookup,
     c.Map: committing.map_lease,
     c.MoverDied: landing.mover_died,
@@ -77,7 +81,7 @@ class Cache:
         self._state = CacheState(shape, records, epoch)
 
     @classmethod
-    def recovered(
+    def recovered(  # noqa: PLR0913, PLR0917 - what a restart must know
         cls,
         shape: CacheShape,
         records: CacheRecords,
@@ -85,13 +89,15 @@ class Cache:
         workers: Mapping[WorkerId, int],
         now: float,
         places: Mapping[WorkerId, Place] = NO_PLACES,
+        magazines: Mapping[WorkerId, int] = NO_MAGAZINES,
     ) -> Self:
         """Go on over the records of an earlier life.
 
-        `workers` are those whose processes live, by tenant digest; `places` are what some of them are to their engines.
+        `workers` are those whose processes live, by tenant digest; `places` are what some of them are to their engines,
+        `magazines` the names of those that they share.
         """
         cache = cls(shape, records, epoch)
-        recover(cache._state, workers, places, now)
+        recover(cache._state, workers, places, magazines, now)
         return cache
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvleased.core.magazines import contents
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 
@@ -25,6 +26,8 @@ class Census:
     num_workers: int
     num_pins: int
     num_copies: int
+    magazines: tuple[tuple[int, int, int], ...] = ()
+    """The place of each magazine, and its private and its findable blocks."""
     counters: Mapping[str, int]
     """Counts since the start of the daemon, by name."""
 
@@ -42,6 +45,7 @@ def census(state: CacheState) -> Census:
         num_workers=len(state.workers),
         num_pins=len(state.pins),
         num_copies=len(state.flights),
+        magazines=contents(state.magazines, state.device.records.state),
         counters=dict(state.counters),
     )
 

@@ -14,6 +14,7 @@ from kvleased.core.commands import Reserve
 from kvleased.core.effects import Direction
 from kvleased.core.flights import Flight
 from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.magazine_checks import magazine_violations
 from kvleased.core.phases import Phase
 from kvleased.core.place_checks import place_violations
 from kvleased.core.pool import Ids, Pool
@@ -93,6 +94,7 @@ def violations(state: CacheState) -> list[str]:
     lost = [text for tier in tiers for text in _strays(tier)]
     if not lost:
         found += [text for tier in tiers for text in (*_holds(state, tier), *_owners(tier))]
+        found += magazine_violations(state, tiers[0].ids)
     return [
         *found,
         *lost,
@@ -205,6 +207,8 @@ def _holds(state: CacheState, tier: _Tier) -> list[str]:
             held.append(flight.targets)
     if is_device:
         held += state.pins.values()
+        book = state.magazines
+        held += [book.blocks_of(one) for one in book.by_name.values()]
     counted = np.bincount(_joined(held), minlength=len(tier.pool))
     is_wrong = counted != tier.pool.holds
     if not _any(is_wrong):

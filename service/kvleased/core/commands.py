@@ -15,6 +15,8 @@ class Attach:
     engine: int = 0
     """64 bits that name the tenant's engine whose rank this is; 0: the process calls for all ranks."""
     rank: int = 0
+    magazine: int = 0
+    """64 bits that name the magazine that the process shares with the others of its engine; 0 is none."""
 
 
 @message
@@ -189,6 +191,38 @@ class Step:
 
 
 @message
+class Exchange:
+    """Change a magazine; column by column in this order, each entry succeeds alone or changes nothing."""
+
+    worker_id: WorkerId
+    sequence: int
+    """One more than that of the magazine's last exchange."""
+    publish_blocks: bytes = b""
+    """Packed int32, as all blocks here."""
+    publish_keys: bytes = b""
+    publish_positions: bytes = b""
+    """Packed uint32 of the blocks' places in their chains; empty where nobody knows."""
+    retract_blocks: bytes = b""
+    drop_blocks: bytes = b""
+    hold_keys: bytes = b""
+    stops_at_miss: bool = False
+    """Whether nothing is held behind the first key that is not on the device."""
+    brings: bool = False
+    """Whether what only a lower tier has is brought to the device, for a later exchange."""
+    holds_all: bool = False
+    take_running: int = 0
+    take_new: int = 0
+    all_or_nothing: bool = False
+
+
+@message
+class Inventory:
+    """Tell what is in a worker's magazine."""
+
+    worker_id: WorkerId
+
+
+@message
 class CopyDone:
     """A mover finished a batch: every target holds its source's bytes, except those at the failed positions."""
 
@@ -271,6 +305,6 @@ class Drain:
 
 Command = (
     Attach | Detach | WorkerDied | Heartbeat | Reserve | Map | Extend | Commit | Fork | Trim | Evict |
-    Reload | Release | Lookup | Explain | Pin | Unpin | Step | CopyDone | CopyFailed | CopyLost | MoverDied |
-    Probed | TierChanged | Adopt | Tick | Cancel | Drain )  # fmt: skip
+    Reload | Release | Lookup | Explain | Pin | Unpin | Step | Exchange | Inventory | CopyDone | CopyFailed |
+    CopyLost | MoverDied | Probed | TierChanged | Adopt | Tick | Cancel | Drain )  # fmt: skip
 """Everything that the core understands."""

@@ -112,7 +112,7 @@ def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
         msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
         raise InvalidError(msg)
     num_keys = len(command.keys) // BYTES_PER_KEY
-    if not _are_distinct(command.keys):
+    if not are_distinct(command.keys):
         msg = "keys names a block twice; the keys of a chain differ"
         raise InvalidError(msg)
     covered = _covered_tokens(state, lease)
@@ -189,7 +189,7 @@ def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
     return len(left)
 
 
-def _are_distinct(keys: bytes) -> bool:
+def are_distinct(keys: bytes) -> bool:
     """Tell whether no key is there twice."""
     words = np.frombuffer(keys, np.uint64)[::_WORDS_PER_KEY].copy()
     words.sort()

@@ -15,11 +15,13 @@ from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
 from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
 from kvleased.core.leases import Lease
+from kvleased.core.magazines import Magazine
 from kvleased.core.parting import part
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.ranks import RANKS_MAX, Place
 from kvleased.core.retention import keep_class
+from kvleased.core.room import evict_blocks
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
 
@@ -139,8 +141,13 @@ def attach(state: CacheState, command: Attach, now: float) -> Outcome:
     if command.tenant_digest == 0:
         msg = "tenant_digest is 0, which stands for no tenant"
         raise InvalidError(msg)
+    magazines = state.magazines
+    if command.magazine:
+        magazines.check_room(command.magazine)
     if command.engine:
         _sit(state, command)
+    if command.magazine:
+        magazines.join(command.worker_id, command.magazine, command.tenant_digest)
     state.workers[command.worker_id] = command.tenant_digest
     return Outcome(reply=Done())
 
@@ -184,7 +191,23 @@ def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> O
             end_lease(state, lease)
     state.leases.by_worker.pop(worker_id, None)
     state.ranks.rise(worker_id)
+    magazine = state.magazines.part(worker_id)
+    if magazine is not None:
+        _end_magazine(state, magazine)
     return Outcome(reply=Detached(num_leases=len(lease_ids)))
+
+
+def _end_magazine(state: CacheState, magazine: Magazine) -> None:
+    """Let go of all that is in a magazine whose last process has ended: private blocks are free at once.
+
+    What none of its processes has vouched for since the control process started anew does not stay cached.
+    """
+    device = state.device
+    blocks = state.magazines.close(magazine)
+    in_token_order = blocks[device.records.position[blocks].argsort(kind="stable")]
+    device.let_go(in_token_order)
+    if not magazine.is_vouched:
+        evict_blocks(state, device.evictable(in_token_order))
 
 
 def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:

@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from kvlease.errors import Holding
 from kvleased.core.flights import Flight
+from kvleased.core.leases import NOWHERE
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 
 _OWNERS: Final = ("you", "others", "nobody")
-_LEASED, _PINNED, _COPYING, _CACHED, _QUARANTINED, _SCRUBBING, _BAD, _FREE = range(8)
+_LEASED, _PINNED, _COPYING, _CACHED, _QUARANTINED, _SCRUBBING, _BAD, _FREE, _IN_MAGAZINE = range(9)
 _WORDS: Final = (
-    "leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad", "free",
+    "leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad", "free", "in_magazine",
 )  # fmt: skip
 _OF_STATE: Final = {
     State.FREE: _FREE,
@@ -31,6 +32,8 @@ _OF_STATE: Final = {
     State.BAD: _BAD,
 }
 _WORD_OF_BYTE: Final = bytes(_OF_STATE.get(byte, 0) for byte in range(256))  # type: ignore[call-overload]
+_OF_LEASES: Final = (_LEASED, _PINNED, _COPYING)
+"""Words of blocks that may turn out to be held by something else than a lease."""
 _NOBODYS: Final = (_SCRUBBING, _BAD, _FREE)
 _OTHERS: Final = len(_WORDS)
 """What is added to a block's word where it is not the asker's own."""
@@ -41,14 +44,16 @@ _RESERVED: Final = int(State.RESERVED)
 def holdings(state: CacheState, pool: Pool, tenant: int | None) -> tuple[Holding, ...]:
     """Return who has the blocks of a pool at this instant; they add up to all that can be granted.
 
-    Each block counts once: a lease that has it comes before a copy that reads it, and that before a pin.
+    Each block counts once: a lease that has it comes before a magazine, that before a copy that reads it, and that
+    before a pin.
     """
     first = len(pool) - pool.num_usable
     # Bytes are translated in a fraction of the time that arrays are indexed.
     packed = pool.records.state.tobytes().translate(_WORD_OF_BYTE)
     words = np.frombuffer(bytearray(packed), np.uint8)
     words[(words == _CACHED) & (pool.holds > 0)] = _LEASED
-    if state.flights or state.pins:
+    is_in_magazines = pool is state.device and len(state.magazines) > 0
+    if state.flights or state.pins or is_in_magazines:
         _part_from_leases(state, pool, words)
     if tenant is None:
         words += _OTHERS
@@ -72,6 +77,11 @@ def holdings(state: CacheState, pool: Pool, tenant: int | None) -> tuple[Holding
 def _part_from_leases(state: CacheState, pool: Pool, words: NDArray[np.uint8]) -> None:
     """Give the blocks that no lease has, but a copy reads or a pin holds, their own words."""
     leases = pool.holds.copy()
+    in_magazines = NOWHERE
+    if pool is state.device:
+        held_by = state.records.magazines.held_by
+        in_magazines = held_by.nonzero()[0]
+        leases -= np.bitwise_count(held_by)
     held = list(state.pins.values()) if pool is state.device else []
     for blocks in held:
         leases[blocks] -= 1
@@ -81,8 +91,9 @@ def _part_from_leases(state: CacheState, pool: Pool, words: NDArray[np.uint8]) -
         if source_pool is pool:
             leases[flight.sources] -= 1 + _is_leaving(state, flight)
             words_of_held.append((flight.sources, _COPYING))
+    words_of_held.append((in_magazines, _IN_MAGAZINE))
     for blocks, word in words_of_held:
-        is_free_of_leases = np.isin(words[blocks], (_LEASED, _PINNED)) & (leases[blocks] <= 0)
+        is_free_of_leases = np.isin(words[blocks], _OF_LEASES) & (leases[blocks] <= 0)
         words[blocks[is_free_of_leases]] = word
 
 

@@ -11,7 +11,7 @@ from kvlease.errors import (
 from kvlease.ids import BYTES_PER_KEY, CopyId, WorkerId
 from kvleased.core.commands import Evict, Reload
 from kvleased.core.effects import Evicted, Outcome, Reloaded
-from kvleased.core.flights import Purpose
+from kvleased.core.flights import Flight, Purpose
 from kvleased.core.granting import pack_parts
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.looking import EVERYWHERE, look_below, parted, tenants_of
@@ -268,16 +268,23 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
             state, count, available, state.workers.get(command.worker_id or WorkerId(0))
         )
     ticket = state.next_id()
+    for flight in prefetch(state, slots, fresh):
+        flight.ticket, flight.ticket_deadline = ticket, deadline(command.wait_ms, now)
+    return Outcome(ticket=ticket)
+
+
+def prefetch(state: CacheState, slots: Ids, fresh: Ids) -> list[Flight]:
+    """Start the copies that bring cached blocks from slots, by the numbers of `looking`, to free blocks."""
     is_in = parted(state, slots)
+    flights = []
     for purpose, is_there, first in (
         (Purpose.PREFETCH, is_in.host, 0),
         (Purpose.DISK_PREFETCH, is_in.disk, len(state.host)),
     ):
         if is_there.any():
             sources = slots[is_there] - first
-            flight = state.fly(purpose, sources, fresh[is_there], keyed=sources >= 0)
-            flight.ticket, flight.ticket_deadline = ticket, deadline(command.wait_ms, now)
-    return Outcome(ticket=ticket)
+            flights.append(state.fly(purpose, sources, fresh[is_there], keyed=sources >= 0))
+    return flights
 
 
 def _cached_below(state: CacheState, keys: bytes) -> Ids:

@@ -330,6 +330,13 @@ class Pool:
         self.index.discard(ids)
         self._free_up(ids, _EVICT)
 
+    def retract(self, ids: Ids) -> None:
+        """Make READY blocks private to their only holder, and their keys unknown to this tier."""
+        self._note(ids, Parting.DISPLACED)
+        self.order.evicted(ids)
+        self.index.discard(ids)
+        self.change(ids, Event.RETRACT)
+
     def retire(self, ids: Ids) -> None:
         """Take blocks out of use for good; whoever holds them must let go afterwards."""
         ready = ids[self.records.state[ids] == _READY]

@@ -42,6 +42,15 @@ ROW_COLUMNS: Final = (
 )
 """The same for the lease rows; `num_blocks`, an int32 for each group, and `block_ids`, one for each place, follow."""
 
+MAGAZINES_MAX: Final = 32
+"""Magazines of one cache: as many as a block has bits for them."""
+
+MAGAZINE_COLUMNS: Final = (("name", np.uint64, 1), ("sequence", np.uint64, 1))
+"""The same for the magazines."""
+
+HOLDER_COLUMNS: Final = (("held_by", np.uint32, 1),)
+"""What is kept of each block for the magazines."""
+
 NULL: Final = -1
 """Stands at a place of a row that needs no block."""
 
@@ -143,6 +152,27 @@ class KernelRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MagazineRecords:
+    """What a restart must know of the magazines, and which of them hold each device block."""
+
+    name: NDArray[np.uint64]
+    """64 bits that name the magazine of each place; 0 where there is none: written last and first as of a row."""
+    sequence: NDArray[np.uint64]
+    """Of its last exchange; written before anything is carried out, so that nothing ever is twice."""
+    held_by: NDArray[np.uint32]
+    """A bit for each place whose magazine holds the block."""
+
+    @classmethod
+    def plain(cls, num_blocks: int) -> Self:
+        """Return columns of zeros in ordinary memory."""
+        return cls(
+            name=np.zeros(MAGAZINES_MAX, np.uint64),
+            sequence=np.zeros(MAGAZINES_MAX, np.uint64),
+            held_by=np.zeros(num_blocks, np.uint32),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRecords:
     """All columns of one cache."""
 
@@ -151,6 +181,7 @@ class CacheRecords:
     disk: TierRecords
     rows: LeaseRows
     kernel_rows: KernelRows
+    magazines: MagazineRecords
 
     @classmethod
     def plain(cls, shape: CacheShape) -> Self:
@@ -161,6 +192,7 @@ class CacheRecords:
             disk=TierRecords.plain(shape.num_disk_slots),
             rows=LeaseRows.plain(shape.max_leases, len(shape.groups), shape.table_width),
             kernel_rows=KernelRows.plain(shape.max_leases, len(shape.groups), shape.kernel_width),
+            magazines=MagazineRecords.plain(shape.num_blocks),
         )
 
 

@@ -1,7 +1,8 @@
 """Own the rebuilding of a cache's state from its records after the control process was killed at any instant.
 
 What is believed: a lease whose row is whole and whose worker lives; a block that is READY and whose
-seal matches; a block that is RESERVED and in just one believed row. Everything else is free again
+seal matches; a block that is RESERVED and in just one believed row or magazine; a magazine of which a
+process lives. Everything else is free again
 under a new generation: the movers of the earlier life are dead, the workers of rows that are not
 believed are dead or never learned of them. Pins are not kept, nor whether the stores work: what is
 in them counts for nothing until that is said again.
@@ -27,7 +28,11 @@ _ON_HOST = (Phase.EVICTED, Phase.RELOADING)
 
 
 def recover(
-    state: CacheState, workers: Mapping[WorkerId, int], places: Mapping[WorkerId, Place], now: float
+    state: CacheState,
+    workers: Mapping[WorkerId, int],
+    places: Mapping[WorkerId, Place],
+    magazines: Mapping[WorkerId, int],
+    now: float,
 ) -> None:
     """Make the state what its records and the living workers say."""
     state.tiers_off |= {Tier.DISK, Tier.REMOTE}
@@ -36,6 +41,7 @@ def recover(
         state.ranks.sit(worker_id, place)
     for pool in state.pools:
         _distrust(pool)
+    orphaned = _recover_magazines(state, magazines)
     columns = state.records.rows
     columns.engine[columns.lease_id == 0] = 0
     rows = _believed_rows(state)
@@ -48,6 +54,7 @@ def recover(
     state.leases.free_rows = [
         row for row in reversed(range(len(state.records.rows.lease_id))) if row not in rows
     ]
+    _drop_unvouched(state, orphaned)
     for pool in state.pools:
         _free_unheld(pool)
         pool.rebuild()
@@ -81,12 +88,36 @@ def _drop_doubles(pool: Pool) -> None:
     pool.records.state[ready[doubles]] = State.RESERVED
 
 
+def _recover_magazines(state: CacheState, magazines: Mapping[WorkerId, int]) -> Ids:
+    """Go on with the magazines that have a living process, and with what they hold; returns what others held."""
+    book, device = state.magazines, state.device
+    members = {one: (name, state.workers[one]) for one, name in magazines.items()}
+    orphaned = book.recover(members)
+    held_by = state.records.magazines.held_by
+    states, counts = device.records.state, np.bitwise_count(held_by)
+    is_sound = (states == State.READY) | ((states == State.RESERVED) & (counts == 1))
+    is_sound[: len(device) - device.num_usable] = False
+    held_by[~is_sound] = 0
+    device.holds += np.bitwise_count(held_by)
+    book.count()
+    return orphaned
+
+
+def _drop_unvouched(state: CacheState, blocks: Ids) -> None:
+    """Take blocks for lost that magazines held whose last process ended while nobody watched, unless others hold them.
+
+    What their engines did to them meanwhile nobody knows.
+    """
+    states, holds = state.device.records.state, state.device.holds
+    states[blocks[(states[blocks] == State.READY) & (holds[blocks] == 0)]] = State.RESERVED
+
+
 def _believed_rows(state: CacheState) -> set[int]:
     """Return the rows whose leases go on."""
     rows = state.records.rows
     believed: set[int] = set()
     used: dict[str, NDArray[np.int32]] = {
-        "device": np.zeros(len(state.device), np.int32),
+        "device": state.device.holds.copy(),
         "host": np.zeros(len(state.host), np.int32),
     }
     for row in np.flatnonzero(rows.lease_id).tolist():

@@ -28,6 +28,7 @@ from kvleased.core.kernel_table import KernelTable
 from kvleased.core.labels import pack_labels
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.loading import Loading
+from kvleased.core.magazines import MagazineBook
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
@@ -78,6 +79,7 @@ class CacheState:
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(records.rows, self.covering, self.kernel)
+        self.magazines = MagazineBook(records.magazines)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
         self.asking: dict[int, Asking] = {}
         """By ticket: calls that wait to know what the remote store has, and hold nothing."""

@@ -1,13 +1,15 @@
 """Own the life of a block and of a slot: every transition there is, as two tables, and the one function that makes one.
 
-The law in prose. A block is FREE until it is granted to one lease (RESERVED), filled by a copy
-(FILLING) or zeroed because its tenant changes (SCRUBBING). A RESERVED block belongs to exactly one
-lease, whose worker alone may write it. Commit makes it READY: findable under its key, read-only for
-everyone, evictable once nobody holds it. When a lease is not renewed, its blocks are QUARANTINED:
-nobody gets them, because a stalled worker may still write; time alone never leads out of that
-state, only the owner's own word (commit, revival, release), the proof of its death, or the end of
-the mover that wrote. A copy that failed leaves its target FREE if the mover said so itself and
-QUARANTINED if it did not answer. BAD is final.
+The law in prose. A block is FREE until it is granted to one lease or magazine (RESERVED), filled by a
+copy (FILLING) or zeroed because its tenant changes (SCRUBBING). A RESERVED block belongs to exactly
+one lease, whose worker alone may write it, or to one magazine, whose engine alone may. Commit makes it
+READY: findable under its key, read-only for everyone, evictable once nobody holds it. A magazine that
+alone holds it can take it back to write it anew; then nobody finds it any more. When a lease is not
+renewed, its blocks are QUARANTINED: nobody gets them, because a stalled worker may still write; time
+alone never leads out of that state, only the owner's own word (commit, revival, release), the proof of
+its death, or the end of the mover that wrote. A copy that failed leaves its target FREE if the mover
+said so itself and QUARANTINED if it did not answer. BAD is final. Time never ends what a magazine
+holds; the death of its last process does.
 
 A slot lives the same life, less what only a worker can cause: no worker ever writes a slot. One end
 is not final there: a disk store that was replaced by another has forgotten all of its slots, the
@@ -27,7 +29,7 @@ class State(IntEnum):
     FREE = 0
     """Nobody's."""
     RESERVED = 1
-    """Private to one lease, which may write it (a block) or has its bytes there (a slot)."""
+    """Private to one lease or magazine, which may write it (a block) or has its bytes there (a slot)."""
     FILLING = 2
     """The target of a copy in flight."""
     READY = 3
@@ -44,7 +46,7 @@ class Event(IntEnum):
     """What can happen to a block or slot."""
 
     GRANT = 0
-    """A lease takes it for writing."""
+    """A lease or a magazine takes it for writing."""
     FILL = 1
     """A copy into it begins."""
     FILLED = 2
@@ -75,6 +77,8 @@ class Event(IntEnum):
     """Its bytes turned out to differ from what was written."""
     FORGET = 15
     """The store that it was in is another one now."""
+    RETRACT = 16
+    """Its only holder, a magazine, is going to write it again."""
 
 
 Transitions = dict[State, dict[Event, State]]
@@ -96,7 +100,7 @@ BLOCK_TRANSITIONS: Final[Transitions] = {
         Event.FAIL: State.FREE,
         Event.DOUBT: State.QUARANTINED,
     },
-    State.READY: {Event.EVICT: State.FREE},
+    State.READY: {Event.EVICT: State.FREE, Event.RETRACT: State.RESERVED},
     State.QUARANTINED: {
         Event.COMMIT: State.READY,
         Event.REVIVE: State.RESERVED,

@@ -1,4 +1,4 @@
-"""Own where the core's columns lie in the records' and tables' regions; what they mean is the core's business.
+"""Own where the core's columns lie in the regions of records, tables and magazines; what they mean is the core's.
 
 The host tier's columns have a region of their own, so that it can outlive the others beside the slots.
 """
@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 
 from kvlease.columns import Column, ColumnLayout
 from kvlease.tables import TableLayout, TablePart
-from kvleased.core.records import TIER_COLUMNS, CacheRecords, KernelRows, LeaseRows, TierRecords
+from kvleased.core.records import (
+    HOLDER_COLUMNS,
+    MAGAZINE_COLUMNS,
+    MAGAZINES_MAX,
+    TIER_COLUMNS,
+    CacheRecords,
+    KernelRows,
+    LeaseRows,
+    MagazineRecords,
+    TierRecords,
+)
 from kvleased.core.shape import CacheShape
 from kvleased.memory.host_files import HEAD_BYTES
 
@@ -65,6 +75,36 @@ class HostRecordsLayout:
         return _tier_layout(self.num_slots)
 
 
+@dataclass(frozen=True, slots=True)
+class MagazinesLayout:
+    """The columns of the magazines, then what is kept of each device block for them."""
+
+    num_blocks: int
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of the region."""
+        return self._places.region_bytes + self._blocks.region_bytes
+
+    def columns(self, region: NDArray[np.uint8]) -> MagazineRecords:
+        """Lay the columns over the region."""
+        places = self._places.columns(region)
+        return MagazineRecords(**places, **self._blocks.columns(region, self._places.region_bytes))
+
+    @property
+    def _places(self) -> ColumnLayout:
+        return ColumnLayout(cast("tuple[Column, ...]", MAGAZINE_COLUMNS), MAGAZINES_MAX)
+
+    @property
+    def _blocks(self) -> ColumnLayout:
+        return ColumnLayout(cast("tuple[Column, ...]", HOLDER_COLUMNS), self.num_blocks)
+
+
+def magazines_layout(shape: CacheShape) -> MagazinesLayout:
+    """Return how the magazines of a cache lie."""
+    return MagazinesLayout(num_blocks=shape.num_blocks)
+
+
 def table_layout(shape: CacheShape) -> TableLayout:
     """Return how the block table of a cache lies."""
     parts = (
@@ -93,6 +133,7 @@ def lay_records(
     records: NDArray[np.uint8],
     host_records: NDArray[np.uint8],
     tables: NDArray[np.uint8],
+    magazines: NDArray[np.uint8],
 ) -> CacheRecords:
     """Lay all columns of a cache over its regions."""
     device, disk = records_layout(shape).tiers(records)
@@ -105,6 +146,7 @@ def lay_records(
         disk=disk,
         rows=LeaseRows(**columns),
         kernel_rows=KernelRows(**kernel_columns),
+        magazines=magazines_layout(shape).columns(magazines),
     )
 
 

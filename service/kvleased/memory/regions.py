@@ -10,7 +10,12 @@ from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.shape import CacheShape
 from kvleased.memory.host_files import HostSizes
-from kvleased.memory.records import host_records_layout, records_layout, table_layout
+from kvleased.memory.records import (
+    host_records_layout,
+    magazines_layout,
+    records_layout,
+    table_layout,
+)
 from kvleased.settings import MIB
 
 PLAN: Final = "plan"
@@ -19,6 +24,7 @@ HOST: Final = "host"
 HOST_RECORDS: Final = "host_records"
 RECORDS: Final = "records"
 TABLES: Final = "tables"
+MAGAZINES: Final = "magazines"
 
 _DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
 """Block tables up to here are populated, too; larger ones are sparse, as a lease touches only its own row."""
@@ -34,6 +40,7 @@ def region_sizes(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
     sizes = {
         RECORDS: records_layout(shape).region_bytes,
         TABLES: table_layout(shape).region_bytes,
+        MAGAZINES: magazines_layout(shape).region_bytes,
     }
     if plan.host_bytes:
         sizes |= {

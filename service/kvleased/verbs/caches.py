@@ -25,6 +25,7 @@ from kvleased.memory import cpu, regions
 from kvleased.memory.records import (
     host_records_layout,
     lay_records,
+    magazines_layout,
     records_layout,
     table_layout,
 )
@@ -44,8 +45,9 @@ _WORKERS_NAMED_MAX: Final = 8
 """Workers that a refusal names."""
 _LOG = structlog.get_logger()
 
-Earlier = tuple[Mapping[WorkerId, int], float, Mapping[WorkerId, Place]]
-"""What the core must know beside its records: the living workers by tenant digest, the time, and their places."""
+Earlier = tuple[Mapping[WorkerId, int], float, Mapping[WorkerId, Place], Mapping[WorkerId, int]]
+"""What the core must know beside its records: the living workers by tenant digest, the time, their places, and the
+names of the magazines that they share."""
 
 
 class CacheVerbs:
@@ -146,11 +148,13 @@ class CacheVerbs:
         kept: Iterable[Kept],
         workers: Mapping[str, Mapping[WorkerId, int]],
         places: Mapping[str, Mapping[WorkerId, Place]],
+        magazines: Mapping[str, Mapping[WorkerId, int]],
         now: float,
     ) -> None:
         """Bring back every cache whose regions were kept.
 
-        `workers` are the living ones, by cache and tenant digest; `places` what some of them are to their engines.
+        `workers` are the living ones, by cache and tenant digest; `places` what some of them are to their engines,
+        and `magazines` which ones they share.
         """
         names = (TENANT_DEFAULT, *self._settings.tenants)
         self._registry.known_tenants = named(names, self._root_secret)
@@ -160,7 +164,8 @@ class CacheVerbs:
                 _, name, kind = item.name.split("/")
                 found.setdefault(name, {})[kind] = item
         for name, items in found.items():
-            self._recover(name, items, (workers.get(name, {}), now, places.get(name, {})))
+            own = workers.get(name, {}), now, places.get(name, {}), magazines.get(name, {})
+            self._recover(name, items, own)
 
     def _recover(self, name: str, items: Mapping[str, Kept], earlier: Earlier) -> None:
         registration = items.get(regions.PLAN)
@@ -210,7 +215,7 @@ class CacheVerbs:
             await self._maker.require_room(planned)
             made = await self._maker.create(name, planned, options)
             # Nobody can be attached to what outlived the container.
-            earlier: Earlier | None = ({}, 0.0, {}) if made.has_found_host else None
+            earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
             entry = self._make_entry(name, planned, options, made.fds, earlier=earlier)
         if made.has_found_host:
             entry.num_found[Tier.HOST] = entry.core.census().host["ready"]
@@ -242,6 +247,7 @@ class CacheVerbs:
             cpu.map_region(fds[regions.RECORDS], records_layout(shape).region_bytes),
             cpu.map_region(fds.get(regions.HOST_RECORDS, -1), host_records_bytes),
             cpu.map_region(fds[regions.TABLES], table_layout(shape).region_bytes),
+            cpu.map_region(fds[regions.MAGAZINES], magazines_layout(shape).region_bytes),
         )
         if earlier is None:
             core = Cache(shape, records, self._epoch)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -37,6 +36,7 @@ from kvleased.registry import (
     tenant_key,
 )
 from kvleased.settings import Settings
+from kvleased.verbs.proofs import has_ended, own_pidfd, require_proof, same_process
 from kvleased.verbs.runner import Runner, Verb
 
 _PREFIX: Final = "worker/"
@@ -78,6 +78,7 @@ class WorkerVerbs:
         checks.label("tenant", request.tenant)
         if request.engine:
             checks.name("engine", request.engine)
+        checks.label("magazine", request.magazine)
         inventory = checks.lease_ids("lease_ids", request.lease_ids, self._settings.max_leases)
         if inventory and not request.resume_token:
             message = "lease_ids is set without resume_token; only a resumed worker has leases"
@@ -153,7 +154,7 @@ class WorkerVerbs:
         for item in kept:
             if not item.name.startswith(_PREFIX):
                 continue
-            if item.metadata["proof"] == "pidfd" and _has_ended(item.fd):
+            if item.metadata["proof"] == "pidfd" and has_ended(item.fd):
                 _LOG.info("worker_died", worker=item.metadata["worker_id"], while_down=True)
                 self._keeper.drop(item.name)
                 os.close(item.fd)
@@ -182,6 +183,15 @@ class WorkerVerbs:
                 found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = place
         return found
 
+    def magazines(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, int]]:
+        """Return the names of the magazines that living workers share, by cache and worker id."""
+        found: dict[str, dict[WorkerId, int]] = {}
+        for item in living:
+            metadata = item.metadata
+            if digest := metadata.get("magazine_digest", 0):
+                found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = digest
+        return found
+
     def recover(self, living: Iterable[Kept]) -> None:
         """Bring back the living workers, under the tokens that they have."""
         for item in living:
@@ -203,7 +213,7 @@ class WorkerVerbs:
 
     def _admit(self, entry: CacheEntry, request: pb.AttachRequest, caller: Caller) -> WorkerEntry:
         worker_id = self._registry.next_worker_id()
-        pidfd = _own_pidfd(caller)
+        pidfd = own_pidfd(caller)
         tenant = request.tenant or TENANT_DEFAULT
         metadata = {
             "worker_id": worker_id,
@@ -213,6 +223,7 @@ class WorkerVerbs:
             "name": request.worker_name,
             "rank": request.rank,
             "engine": request.engine,
+            "magazine": request.magazine,
             "proof": "none" if pidfd is None else "pidfd",
             "attached_unix_seconds": time.time(),
         }
@@ -222,14 +233,20 @@ class WorkerVerbs:
             tenant_digest=worker.tenant_digest,
             engine=worker.engine_digest,
             rank=worker.rank,
+            magazine=worker.magazine_digest,
         )
         try:
+            require_proof(request, pidfd)
             self._runner.apply(entry, command)
         except KVLeaseError:
             if pidfd is not None:
                 os.close(pidfd)
             raise
-        digests = {"tenant_digest": worker.tenant_digest, "engine_digest": worker.engine_digest}
+        digests = {
+            "tenant_digest": worker.tenant_digest,
+            "engine_digest": worker.engine_digest,
+            "magazine_digest": worker.magazine_digest,
+        }
         self._keep(worker, metadata | digests)
         self._watch(worker)
         self._events.append("worker_attached", entry.name, worker_id=worker_id)
@@ -261,13 +278,16 @@ class WorkerVerbs:
         if request.engine and request.engine != worker.engine:
             message = "engine differs from the one that the worker attached with"
             raise InvalidError(message, resource="engine")
+        if request.magazine and request.magazine != worker.magazine:
+            message = "magazine differs from the one that the worker attached with"
+            raise InvalidError(message, resource="magazine")
         if request.engine and request.rank != worker.rank:
             message = f"rank is {request.rank}, but the worker attached as {worker.rank}"
             raise InvalidError(message, resource="rank", need=request.rank, limit=worker.rank)
         if (
             worker.pidfd is not None
             and caller.pidfd is not None
-            and not _same_process(worker.pidfd, caller.pidfd)
+            and not same_process(worker.pidfd, caller.pidfd)
         ):
             # The first process may still write; only its own end proves that it does not.
             message = "resume_token is another process's; each process attaches for itself"
@@ -322,6 +342,7 @@ class WorkerVerbs:
             attached_unix_seconds=metadata["attached_unix_seconds"],
             # A worker that an earlier build kept has none.
             engine=metadata.get("engine", ""),
+            magazine=metadata.get("magazine", ""),
         )
 
     def _keep(self, worker: WorkerEntry, metadata: Mapping[str, Any]) -> None:
@@ -360,36 +381,3 @@ def _beat(reply: e.Beat) -> pb.HeartbeatResponse:
         num_orphans_ended=reply.num_orphans_ended,
         newest_lease_id=reply.newest_lease_id,
     )
-
-
-def _own_pidfd(caller: Caller) -> int | None:
-    """Return a descriptor of our own that tells of the caller's end, or None where there can be none."""
-    if caller.pidfd is not None:
-        _require_pidfd(caller.pidfd)
-        return os.dup(caller.pidfd)
-    if caller.peer_pid <= 0:
-        return None
-    try:
-        return os.pidfd_open(caller.peer_pid)
-    except ProcessLookupError:
-        message = "the process that sent the call has ended"
-        raise UnknownWorkerError(message, resource="peer_pid") from None
-
-
-def _require_pidfd(fd: int) -> None:
-    """Refuse a descriptor that is none of a process: it might never become readable, or at any time."""
-    with open(f"/proc/self/fdinfo/{fd}") as info:  # noqa: PTH123 -- a file of the kernel
-        if not any(line.startswith("Pid:") for line in info):
-            message = "the descriptor beside attach is not a pidfd; send one of the calling process"
-            raise InvalidError(message, resource="pidfd")
-
-
-def _same_process(one: int, other: int) -> bool:
-    """Tell whether two pidfds are of one process; older kernels cannot tell processes apart and always say yes."""
-    return os.fstat(one).st_ino == os.fstat(other).st_ino
-
-
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -16,6 +16,7 @@ DEVICE = dict.fromkeys(STATES, 2) | {"ready_held": 1}
 CENSUS = Census(
     device=DEVICE, host=dict.fromkeys(STATES, 0), num_leases=3, num_waiting=1, waiting_by_priority={1: 1},
     num_workers=2, num_pins=0, num_copies=0,
+    magazines=((2, 5, 7),),
     counters={"evictions": 5, "prefix_tokens_device": 64, "prefix_tokens_host": 16, "blocks_forked": 4},
 )  # fmt: skip
 FIGURES = Figures(
@@ -55,6 +56,14 @@ def samples(metrics: Metrics) -> Mapping[tuple[str, frozenset[tuple[str, str]]],
 def value(metrics: Metrics, name: str, **labels: str) -> float:
     """Return one sample."""
     return samples(metrics)[name, frozenset(labels.items())]
+
+
+def test_magazines_are_told_apart(metrics: Metrics) -> None:
+    """Each magazine has its private blocks and those that it holds, by its place."""
+    of_one = {"cache": "demo", "magazine": "2"}
+
+    assert value(metrics, "kvlease_magazine_blocks", **of_one, state="private") == 5
+    assert value(metrics, "kvlease_magazine_blocks", **of_one, state="held") == 7
 
 
 def test_states_add_up_to_the_pool(metrics: Metrics) -> None:

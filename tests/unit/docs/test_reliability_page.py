@@ -9,7 +9,7 @@ import pytest
 _ROOT = Path(__file__).parents[3]
 _PAGE = (_ROOT / "docs" / "reliability.md").read_text()
 _NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", _PAGE)))
-_LAWS = [f"I{number}" for number in range(1, 24)] + [f"L{number}" for number in range(1, 11)]
+_LAWS = [f"I{number}" for number in range(1, 25)] + [f"L{number}" for number in range(1, 11)]
 
 
 @pytest.mark.parametrize(("path", "name"), _NAMED)

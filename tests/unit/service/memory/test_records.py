@@ -14,6 +14,7 @@ from kvleased.memory.host_files import HEAD_BYTES
 from kvleased.memory.records import (
     host_records_layout,
     lay_records,
+    magazines_layout,
     records_layout,
     table_layout,
 )
@@ -39,17 +40,18 @@ def test_columns_are_apart_and_aligned() -> None:
     records = np.zeros(records_layout(SHAPE).region_bytes, np.uint8)
     host_records = np.zeros(host_records_layout(SHAPE).region_bytes, np.uint8)
     tables = np.zeros(table_layout(SHAPE).region_bytes, np.uint8)
-    laid = lay_records(SHAPE, records, host_records, tables)
+    magazines = np.zeros(magazines_layout(SHAPE).region_bytes, np.uint8)
+    laid = lay_records(SHAPE, records, host_records, tables, magazines)
     columns = [
         getattr(part, name)
-        for part in (laid.device, laid.host, laid.rows, laid.kernel_rows)
+        for part in (laid.device, laid.host, laid.rows, laid.kernel_rows, laid.magazines)
         for name in part.__slots__
     ]
 
     for column in columns:
         column.view(np.uint8)[...] += 1
 
-    regions = (records, host_records, tables)
+    regions = (records, host_records, tables, magazines)
     assert max(region.max() for region in regions) == 1
     assert not host_records[:HEAD_BYTES].any()
     for column in columns:
@@ -64,11 +66,12 @@ def test_columns_have_an_entry_for_each_block_and_row() -> None:
         np.zeros(records_layout(SHAPE).region_bytes, np.uint8),
         np.zeros(host_records_layout(SHAPE).region_bytes, np.uint8),
         np.zeros(table_layout(SHAPE).region_bytes, np.uint8),
+        np.zeros(magazines_layout(SHAPE).region_bytes, np.uint8),
     )
 
     assert (len(laid.device.state), len(laid.host.state), laid.device.key.shape) == (5, 3, (5, 32))
     plain = CacheRecords.plain(SHAPE)
-    for name in ("device", "host", "rows", "kernel_rows"):
+    for name in ("device", "host", "rows", "kernel_rows", "magazines"):
         ours, theirs = getattr(laid, name), getattr(plain, name)
         for column in ours.__slots__:
             assert getattr(ours, column).shape == getattr(theirs, column).shape

@@ -1,0 +1,49 @@
+"""Own kvlease's place in vLLM: three connectors, loaded when they are named; what they share is in the modules beside.
+
+A module path that vLLM is given names this package. The first use of a connector probes the hooks of the vLLM that is
+installed, and an unsupported one is refused with an ImportError that names what is missing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from kvlease.integrations.vllm.hooks import require_hooks
+
+if TYPE_CHECKING:
+    from kvlease.integrations.vllm.offload.connector import KVLeaseOffloadingConnector
+    from kvlease.integrations.vllm.offload.spec import KVLeaseOffloadingSpec
+    from kvlease.integrations.vllm.owned.connector import KVLeaseOwnedConnector
+    from kvlease.integrations.vllm.shared.connector import KVLeaseSharedConnector
+
+__all__ = [
+    "KVLeaseOffloadingConnector",
+    "KVLeaseOffloadingSpec",
+    "KVLeaseOwnedConnector",
+    "KVLeaseSharedConnector",
+]
+
+HOMES: Final = {
+    "KVLeaseOffloadingConnector": "kvlease.integrations.vllm.offload.connector",
+    "KVLeaseOffloadingSpec": "kvlease.integrations.vllm.offload.spec",
+    "KVLeaseOwnedConnector": "kvlease.integrations.vllm.owned.connector",
+    "KVLeaseSharedConnector": "kvlease.integrations.vllm.shared.connector",
+}
+"""The module of each public name."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on its first use.
+
+    Raises:
+        ImportError: vLLM is not installed, or lacks a hook that the connectors need.
+    """
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_hooks()
+    value = globals()[name] = getattr(import_module(HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -1,0 +1,304 @@
+"""Own how a session gets its attachment, at first and after a loss: the thread that registers, attaches and probes.
+
+The thread does what may take long, so that no hook does. It hands a new attachment over by leaving it in `found`; the
+session's owner picks it up when it polls, so nothing changes under an owner's hands.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.client import Client
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    LayoutMismatchError,
+    RefusedError,
+    StaleError,
+    StartingError,
+)
+from kvlease.integrations.vllm.guard import Guard
+from kvlease.integrations.vllm.namespace import Identity
+from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.memory import Identity as MemoryIdentity
+from kvlease.plan import CachePlan, PlanInputs
+from kvlease.replies import CacheInfo
+from kvlease.worker import Worker
+
+_logger: Final = logging.getLogger(__name__)
+
+_READY: Final = "ready"
+ATTACH_SECONDS: Final = 5.0
+"""Seconds that registering and attaching may take at least; nobody waits for them but the thread."""
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_STARTING_PAUSE_SECONDS: Final = 0.2
+"""Seconds between tries, at most, while the daemon makes the cache's memory."""
+_DOUBLINGS_MAX: Final = 20
+
+
+def _agrees(_: CachePlan) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a process of an engine attaches by; the same after every loss."""
+
+    identity: Identity
+    inputs: PlanInputs | None
+    """What the cache is registered with; None where another process does so, and this one waits for it."""
+    cache: str
+    """The cache's name, such as `Identity.cache_name` makes it; the setting `cache` goes before it."""
+    rank: int = 0
+    """The rank whose memory this process maps; the scheduler's process takes 0."""
+    magazine: str = ""
+    """The engine's magazine, by `magazine_name`; empty for a process that has none."""
+    disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
+    """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
+    takes_other_capacity: bool = False
+    """Whether a cache of the same identity but other sizes will do, where `disagreements` has nothing against it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attachment:
+    """One attachment: a worker, its magazine, and the memory that it has mapped."""
+
+    worker: Worker
+    magazine: Any
+    plan: CachePlan
+    device: NDArray[np.uint8] | None
+    memory: MemoryIdentity
+    memory_generation: int = field(default=0)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the worker, attached again by its own doing, has other memory now than this says."""
+        return self.worker.memory_generation != self.memory_generation
+
+    def limit(self, seconds: float) -> None:
+        """End the worker's calls after so many seconds."""
+        self.worker._session.link.deadline_seconds = seconds  # noqa: SLF001 - attaching may take longer than a call
+
+
+def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
+    """Register the cache, or find an equal one, and attach to it.
+
+    Raises:
+        LayoutMismatchError: anything differs; the message names it and says what to change.
+        KVLeaseError: the daemon is away, not ready yet, or refuses.
+    """
+    name = settings.cache or terms.cache
+    with Client(
+        settings.address,
+        deadline_seconds=max(settings.start_seconds, ATTACH_SECONDS),
+        on_doubt="raise",
+    ) as client:
+        if terms.inputs is None:
+            info = client.get_cache(name)
+            _check_identity(name, info.plan, terms.identity)
+        else:
+            info = _register(client, name, settings, terms)
+        plan = info.plan
+        if found := list(terms.disagreements(plan)):
+            raise LayoutMismatchError(
+                f"the plan of cache {name} differs from vLLM's own: {'; '.join(found)}",
+                resource="layout",
+            )
+        if info.status != _READY:
+            raise StartingError(f"cache {name} has {info.bytes_populated} bytes populated so far")
+        labels = {"magazine": terms.magazine} if terms.magazine else {}
+        worker = client.attach(
+            name,
+            worker_name="vllm",
+            rank=terms.rank,
+            tenant=settings.tenant,
+            layout_fingerprint=plan.layout_fingerprint,
+            **labels,
+        )
+    return _described(worker, settings, with_magazine=bool(terms.magazine))
+
+
+def _register(client: Client, name: str, settings: ConnectorSettings, terms: Terms) -> CacheInfo:
+    assert terms.inputs is not None, "only a process that has inputs registers"
+    inputs = replace(
+        terms.inputs,
+        model_digest=terms.identity.model_digest,
+        host_bytes=settings.host_bytes or terms.inputs.host_bytes,
+        disk_bytes=settings.disk_bytes or terms.inputs.disk_bytes,
+        remote_bytes=settings.remote_bytes or terms.inputs.remote_bytes,
+    )
+    try:
+        return client.register(name, inputs, settings.options)
+    except LayoutMismatchError as error:
+        with suppress(StaleError):
+            there = client.get_cache(name)
+            _check_identity(name, there.plan, terms.identity)
+            if terms.takes_other_capacity and not terms.disagreements(there.plan):
+                return there
+        message = (
+            f"{error.message}. Set `cache` to another name, or delete the old cache with "
+            f"`kvlease delete {name}` when no engine uses it"
+        )
+        raise LayoutMismatchError(message, resource="layout") from error
+
+
+def _check_identity(name: str, plan: CachePlan, identity: Identity) -> None:
+    if differing := identity.differing(plan.model_digest):
+        message = (
+            f"cache {name} is another engine's, which differs in {'; '.join(differing)}. "
+            "Set `cache` to another name, or start the engines with the same settings"
+        )
+        raise LayoutMismatchError(message, resource="identity")
+
+
+def _described(worker: Worker, settings: ConnectorSettings, *, with_magazine: bool) -> Attachment:
+    memory = worker._session.memory  # noqa: SLF001 - whether two attachments have the same memory
+    attachment = Attachment(
+        worker=worker,
+        magazine=worker.magazine() if with_magazine else None,  # type: ignore[attr-defined,unused-ignore]
+        plan=worker.plan,
+        device=worker.device,
+        memory=() if memory is None else memory.identity,
+        memory_generation=worker.memory_generation,
+    )
+    attachment.limit(settings.deadline_seconds)
+    return attachment
+
+
+class Attacher:
+    """The background thread of one session: seeks an attachment while there is none, and probes the one there is."""
+
+    def __init__(self, settings: ConnectorSettings, terms: Terms, guard: Guard) -> None:
+        """Remember how to attach; `start` begins."""
+        self.found: Attachment | None = None
+        """An attachment that nobody has taken yet."""
+        self.refusal = ""
+        """Why there is none; empty where there is one."""
+        self.is_starting = False
+        """Whether the daemon is making the cache's memory."""
+        self.stop = threading.Event()
+        self.changed = threading.Event()
+        """Set after every try."""
+        self._settings = settings
+        self._terms = terms
+        self._guard = guard
+        self._wake = threading.Event()
+        self._current: Attachment | None = None
+        self._is_seeking = True
+        self._is_abandoned = False
+        self._num_failures = 0
+        self._lost: list[Attachment] = []
+        self._thread = threading.Thread(target=self._run, name="kvlease-vllm", daemon=True)
+
+    def start(self) -> None:
+        """Begin to seek."""
+        self._thread.start()
+
+    def take(self) -> Attachment | None:
+        """Return the attachment that was found since the last call."""
+        found, self.found = self.found, None
+        return found
+
+    def seek(self, lost: Attachment) -> None:
+        """End an attachment that is of no use any more, and seek another."""
+        if lost is self._current:
+            self._current = None
+            self._lost.append(lost)
+            self._is_seeking = True
+            self._wake.set()
+
+    def abandon(self) -> None:
+        """End the thread, which then ends the attachment, because the session was dropped without a close."""
+        self._is_abandoned = True
+        self.stop.set()
+        self._wake.set()
+
+    def close(self, seconds: float) -> None:
+        """End the thread, and what it found that nobody took."""
+        self.stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        found = self.take()
+        for unused in [*self._lost, *([] if found is None else [found])]:
+            unused.worker.close()
+
+    def _run(self) -> None:
+        while not self.stop.is_set():
+            while self._lost:
+                self._lost.pop().worker.close()
+            if self._is_seeking:
+                self._seek()
+            elif (current := self._current) is not None:
+                self._probe(current)
+            self.changed.set()
+            if not self._lost:
+                self._wake.wait(self._pause_seconds())
+                self._wake.clear()
+        if self._is_abandoned and self._current is not None:
+            self._current.worker.close()
+
+    def _pause_seconds(self) -> float:
+        """Return how long to wait before the next try: longer each time, and as the settings say for a probe."""
+        if not self._is_seeking:
+            return self._settings.retry_seconds
+        least = _FIRST_PAUSE_SECONDS * (1 << min(self._num_failures, _DOUBLINGS_MAX))
+        most = _STARTING_PAUSE_SECONDS if self.is_starting else self._settings.retry_seconds
+        return min(least, most)
+
+    def _seek(self) -> None:
+        started_at = time.monotonic()
+        try:
+            attachment = attach(self._settings, self._terms)
+        except KVLeaseError as error:
+            self._refused(error, time.monotonic() - started_at)
+        except Exception as error:  # noqa: BLE001 - a thread that ends silently would never attach again
+            self._refused(KVLeaseError(f"{type(error).__name__}: {error}"), 0)
+        else:
+            self.refusal, self.is_starting, self._is_seeking = "", False, False
+            self._num_failures = 0
+            self._guard.recover()
+            self._current = self.found = attachment
+            _logger.info("Attached to the kvlease daemon: %r.", attachment.worker)
+
+    def _refused(self, error: KVLeaseError, seconds: float) -> None:
+        """Note why there is no attachment, and say so where the reason is a new one."""
+        self._num_failures += 1
+        self.is_starting = isinstance(error, StartingError)
+        refusal = f"{error.code}: {error.message}"
+        is_new = refusal.partition(":")[0] != self.refusal.partition(":")[0]
+        self.refusal = refusal
+        if not is_new or self.is_starting:
+            return
+        is_wrong = isinstance(error, LayoutMismatchError | InvalidError)
+        _logger.log(
+            logging.ERROR if is_wrong else logging.WARNING,
+            "No kvlease cache for this engine, which goes on without; it is tried again every %g s. %s",
+            self._settings.retry_seconds,
+            error.message,
+            extra={"action": "attach", "code": error.code, "seconds": round(seconds, 3)},
+        )
+
+    def _probe(self, current: Attachment) -> None:
+        """See whether the daemon answers and still knows us; the worker attaches again by itself where it can."""
+        try:
+            current.worker.heartbeat()
+        except RefusedError:
+            return
+        except StaleError as error:
+            _logger.warning("The kvlease daemon has lost this engine's cache: %s", error.message)
+            self.seek(current)
+        except KVLeaseError as error:
+            self._guard.trip(f"probe: {error.message}")
+        else:
+            if current.is_elsewhere:
+                self.seek(current)
+            else:
+                self._guard.recover()

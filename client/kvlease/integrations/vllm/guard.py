@@ -1,0 +1,176 @@
+"""Own the rule that kvlease never hurts an engine: deadline, breaker and safe default; what is called is the caller's.
+
+The breaker is open after a call that the daemon did not answer: calls are then not made and give their default at
+once. Where somebody probes in the background, a probe that succeeds closes it. Where nobody does, one call is let
+through every `retry_seconds`, and its success closes it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final, TypeVar
+
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    NotYoursError,
+    RefusedError,
+    StaleError,
+    StartingError,
+)
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_logger: Final = logging.getLogger(__name__)
+
+ANSWERS: Final = (InvalidError, NotYoursError, RefusedError, StaleError)
+"""Errors that the daemon gave as its answer, so that it is alive; but for one that is just starting."""
+
+
+@dataclass(slots=True)
+class GuardCounts:
+    """What has happened to the calls of one guard, from its beginning on."""
+
+    calls: int = 0
+    """Calls that were made."""
+    skipped: int = 0
+    """Calls that were not made, because the breaker was open."""
+    unanswered: int = 0
+    """Calls that the daemon did not answer in time, or at all."""
+    refused: int = 0
+    """Calls that the daemon refused."""
+    faults: int = 0
+    """Mistakes of kvlease itself that were kept from the engine."""
+    late: int = 0
+    """Calls that were answered, but after the deadline."""
+    opened: int = 0
+    """How often the breaker has opened."""
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return asdict(self)
+
+
+class Guard:
+    """The breaker of one session. Its calls come from one thread; `trip` and `recover` may come from another."""
+
+    def __init__(
+        self,
+        *,
+        deadline_seconds: float,
+        retry_seconds: float,
+        is_probed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin closed; `is_probed` says that somebody calls `recover` when the daemon answers again."""
+        self.deadline_seconds = deadline_seconds
+        self.counts = GuardCounts()
+        self._retry_seconds = retry_seconds
+        self._is_probed = is_probed
+        self._clock = clock
+        self._retry_at: float | None = None
+        self._refusals: dict[str, str] = {}
+        self._faulty: set[str] = set()
+
+    def __repr__(self) -> str:
+        """Show life: whether calls are made."""
+        state = "open" if self.is_open else "closed"
+        return f"<Guard {state}, {self.counts.calls} calls, {self.counts.skipped} skipped>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls give their default at once."""
+        return self._retry_at is not None
+
+    def call(self, function: Callable[[], T], default: D, what: str) -> T | D:
+        """Make a control call; its default where it is not made, not answered or refused. Never raises an Exception.
+
+        The function must end by itself at the deadline, as a client's calls do. `what` names the call in the log.
+        """
+        if self._retry_at is not None and not self._may_try():
+            self.counts.skipped += 1
+            return default
+        self.counts.calls += 1
+        started_at = self._clock()
+        try:
+            answer = function()
+        except KVLeaseError as error:
+            self._heard(what, error)
+            return default
+        except Exception as error:  # noqa: BLE001 - nothing may reach the engine
+            self._fault(what, error)
+            return default
+        self.recover()
+        self._refusals.pop(what, None)
+        if self._clock() - started_at > self.deadline_seconds:
+            self.counts.late += 1
+        return answer
+
+    def shield(self, function: Callable[[], T], default: D, what: str) -> T | D:
+        """Run code of a hook that makes no call; its default where it has a mistake. Never raises an Exception."""
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - nothing may reach the engine
+            self._fault(what, error)
+            return default
+
+    def refusal(self, what: str) -> str:
+        """Return the code of the refusal that was the last answer to such calls; empty where it was none."""
+        return self._refusals.get(what, "")
+
+    def trip(self, why: str) -> None:
+        """Open the breaker; says so once."""
+        if self._retry_at is None:
+            self.counts.opened += 1
+            _logger.warning(
+                "The kvlease daemon does not answer (%s); the engine goes on without cache and it is tried again "
+                "every %g s. See that kvleased runs and that `socket` is its address.",
+                why,
+                self._retry_seconds,
+                extra={"action": "breaker_open"},
+            )
+        self._retry_at = self._clock() + self._retry_seconds
+
+    def recover(self) -> None:
+        """Close the breaker, because the daemon has answered; says so once."""
+        if self._retry_at is not None:
+            self._retry_at = None
+            _logger.warning("The kvlease daemon answers again.", extra={"action": "breaker_closed"})
+
+    def _may_try(self) -> bool:
+        """Tell whether this is the one call that finds out whether the daemon is back."""
+        assert self._retry_at is not None, "only an open breaker has to be tried"
+        now = self._clock()
+        if self._is_probed or now < self._retry_at:
+            return False
+        self._retry_at = now + self._retry_seconds
+        return True
+
+    def _heard(self, what: str, error: KVLeaseError) -> None:
+        if isinstance(error, StartingError) or not isinstance(error, ANSWERS):
+            self.counts.unanswered += 1
+            self.trip(f"{what}: {error.message}")
+            return
+        self.counts.refused += 1
+        self.recover()
+        if self._refusals.get(what) != error.code:
+            self._refusals[what] = error.code
+            _logger.warning(
+                "The kvlease daemon refuses %s: %s",
+                what,
+                error.message,
+                extra={"action": "refused", "code": error.code},
+            )
+
+    def _fault(self, what: str, error: Exception) -> None:
+        self.counts.faults += 1
+        if what not in self._faulty:
+            self._faulty.add(what)
+            _logger.error(
+                "A mistake of kvlease in %s was kept from the engine; please report it.",
+                what,
+                exc_info=error,
+                extra={"action": "fault"},
+            )

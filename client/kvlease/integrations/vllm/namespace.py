@@ -1,0 +1,213 @@
+"""Own what makes two engines' bytes the same, its digest and the names made of it; where a byte lies is the plan's.
+
+An `Identity` is a list of named fields, read from vLLM's configuration alone, so that all processes of an engine find
+the same. Its text travels as the plan's `model_digest`: a digest of all fields, and a short one of each, so that a
+refusal can name the fields in which two engines differ.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from blake3 import blake3
+
+FIELDS: Final = (
+    "format", "model", "revision", "weights", "load_format", "dtype", "quantization", "overrides", "kv_dtype",
+    "block_tokens", "hash_tokens", "layout", "hash_algorithm", "hash_seed", "ranks", "draft", "device",
+)  # fmt: skip
+"""The fields of an identity, in the order of their digests."""
+
+_PREFIX: Final = "vllm1"
+_FIELD_CHARACTERS: Final = 8
+_DEFAULT_SEED: Final = "vllm-none-hash"
+_RANDOM_SEED: Final = "random"
+_WEIGHT_ENDINGS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_NAME_CHARACTERS: Final = 24
+_DIGEST_CHARACTERS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an engine's bytes depend on, but for their places."""
+
+    values: tuple[str, ...]
+    """One text for each of FIELDS."""
+    refusal: str = ""
+    """Why this engine's blocks can be found by nobody, and what to change; empty where they can."""
+
+    @classmethod
+    def of(cls, vllm_config: Any, kv_cache_config: Any = None, *, weights: str = "") -> Self:
+        """Read the identity of an engine; `weights` says what its weights are, where somebody knows better."""
+        refusal = ""
+        try:
+            read = _fields(vllm_config, kv_cache_config, weights)
+        except OSError as error:
+            refusal = (
+                f"the model's files cannot be looked at ({error}); set `weights` to what they are"
+            )
+            read = _fields(vllm_config, kv_cache_config, "unknown")
+        if read["hash_seed"] == _RANDOM_SEED:
+            refusal = (
+                f"prefix_caching_hash_algo {read['hash_algorithm']} has another random seed in every engine; "
+                "use sha256, or set PYTHONHASHSEED to the same value everywhere"
+            )
+        return cls(tuple(read[name] for name in FIELDS), refusal)
+
+    @property
+    def digest(self) -> bytes:
+        """The 32-byte digest of all fields."""
+        return _digest(*self.values)
+
+    @property
+    def model_digest(self) -> str:
+        """The identity as the plan carries it: the digest of all fields, then a short one of each."""
+        short = "".join(_digest(value).hex()[:_FIELD_CHARACTERS] for value in self.values)
+        return f"{_PREFIX}:{self.digest.hex()}:{short}"
+
+    def differing(self, model_digest: str) -> list[str]:
+        """Return in which fields another identity differs, as its plan carries it; nothing where they are equal."""
+        if model_digest == self.model_digest:
+            return []
+        prefix, _, rest = model_digest.partition(":")
+        _, _, theirs = rest.partition(":")
+        own = self.model_digest.rpartition(":")[2]
+        if prefix != _PREFIX or len(theirs) != len(own):
+            return ["the form of the identity: the cache is no vLLM's, or of another kvlease"]
+        pairs = zip(FIELDS, self.values, _pieces(own), _pieces(theirs), strict=True)
+        return [f"{name} (here {value[:60]})" for name, value, one, other in pairs if one != other]
+
+    def cache_name(self, mode: str) -> str:
+        """Return the name of the cache that engines of this identity share in a mode such as "offload"."""
+        model = re.sub(r"[^a-z0-9]+", "-", Path(self.values[FIELDS.index("model")]).name.lower())
+        slug = model.strip("-")[:_NAME_CHARACTERS].strip("-") or "model"
+        return f"vllm-{mode}-{slug}-{self.digest.hex()[:_DIGEST_CHARACTERS]}"
+
+
+def magazine_name(vllm_config: Any, mode: str) -> str:
+    """Return the name of an engine's magazine in one mode: the same in all its processes, and in no other engine."""
+    transfer = vllm_config.kv_transfer_config
+    seen = _digest(
+        str(getattr(transfer, "engine_id", "")), str(getattr(vllm_config, "instance_id", ""))
+    )
+    return f"vllm-{mode}-{seen.hex()[:32]}"
+
+
+def _fields(vllm_config: Any, kv_cache_config: Any, weights: str) -> dict[str, str]:
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    algorithm = str(cache.prefix_caching_hash_algo)
+    loading = getattr(vllm_config, "load_config", None)
+    load_format = str(getattr(loading, "load_format", ""))
+    return {
+        "format": _vllm_format(),
+        "model": str(model.model),
+        "revision": _commit_of(model),
+        "weights": weights or _weights_of(str(model.model)),
+        # Dummy weights are made by the seed.
+        "load_format": f"dummy, seed {model.seed}" if load_format == "dummy" else "",
+        "dtype": str(model.dtype),
+        "quantization": str(getattr(model, "quantization", None)),
+        "overrides": _plain(getattr(model, "hf_overrides", None)),
+        "kv_dtype": f"{cache.cache_dtype} but {getattr(cache, 'kv_cache_dtype_skip_layers', [])}",
+        "block_tokens": _block_tokens(cache, kv_cache_config),
+        "hash_tokens": str(getattr(kv_cache_config, "hash_block_size", None)),
+        "layout": str(getattr(kv_cache_config, "kv_cache_layout", None)),
+        "hash_algorithm": algorithm,
+        "hash_seed": _seed_of(algorithm),
+        "ranks": _ranks_of(vllm_config.parallel_config),
+        "draft": _draft_of(getattr(vllm_config, "speculative_config", None), weights),
+        "device": str(
+            getattr(getattr(vllm_config, "device_config", None), "device_type", "unknown")
+        ),
+    }
+
+
+def _digest(*texts: str) -> bytes:
+    parts = []
+    for text in texts:
+        encoded = text.encode()
+        parts += [len(encoded).to_bytes(8, "little"), encoded]
+    return blake3(b"".join(parts)).digest()
+
+
+def _pieces(short: str) -> Iterator[str]:
+    return (
+        short[at : at + _FIELD_CHARACTERS]
+        for at in range(0, len(FIELDS) * _FIELD_CHARACTERS, _FIELD_CHARACTERS)
+    )
+
+
+def _vllm_format() -> str:
+    """Return the release whose KV format the bytes have: patches of one release share it."""
+    try:
+        from vllm import __version__ as version  # noqa: PLC0415 - absent where only names are computed
+    except ImportError:
+        version = "unknown"
+    return ".".join(str(version).split(".")[:2])
+
+
+def _commit_of(model: Any) -> str:
+    commit = getattr(getattr(model, "hf_config", None), "_commit_hash", None)
+    return str(commit or getattr(model, "revision", None) or "")
+
+
+def _weights_of(model: str) -> str:
+    """Return a digest of a model directory's configuration and of its weight files' names, sizes and times.
+
+    A link into a store that names files by their content counts with the name, not the time.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return ""
+    parts = []
+    for path in sorted(folder.iterdir()):
+        if path.name == "config.json":
+            parts.append(blake3(path.read_bytes()).hexdigest())
+        elif path.suffix in _WEIGHT_ENDINGS and path.is_file():
+            stat = path.stat()
+            mark = path.resolve().name if path.is_symlink() else str(stat.st_mtime_ns)
+            parts.append(f"{path.name} {stat.st_size} {mark}")
+    return _digest(*parts).hex()
+
+
+def _block_tokens(cache: Any, kv_cache_config: Any) -> str:
+    groups = getattr(kv_cache_config, "kv_cache_groups", None)
+    if not groups:
+        return str(cache.block_size)
+    return ", ".join(str(group.kv_cache_spec.block_size) for group in groups)
+
+
+def _seed_of(algorithm: str) -> str:
+    """Return the seed of the hash of nothing, as vLLM chooses it."""
+    if (seed := os.environ.get("PYTHONHASHSEED")) is not None:
+        return f"PYTHONHASHSEED {seed}"
+    return _DEFAULT_SEED if algorithm.startswith("sha256") else _RANDOM_SEED
+
+
+def _ranks_of(parallel: Any) -> str:
+    names = (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+        "cp_kv_cache_interleave_size",
+    )
+    return ", ".join(f"{name} {getattr(parallel, name, 1)}" for name in names)
+
+
+def _draft_of(speculative: Any, weights: str) -> str:
+    if speculative is None:
+        return ""
+    names = ("method", "model", "revision", "quantization", "kv_cache_dtype")
+    said = ", ".join(f"{name} {getattr(speculative, name, None)}" for name in names)
+    return f"{said}, weights {weights or _weights_of(str(getattr(speculative, 'model', '')))}"
+
+
+def _plain(overrides: Any) -> str:
+    """Return overrides of the model's configuration as text; of a function, the name that it goes by."""
+    if callable(overrides):
+        return f"{overrides.__module__}.{overrides.__qualname__}"
+    return json.dumps(overrides or {}, sort_keys=True, default=str)

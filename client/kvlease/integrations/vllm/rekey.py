@@ -1,0 +1,86 @@
+"""Own how vLLM's block hashes become keys of the daemon; what is found under them is the daemon's.
+
+    subkey(group) = blake3(tenant key; label ‖ identity's digest ‖ era, behind its length ‖ group as 4 bytes)
+    key           = blake3(subkey(group); block hash)
+
+vLLM's hash names the tokens of a block and all before it, but neither model, weights nor layout: the identity does.
+The era is empty until an engine is reset, and random from then on: nothing of before is found any more, by this engine.
+Keys cannot be turned back; an index that was restored by keys is looked up by the key of the hash that is sought.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from blake3 import blake3
+
+from kvlease.ids import BYTES_PER_KEY
+
+BYTES_PER_GROUP: Final = 4
+"""Bytes of the group's number, big endian, that vLLM writes behind a hash."""
+
+_LABEL: Final = b"kvlease vllm key 1"
+
+
+class Rekeyer:
+    """Turn hashes of one tenant, identity and era into keys; made anew when one of them changed. For one thread."""
+
+    def __init__(self, tenant_key: bytes, digest: bytes, era: bytes = b"") -> None:
+        """Remember the context; a group's hasher is made at its first use."""
+        self._tenant_key = tenant_key
+        self._context = b"".join((_LABEL, digest, len(era).to_bytes(8, "little"), era))
+        self._hashers: dict[int, blake3] = {}
+
+    def keys(self, hashes: Iterable[bytes], group: int = 0) -> bytes:
+        """Return the packed 32-byte keys of block hashes of one group."""
+        return b"".join(self.each(hashes, group))
+
+    def each(self, hashes: Iterable[bytes], group: int = 0) -> list[bytes]:
+        """Return the keys of block hashes of one group, one by one."""
+        # One hasher for all: to make it is half of what hashing takes.
+        hasher = self._hashers.get(group) or self._hasher(group)
+        update, digest, reset = hasher.update, hasher.digest, hasher.reset
+        keys: list[bytes] = []
+        append = keys.append
+        for block_hash in hashes:
+            update(block_hash)
+            append(digest())
+            reset()
+        return keys
+
+    def key(self, hash_with_group: bytes) -> bytes:
+        """Return the key of a hash that ends with its group's number, as vLLM's pool has them."""
+        group = int.from_bytes(hash_with_group[-BYTES_PER_GROUP:], "big")
+        return self.each((hash_with_group[:-BYTES_PER_GROUP],), group)[0]
+
+    def grow(self, group: int = 0) -> "RequestKeys":
+        """Return the keys of a request, which are made as its hashes come."""
+        return RequestKeys(self, group)
+
+    def _hasher(self, group: int) -> blake3:
+        context = self._context + group.to_bytes(BYTES_PER_GROUP, "big")
+        subkey = blake3(context, key=self._tenant_key).digest()
+        hasher = self._hashers[group] = blake3(key=subkey)
+        return hasher
+
+
+class RequestKeys:
+    """The keys of one request in one group; every hash is turned once."""
+
+    def __init__(self, rekeyer: Rekeyer, group: int) -> None:
+        """Begin with no key; `Rekeyer.grow` makes one."""
+        self._rekeyer = rekeyer
+        self._group = group
+        self._keys = bytearray()
+
+    @property
+    def num_keys(self) -> int:
+        """Hashes that were turned so far."""
+        return len(self._keys) // BYTES_PER_KEY
+
+    def upto(self, hashes: Sequence[bytes], num_blocks: int | None = None, first: int = 0) -> bytes:
+        """Return the packed keys from block `first` up to `num_blocks` of a request's hashes, which only ever grow."""
+        end = len(hashes) if num_blocks is None else min(num_blocks, len(hashes))
+        num_keys = self.num_keys
+        if end > num_keys:
+            self._keys += self._rekeyer.keys(hashes[num_keys:end], self._group)
+        return bytes(self._keys[first * BYTES_PER_KEY : end * BYTES_PER_KEY])

@@ -1,0 +1,89 @@
+"""Own what a user may set of a connector, as vLLM's `kv_connector_extra_config` brings it."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvlease.errors import InvalidError
+from kvlease.options import CacheOptions
+from kvlease.transports.base import default_address, parse_address
+
+
+class ConnectorSettings(BaseModel):
+    """Settings of one connector; the same in every process of an engine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    socket: str = ""
+    """The daemon's address, or the path of its local socket; empty: KVLEASE_ADDRESS, else the user's own."""
+    cache: str = Field("", max_length=63)
+    """The cache's name; empty: one made of mode, model and identity, so that only equal engines meet."""
+    tenant: str = Field("default", min_length=1, max_length=128)
+    """Whose blocks are shared; what one tenant computes is never found by another."""
+    weights: str = Field("", max_length=256)
+    """What the weights are, such as a digest, said by who knows; empty: commit or files of the model are looked at."""
+    pool_bytes: int = Field(0, ge=0)
+    """Bytes of the daemon's pool that blocks are offloaded to; 0 takes four times the engine's own cache."""
+    host_bytes: int = Field(0, ge=0)
+    """Bytes of the host pool below."""
+    disk_bytes: int = Field(0, ge=0)
+    """Bytes of the disk store below."""
+    remote_bytes: int = Field(0, ge=0)
+    """Bytes of the remote store below."""
+    deadline_ms: float = Field(250, ge=1, le=60_000)
+    """Milliseconds after which a hook goes on without the daemon's answer."""
+    retry_seconds: float = Field(2, gt=0, le=3_600)
+    """Seconds between tries to reach a daemon that did not answer; hooks do not wait for them."""
+    start_seconds: float = Field(5, gt=0, le=3_600)
+    """Seconds that an engine's start waits for the daemon before it goes on without."""
+    populate_seconds: float = Field(120, ge=0, le=3_600)
+    """Seconds that an engine's start waits while the daemon makes the cache's memory."""
+    verify: bool = True
+    """Whether blocks are checksummed when they leave the pool, and verified when they come back."""
+    write_policy: Literal["", "on-evict", "write-through", "after-n-hits"] = ""
+    """When blocks are copied to the tiers below; empty: the daemon's default."""
+    eviction_policy: Literal["", "leaf-lru", "arc", "s3-fifo", "lfu", "adaptive"] = ""
+    """What leaves the pool first; empty: the daemon's default."""
+    magazine_blocks: int = Field(0, ge=0)
+    """Private blocks that an engine of a shared pool keeps in stock; 0 takes what two steps need."""
+    stats: bool = True
+    """Whether figures go the way of vLLM's own; they do where vLLM knows the connector by name."""
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any] | None, others: Collection[str] = ()) -> Self:
+        """Read the settings out of the extra config; `others` are names in it that vLLM itself reads.
+
+        Raises:
+            InvalidError: a name is unknown or a value out of range; the message names all of them.
+        """
+        own = {name: value for name, value in (extra or {}).items() if name not in others}
+        try:
+            settings = cls(**own)
+            settings.address  # noqa: B018 - a malformed one is refused now
+        except ValidationError as error:
+            wrong = "; ".join(
+                f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+            )
+            raise InvalidError(f"kv_connector_extra_config: {wrong}", resource="settings") from None
+        return settings
+
+    @property
+    def address(self) -> str:
+        """Where the daemon is, written as an address."""
+        written = f"unix://{self.socket}" if self.socket.startswith("/") else self.socket
+        return str(parse_address(written or default_address()))
+
+    @property
+    def deadline_seconds(self) -> float:
+        """The deadline of a hook's call."""
+        return self.deadline_ms / 1000
+
+    @property
+    def options(self) -> CacheOptions:
+        """How the cache is to be kept."""
+        return CacheOptions(
+            integrity="xxh3" if self.verify else "none",
+            write_policy=self.write_policy,
+            eviction_policy=self.eviction_policy,
+        )

@@ -1,0 +1,121 @@
+"""Own the magazine of an engine that keeps its own block tables: the blocks that it holds by id, outside any lease.
+
+An exchange whose answer is lost may have been carried out. So it is sent again only under the sequence that it had, and
+after a call that ended without an answer the inventory comes first.
+"""
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Final
+
+from kvlease import _exchanges, _flows
+from kvlease._flows import Flow
+from kvlease.errors import InvalidError, RefusedError, WrongStateError
+from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
+
+if TYPE_CHECKING:
+    from kvlease._async_port import AsyncPort
+    from kvlease._session import Session
+    from kvlease.worker import Port
+
+__all__ = ["AsyncMagazine", "ExchangeOrder", "Exchanged", "Inventory", "Magazine"]
+
+NOTHING: Final = ExchangeOrder()
+
+
+class MagazineView:
+    """What a process knows of its magazine: how far its exchanges have come."""
+
+    def __init__(self, session: "Session") -> None:
+        """Look at the magazine of an attached session.
+
+        Raises:
+            WrongStateError: it attached without one.
+        """
+        if not session.request.magazine:
+            message = "the worker attached without a magazine; attach with magazine=..."
+            raise WrongStateError(message, resource="magazine", rule="no_magazine")
+        self._session = session
+        self._sequence: int | None = None
+        self._is_in_doubt = False
+
+    def __repr__(self) -> str:
+        """Show life: its name and how far it has come."""
+        state = "in doubt" if self._is_in_doubt else f"after {self._sequence or 0} exchanges"
+        return f"<{type(self).__name__} {self.name!r}, {state}>"
+
+    @property
+    def name(self) -> str:
+        """The name under which the engine's processes attached."""
+        return self._session.request.magazine
+
+    def _exchanging(self, order: ExchangeOrder) -> Flow[Exchanged]:
+        if self._is_in_doubt:
+            message = "an exchange ended without an answer; call inventory() first"
+            raise WrongStateError(message, resource="sequence", rule="inventory_first")
+        if self._sequence is None:
+            yield from self._taking_stock()
+        assert self._sequence is not None, "an inventory tells it"
+        sequence = self._sequence + 1
+        try:
+            ask = _exchanges.exchange(order, sequence)
+            # Whatever ends the call from here on, but for an answer or a refusal, leaves it in doubt.
+            self._is_in_doubt = True
+            exchanged = yield from _flows.told(self._session.link, ask)
+        except (InvalidError, RefusedError):
+            self._is_in_doubt = False
+            raise
+        self._sequence, self._is_in_doubt = sequence, False
+        return exchanged
+
+    def _taking_stock(self) -> Flow[Inventory]:
+        found = yield from _flows.told(self._session.link, _exchanges.inventory())
+        self._sequence, self._is_in_doubt = found.sequence, False
+        return found
+
+
+class Magazine(MagazineView):
+    """The blocks that an engine holds by id; threads may share it, one exchange goes after the other."""
+
+    def __init__(self, session: "Session", port: "Port") -> None:
+        """Join the magazine of an attached session to its connection."""
+        super().__init__(session)
+        self._port = port
+        self._turn = threading.Lock()
+
+    def exchange(self, order: ExchangeOrder = NOTHING) -> Exchanged:
+        """Publish, retract, drop, hold and take blocks, in one call.
+
+        Raises:
+            WrongStateError: the last exchange ended without an answer; ask for the inventory first.
+            UnavailableError: the daemon cannot be reached, and the exchange may have been carried out.
+            DeadlineError: the same, because the answer did not come in time.
+            StaleError: the magazine has gone on without this process, or has ended; ask for the inventory.
+        """
+        with self._turn:
+            return self._port.run(self._exchanging(order))
+
+    def inventory(self) -> Inventory:
+        """Tell what is in the magazine; the next exchange goes on from there."""
+        with self._turn:
+            return self._port.run(self._taking_stock())
+
+
+class AsyncMagazine(MagazineView):
+    """The same for an event loop."""
+
+    def __init__(self, session: "Session", port: "AsyncPort") -> None:
+        """Join the magazine of an attached session to its connection."""
+        super().__init__(session)
+        self._port = port
+        self._turn = asyncio.Lock()
+
+    async def exchange(self, order: ExchangeOrder = NOTHING) -> Exchanged:
+        """Publish, retract, drop, hold and take blocks, in one call; raises what `Magazine.exchange` does."""
+        async with self._turn:
+            return await self._port.run(self._exchanging(order))
+
+    async def inventory(self) -> Inventory:
+        """Tell what is in the magazine; the next exchange goes on from there."""
+        async with self._turn:
+            return await self._port.run(self._taking_stock())

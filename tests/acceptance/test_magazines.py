@@ -1,0 +1,147 @@
+"""Magazines over real processes: engines of several processes that are killed, and a daemon that is, under them."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlease import AsyncClient, Client, ExchangeOrder, WrongStateError
+from tests.acceptance.serving import Serving, blocks_in_use, new_cache, served
+from tests.acceptance.test_client import INPUTS
+
+pytestmark = pytest.mark.acceptance
+
+PROGRAM = """
+import sys
+from kvlease import Client, ExchangeOrder
+worker = Client({address!r}).attach("demo", magazine={name!r})
+mine = worker.magazine()
+for line in sys.stdin:
+    taken = mine.exchange(ExchangeOrder(take_running=int(line))).taken_running
+    print(taken.tolist(), flush=True)
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Serving]:
+    """Give a daemon of the test's own."""
+    with served(tmp_path / "run") as serving:
+        yield serving
+
+
+@pytest.fixture
+def client(daemon: Serving) -> Iterator[Client]:
+    """Give a client of a cache of 32 blocks."""
+    with new_cache(daemon, "demo", INPUTS) as client:
+        yield client
+
+
+class Engine:
+    """A process of an engine, which takes blocks when it is told to."""
+
+    def __init__(self, daemon: Serving, name: str) -> None:
+        program = PROGRAM.format(address=daemon.address("unix"), name=name)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def takes(self, count: int) -> list[int]:
+        """Have it take blocks, and return those that it got."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        blocks = [int(one) for one in self.process.stdout.readline().strip("[]\n").split(",")]
+        assert len(blocks) == count
+        return blocks
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_magazine_ends_with_the_death_of_its_last_process(daemon: Serving, client: Client) -> None:
+    """The first process that is killed takes nothing away; with the last, all blocks are free."""
+    first, second = Engine(daemon, "left"), Engine(daemon, "left")
+    first.takes(3)
+    second.takes(1)
+
+    first.kill()
+    daemon.until(lambda: client.stats("demo").caches[0].num_workers == 1)
+    assert blocks_in_use(client, "demo") == 4
+    second.kill()
+
+    daemon.until(lambda: blocks_in_use(client, "demo") == 0)
+
+
+def test_magazine_survives_the_death_of_the_control_process(
+    daemon: Serving, client: Client
+) -> None:
+    """What it holds, what it published and its sequence are there after a restart; the other engine's are gone."""
+    dead = Engine(daemon, "right")
+    dead.takes(5)
+    with client.attach("demo", magazine="left") as worker:
+        mine, keys = worker.magazine(), worker.keys.chain(list(range(64)), 16)
+        blocks = mine.exchange(ExchangeOrder(take_running=6)).taken_running
+        order = ExchangeOrder(publish_blocks=blocks[:4], publish_keys=keys)
+        assert mine.exchange(order).published.tolist() == [1, 1, 1, 1]
+        dead.process.send_signal(19)
+
+        daemon.restart_control(worker)
+        dead.kill()
+
+        found = mine.inventory()
+        assert found.blocks.tolist() == sorted(blocks.tolist())
+        assert found.sequence == 2
+        assert mine.exchange(ExchangeOrder(hold_keys=keys)).held.tolist() == blocks[:4].tolist()
+        daemon.until(lambda: blocks_in_use(client, "demo") == 6)
+        assert mine.exchange(ExchangeOrder(drop_blocks=blocks)).dropped.tolist() == [1] * 6
+
+
+def test_two_engines_share_what_is_found(client: Client) -> None:
+    """What one engine published the other holds; neither can write it then, and a request finds it, too."""
+    with (
+        client.attach("demo", magazine="left") as one,
+        client.attach("demo", magazine="right") as other,
+    ):
+        keys = one.keys.chain(list(range(64)), 16)
+        mine, theirs = one.magazine(), other.magazine()
+        blocks = mine.exchange(ExchangeOrder(take_running=4)).taken_running
+        mine.exchange(ExchangeOrder(publish_blocks=blocks, publish_keys=keys))
+
+        held = theirs.exchange(ExchangeOrder(hold_keys=keys, stops_at_miss=True)).held
+        retracted = mine.exchange(ExchangeOrder(retract_blocks=blocks)).retracted
+        lease = other.reserve("r", num_tokens=80, keys=keys)
+
+        assert np.array_equal(held, blocks)
+        assert retracted.tolist() == [2, 2, 2, 2]
+        assert lease.hit_tokens == 64
+        metrics = client.stats("demo").caches[0].counters
+        assert metrics["exchanges"] == 4
+
+
+@pytest.mark.usefixtures("client")
+def test_magazine_needs_a_proof_of_death(daemon: Serving) -> None:
+    """Over gRPC nobody learns of a process's death: a magazine is refused there; REST and aio have the same verb."""
+    grpc = Client(daemon.address("grpc+unix"), on_doubt="raise")
+    with grpc, pytest.raises(WrongStateError, match="death"):
+        grpc.attach("demo", magazine="left")
+
+    async def take() -> list[int]:
+        async with (
+            AsyncClient(daemon.address("http+unix")) as rest,
+            await rest.attach("demo", magazine="left") as worker,
+        ):
+            told = await worker.magazine().exchange(ExchangeOrder(take_new=2))
+            assert (await worker.magazine().inventory()).sequence == 1
+            return [*map(int, told.taken_new)]
+
+    assert len(asyncio.run(take())) == 2

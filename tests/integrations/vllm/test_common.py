@@ -1,0 +1,155 @@
+"""What the connectors share, inside of the reference engine's own Python: hooks, names, statistics, identities."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+REFERENCE: Final = ROOT / ".venv-vllm" / "bin" / "python"
+
+HOOKS: Final = """
+from kvlease.integrations.vllm import hooks
+hooks.require_hooks()
+say(hooks.missing_hooks())
+"""
+
+NAMES: Final = """
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from kvlease.integrations.vllm.plugin import register
+register()
+register()
+names = sorted(name for name in KVConnectorFactory._registry if name.startswith("KVLease"))
+say(names)
+"""
+
+STATISTICS: Final = """
+import pickle, types, sys
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorStats
+from kvlease.integrations.vllm.stats import StatsSource, rebuilt
+
+class Known:
+    @classmethod
+    def build_kv_connector_stats(cls, data=None):
+        return rebuilt(data)
+
+sys.modules["known"] = types.SimpleNamespace(Known=Known)
+KVConnectorFactory.register_connector("Known", "known", "Known")
+source, stranger = StatsSource("Known"), StatsSource("Stranger")
+unwanted = StatsSource("Known", is_wanted=False)
+first = source.since({"calls": 3, "skipped": 0})
+both = MultiKVConnectorStats(data={"Known": pickle.loads(pickle.dumps(first))})
+again = MultiConnector.build_kv_connector_stats(json.loads(json.dumps(both.to_dict())))
+second = source.since({"calls": 5, "skipped": 1})
+again["Known"].aggregate(second)
+say({
+    "sum": again["Known"].reduce(),
+    "is_empty": again["Known"].is_empty(),
+    "unchanged": source.since({"calls": 5, "skipped": 1}),
+    "stranger": stranger.since({"calls": 1}),
+    "unwanted": unwanted.since({"calls": 1}),
+})
+"""
+
+IDENTITY: Final = """
+import copy
+from vllm.engine.arg_utils import EngineArgs
+from vllm.config import KVTransferConfig
+from transformers import LlamaConfig
+from kvlease.integrations.vllm.namespace import FIELDS, Identity, magazine_name
+small = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+             num_attention_heads=2, num_key_value_heads=2, head_dim=32)
+LlamaConfig(**small, architectures=["LlamaForCausalLM"]).save_pretrained(MODEL)
+
+def made(**changes):
+    transfer = KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both")
+    arguments = {"model": MODEL, "dtype": "float32", "skip_tokenizer_init": True, "kv_transfer_config": transfer,
+                 "load_format": "dummy", **changes}
+    return EngineArgs(**arguments).create_engine_config()
+
+def text(config):
+    return Identity.of(config).model_digest
+
+one = made()
+copied = copy.copy(one)
+two = made()
+other = Identity.of(made(dtype="bfloat16", prefix_caching_hash_algo="sha256_cbor", seed=7, block_size=64))
+say({
+    "equal": text(one) == text(copied) == text(two),
+    "magazines": [magazine_name(one, "m") == magazine_name(copied, "m"), magazine_name(one, "m") == magazine_name(two, "m")],
+    "differing": [said.partition(" ")[0] for said in Identity.of(one).differing(other.model_digest)],
+    "known": [name for name, value in zip(FIELDS, Identity.of(one).values) if value not in ("", "None", "unknown")],
+})
+"""  # noqa: E501 - a script
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run the scripts one after the other in one process of the reference engine's Python; what each says."""
+    folder = tmp_path_factory.mktemp("common")
+    script = f"import json\nMODEL = {str(folder)!r}\n"
+    for name in ("HOOKS", "NAMES", "STATISTICS", "IDENTITY"):
+        script += f"def say(what):\n    print('SAID', json.dumps([{name!r}, what]))\n"
+        script += globals()[name]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "client"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    environment.pop("PYTHONHASHSEED", None)
+    run = subprocess.run(
+        [REFERENCE, "-c", script],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4_000:]
+    lines = [line for line in run.stdout.splitlines() if line.startswith("SAID ")]
+    return dict(json.loads(line.removeprefix("SAID ")) for line in lines)
+
+
+def test_supported_release_has_every_hook(said: dict[str, Any]) -> None:
+    """The release that the tests run is one that is not refused."""
+    assert said["HOOKS"] == []
+
+
+def test_plugin_registers_each_connector_once(said: dict[str, Any]) -> None:
+    """Loading the entry point again, as engines do, changes nothing."""
+    assert said["NAMES"] == [
+        "KVLeaseOffloadingConnector",
+        "KVLeaseOwnedConnector",
+        "KVLeaseSharedConnector",
+    ]
+
+
+def test_statistics_travel_below_multi_connector(said: dict[str, Any]) -> None:
+    """Counts are rebuilt and added up by a registered name; an unregistered one sends none, which would be fatal."""
+    assert said["STATISTICS"] == {
+        "sum": {"kvlease_calls": 5, "kvlease_skipped": 1},
+        "is_empty": False,
+        "unchanged": None,
+        "stranger": None,
+        "unwanted": None,
+    }
+
+
+def test_identity_is_read_from_real_configurations(said: dict[str, Any]) -> None:
+    """Two engines of equal arguments have one identity and two magazines; arguments that matter are told apart."""
+    found = said["IDENTITY"]
+
+    assert found["equal"]
+    assert found["magazines"] == [True, False]
+    assert found["differing"] == ["load_format", "dtype", "block_tokens", "hash_algorithm"]
+    assert set(found["known"]) >= {
+        "format", "model", "weights", "load_format", "dtype", "kv_dtype", "block_tokens", "hash_algorithm", "hash_seed",
+        "ranks", "device",
+    }  # fmt: skip

@@ -1,0 +1,208 @@
+"""The identity of an engine: equal in all of its processes, and other where any bytes would be."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvlease.integrations.vllm.namespace import FIELDS, Identity, magazine_name
+
+CACHE_NAME_CHARACTERS_MAX = 63
+DIGEST_CHARACTERS_MAX = 256
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    """Return what an identity reads of vLLM's configuration; a change is named part__field."""
+    parts: dict[str, dict[str, Any]] = {
+        "model_config": {
+            "model": "org/Tiny-Model_1.5B", "revision": None, "dtype": "torch.bfloat16", "seed": 0,
+            "quantization": None, "hf_overrides": {}, "hf_config": SimpleNamespace(_commit_hash="abc"),
+        },
+        "cache_config": {
+            "prefix_caching_hash_algo": "sha256", "cache_dtype": "auto", "kv_cache_dtype_skip_layers": [],
+            "block_size": 16,
+        },
+        "parallel_config": {
+            "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
+            "decode_context_parallel_size": 1, "cp_kv_cache_interleave_size": 1,
+        },
+        "load_config": {"load_format": "auto"},
+        "device_config": {"device_type": "cpu"},
+        "kv_transfer_config": {"engine_id": "engine"},
+    }  # fmt: skip
+    whole: dict[str, Any] = {"speculative_config": None, "instance_id": "one"}
+    for path, value in changes.items():
+        part, _, name = path.partition("__")
+        if name:
+            parts[part][name] = value
+        else:
+            whole[part] = value
+    return SimpleNamespace(
+        **whole, **{name: SimpleNamespace(**fields) for name, fields in parts.items()}
+    )
+
+
+def layout(**changes: Any) -> SimpleNamespace:
+    """Return what an identity reads of vLLM's layout."""
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=changes.pop("block_size", 32)))
+    return SimpleNamespace(
+        **{"kv_cache_groups": [group], "kv_cache_layout": "LBHNC", "hash_block_size": 32, **changes}
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        pytest.param({"model_config__model": "org/other"}, "model", id="model"),
+        pytest.param(
+            {"model_config__hf_config": SimpleNamespace(_commit_hash="def")},
+            "revision",
+            id="revision",
+        ),
+        pytest.param({"model_config__dtype": "torch.float32"}, "dtype", id="dtype"),
+        pytest.param({"model_config__quantization": "fp8"}, "quantization", id="quantization"),
+        pytest.param({"model_config__hf_overrides": {"rope": 2}}, "overrides", id="overrides"),
+        pytest.param({"load_config__load_format": "dummy"}, "load_format", id="dummy weights"),
+        pytest.param({"cache_config__cache_dtype": "fp8"}, "kv_dtype", id="kv dtype"),
+        pytest.param(
+            {"cache_config__kv_cache_dtype_skip_layers": ["0"]}, "kv_dtype", id="layers in full"
+        ),
+        pytest.param(
+            {"cache_config__prefix_caching_hash_algo": "sha256_cbor"}, "hash_algorithm", id="hash"
+        ),
+        pytest.param({"parallel_config__tensor_parallel_size": 2}, "ranks", id="tensor ranks"),
+        pytest.param({"parallel_config__pipeline_parallel_size": 2}, "ranks", id="stages"),
+        pytest.param(
+            {"parallel_config__decode_context_parallel_size": 2}, "ranks", id="context ranks"
+        ),
+        pytest.param({"device_config__device_type": "cuda"}, "device", id="device"),
+        pytest.param(
+            {"speculative_config": SimpleNamespace(method="eagle", model="d")}, "draft", id="draft"
+        ),
+    ],
+)
+def test_difference_of_configuration_is_named(changes: dict[str, Any], field: str) -> None:
+    """Whatever would make other bytes makes another digest, and the field is named from the text alone."""
+    one, other = Identity.of(config(), layout()), Identity.of(config(**changes), layout())
+
+    differing = one.differing(other.model_digest)
+
+    assert one.digest != other.digest
+    assert [text.partition(" ")[0] for text in differing] == [field]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        pytest.param({"block_size": 16}, "block_tokens", id="block"),
+        pytest.param({"kv_cache_layout": "BLHNC"}, "layout", id="layout"),
+        pytest.param({"hash_block_size": 16}, "hash_tokens", id="hash unit"),
+    ],
+)
+def test_difference_of_layout_is_named(changes: dict[str, Any], field: str) -> None:
+    """The same for what vLLM decides about its cache."""
+    one, other = Identity.of(config(), layout()), Identity.of(config(), layout(**changes))
+
+    assert [text.partition(" ")[0] for text in one.differing(other.model_digest)] == [field]
+
+
+def test_seed_of_hashes_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines whose hashes begin otherwise do not meet."""
+    one = Identity.of(config(), layout())
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    other = Identity.of(config(), layout())
+
+    assert [text.partition(" ")[0] for text in one.differing(other.model_digest)] == ["hash_seed"]
+
+
+def test_random_seed_is_refused_with_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes that no other process can make again are worth no cache; a seed that is set is."""
+    changed = config(cache_config__prefix_caching_hash_algo="xxhash")
+
+    refused = Identity.of(changed, layout())
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    accepted = Identity.of(changed, layout())
+
+    assert "PYTHONHASHSEED" in refused.refusal
+    assert accepted.refusal == ""
+
+
+def test_what_does_not_change_bytes_changes_nothing() -> None:
+    """Two lives of an engine, and all replicas, have one identity."""
+    one = Identity.of(config(), layout())
+    other = Identity.of(config(instance_id="two", kv_transfer_config__engine_id="x"), layout())
+
+    assert one == other
+    assert one.differing(other.model_digest) == []
+
+
+def test_foreign_digest_is_told_apart() -> None:
+    """A cache that no vLLM registered differs in the form itself."""
+    identity = Identity.of(config(), layout())
+
+    assert "form" in identity.differing("sha256:abc")[0]
+    assert "form" in identity.differing("")[0]
+    assert "form" in identity.differing(identity.model_digest[:-1])[0]
+
+
+def test_weights_of_a_directory_are_looked_at(tmp_path: Path) -> None:
+    """Other weights at the same path are other weights; a link to a content-named file counts by that name."""
+    (tmp_path / "config.json").write_text("{}")
+    blob = tmp_path / "blob-1"
+    blob.write_bytes(b"w")
+    (tmp_path / "model.safetensors").symlink_to(blob)
+    changed = config(model_config__model=str(tmp_path))
+
+    first = Identity.of(changed, layout())
+    os.utime(blob, (1, 1))
+    touched = Identity.of(changed, layout())
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").write_bytes(b"v")
+    replaced = Identity.of(changed, layout())
+    said = Identity.of(changed, layout(), weights="step 7")
+
+    assert first == touched
+    assert [text.partition(" ")[0] for text in first.differing(replaced.model_digest)] == [
+        "weights"
+    ]
+    assert said.values[FIELDS.index("weights")] == "step 7"
+
+
+def test_weights_that_cannot_be_looked_at_are_refused() -> None:
+    """A path that the system refuses raises nothing; what the weights are can be said instead."""
+    changed = config(model_config__model="x" * 300)
+
+    assert "set `weights`" in Identity.of(changed, layout()).refusal
+    assert Identity.of(changed, layout(), weights="step 7").refusal == ""
+
+
+def test_names_fit_where_they_go() -> None:
+    """The text fits into a plan, the names into the daemon's rules, whatever the model is called."""
+    for model in ("org/Tiny-Model_1.5B", "-", "x" * 200, "/models/ÄÖ"):
+        identity = Identity.of(config(model_config__model=model), layout())
+        name = identity.cache_name("offload")
+
+        assert len(identity.model_digest) <= DIGEST_CHARACTERS_MAX
+        assert len(name) <= CACHE_NAME_CHARACTERS_MAX
+        assert all(letter in "abcdefghijklmnopqrstuvwxyz0123456789-" for letter in name)
+        assert name.startswith("vllm-offload-")
+
+
+def test_magazine_is_one_life_of_one_engine_in_one_mode() -> None:
+    """Processes of an engine name it alike; another engine, life or mode names it otherwise."""
+    names = [
+        magazine_name(config(), "owned"),
+        magazine_name(config(), "shared"),
+        magazine_name(config(instance_id="two"), "owned"),
+        magazine_name(config(kv_transfer_config__engine_id="x"), "owned"),
+    ]
+
+    assert magazine_name(config(), "owned") == names[0]
+    assert len(set(names)) == 4

@@ -1,0 +1,81 @@
+"""Keys made of vLLM's hashes: equal where everything is equal, else different."""
+
+import itertools
+
+import pytest
+
+from kvlease.ids import BYTES_PER_KEY
+from kvlease.integrations.vllm.rekey import Rekeyer
+
+TENANT_KEY = bytes(range(32))
+DIGEST = b"d" * 32
+HASHES = [bytes([number]) * 32 for number in range(40)]
+
+
+def split(keys: bytes) -> list[bytes]:
+    """Return packed keys one by one."""
+    return [keys[at : at + BYTES_PER_KEY] for at in range(0, len(keys), BYTES_PER_KEY)]
+
+
+def test_key_depends_on_every_part_of_its_context() -> None:
+    """Another tenant, identity, era, group or hash makes another key."""
+    contexts = [
+        (TENANT_KEY, DIGEST, b"", 0),
+        (bytes(32), DIGEST, b"", 0),
+        (TENANT_KEY, bytes(32), b"", 0),
+        (TENANT_KEY, DIGEST, b"era", 0),
+        (TENANT_KEY, DIGEST, b"", 1),
+    ]
+
+    keys = [
+        key
+        for tenant_key, digest, era, group in contexts
+        for key in Rekeyer(tenant_key, digest, era).each(HASHES[:2], group)
+    ]
+
+    assert len(set(keys)) == 10
+    assert {len(key) for key in keys} == {BYTES_PER_KEY}
+
+
+def test_equal_contexts_make_equal_keys_whatever_came_before() -> None:
+    """Two engines agree on a key, whichever others they made before."""
+    one, other = Rekeyer(TENANT_KEY, DIGEST), Rekeyer(TENANT_KEY, DIGEST)
+    other.keys(HASHES[::-1], group=3)
+
+    assert one.keys(HASHES, 3) == other.keys(HASHES, 3) == b"".join(other.each(HASHES, 3))
+
+
+def test_key_of_this_version() -> None:
+    """Keys outlive upgrades, so how they are made must not change by accident."""
+    key = Rekeyer(TENANT_KEY, DIGEST, b"era").key(HASHES[7] + (2).to_bytes(4, "big"))
+
+    assert key.hex() == "7cb9aef48541837745f492a187a802d5b55631a4f4a3f351b906f394c0475e8e"
+
+
+@pytest.mark.parametrize("num_bytes", [16, 32], ids=["xxhash", "sha256"])
+def test_key_of_a_hash_with_its_group_is_that_of_the_two(num_bytes: int) -> None:
+    """A hash as vLLM's pool has it, with the group behind, has the key of hash and group."""
+    rekeyer = Rekeyer(TENANT_KEY, DIGEST)
+    block_hash = HASHES[1][:num_bytes]
+
+    key = rekeyer.key(block_hash + (5).to_bytes(4, "big"))
+
+    assert key == rekeyer.keys([block_hash], 5)
+
+
+def test_request_turns_each_hash_once_and_gives_any_part() -> None:
+    """However a request grows and is asked, its keys are those of its hashes at their places."""
+    rekeyer = Rekeyer(TENANT_KEY, DIGEST)
+    whole = split(rekeyer.keys(HASHES, 1))
+    request = rekeyer.grow(1)
+    counted: list[int] = []
+    make = rekeyer.keys
+    rekeyer.keys = lambda hashes, group=0: (counted.append(len(list(hashes))), make(hashes, group))[
+        1
+    ]  # type: ignore[assignment,func-returns-value,method-assign]
+
+    for end, first in itertools.product((3, 11, 5, 40, 60), (0, 2)):
+        hashes = HASHES[: max(end, request.num_keys)]
+        assert split(request.upto(hashes, end, first)) == whole[first : min(end, 40)]
+
+    assert sum(counted) == request.num_keys == 40

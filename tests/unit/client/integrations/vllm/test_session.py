@@ -1,0 +1,289 @@
+"""A session's doubt: what may have been carried out is found out before anything else is exchanged."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlease.errors import DeadlineError, IdReusedError, PoolFullError, UnavailableError
+from kvlease.integrations.vllm.attachment import Attachment
+from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.session import EngineSession, SessionEvent, Terms
+from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.magazine import ExchangeOrder, Inventory
+
+ORDER = ExchangeOrder(take_running=1)
+ANSWER = SimpleNamespace(taken_running=[1])
+
+
+class Magazine:
+    """A magazine as the daemon has it: in the order of their arrival, exchanges of the next sequence are carried out.
+
+    `under_way` is an exchange whose caller has gone; it arrives when `arrive` says so.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.sequence = 0
+        self.known_sequence = 0
+        self.under_way: int | None = None
+        self.error: Exception | None = None
+        self.carried_out: list[ExchangeOrder] = []
+
+    def arrive(self) -> None:
+        """Carry the exchange out that is under way, unless it has become stale."""
+        if self.under_way == self.sequence + 1:
+            self.sequence += 1
+            self.blocks += 1
+        self.under_way = None
+
+    def exchange(self, order: ExchangeOrder) -> Any:
+        """Carry an exchange out, or fail as told."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            if isinstance(error, DeadlineError):
+                self.under_way = self.known_sequence + 1
+            raise error
+        if self.known_sequence != self.sequence:
+            raise IdReusedError
+        self.sequence += 1
+        self.known_sequence = self.sequence
+        self.blocks += order.take_running
+        self.carried_out.append(order)
+        return ANSWER
+
+    def inventory(self) -> Inventory:
+        """Tell how many blocks there are."""
+        self.known_sequence = self.sequence
+        blocks = np.arange(self.blocks, dtype=np.int32)
+        return Inventory(blocks=blocks, keys=b"", sequence=self.sequence)
+
+
+@pytest.fixture
+def magazine() -> Magazine:
+    """One that nobody has used."""
+    return Magazine()
+
+
+@pytest.fixture
+def worker() -> SimpleNamespace:
+    """What a session asks of a worker."""
+    link = SimpleNamespace(deadline_seconds=0.0)
+    keys = SimpleNamespace(tenant_key=bytes(32))
+    return SimpleNamespace(
+        worker_id=1, memory_generation=1, keys=keys, _session=SimpleNamespace(link=link)
+    )
+
+
+@pytest.fixture
+def session(magazine: Magazine, worker: Any) -> EngineSession:
+    """A session that has an attachment, and has polled and reconciled."""
+    terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c", magazine="m")
+    session = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
+    plan: Any = SimpleNamespace()
+    session._attacher.found = session._attacher._current = Attachment(
+        worker=worker, magazine=magazine, plan=plan, device=None, memory=(), memory_generation=1
+    )
+    assert session.poll() is SessionEvent.FRESH
+    assert session.reconciled() is not None
+    magazine.carried_out.clear()
+    return session
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(DeadlineError(), id="late"),
+        pytest.param(UnavailableError(), id="away"),
+        pytest.param(IdReusedError(), id="stale"),
+        pytest.param(ZeroDivisionError(), id="fault"),
+    ],
+)
+def test_exchange_that_may_have_been_carried_out_stops_the_next(
+    session: EngineSession, magazine: Magazine, error: Exception
+) -> None:
+    """After a call without an answer nothing is exchanged until the magazine was told."""
+    magazine.error = error
+
+    first = session.exchange(ORDER, None)
+    owed = session.needs_inventory
+    session.guard.recover()
+    second = session.exchange(ORDER, None)
+    truth = session.reconciled()
+    third = session.exchange(ORDER, None)
+
+    assert (first, owed, second) == (None, True, None)
+    assert truth is not None
+    assert third is ANSWER
+
+
+def test_refused_exchange_leaves_no_doubt(session: EngineSession, magazine: Magazine) -> None:
+    """What was refused was not carried out."""
+    magazine.error = PoolFullError()
+
+    first, second = session.exchange(ORDER, None), session.exchange(ORDER, None)
+
+    assert (first, second) == (None, ANSWER)
+
+
+def test_what_reconciled_tells_stays_true(session: EngineSession, magazine: Magazine) -> None:
+    """An exchange that is still under way is carried out before the truth is told, or never."""
+    magazine.error = DeadlineError()
+    session.exchange(ORDER, None)
+    session.guard.recover()
+
+    truth = session.reconciled()
+    magazine.arrive()
+
+    assert truth is not None
+    assert len(truth.blocks) == magazine.blocks == 0
+
+
+def test_exchange_that_arrives_while_reconciling_is_told(
+    session: EngineSession, magazine: Magazine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the lost one comes first after all, the doubt stays, and the next try tells of it."""
+    magazine.error = DeadlineError()
+    session.exchange(ORDER, None)
+    session.guard.recover()
+    tell = magazine.inventory
+
+    def told_then_arrives() -> Inventory:
+        truth = tell()
+        magazine.arrive()
+        return truth
+
+    monkeypatch.setattr(magazine, "inventory", told_then_arrives)
+    first, owed = session.reconciled(), session.needs_inventory
+    second = session.reconciled()
+
+    assert (first, owed) == (None, True)
+    assert second is not None
+    assert len(second.blocks) == magazine.blocks == 1
+
+
+def test_inventory_alone_ends_no_doubt(session: EngineSession, magazine: Magazine) -> None:
+    """To look is not to make sure."""
+    magazine.error = DeadlineError()
+    session.exchange(ORDER, None)
+    session.guard.recover()
+
+    session.inventory()
+
+    assert session.needs_inventory
+
+
+def test_another_worker_owes_an_inventory(
+    session: EngineSession, magazine: Magazine, worker: Any
+) -> None:
+    """Where the daemon could not resume the worker, its owner is told and nothing is exchanged before the truth."""
+    worker.worker_id = 2
+
+    event, exchanged = session.poll(), session.exchange(ORDER, None)
+    truth = session.reconciled()
+
+    assert (event, exchanged) == (SessionEvent.BACK, None)
+    assert [order.take_running for order in magazine.carried_out] == [0]
+    assert truth is not None
+    assert not session.needs_inventory
+    assert session.poll() is SessionEvent.NONE
+
+
+def test_answer_of_another_worker_is_no_answer(
+    session: EngineSession, magazine: Magazine, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that became another one during a call speaks of another magazine."""
+
+    def exchange(_: ExchangeOrder) -> Any:
+        worker.worker_id = 2
+        return ANSWER
+
+    monkeypatch.setattr(magazine, "exchange", exchange)
+
+    assert session.exchange(ORDER, None) is None
+    assert session.needs_inventory
+
+
+def test_other_memory_ends_the_attachment(
+    session: EngineSession, magazine: Magazine, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that attached itself to other memory is given up, and what it answered counts for nothing."""
+
+    def exchange(_: ExchangeOrder) -> Any:
+        worker.memory_generation = 2
+        return ANSWER
+
+    monkeypatch.setattr(magazine, "exchange", exchange)
+
+    assert session.exchange(ORDER, None) is None
+    assert not session.is_on
+    assert session.poll() is SessionEvent.LOST
+
+
+def test_breaker_that_opens_and_closes_is_lost_and_back(session: EngineSession) -> None:
+    """An owner hears of each change once."""
+    session.guard.trip("a test")
+    lost = [session.poll(), session.poll()]
+    session.guard.recover()
+    back = [session.poll(), session.poll()]
+
+    assert lost == [SessionEvent.LOST, SessionEvent.NONE]
+    assert back == [SessionEvent.BACK, SessionEvent.NONE]
+
+
+def test_memory_that_changed_while_off_is_told_as_fresh(
+    session: EngineSession, magazine: Magazine, worker: Any
+) -> None:
+    """However the way there went, new memory is told as new, also when a reset came between."""
+    session.guard.trip("a test")
+    session.poll()
+    plan: Any = SimpleNamespace()
+    session._attacher.found = Attachment(
+        worker=worker, magazine=magazine, plan=plan, device=None, memory=(), memory_generation=1
+    )
+    session.poll()
+    session.reset()
+    session.guard.recover()
+
+    assert [session.poll(), session.poll()] == [SessionEvent.FRESH, SessionEvent.NONE]
+
+
+def test_reset_is_no_event_of_its_own(session: EngineSession) -> None:
+    """Who resets knows; the generation grows and the keys are others."""
+    assert session.rekeyer is not None
+    before, generation = session.rekeyer.keys([b"h"]), session.generation
+
+    session.reset()
+
+    assert session.rekeyer.keys([b"h"]) != before
+    assert session.generation == generation + 1
+    assert session.poll() is SessionEvent.NONE
+
+
+def test_counts_tell_what_happened(session: EngineSession, magazine: Magazine) -> None:
+    """Figures for metrics come from the beginning of the session."""
+    magazine.error = DeadlineError()
+    session.exchange(ORDER, None)
+
+    assert session.counts()["unanswered"] == 1
+    assert session.counts()["generation"] == 1
+
+
+def test_session_without_an_attachment_gives_defaults() -> None:
+    """Off is a state like any other: nothing is asked, nothing is raised."""
+    terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c")
+    session = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
+
+    answers = (
+        session.exchange(ORDER, "default"),
+        session.inventory(),
+        session.reconciled(),
+        session.call(lambda worker: worker.lookup(b""), "default", "lookup"),
+        session.worker,
+        session.device,
+        session.rekeyer,
+    )
+
+    assert answers == ("default", None, None, "default", None, None, None)
+    assert repr(session) == "<EngineSession off, generation 0, <Guard closed, 0 calls, 0 skipped>>"

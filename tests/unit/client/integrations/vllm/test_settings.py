@@ -1,0 +1,68 @@
+"""Settings of a connector: what is unknown or out of range is refused with its name."""
+
+import pytest
+
+from kvlease.errors import InvalidError
+from kvlease.integrations.vllm.settings import ConnectorSettings
+
+
+def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty extra config is a whole one."""
+    monkeypatch.setenv("KVLEASE_ADDRESS", "unix:///run/kvlease.sock")
+
+    settings = ConnectorSettings.read(None)
+
+    assert settings == ConnectorSettings.read({})
+    assert settings.address == "unix:///run/kvlease.sock"
+    assert settings.deadline_seconds == 0.25
+    assert settings.options.integrity == "xxh3"
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        pytest.param({"sokcet": "/run/k.sock"}, "sokcet", id="unknown"),
+        pytest.param({"deadline_ms": 0}, "deadline_ms", id="no time"),
+        pytest.param({"retry_seconds": -1}, "retry_seconds", id="negative"),
+        pytest.param({"pool_bytes": "much"}, "pool_bytes", id="no number"),
+        pytest.param({"write_policy": "never"}, "write_policy", id="no policy"),
+        pytest.param({"socket": "kvlease.sock"}, "address", id="no address"),
+    ],
+)
+def test_wrong_setting_is_refused_with_its_name(extra: dict[str, object], named: str) -> None:
+    """Who mistypes a setting learns which one, at the engine's start."""
+    with pytest.raises(InvalidError, match=named):
+        ConnectorSettings.read(extra)
+
+
+def test_all_wrong_settings_are_named_at_once() -> None:
+    """Nobody has to start an engine once for each mistake."""
+    with pytest.raises(InvalidError) as caught:
+        ConnectorSettings.read({"sokcet": "", "deadline_ms": 0})
+
+    assert "sokcet" in caught.value.message
+    assert "deadline_ms" in caught.value.message
+
+
+def test_settings_that_the_engine_reads_are_left_to_it() -> None:
+    """The same dictionary carries what vLLM itself reads."""
+    settings = ConnectorSettings.read({"spec_name": "X", "tenant": "a"}, {"spec_name"})
+
+    assert settings.tenant == "a"
+
+
+@pytest.mark.parametrize(
+    ("socket", "address"),
+    [
+        pytest.param("/run/k.sock", "unix:///run/k.sock", id="path"),
+        pytest.param("unix:///run/k.sock", "unix:///run/k.sock", id="address"),
+    ],
+)
+def test_socket_may_be_a_path(socket: str, address: str) -> None:
+    """A path means the local socket there."""
+    assert ConnectorSettings.read({"socket": socket}).address == address
+
+
+def test_checks_can_be_left_off() -> None:
+    """Without `verify` nothing is checksummed."""
+    assert ConnectorSettings(verify=False).options.integrity == "none"

@@ -1,0 +1,115 @@
+"""Magazines in the daemon: who may share one, what a call may carry, and what is kept over its lives."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from kvlease.errors import IdReusedError, InvalidError, TooLargeError, WrongStateError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+
+from .conftest import Node, keys
+
+
+async def attach(node: Node, *, pid: int | None = None, **changes: str) -> Caller:
+    """Attach a worker whose death can be proven, and return it as a caller."""
+    peer = Caller(transport="local", peer_pid=os.getpid() if pid is None else pid)
+    request = pb.AttachRequest(cache="main", **changes)  # type: ignore[arg-type]
+    reply = await node.ask("attach", request, peer)
+    return Caller(transport="local", token=reply.token)
+
+
+@asynccontextmanager
+async def registered(node: Node) -> AsyncIterator[None]:
+    """Let a daemon live that has the cache."""
+    async with node.life():
+        await node.register()
+        yield
+
+
+async def test_magazine_is_kept_over_the_lives_of_the_daemon(node: Node) -> None:
+    """Blocks, keys and sequence are what they were; the answer to a retry of the next exchange is the same."""
+    async with registered(node):
+        worker = await attach(node, magazine="one")
+        take = pb.ExchangeRequest(take_running=2, sequence=1)
+        taken = await node.ask("exchange", take, worker)
+        publish = pb.ExchangeRequest(
+            publish_blocks=taken.taken_blocks[:4], publish_keys=keys(1, 1), sequence=2
+        )
+        assert (await node.ask("exchange", publish, worker)).published == b"\1"
+
+    async with node.life():
+        told = await node.ask("inventory", pb.InventoryRequest(), worker)
+        assert (told.blocks, told.sequence) == (taken.taken_blocks, 2)
+        assert told.keys == keys(1, 1) + bytes(32)
+        with pytest.raises(IdReusedError):
+            await node.ask("exchange", publish, worker)
+        metrics = node.daemon.registry.cache("main").core.census().magazines
+        assert metrics == ((0, 1, 1),)
+
+
+async def test_retry_with_the_same_key_is_answered_as_before(node: Node) -> None:
+    """Within a life, a retry of an exchange gets the answer of the first try, and takes nothing more."""
+    async with registered(node):
+        worker = await attach(node, magazine="one")
+        keyed = Caller(transport="local", token=worker.token, idempotency_key="k")
+        take = pb.ExchangeRequest(take_new=3, sequence=1)
+
+        first = await node.ask("exchange", take, keyed)
+        again = await node.ask("exchange", take, keyed)
+
+        assert first == again
+        assert len(np.frombuffer(first.taken_blocks, np.int32)) == 3
+
+
+async def test_magazine_needs_a_proof_of_death(node: Node) -> None:
+    """A worker whose death cannot be proven gets no magazine, and leaves nothing behind."""
+    async with registered(node):
+        with pytest.raises(WrongStateError, match="death"):
+            await node.attach(magazine="one")
+
+        assert node.daemon.registry.cache("main").num_workers == 0
+
+
+@pytest.mark.parametrize("name", ["m" * 129, "a\nb"], ids=["long", "unprintable"])
+async def test_name_of_a_magazine_is_checked(node: Node, name: str) -> None:
+    """A name is up to 128 printable characters."""
+    async with registered(node):
+        with pytest.raises(InvalidError, match="magazine"):
+            await attach(node, magazine=name)
+
+
+async def test_magazine_of_a_worker_does_not_change(node: Node) -> None:
+    """A worker that attaches again is still its magazine's, and cannot become another one's."""
+    async with registered(node):
+        worker = await attach(node, magazine="one")
+
+        for magazine in ("", "one"):
+            await attach(node, resume_token=worker.token, magazine=magazine)
+        with pytest.raises(InvalidError, match="magazine differs"):
+            await attach(node, resume_token=worker.token, magazine="two")
+
+
+async def test_tenants_with_the_same_name_have_magazines_of_their_own(node: Node) -> None:
+    """A magazine's name means something within its tenant only."""
+    async with registered(node):
+        ours = await attach(node, magazine="one")
+        theirs = await attach(node, magazine="one", tenant="other")
+        await node.ask("exchange", pb.ExchangeRequest(take_new=2, sequence=1), ours)
+
+        assert (await node.ask("inventory", pb.InventoryRequest(), theirs)).sequence == 0
+
+
+@pytest.mark.parametrize("field", ["publish_blocks", "retract_blocks", "drop_blocks", "hold_keys"])
+async def test_columns_are_bounded(node: Node, field: str) -> None:
+    """An exchange has a limit on the entries of each column."""
+    async with registered(node):
+        worker = await attach(node, magazine="one")
+        num_bytes = (node.settings.max_blocks_a_call + 1) * (32 if field == "hold_keys" else 4)
+        request = pb.ExchangeRequest(**{field: bytes(num_bytes)}, sequence=1)  # type: ignore[arg-type]
+
+        with pytest.raises(TooLargeError, match=field):
+            await node.ask("exchange", request, worker)
