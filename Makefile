@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-vllm check bench proto sim sweep clean
+.PHONY: help setup demo serve test test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 
@@ -20,11 +20,15 @@ serve: setup ## run the daemon in the foreground on CPU memory
 	@$(BIN)/kvleased serve
 
 test: setup ## run all tests: units side by side, then those that start processes one by one
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not gpu"
-	@$(BIN)/python -m pytest -q -n 0 -m "acceptance and not gpu"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not gpu and not vllm"
+	@$(BIN)/python -m pytest -q -n 0 -m "acceptance and not gpu and not vllm"
 
-test-vllm: setup .venv-vllm/.ready ## compare plans of random configurations with vLLM 0.32 itself
+test-vllm: setup .venv-vllm/.ready ## run vLLM 0.32 itself: compare plans, then engines with the daemon
 	@$(BIN)/python tests/vllm/run.py
+	@$(BIN)/python -m pytest -q -n 0 -m vllm tests/integrations/vllm
+
+bench-vllm: setup .venv-vllm/.ready ## measure vLLM 0.32 with and without kvlease, each figure beside its floor
+	@$(BIN)/python tests/benchmarks/engines.py $(addprefix --only ,$(ONLY))
 
 .venv-vllm/.ready: tests/vllm/setup.sh
 	@bash tests/vllm/setup.sh

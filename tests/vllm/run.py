@@ -1,9 +1,11 @@
 """Ask the reference engine about random configurations and compare: `python tests/vllm/run.py [COUNT [SEED]]`.
 
-Prints what differs, and a count; exits with 1 if anything differs without a reason on record.
+Prints what differs, and a count; exits with 1 if anything differs without a reason on record. Then the connectors' way
+is asked about the same plans: from the engine's finished configuration back to a plan's inputs.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -38,14 +40,48 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(
         f"{len(verdicts)} questions about {count} models, seed {seed}: {differing} differ without a reason\n"
     )
-    return int(differing > 0)
+    return int(differing + _disagreeing(answered) > 0)
+
+
+def _disagreeing(content: dict[str, Any]) -> int:
+    """Count the plans that the connectors' inputs do not give again, although planning left the layers as they were.
+
+    Layers that the engine gave other blocks or pages may be planned differently, which a connector then says.
+    """
+    plans = [vector for vector in content["vectors"] if vector["op"] == "plan"]
+    answers = _asked("agree.py", {**content, "vectors": plans})
+    kinds = Counter(_outcome(answer) for answer in answers.values())
+    sys.stdout.write(f"inputs from the engine's configuration: {dict(kinds.most_common())}\n")
+    wrong = {name: answer for name, answer in answers.items() if _outcome(answer) == "wrong"}
+    for name, answer in wrong.items():
+        sys.stdout.write(json.dumps({"id": name, **answer}, ensure_ascii=False) + "\n")
+    return len(wrong)
+
+
+def _outcome(answer: dict[str, Any]) -> str:
+    if "reference" in answer:
+        return "refused by the engine"
+    if answer.get("refused") == "ranks_unknown":
+        return "refused for several stages"
+    if answer.get("agreed"):
+        return "agreed"
+    if "scheduler" in answer:
+        return "agreed, by workers alone"
+    return "said to differ" if answer["is_changed"] else "wrong"
 
 
 def _answered(content: dict[str, Any]) -> dict[str, Any]:
     """Return the vectors with the reference's answers, all from one process."""
+    return _asked("record.py", content)
+
+
+def _asked(script: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return what a script says that runs where the reference is."""
+    paths = [str(_ROOT / "client"), str(_ROOT / "service")]
     recorded = subprocess.run(
-        [_REFERENCE, Path(__file__).with_name("record.py")],
+        [_REFERENCE, Path(__file__).with_name(script)],
         input=json.dumps(content),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

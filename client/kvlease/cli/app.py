@@ -17,7 +17,7 @@ from kvlease.cli import tables
 from kvlease.cli.connecting import Address, Json, connected
 from kvlease.cli.listing import first_of
 from kvlease.cli.misses import explanation
-from kvlease.cli.plan import plan_command
+from kvlease.cli.plan import PlanCommand, plan_command
 from kvlease.cli.trace import trace_app
 from kvlease.client import Listed
 from kvlease.replies import Inspection
@@ -28,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("plan")(plan_command)
+app.command("plan", cls=PlanCommand)(plan_command)
 app.add_typer(trace_app, name="trace")
 
 CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]

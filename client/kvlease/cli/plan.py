@@ -1,26 +1,44 @@
 """Own `kvlease plan`: print what a model's cache will be, before anything runs; the arithmetic is the daemon's own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from kvlease.cli import plan_inputs, plan_tables
 from kvlease.cli import plan_options as options
 from kvlease.cli.drawing import drawing
 from kvlease.cli.planner import Planner, find_planner
 from kvlease.cli.records import plain
+from kvlease.cli.vllm_arguments import read_arguments
+from kvlease.cli.vllm_plan import PLATFORMS, Machine, check_defaults, inputs_of
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
 from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
 
+_VLLM: Final = "--vllm"
 _FINEST: Final = "none"
 """What is written where all groups say how finely prefixes can be found."""
 
 
+class PlanCommand(TyperCommand):
+    """The command line of `kvlease plan`, whose end may be one of vLLM's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what stands behind --vllm for vLLM's own rules."""
+        if _VLLM in args:
+            end = args.index(_VLLM) + 1
+            ctx.meta[_VLLM] = args[end:]
+            args = args[:end]
+        return super().parse_args(ctx, args)
+
+
 def plan_command(
+    context: typer.Context,
     *,
     model: options.Model = "",
     specs: options.Specs = "",
@@ -50,11 +68,23 @@ def plan_command(
     context_ranks: options.ContextRanks = 1,
     what_if: options.Changes = None,
     plot: options.Plot = None,
+    vllm: options.Vllm = False,
+    platform: options.Platform = PLATFORMS[0],
+    other_memory: options.OtherMemory = "",
     as_json: options.Json = False,
 ) -> None:
     """Show the blocks, bytes and requests of a model's cache, with the equations that give them."""
     try:
         planner = find_planner()
+        if vllm:
+            machine = Machine(
+                platform=platform,
+                device_bytes=_bytes(device_memory),
+                other_bytes=_bytes(other_memory),
+                layout=layout,
+            )
+            _plan_as_vllm(planner, context, machine, tuple(what_if or ()), plot, as_json)
+            return
         source = plan_inputs.read_source(model, specs)
         engine = EngineInputs(
             tokens_per_step=tokens_per_step,
@@ -94,6 +124,53 @@ def plan_command(
     except KVLeaseError as error:
         _refuse(error, as_json=as_json)
         raise typer.Exit(2) from error
+
+
+def _plan_as_vllm(
+    planner: Planner,
+    context: typer.Context,
+    machine: Machine,
+    changes: tuple[str, ...],
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the plan that vLLM would compute; lower tiers and the like may be asked for beside it."""
+    _refuse_what_vllm_says(context)
+    given = read_arguments(context.meta[_VLLM])
+    words = context.params
+    inputs = replace(
+        inputs_of(given, machine),
+        model_digest=words["model_digest"],
+        host_bytes=_bytes(words["host_memory"]),
+        disk_bytes=_bytes(words["disk"]),
+        remote_bytes=_bytes(words["remote"]),
+        blocks_per_slot=words["blocks_per_slot"],
+    )
+    check_defaults(planner.plan_or_explain(inputs), given, machine)
+    if given.ignored and not as_json:
+        named = ", ".join(f"--{name}" for name in dict.fromkeys(given.ignored))
+        Console().print(f"Without bearing on the plan: {named}", highlight=False)
+    _answer(planner, inputs, changes, plot=plot, as_json=as_json)
+
+
+_BESIDE_VLLM: Final = frozenset(
+    (
+        *("vllm", "platform", "other_memory", "device_memory", "layout", "model_digest"),
+        *("host_memory", "disk", "remote", "blocks_per_slot", "what_if", "plot", "as_json"),
+    )
+)
+"""Options that mean something beside --vllm; what the others say, vLLM's arguments do."""
+
+
+def _refuse_what_vllm_says(context: typer.Context) -> None:
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and name not in _BESIDE_VLLM:
+            message = (
+                f"--{name.replace('_', '-')} is for vLLM's own arguments to say, behind --vllm"
+            )
+            raise InvalidError(message, resource=name, rule="said_by_vllm")
 
 
 def _answer(

@@ -10,6 +10,7 @@ _INPUTS: Final = "What to plan for"
 _MEMORY: Final = "Memory"
 _ENGINE: Final = "How the engine runs"
 _OUTPUT: Final = "What to print"
+_VLLM: Final = "What vLLM would plan"
 
 
 def _of(panel: str, text: str, *names: str) -> typer.models.OptionInfo:
@@ -148,6 +149,25 @@ Changes: TypeAlias = Annotated[
 Plot: TypeAlias = Annotated[
     Path | None,
     _of(_OUTPUT, "A .png or .svg to draw concurrency against request length into."),
+]
+Vllm: TypeAlias = Annotated[
+    bool,
+    _of(
+        _VLLM,
+        "Everything behind this are arguments of `vllm serve` 0.32; the plan is what vLLM makes of them.",
+        "--vllm",
+    ),
+]
+Platform: TypeAlias = Annotated[
+    str,
+    _of(_VLLM, "Where vLLM will run: cuda or cpu."),
+]
+OtherMemory: TypeAlias = Annotated[
+    str,
+    _of(
+        _VLLM,
+        f"What weights, activations and graphs take of --device-memory, for --gpu-memory-utilization. {_BYTES}",
+    ),
 ]
 Json: TypeAlias = Annotated[
     bool,

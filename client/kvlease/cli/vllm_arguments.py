@@ -1,0 +1,132 @@
+"""Own how the arguments of `vllm serve` are read: those that a plan depends on, and the names of all others."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvlease.cli import vllm_table as table
+from kvlease.errors import InvalidError
+
+_HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_POWER: Final = {letter: power for power, letter in enumerate("kmgt", 1)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Given:
+    """What a command line of vLLM says of a plan."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    """The arguments that have a value, by their names without dashes in front."""
+    switches: dict[str, bool] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    """The names of arguments without bearing on a plan."""
+
+    def count(self, name: str) -> int | None:
+        """Return a number, with vLLM's endings: 1k is 1,000 and 1K is 1,024; None where it is not given.
+
+        Raises:
+            InvalidError: it is no such number.
+        """
+        written = self.values.get(name)
+        if written is None:
+            return None
+        found = _HUMAN.fullmatch(written.strip())
+        if found is None:
+            if not written.strip().isdecimal():
+                raise _no_number(name, written)
+            return int(written)
+        number, letter = found.groups()
+        if letter.islower():
+            thousands: int = 1000 ** _POWER[letter]
+            return int(float(number) * thousands)
+        if not number.isdecimal():
+            raise _no_number(name, written)
+        return int(number) << 10 * _POWER[letter.lower()]
+
+
+def read_arguments(words: Sequence[str]) -> Given:
+    """Return what a command line says, with or without `vllm serve` in front.
+
+    Raises:
+        InvalidError: an argument is not known, may change the plan in a way that is not planned here, or lacks a value.
+    """
+    left = list(words)
+    for word in ("vllm", "serve"):
+        if left[:1] == [word]:
+            left.pop(0)
+    given = Given()
+    if left and not left[0].startswith("-"):
+        given.values["model"] = left.pop(0)
+    while left:
+        _read(left, given)
+    return given
+
+
+def _read(left: list[str], given: Given) -> None:
+    """Take one argument off the line."""
+    word = left.pop(0)
+    if not word.startswith("-"):
+        message = f"{word[:40]!r} belongs to no argument of vLLM"
+        raise InvalidError(message, resource="vllm", rule="unknown_argument")
+    name, is_joined, value = word.partition("=")
+    # vLLM takes underscores for dashes, and --config.part for a part of a config in JSON.
+    name, _, part = name.replace("_", "-").partition(".")
+    name = table.ALIASES.get(name, name.removeprefix("--"))
+    is_yes = not name.startswith("no-")
+    bare = name.removeprefix("no-")
+    if bare in table.SWITCHES:
+        given.switches[bare] = is_yes
+    elif bare in table.IGNORED_SWITCHES:
+        given.ignored.append(bare)
+    elif name in table.IGNORED_LISTS:
+        given.ignored.append(name)
+        _drop_list(left)
+    elif name in table.VALUES or name in table.IGNORED_VALUES:
+        if not is_joined:
+            value = _next(left, name)
+        _note(given, name, part, value)
+    else:
+        raise _refused(name, word)
+
+
+def _note(given: Given, name: str, part: str, value: str) -> None:
+    if name in table.IGNORED_VALUES:
+        given.ignored.append(name)
+    elif part:
+        config = json.loads(given.values.get(name, "{}"))
+        given.values[name] = json.dumps({**config, part.replace("-", "_"): value})
+    else:
+        given.values[name] = value
+
+
+def _next(left: list[str], name: str) -> str:
+    # A number below zero is a value.
+    if not left or (left[0].startswith("-") and not left[0][1:].isdecimal()):
+        message = f"--{name} of vLLM needs a value"
+        raise InvalidError(message, resource=name, rule="missing_value")
+    return left.pop(0)
+
+
+def _drop_list(left: list[str]) -> None:
+    while left and not left[0].startswith("-"):
+        left.pop(0)
+
+
+def _refused(name: str, word: str) -> InvalidError:
+    if name.removeprefix("no-") in table.REFUSED:
+        message = (
+            f"--{name} may change the layers, pages or tables of a cache in ways that are not planned here; "
+            "start the engine with a connector, which compares its plan with what vLLM has"
+        )
+        return InvalidError(message, resource=name, rule="argument_not_planned")
+    message = f"{word[:60]!r} is no argument of vllm serve 0.32"
+    return InvalidError(message, resource="vllm", rule="unknown_argument")
+
+
+def _no_number(name: str, written: str) -> InvalidError:
+    message = (
+        f"--{name} is {written[:40]!r}; write a number, such as 2048, 2k (2,000) or 2K (2,048)"
+    )
+    return InvalidError(message, resource=name, rule="not_a_number")

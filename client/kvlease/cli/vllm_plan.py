@@ -1,0 +1,303 @@
+"""Own what vLLM 0.32 makes of its arguments where they leave something open, as far as a plan depends on it.
+
+vLLM is not asked: its defaults are written down here, and a test compares what comes of them with real engines.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvlease.cli import plan_inputs
+from kvlease.cli.vllm_arguments import Given
+from kvlease.errors import InvalidError
+from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs
+from kvlease.spec import ChunkedLocal, LayerSpec, SlidingWindow, StateSpace
+
+PLATFORMS: Final = ("cuda", "cpu")
+"""Where engines run whose defaults are known."""
+
+_LAYOUTS: Final = {"cuda": "LBNHC", "cpu": "LBHNC"}
+_BLOCK_TOKENS: Final = {"cuda": 16, "cpu": 128}
+_STEP_TOKENS: Final = {"cuda": 2048, "cpu": 2048}
+"""Tokens of a step of `vllm serve`, of every rank on a CPU; large GPUs have more."""
+_REQUESTS_MAX: Final = {"cuda": 256, "cpu": 128}
+_UTILIZATION: Final = 0.92
+_NULL_BLOCKS: Final = 1
+_DTYPES: Final = {
+    "half": "float16",
+    "float": "float32",
+    "float16": "float16",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+}
+_CONNECTORS_OF_GROUPS: Final = (
+    "KVLeaseOffloadingConnector",
+    "KVLeaseOwnedConnector",
+    "KVLeaseSharedConnector",
+    "OffloadingConnector",
+)
+"""Connectors that serve models with several groups of layers."""
+_ROPE_TYPES_COUNTED: Final = ("su", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Ways to reach further whose positions are in max_position_embeddings already."""
+_POSITIONS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the engine will find where it runs."""
+
+    platform: str = "cuda"
+    device_bytes: int = 0
+    """All memory of one device; 0: not told."""
+    other_bytes: int = 0
+    """What weights, activations and graphs take of it, which an engine logs at its start; 0: not told."""
+    layout: str = ""
+    """Order of the axes where a backend prefers another than the platform."""
+
+
+def inputs_of(given: Given, machine: Machine) -> PlanInputs:
+    """Return the inputs of the plan that vLLM would compute.
+
+    Raises:
+        InvalidError: the arguments leave something open that a plan depends on, or contradict each other.
+    """
+    if machine.platform not in PLATFORMS:
+        message = f"--platform is {machine.platform[:40]!r}; write one of {', '.join(PLATFORMS)}"
+        raise InvalidError(message, resource="platform")
+    model = given.values.get("hf-config-path") or given.values.get("model")
+    if not model:
+        raise InvalidError("name the model behind --vllm", resource="model")
+    config = _config(model, given)
+    longest = _longest_request(model, config, given)
+    return PlanInputs(
+        model_config=json.dumps(config),
+        kv_dtype=_kv_dtype(config, given),
+        tokens_per_block=given.count("block-size") or _BLOCK_TOKENS[machine.platform],
+        layout=machine.layout or _LAYOUTS[machine.platform],
+        device_bytes=_device_bytes(given, machine),
+        device_blocks=given.count("num-gpu-blocks-override") or 0,
+        null_blocks=_NULL_BLOCKS,
+        block_multiple_bytes=1,
+        longest_request_tokens=longest,
+        fit_longest_request=_is_auto(given),
+        engine=_engine(given, machine, longest, is_one_group=_is_one_group(config, given)),
+        parallel=_parallel(given),
+    )
+
+
+def check_defaults(plan: CachePlan, given: Given, machine: Machine) -> None:
+    """Refuse a plan that rests on a default which vLLM chooses by what is not known here.
+
+    Raises:
+        InvalidError: such a default was taken; the message names the argument to give.
+    """
+    specs = [layer.spec for rank in plan.ranks for layer in rank.layers]
+    if "block-size" not in given.values and any(spec.is_latent for spec in specs):
+        raise _open("block-size", "the block of latent attention is its backend's choice")
+    if machine.platform == "cpu" and any(_is_special(spec) for spec in specs):
+        message = "vLLM chooses blocks of recurrent and latent layers by the processor; plan them for a GPU"
+        raise InvalidError(message, resource="platform", rule="argument_left_open")
+    counts_steps = any(isinstance(spec, SlidingWindow | ChunkedLocal) for spec in specs)
+    if counts_steps and "max-num-batched-tokens" not in given.values and machine.platform != "cpu":
+        raise _open(
+            "max-num-batched-tokens", "windows keep a step's tokens, and its default is the GPU's"
+        )
+
+
+def _is_special(spec: LayerSpec) -> bool:
+    return spec.is_latent or isinstance(spec, StateSpace)
+
+
+# The model.
+
+
+def _config(model: str, given: Given) -> dict[str, Any]:
+    """Return the model's config with the element type that vLLM will compute in."""
+    config: Any = json.loads(plan_inputs.read_source(model, "").model_config)
+    if not isinstance(config, dict):
+        raise InvalidError(f"config.json of {model} is no JSON object", resource="model")
+    inner = config.get("text_config")
+    written = given.values.get("dtype", "auto").lower()
+    own = config.get("dtype") or config.get("torch_dtype")
+    if isinstance(inner, dict):
+        own = own or inner.get("dtype") or inner.get("torch_dtype")
+    if written == "auto":
+        if own is None:
+            raise _open("dtype", "the model's config names none")
+        # vLLM computes in float32 only where it is asked to.
+        chosen = "bfloat16" if own == "float32" else str(own)
+    elif written in _DTYPES:
+        chosen = _DTYPES[written]
+    else:
+        message = f"--dtype is {written[:40]!r}; write auto or one of {', '.join(_DTYPES)}"
+        raise InvalidError(message, resource="dtype")
+    made = {**config, "dtype": chosen, "torch_dtype": chosen}
+    if isinstance(inner, dict):
+        made["text_config"] = {**inner, "dtype": chosen, "torch_dtype": chosen}
+    return made
+
+
+def _kv_dtype(config: Mapping[str, Any], given: Given) -> str:
+    written = given.values.get("kv-cache-dtype", "auto")
+    if written != "auto":
+        return written
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, Mapping) and any("kv_cache" in word for word in quantised):
+        raise _open("kv-cache-dtype", "the checkpoint says how K and V are quantised")
+    return str(config["dtype"])
+
+
+def _longest_request(model: str, config: Mapping[str, Any], given: Given) -> int:
+    """Return the tokens of the longest request: what is given, else what the config and the tokenizer allow."""
+    if "max-model-len" in given.values and not _is_auto(given):
+        return given.count("max-model-len") or 0
+    inner = config.get("text_config")
+    words = {**config, **inner} if isinstance(inner, dict) else config
+    found = [words[name] for name in _POSITIONS if isinstance(words.get(name), int)]
+    if not found or not _is_plain_rope(words):
+        raise _open("max-model-len", "the config does not say plainly how far the model reaches")
+    tokens = int(min(found))
+    path = Path(model, "tokenizer_config.json")
+    if path.is_file():
+        most = json.loads(path.read_text(encoding="utf-8")).get("model_max_length", tokens)
+        tokens = min(tokens, int(most))
+    return tokens
+
+
+def _is_plain_rope(words: Mapping[str, Any]) -> bool:
+    """Tell whether positions are as the config counts them, with nothing that stretches them."""
+    rope = words.get("rope_parameters") or words.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return True
+    parts = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]
+    for part in parts:
+        kind = part.get("rope_type", part.get("type", "default"))
+        is_gemma = "gemma3" in str(words.get("model_type"))
+        if kind not in ("default", *_ROPE_TYPES_COUNTED) and not is_gemma:
+            return False
+    return True
+
+
+def _is_auto(given: Given) -> bool:
+    return given.values.get("max-model-len", "").lower() in ("auto", "-1")
+
+
+# The engine.
+
+
+def _engine(
+    given: Given, machine: Machine, longest_tokens: int, *, is_one_group: bool
+) -> EngineInputs:
+    has_prefixes = given.switches.get("enable-prefix-caching", True)
+    mode = given.values.get("mamba-cache-mode", "none")
+    if mode == "none" and has_prefixes:
+        # Recurrent layers can be found again only at the ends of blocks.
+        mode = "align"
+    return EngineInputs(
+        tokens_per_step=_tokens_per_step(given, machine, longest_tokens),
+        steps_in_flight=_steps_in_flight(given, machine),
+        state_mode=mode if has_prefixes else "none",
+        prefix_caching=has_prefixes,
+        has_connector="kv-transfer-config" in given.values or "kv-offloading-size" in given.values,
+        match_tokens=given.count("prefix-match-unit"),
+        one_group=is_one_group,
+    )
+
+
+def _is_one_group(config: Mapping[str, Any], given: Given) -> bool:
+    """Tell whether vLLM has one table for all layers: where it is told to, and by default beside chunks."""
+    told = given.switches.get("disable-hybrid-kv-cache-manager")
+    if told is not None:
+        return told
+    inner = config.get("text_config")
+    words = {**config, **inner} if isinstance(inner, dict) else config
+    if words.get("attention_chunk_size"):
+        return True
+    written = given.values.get("kv-transfer-config")
+    if written is not None:
+        name = str(json.loads(written).get("kv_connector"))
+        if name not in _CONNECTORS_OF_GROUPS:
+            why = f"it is not known here whether the connector {name[:60]} can serve several groups of layers"
+            raise _open("disable-hybrid-kv-cache-manager, or its --no- form,", why)
+    return False
+
+
+def _tokens_per_step(given: Given, machine: Machine, longest_tokens: int) -> int:
+    tokens = given.count("max-num-batched-tokens")
+    if tokens is not None:
+        return tokens
+    if (given.count("data-parallel-size") or 1) > 1:
+        raise _open(
+            "max-num-batched-tokens",
+            "its default depends on the model with several data parallel ranks",
+        )
+    on_cpu = machine.platform == "cpu"
+    parallel = _parallel(given)
+    ranks = parallel.tensor_ranks * parallel.pipeline_ranks if on_cpu else 1
+    more = 2 if given.values.get("performance-mode") == "throughput" else 1
+    tokens = _STEP_TOKENS[machine.platform] * ranks * more
+    if not given.switches.get("enable-chunked-prefill", True):
+        tokens = max(tokens, longest_tokens)
+    requests = given.count("max-num-seqs") or _REQUESTS_MAX[machine.platform] * ranks * more
+    return min(tokens, requests * longest_tokens)
+
+
+def _steps_in_flight(given: Given, machine: Machine) -> int:
+    pipeline_ranks = given.count("pipeline-parallel-size") or 1
+    is_async = given.switches.get("async-scheduling", True) and machine.platform != "cpu"
+    return pipeline_ranks + int(is_async)
+
+
+def _parallel(given: Given) -> ParallelInputs:
+    return ParallelInputs(
+        tensor_ranks=given.count("tensor-parallel-size") or 1,
+        pipeline_ranks=given.count("pipeline-parallel-size") or 1,
+        context_ranks=given.count("decode-context-parallel-size") or 1,
+    )
+
+
+# The memory.
+
+
+def _device_bytes(given: Given, machine: Machine) -> int:
+    """Return the bytes that are the cache's: as given, else what is left of the memory that vLLM may take.
+
+    A number of blocks that is given makes vLLM ask for no memory at all.
+    """
+    if given.count("num-gpu-blocks-override"):
+        return 0
+    told = given.count("kv-cache-memory-bytes")
+    if told is not None:
+        return told
+    if not machine.device_bytes or not machine.other_bytes:
+        message = (
+            "give --kv-cache-memory-bytes behind --vllm; or before it --device-memory, all memory of one device, and "
+            "--other-memory, what an engine logs that weights, activations and graphs take"
+        )
+        raise InvalidError(message, resource="device_bytes", rule="argument_left_open")
+    written = given.values.get("gpu-memory-utilization", str(_UTILIZATION))
+    try:
+        share = float(written)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        message = f"--gpu-memory-utilization is {written[:40]!r}; write a number above 0, at most 1"
+        raise InvalidError(message, resource="gpu-memory-utilization", rule="not_a_number")
+    return max(0, math.ceil(machine.device_bytes * share) - machine.other_bytes)
+
+
+def _open(name: str, why: str) -> InvalidError:
+    message = f"give --{name} behind --vllm: {why}"
+    return InvalidError(message, resource=name, rule="argument_left_open")

@@ -1,0 +1,124 @@
+"""Own how the process of a life begins: forked from the nursery in no time, or with an interpreter of its own."""
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from tests.integrations.vllm.models import REFERENCE, ROOT
+
+SECONDS_MAX: Final = 600.0
+"""Seconds within which a life must answer; an engine that takes longer hangs."""
+BUILD: Final = ROOT / "build" / "vllm"
+
+
+class Birth(Protocol):
+    """A process that has begun."""
+
+    pid: int
+
+    def wait(self, seconds_max: float) -> int:
+        """Return its status when it has ended."""
+        ...
+
+
+class Popened:
+    """A life that imports the engine itself."""
+
+    def __init__(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
+        self._process = subprocess.Popen(
+            [str(REFERENCE), str(Path(__file__).with_name("life.py"))],
+            env=dict(environment),
+            stdin=descriptors[0],
+            stdout=descriptors[1],
+            stderr=descriptors[2],
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def wait(self, seconds_max: float) -> int:
+        """Return the status when it has ended."""
+        return self._process.wait(seconds_max)
+
+
+class Born:
+    """A life out of the nursery."""
+
+    def __init__(
+        self, path: Path, environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(str(path))
+        words = json.dumps(dict(environment)).encode()
+        socket.send_fds(self._connection, [words], list(descriptors))
+        self._connection.settimeout(SECONDS_MAX)
+        self.pid = int(self._connection.recv(64))
+
+    def wait(self, seconds_max: float) -> int:
+        """Return the status when it has ended."""
+        self._connection.settimeout(seconds_max)
+        status = int(self._connection.recv(64))
+        self._connection.close()
+        return status
+
+
+class Nursery:
+    """The process out of which lives are forked; it ends with the tests."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kvlease-nursery-")
+        self._path = Path(self._folder.name, "socket")
+        logs = BUILD / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / "nursery.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(REFERENCE), str(Path(__file__).with_name("nursery.py")), str(self._path)],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        until(self._path.exists, "the nursery does not open")
+
+    def bear(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> Born:
+        """Begin a life."""
+        return Born(self._path, environment, descriptors)
+
+    def close(self) -> None:
+        """End it, and all that live still."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(SECONDS_MAX)
+        self._folder.cleanup()
+
+
+_nursery: Nursery | None = None
+
+
+def nursery(environment: Mapping[str, str]) -> Nursery:
+    """Return the nursery of this process, which is opened by the first who asks."""
+    global _nursery  # noqa: PLW0603  # opening one takes longer than most tests
+    if _nursery is None:
+        _nursery = Nursery(environment)
+    return _nursery
+
+
+def close_nursery() -> None:
+    """End the nursery, if there is one."""
+    global _nursery  # noqa: PLW0603
+    if _nursery is not None:
+        _nursery.close()
+    _nursery = None
+
+
+def until(is_so: Callable[[], bool], otherwise: str, seconds_max: float = SECONDS_MAX) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds_max
+    while not is_so():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.01)

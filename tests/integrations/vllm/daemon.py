@@ -1,0 +1,180 @@
+"""Own a real daemon of a test's own, with its supervisor: how it is killed and stopped, and its own census."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from kvlease import CacheStats, Client, Inspection
+from tests.integrations.vllm.births import until
+from tests.integrations.vllm.models import ROOT
+
+_SECONDS_TO_START: Final = 60.0
+_IN_USE: Final = ("reserved", "ready_held", "filling", "quarantined")
+
+
+class Daemon:
+    """A daemon that is started, stopped and killed as often as a test wants, always at the same address."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        # The path of a Unix socket is short.
+        self._sockets = tempfile.TemporaryDirectory(prefix="kvlease-")
+        self.runtime_dir = Path(self._sockets.name, "run")
+        self.address = f"unix://{self.runtime_dir}/kvlease.sock"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", "kvleased", "serve", "--runtime-dir"]
+        command += [str(self.runtime_dir), "--no-listen-tcp", "--drain-seconds", "0.1"]
+        with (self.folder / "daemon.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._options],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers."""
+        until(self._answers, "the daemon does not answer", _SECONDS_TO_START)
+
+    def stop(self) -> None:
+        """Stop it in good order."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(_SECONDS_TO_START)
+        self._process = None
+
+    def kill(self) -> None:
+        """Kill all its processes at once; memory that nobody maps is gone with them."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def kill_control(self) -> None:
+        """Kill the process that serves, which the supervisor starts again over the same memory."""
+        os.kill(self.control(), signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Have all its processes stand still, with their connections as they are."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have them go on."""
+        os.killpg(self.pid, signal.SIGCONT)
+
+    def control(self) -> int:
+        """Return the process that serves."""
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(self.runtime_dir / "kvlease.sock"))
+            peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int.from_bytes(peer[:4], "little")
+
+    def client(self) -> Client:
+        """Return a client that raises whatever goes wrong."""
+        return Client(self.address, on_doubt="raise")
+
+    def close(self) -> None:
+        """End it however it is."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.thaw()
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._sockets.cleanup()
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "daemon.log").read_text()[-4000:]
+        try:
+            with self.client() as client:
+                client.stats()
+        except Exception:  # noqa: BLE001  # whatever it is, it is not ready
+            return False
+        return True
+
+    # The census.
+
+    def caches(self) -> list[CacheStats]:
+        """Return what each cache has."""
+        with self.client() as client:
+            return list(client.stats().caches)
+
+    def in_use(self, cache: str = "") -> int:
+        """Count the device blocks that somebody has, over all caches or of one."""
+        found = [one for one in self.caches() if cache in ("", one.cache)]
+        return sum(
+            getattr(pool, word)
+            for one in found
+            for pool in one.pools
+            if pool.tier == "device"
+            for word in _IN_USE
+        )
+
+    def listed(self, cache: str, what: Any) -> Inspection:
+        """Return the first entries of one list of a cache, such as its workers or leases."""
+        with self.client() as client:
+            return client.inspect(cache, what, limit=256)
+
+    def wait_until_unused(self, cache: str = "") -> None:
+        """Wait until nobody has a block; what dead engines had must come back."""
+        until(lambda: self.in_use(cache) == 0, "blocks are leaked", _SECONDS_TO_START)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Daemon]:
+    """Run a daemon that is ready."""
+    daemon = Daemon(folder, *options)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+class Traces:
+    """What is in shared memory and how many descriptors processes have, before and after."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._names = _shared_names()
+        self._descriptors = [_descriptors(pid) for pid in pids]
+
+    def new_names(self) -> set[str]:
+        """Return the names in /dev/shm that were not there before."""
+        return _shared_names() - self._names
+
+    def new_descriptors(self) -> list[int]:
+        """Return how many descriptors more each process has than before."""
+        return [
+            _descriptors(pid) - before
+            for pid, before in zip(self._pids, self._descriptors, strict=True)
+        ]
+
+
+def _shared_names() -> set[str]:
+    return {entry.name for entry in Path("/dev/shm").iterdir()}
+
+
+def _descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

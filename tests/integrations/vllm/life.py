@@ -1,0 +1,267 @@
+"""Own one life of an engine: build it from a job, do the orders of standard input, and say what came of each.
+
+Runs with the reference engine's Python as a script, and needs nothing of the tests. The first line of standard input is
+the job, each further line an order; every answer is one line of JSON on standard output. The end of standard input ends
+the life; so does SIGKILL, at any moment.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Words = dict[str, Any]
+
+
+class Life:
+    """One engine, and the way to the other side."""
+
+    def __init__(self, job: Words, answers: Any) -> None:
+        self._job = job
+        self._answers = answers
+        self._num_requests = 0
+        self._spans: dict[str, list[float]] = {}
+        self._forwards_left: int | None = None
+
+    def start(self) -> None:
+        """Build the engine and say that it is ready."""
+        # Standard output must be out of the engine's way before it is imported.
+        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
+
+        began = time.perf_counter()
+        config = self._served() if self._job.get("arguments") else self._configured()
+        self.engine = LLMEngine.from_vllm_config(config)
+        self._watch_forwards()
+        cache = self.engine.vllm_config.cache_config
+        self.say(
+            "ready",
+            seconds=time.perf_counter() - began,
+            num_blocks=cache.num_gpu_blocks,
+            tokens_per_block=cache.block_size,
+        )
+
+    def _configured(self) -> Any:
+        """Return the configuration of the job's own words."""
+        from vllm.config import KVTransferConfig  # noqa: PLC0415
+        from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
+
+        settings: Words = {"model": self._job["model"], **self._job["engine"]}
+        if self._job.get("kv_transfer_config"):
+            settings["kv_transfer_config"] = KVTransferConfig(**self._job["kv_transfer_config"])
+        config = EngineArgs(**settings).create_engine_config()
+        # The engine's own platform switches this off at the end of making its configuration.
+        config.scheduler_config.async_scheduling = bool(self._job.get("is_async"))
+        return config
+
+    def _served(self) -> Any:
+        """Return the configuration that `vllm serve` makes of its command line."""
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+        from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415
+        from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+        words = make_arg_parser(FlexibleArgumentParser()).parse_args(self._job["arguments"])
+        words.model = words.model_tag or words.model
+        engine = AsyncEngineArgs.from_cli_args(words)
+        return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+    def say(self, event: str, **words: Any) -> None:
+        """Write one line to the other side."""
+        self._answers.write(json.dumps({"event": event, **words}) + "\n")
+        self._answers.flush()
+
+    def obey(self, order: Words) -> None:
+        """Do one order."""
+        match order["do"]:
+            case "generate":
+                self.generate(order)
+            case "metrics":
+                self.say("metrics", values=dict(self._metrics(order.get("prefixes", ["vllm:"]))))
+            case "reset_prefix_cache":
+                done = self.engine.reset_prefix_cache(
+                    reset_connector=order.get("reset_connector", True)
+                )
+                self.say("reset", done=bool(done))
+            case "placement":
+                self.say("placement", **self._placement())
+            case other:
+                self.say("error", message=f"there is no order {other!r}")
+
+    def generate(self, order: Words) -> None:
+        """Run a round of prompts to its end, or to the moment at which it is to stop."""
+        round_ = _Round(order, self._num_requests)
+        self._num_requests += len(order["prompts"])
+        self._spans = {}
+        self._forwards_left = order.get("die_before_forward")
+        began = time.perf_counter()
+        step = 0
+        while round_.is_open or self.engine.has_unfinished_requests():
+            round_.arrive(self.engine, step, self._job.get("sampling", {}))
+            for output in self.engine.step():
+                round_.note(output)
+            step += 1
+            round_.abort(self.engine, step)
+            if step == order.get("pause_at_step"):
+                self.say("paused", step=step)
+                sys.stdin.readline()
+        self._forwards_left = None
+        self.say(
+            "round",
+            requests=round_.told(),
+            steps=step,
+            seconds=time.perf_counter() - began,
+            spans=self._spans,
+        )
+
+    def _placement(self) -> Words:
+        """Return what the scheduler knows of the cache, in plain numbers; in one process only."""
+        config = self.engine.engine_core.engine_core.scheduler.kv_cache_config
+        return {
+            "num_blocks": config.num_blocks,
+            "layout": config.kv_cache_layout,
+            "longest": self.engine.vllm_config.model_config.max_model_len,
+            "hash_block_tokens": config.hash_block_size,
+            "hit_alignment_tokens": config.cache_hit_alignment_tokens,
+            "groups": [
+                [one.kv_cache_spec.block_size, one.layer_names] for one in config.kv_cache_groups
+            ],
+            "runs": [
+                [run.size, run.offset, run.layer_stride, run.block_stride, run.layers]
+                for run in config.kv_cache_tensors
+            ],
+        }
+
+    def _metrics(self, prefixes: list[str]) -> Iterator[tuple[str, float]]:
+        for metric in self.engine.get_metrics():
+            if not metric.name.startswith(tuple(prefixes)):
+                continue
+            labels = {k: v for k, v in metric.labels.items() if k not in ("engine", "model_name")}
+            name = metric.name + (json.dumps(labels, sort_keys=True) if labels else "")
+            value = getattr(metric, "value", None)
+            yield name, metric.sum if value is None else value
+
+    def _watch_forwards(self) -> None:
+        """Be able to die before a forward pass, and time what the scheduler does; in one process only."""
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        if core is None:
+            return
+        execute = core.model_executor.execute_model
+
+        def execute_or_die(*arguments: Any, **words: Any) -> Any:
+            if self._forwards_left is not None:
+                self._forwards_left -= 1
+                if self._forwards_left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return execute(*arguments, **words)
+
+        core.model_executor.execute_model = execute_or_die
+        if self._job.get("is_hollow"):
+            _hollow_out(core.model_executor.driver_worker.worker.model_runner.model)
+        if self._job.get("times"):
+            for name in ("schedule", "update_from_output", "add_request"):
+                setattr(core.scheduler, name, self._timed(name, getattr(core.scheduler, name)))
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **words: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*arguments, **words)
+            finally:
+                self._spans.setdefault(name, []).append(time.perf_counter() - began)
+
+        return timed
+
+
+def _hollow_out(model: Any) -> None:
+    """Have a model compute nothing, so that the rest of a step can be measured at lengths that would take hours."""
+    import torch  # noqa: PLC0415
+
+    width = model.config.hidden_size
+
+    def forward(input_ids: Any, *_arguments: Any, **_words: Any) -> Any:
+        return torch.zeros(len(input_ids), width)
+
+    model.forward = forward
+
+
+class _Round:
+    """The requests of one order: when each arrives and is aborted, and what it said."""
+
+    def __init__(self, order: Words, first: int) -> None:
+        self._order = order
+        prompts = order["prompts"]
+        self._ids = [f"r{first + index}" for index in range(len(prompts))]
+        arrivals = order.get("arrivals") or [0] * len(prompts)
+        self._due = sorted(range(len(prompts)), key=lambda index: (arrivals[index], index))
+        self._arrivals = arrivals
+        self._aborts = {int(index): step for index, step in order.get("aborts", {}).items()}
+        self._said: dict[str, Words] = {}
+        self._began: dict[str, float] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are still to arrive."""
+        return bool(self._due)
+
+    def arrive(self, engine: Any, step: int, defaults: Words) -> None:
+        """Hand over the requests whose step has come; all, where the engine has nothing else to do."""
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        is_idle = not engine.has_unfinished_requests()
+        while self._due and (is_idle or self._arrivals[self._due[0]] <= step):
+            index = self._due.pop(0)
+            is_idle = False
+            more = (self._order.get("sampling_of") or {}).get(str(index), {})
+            sampling = {**defaults, **self._order.get("sampling", {}), **more}
+            prompt = {"prompt_token_ids": self._order["prompts"][index]}
+            if salt := (self._order.get("salts") or {}).get(str(index)):
+                prompt["cache_salt"] = salt
+            name = self._ids[index]
+            self._said[name] = {"tokens": [], "logprobs": [], "finish_reason": None}
+            self._began[name] = time.perf_counter()
+            engine.add_request(name, prompt, SamplingParams(**sampling))
+
+    def note(self, output: Any) -> None:
+        """Keep what a request said so far."""
+        said = self._said[output.request_id]
+        best = output.outputs[0]
+        if best.token_ids and "seconds_to_first_token" not in said:
+            said["seconds_to_first_token"] = time.perf_counter() - self._began[output.request_id]
+        said["tokens"] = list(best.token_ids)
+        said["logprobs"] = [
+            {str(token): entry.logprob for token, entry in at.items()} for at in best.logprobs or ()
+        ]
+        said["num_cached_tokens"] = output.num_cached_tokens
+        said["finish_reason"] = best.finish_reason
+
+    def abort(self, engine: Any, step: int) -> None:
+        """Abort what is to be aborted after this step."""
+        for index, after in self._aborts.items():
+            name = self._ids[index]
+            if after <= step and name in self._said and not self._said[name]["finish_reason"]:
+                engine.abort_request([name], internal=False)
+                self._said[name]["finish_reason"] = "abort"
+
+    def told(self) -> list[Words]:
+        """Return what each request said, in the order of the prompts."""
+        return [self._said[name] for name in self._ids]
+
+
+def main() -> None:
+    """Live."""
+    # What libraries print goes to standard error; the answers have a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    life = Life(json.loads(sys.stdin.readline()), answers)
+    life.start()
+    for line in sys.stdin:
+        life.obey(json.loads(line))
+    life.engine.engine_core.shutdown()
+    life.say("ended")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Own the tiny random models that engines of tests run, with a tokenizer of plain words; made once into build/.
+
+`path_of` is for tests; the making is done by the reference engine's Python, which runs this file as a script.
+"""
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+REFERENCE: Final = ROOT / ".venv-vllm" / "bin" / "python"
+_FOLDER: Final = ROOT / "build" / "vllm" / "models"
+_VERSION: Final = 1
+"""Raised whenever a model below changes, so that an old one is not taken for it."""
+
+VOCABULARY_TOKENS: Final = 512
+WINDOW_TOKENS: Final = 64
+"""The window of the hybrid's sliding layers."""
+POSITIONS_MAX: Final = 131_072 + 1_024
+_EVERY: Final[dict[str, Any]] = {
+    "dtype": "float32",
+    "vocab_size": VOCABULARY_TOKENS,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": POSITIONS_MAX,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "llama": ("Llama", {**_EVERY, "num_hidden_layers": 4}),
+    "thin": (
+        "Llama",
+        {**_EVERY, "num_hidden_layers": 1, "num_key_value_heads": 1, "num_attention_heads": 1},
+    ),
+    "hybrid": (
+        "Gemma3Text",
+        {
+            **_EVERY,
+            "num_hidden_layers": 6,
+            "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
+            "sliding_window": WINDOW_TOKENS,
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+}
+"""Each model's family in Transformers and its configuration; the weights come from a seed."""
+_CLASSES: Final = {
+    "Llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "Gemma3Text": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
+
+
+def path_of(name: str, seed: int = 0) -> Path:
+    """Return the directory of a model, which is made where it is missing; models of two seeds differ in weights."""
+    folder = _FOLDER / f"{name}-{seed}-v{_VERSION}"
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            half = folder.with_suffix(".half")
+            command = [str(REFERENCE), __file__, name, str(seed), str(half)]
+            subprocess.run(command, check=True, capture_output=True)
+            half.rename(folder)
+    return folder
+
+
+def make(name: str, seed: int, folder: Path) -> None:
+    """Make a model; runs with the reference engine's Python."""
+    import torch  # noqa: PLC0415  # tests have none, or another one
+    import transformers  # noqa: PLC0415
+
+    family, words = MODELS[name]
+    config_class, model_class = (getattr(transformers, one) for one in _CLASSES[family])
+    torch.manual_seed(seed)
+    model_class(config_class(**words)).eval().save_pretrained(folder)
+    _write_tokenizer(folder)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer to which token 7 is the word w7."""
+    from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
+
+    words = {f"w{token}": token for token in range(VOCABULARY_TOKENS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,117 @@
+"""Own the start of many lives from one process that has imported the engine already; each life is a process of its own.
+
+Importing the engine takes seconds, forking takes none. Runs with the reference engine's Python: `nursery.py SOCKET`. A
+connection brings three descriptors and an environment, and is told the life's process id and, in the end, its status.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+
+_BYTES_MAX = 1 << 20
+
+
+def serve(path: Path) -> None:
+    """Start a life for every connection, until standard input ends; then kill those that live still."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Who waits for the name must find somebody who listens.
+    half = path.with_suffix(".half")
+    listener.bind(str(half))
+    listener.listen(64)
+    half.rename(path)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is listener:
+                    _bear(listener, selector)
+                elif key.fileobj == 0:
+                    _end_all(selector)
+                    return
+                else:
+                    _bury(key, selector)
+
+
+def _bear(listener: socket.socket, selector: selectors.BaseSelector) -> None:
+    connection, _ = listener.accept()
+    words, descriptors, _, _ = socket.recv_fds(connection, _BYTES_MAX, 3)
+    pid = os.fork()
+    if pid == 0:
+        _live(descriptors, json.loads(words), selector, listener, connection)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    connection.send(str(pid).encode())
+    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
+
+
+def _live(
+    descriptors: list[int],
+    environment: dict[str, str],
+    selector: selectors.BaseSelector,
+    listener: socket.socket,
+    connection: socket.socket,
+) -> None:
+    """Become a life: nothing of the nursery's stays open but what was imported."""
+    os.setsid()
+    for key in list(selector.get_map().values()):
+        if key.data is not None:
+            key.data[1].close()
+            os.close(key.fd)
+    selector.close()
+    listener.close()
+    connection.close()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.stdin = os.fdopen(0)
+    status = 1
+    try:
+        import life  # noqa: PLC0415  # beside this file
+
+        life.main()
+        status = 0
+    except BaseException:  # noqa: BLE001  # whatever ends a life is told on its standard error
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _bury(key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
+    pid, connection = key.data
+    _, status = os.waitpid(pid, 0)
+    selector.unregister(key.fileobj)
+    os.close(key.fd)
+    with contextlib.suppress(OSError):
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    connection.close()
+
+
+def _end_all(selector: selectors.BaseSelector) -> None:
+    for key in selector.get_map().values():
+        if key.data is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(key.data[0], signal.SIGKILL)
+
+
+def main() -> None:
+    """Import what takes long, and serve."""
+    import vllm.v1.worker.cpu_worker  # noqa: PLC0415
+    from vllm import LLM, SamplingParams  # noqa: F401, PLC0415  # for those who are born here
+    from vllm.v1.engine import core, llm_engine  # noqa: F401, PLC0415
+
+    assert vllm
+    serve(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

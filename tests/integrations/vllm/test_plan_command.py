@@ -1,0 +1,127 @@
+"""Own the proof that `kvlease plan --vllm` prints what `vllm serve` with the same arguments places."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlease.cli import vllm_table as table
+from tests.integrations.vllm.engine import Job, living
+from tests.integrations.vllm.models import REFERENCE, path_of
+
+pytestmark = pytest.mark.vllm
+
+CASES = [
+    pytest.param(
+        "llama", "--kv-cache-memory-bytes 200M --port 8001 --enforce-eager", id="its defaults"
+    ),
+    pytest.param(
+        "llama",
+        "--dtype float32 --kv-cache-memory-bytes 3300k --block-size 32 --max_model_len=auto",
+        id="a length that fits",
+    ),
+    pytest.param(
+        "hybrid",
+        "--dtype bfloat16 --kv-cache-memory-bytes 64M --num-gpu-blocks-override 700 --max-model-len 2K --block-size 64"
+        " --kv-cache-dtype auto --max-num-batched-tokens 512",
+        id="so many blocks",
+    ),
+    pytest.param(
+        "hybrid",
+        "--dtype float --kv-cache-memory-bytes 64M --max-model-len 4k --no-enable-prefix-caching"
+        " --disable-hybrid-kv-cache-manager --seed 1 --gpu-memory-utilization 0.5",
+        id="one group",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "line"), CASES)
+def test_plan_of_a_command_line_is_the_engines(model: str, line: str, tmp_path: Path) -> None:
+    """The plan of vLLM's own arguments has the blocks, groups, offsets and strides of the engine they start."""
+    arguments = [str(path_of(model)), *line.split()]
+    plan = planned(arguments)
+    # Graphs are compiled for minutes, and have no part in where bytes lie.
+    served = [*arguments, *([] if "--enforce-eager" in arguments else ["--enforce-eager"])]
+    with living(Job(arguments=served), tmp_path) as life:
+        found = life.placement()
+
+    assert plan["num_blocks"] == found["num_blocks"]
+    assert plan["layout"] == found["layout"]
+    assert plan["longest_request_tokens"] == found["longest"]
+    assert plan["hash_block_tokens"] == found["hash_block_tokens"]
+    assert plan["hit_alignment_tokens"] == found["hit_alignment_tokens"]
+    groups = [[one["tokens_per_block"], indexes(one["layer_names"])] for one in plan["groups"]]
+    assert groups == [[tokens, indexes(names)] for tokens, names in found["groups"]]
+    rank = plan["ranks"][0]
+    runs = [
+        [
+            rank["device_bytes"],
+            run["offset_bytes"],
+            run["layer_stride_bytes"],
+            run["block_stride_bytes"],
+            indexes(run["layer_names"]),
+        ]
+        for run in rank["tensors"]
+    ]
+    assert runs == [[*numbers, indexes(names)] for *numbers, names in found["runs"]]
+
+
+def planned(arguments: list[str]) -> dict[str, Any]:
+    """Return the plan that the command line prints."""
+    program = str(Path(sys.executable).with_name("kvlease"))
+    command = [program, "plan", "--platform", "cpu", "--json", "--vllm", "serve", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    plan: dict[str, Any] = json.loads(run.stdout)["plan"]
+    return plan
+
+
+def indexes(names: list[str]) -> list[int]:
+    """Return the indexes of layers, which are all that their names have in common."""
+    return [int(re.findall(r"\d+", name)[0]) for name in names]
+
+
+_LIST_ARGUMENTS = """
+import json
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+found = [
+    (action.option_strings, action.nargs, type(action).__name__)
+    for action in make_arg_parser(FlexibleArgumentParser())._actions
+]
+print(json.dumps(found))
+"""
+
+
+def test_table_has_every_argument_of_the_engine() -> None:
+    """Each argument of `vllm serve` stands in one place of the table, with as many values as it takes."""
+    told = subprocess.run(
+        [str(REFERENCE), "-c", _LIST_ARGUMENTS],
+        env=Job().environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lists: dict[str, set[str]] = {"0": set(), "1": set(), "+": set()}
+    aliases = {}
+    for names, num_values, kind in json.loads(told.stdout.splitlines()[-1]):
+        plain = [name for name in names if name.startswith("--") and name[:5] != "--no-"]
+        if not plain or plain[0] == "--help":
+            continue
+        shape = (
+            "+" if num_values == "+" else "0" if "StoreTrue" in kind or "Optional" in kind else "1"
+        )
+        lists[shape].add(plain[0][2:])
+        short = [name for name in names if not name.startswith("--")]
+        aliases.update(dict.fromkeys([*short, *plain[1:]], plain[0][2:]))
+
+    assert lists["0"] - table.REFUSED == table.SWITCHES | table.IGNORED_SWITCHES
+    assert lists["1"] - table.REFUSED == table.VALUES | table.IGNORED_VALUES
+    assert lists["+"] - table.REFUSED == table.IGNORED_LISTS
+    assert set.union(*lists.values()) >= table.REFUSED
+    assert aliases == table.ALIASES

@@ -1,0 +1,173 @@
+"""Own the laws of `kvlease plan --vllm`: vLLM's words mean what they mean there, and what is not known is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvlease.cli.app import app
+from kvlease.cli.vllm_arguments import read_arguments
+from kvlease.errors import InvalidError
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "bfloat16",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_size": 512,
+    "max_position_embeddings": 4096,
+}
+WINDOWS = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return the directory of a model."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def run(*words: object) -> Result:
+    """Run `kvlease plan`."""
+    return CliRunner().invoke(app, ["plan", *map(str, words)])
+
+
+def plan(*words: object) -> dict[str, Any]:
+    """Return the plan that is printed as JSON."""
+    result = run("--json", *words)
+    assert result.exit_code == 0, result.output
+    made: dict[str, Any] = json.loads(result.stdout)["plan"]
+    return made
+
+
+def test_arguments_of_vllm_give_the_plan_of_our_own(model: Path) -> None:
+    """Words of vLLM and our own for the same numbers give the same plan."""
+    theirs = plan(
+        *("--vllm", "serve", model, "--kv-cache-memory-bytes", "64M", "-tp", 2),
+        *("--max_model_len=2k", "--block-size", 32, "--max-num-batched-tokens", 512),
+    )
+    ours = plan(
+        *("--model", model, "--device-memory", "64MiB", "--tensor-ranks", 2, "--null-blocks", 1),
+        *("--longest-request", 2000, "--tokens-per-block", 32, "--tokens-per-step", 512),
+        *("--steps-in-flight", 2, "--layout", "LBNHC", "--kv-dtype", "bfloat16"),
+    )
+
+    assert theirs == ours
+
+
+def test_defaults_of_vllm_are_written_down(model: Path) -> None:
+    """Blocks, layout and the longest request are vLLM's where nothing is said, by platform."""
+    on_gpu = plan("--vllm", model, "--kv-cache-memory-bytes", "64M")
+    on_cpu = plan("--platform", "cpu", "--vllm", model, "--kv-cache-memory-bytes", "64M")
+
+    assert (on_gpu["tokens_per_block"], on_gpu["layout"]) == (16, "LBNHC")
+    assert (on_cpu["tokens_per_block"], on_cpu["layout"]) == (128, "LBHNC")
+    assert on_gpu["longest_request_tokens"] == on_cpu["longest_request_tokens"] == 4096
+
+
+def test_share_of_the_memory_is_what_weights_leave(model: Path) -> None:
+    """The cache gets the share of a device that vLLM may take, less what an engine logs for all else."""
+    made = plan(
+        *("--device-memory", "10GiB", "--other-memory", "8GiB"),
+        *("--vllm", model, "--gpu-memory-utilization", 0.9),
+    )
+
+    assert made["ranks"][0]["device_bytes"] == (1 << 30) // 16384 * 16384
+
+
+def test_arguments_without_bearing_are_listed(model: Path) -> None:
+    """What a plan does not depend on is named, whatever values it takes."""
+    result = run(
+        *("--vllm", model, "--kv-cache-memory-bytes", "64M", "--api-key", "a", "b"),
+        *("--no-enable-log-requests", "--port=1"),
+    )
+
+    assert "Without bearing on the plan: --api-key, --enable-log-requests, --port" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["--speculative-config", "{}"], "--speculative-config may change", id="known"),
+        pytest.param(["--blok-size", "16"], "no argument of vllm serve", id="unknown"),
+        pytest.param(["--block-size"], "--block-size of vLLM needs a value", id="no value"),
+        pytest.param(["--block-size", "big"], "write a number", id="no number"),
+        pytest.param(["--kv-cache-memory-bytes", "1.5G"], "write a number", id="half a binary"),
+        pytest.param([], "give --kv-cache-memory-bytes", id="no memory"),
+        pytest.param(["16"], "belongs to no argument", id="a stray word"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(
+    words: list[str], said: str, model: Path
+) -> None:
+    """Nothing that may change the plan is passed over."""
+    result = run("--vllm", model, *words)
+
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_defaults_of_a_gpu_are_asked_for_where_they_count(tmp_path: Path) -> None:
+    """Windows keep a step's tokens, whose default is the GPU's own: it must be given."""
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **WINDOWS}))
+    words = ("--vllm", tmp_path, "--kv-cache-memory-bytes", "64M")
+
+    refused = run(*words)
+
+    assert refused.exit_code == 2
+    assert "give --max-num-batched-tokens" in " ".join(refused.output.split())
+    assert run(*words, "--max-num-batched-tokens", 2048).exit_code == 0
+
+
+def test_own_options_do_not_contradict_vllms(model: Path) -> None:
+    """What vLLM's arguments say, no option beside them does."""
+    result = run("--tokens-per-block", 8, "--vllm", model, "--kv-cache-memory-bytes", "64M")
+
+    assert result.exit_code == 2
+    assert "--tokens-per-block is for vLLM's own arguments" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [("2048", 2048), ("2k", 2000), ("2K", 2048), ("25.6k", 25_600), ("1G", 1 << 30)],
+)
+def test_numbers_have_vllms_endings(written: str, count: int) -> None:
+    """Small letters are thousands and capitals are binary, as in vLLM."""
+    assert read_arguments(["m", "--max-model-len", written]).count("max-model-len") == count
+
+
+def test_parts_of_a_config_are_put_together() -> None:
+    """A dotted argument is a part of a config in JSON."""
+    given = read_arguments(["m", "--kv-transfer-config.kv_connector", "KVLeaseOwnedConnector"])
+
+    assert json.loads(given.values["kv-transfer-config"]) == {
+        "kv_connector": "KVLeaseOwnedConnector"
+    }
+
+
+def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
+    """Whether an unknown connector has one table for all layers is vLLM's to find out."""
+    words = ("--vllm", model, "--kv-cache-memory-bytes", "64M", "--kv-transfer-config")
+
+    refused = run(*words, '{"kv_connector": "Another"}')
+
+    assert refused.exit_code == 2
+    assert run(*words, '{"kv_connector": "KVLeaseSharedConnector"}').exit_code == 0
+
+
+def test_missing_model_is_refused() -> None:
+    """A plan is of a model."""
+    with pytest.raises(InvalidError, match="needs a value"):
+        read_arguments(["--model"])
+
+    assert run("--vllm").exit_code == 2
