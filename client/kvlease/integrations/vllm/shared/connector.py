@@ -1,0 +1,264 @@
+"""Own the connector of an engine that shares one pool with others: vLLM's hooks, and nothing but what they need.
+
+The worker's half lays the engine's one allocation into the daemon's pool; the scheduler's half has the daemon say which
+blocks are the engine's and what is found in them. No byte is copied, and no hook waits longer than its deadline.
+"""
+
+import logging
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from kvlease.errors import InvalidError
+from kvlease.integrations.vllm.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.planning import agreement, plan_inputs
+from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.shared.memory import Mapped, RankMemory
+from kvlease.integrations.vllm.shared.scheduling import SharedScheduler, supply_of
+from kvlease.plan import CachePlan
+
+_logger: Final = logging.getLogger(__name__)
+
+MODE: Final = "shared"
+_UNFIT_KINDS: Final = ("Mamba", "CrossAttention", "CircularBuffer", "HiSparse", "HiddenState")
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+    """Which step this is."""
+
+    step_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepsBack(KVConnectorWorkerMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+    """Up to which step the ranks that were asked have come back."""
+
+    step_id: int
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepsBack":
+        """Return how far both have come."""
+        assert isinstance(other, StepsBack), "all ranks have the same connector"
+        return StepsBack(min(self.step_id, other.step_id))
+
+
+@dataclass(frozen=True, slots=True)
+class RankMapped(KVConnectorHandshakeMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+    """Which memory a rank's cache lies in."""
+
+    mapped: Mapped
+
+
+class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+    """Let several engines of one model serve from one pool, whose blocks the daemon gives out."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Read the settings; memory and daemon come with the hooks that need them."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._settings = ConnectorSettings.read(extra)
+        self._memory: RankMemory | None = None
+        self._scheduler: SharedScheduler | None = None
+        self._step_id = 0
+        if role is KVConnectorRole.SCHEDULER:
+            supply = supply_of(vllm_config, kv_cache_config, self._settings.magazine_blocks)
+            num_ranks = vllm_config.parallel_config.world_size
+            engine_id = str(vllm_config.kv_transfer_config.engine_id)
+            self._scheduler = SharedScheduler(num_ranks, supply, self._open_session, engine_id)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether a request waits until its blocks are handed over: a cache never asks for that."""
+        return False
+
+    # The worker
+
+    def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
+        """Return the context in which vLLM's allocation becomes the daemon's pool; None where it cannot."""
+        if refusal := unfit(self._vllm_config, self._kv_cache_config):
+            _logger.error(
+                "The engine runs on memory of its own and shares nothing: %s.",
+                refusal,
+                extra={"action": "shared_refused"},
+            )
+            return None
+        session = self._open_session()
+        self._memory = RankMemory(session, self._rank)
+        return session.guard.shield(self._memory.context, None, "the map of the pool")
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """See whether the cache lies in the daemon's pool."""
+        if self._memory is not None:
+            self._memory.check(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Tell the scheduler where this rank's cache lies."""
+        if self._memory is None or self._memory.mapped is None:
+            return None
+        return RankMapped(self._memory.mapped)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Remember which step this is."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata), "the scheduler's half makes it"
+        self._step_id = connector_metadata.step_id
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Tell that the step is carried out."""
+        if self._memory is not None:
+            self._memory.poll()
+        return StepsBack(self._step_id) if self._step_id else None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Do nothing: what is cached lies where it is read."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: what is written lies where it is kept."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing."""
+
+    # The scheduler
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Remember the cache manager; its pool is ruled from the handshake on."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler is not None:
+            self._scheduler.bind(kv_cache_manager)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Rule the pool from here on, where the ranks' caches lie in the daemon's."""
+        if self._scheduler is not None:
+            found = [one.mapped for one in metadata.values() if isinstance(one, RankMapped)]
+            self._scheduler.begin(found)
+
+    def on_new_request(self, request: Any) -> None:
+        """Note a request whose prefix will be sought."""
+        if self._scheduler is not None:
+            self._scheduler.arrived(request)
+
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,  # noqa: ARG002 - the hook's own signature, here and below
+        num_computed_tokens: int,  # noqa: ARG002
+    ) -> tuple[int, bool]:
+        """Find nothing beyond what the pool has: a hit in the other engine is one of this engine's own."""
+        return 0, False
+
+    def update_state_after_alloc(
+        self,
+        request: Any,
+        blocks: Any,  # noqa: ARG002
+        num_external_tokens: int,  # noqa: ARG002
+    ) -> None:
+        """Note that a request was admitted."""
+        if self._scheduler is not None:
+            self._scheduler.admitted(request.request_id)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Number the step."""
+        assert self._scheduler is not None, "vLLM asks the scheduler's half"
+        is_empty = not scheduler_output.total_num_scheduled_tokens
+        return StepMetadata(self._scheduler.dispatch(is_empty=is_empty))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Note which step came back: what it wrote may be published."""
+        back = connector_output.kv_connector_worker_meta
+        if self._scheduler is not None and isinstance(back, StepsBack):
+            self._scheduler.came_back(back.step_id)
+
+    def request_finished(
+        self,
+        request: Any,
+        block_ids: list[int],  # noqa: ARG002
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let the blocks go at once."""
+        if self._scheduler is not None:
+            self._scheduler.finished(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+        self,
+        request: Any,
+        block_ids: tuple[list[int], ...],  # noqa: ARG002
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let the blocks go at once."""
+        if self._scheduler is not None:
+            self._scheduler.finished(request.request_id)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Tell whether an idle engine should go on with empty steps, so that the last blocks are published."""
+        return self._scheduler is not None and self._scheduler.has_work
+
+    def reset_cache(self) -> bool | None:
+        """Agree: the pool's own reset has begun a new era of keys."""
+        return True
+
+    def shutdown(self) -> None:
+        """Detach."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    # Both
+
+    @property
+    def _rank(self) -> int:
+        is_scheduler = self._role is KVConnectorRole.SCHEDULER
+        return 0 if is_scheduler else int(self._vllm_config.parallel_config.rank)
+
+    def _open_session(self) -> EngineSession:
+        config, kv_cache_config = self._vllm_config, self._kv_cache_config
+        identity = Identity.of(config, kv_cache_config, weights=self._settings.weights)
+        is_worker = self._role is KVConnectorRole.WORKER
+
+        def disagreements(plan: CachePlan) -> list[str]:
+            return [str(one) for one in agreement(plan, kv_cache_config, rank=self._rank)]
+
+        terms = Terms(
+            identity=identity,
+            inputs=plan_inputs(config, kv_cache_config) if is_worker else None,
+            cache=identity.cache_name(MODE),
+            rank=self._rank,
+            magazine=magazine_name(config, MODE),
+            disagreements=disagreements,
+        )
+        return EngineSession.open(self._settings, terms)
+
+
+def unfit(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Return why an engine cannot share a pool, and what to change; empty where it can."""
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "prefix caching is off; switch it on with --enable-prefix-caching"
+    if vllm_config.use_v2_model_runner:
+        return (
+            "vLLM's second model runner warms up in blocks that other engines may have; "
+            "set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}
+    if found := sorted(kind for kind in kinds if any(one in kind for one in _UNFIT_KINDS)):
+        return f"layers of {', '.join(found)} are not shared block by block; use the offload mode"
+    try:
+        plan_inputs(vllm_config, kv_cache_config)
+    except InvalidError as error:
+        return error.message
+    return ""

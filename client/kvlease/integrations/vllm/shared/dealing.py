@@ -1,0 +1,225 @@
+"""Own an engine's exchanges with the daemon: orders become calls, and answers go into the books; what to order is told.
+
+Nothing is raised. Where the daemon does not answer nothing comes, and the engine goes on with what it has.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from kvlease.ids import BYTES_PER_KEY
+from kvlease.integrations.vllm.rekey import BYTES_PER_GROUP, Rekeyer
+from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.integrations.vllm.shared.magazine import Books
+from kvlease.integrations.vllm.shared.memory import memory_of
+from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Wish
+from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
+from kvlease.memory import Identity
+
+_logger: Final = logging.getLogger(__name__)
+
+_NAMES_KEPT_MAX: Final = 65_536
+_PRIVATE: Final = bytes(BYTES_PER_KEY)
+
+
+@dataclass(slots=True)
+class DealCounts:
+    """What came of an engine's exchanges, from its beginning on."""
+
+    steps: int = 0
+    """Steps that were scheduled."""
+    exchanges: int = 0
+    """Exchanges that were sent, answered or not."""
+    inventories: int = 0
+    """How often the books were compared with the daemon's."""
+    lost_answers: int = 0
+    """Exchanges without an answer."""
+    published: int = 0
+    """Blocks that became findable."""
+    duplicates: int = 0
+    """Blocks that stayed private, for another one had the key."""
+    held: int = 0
+    """Blocks that were found at the daemon."""
+    taken: int = 0
+    """Private blocks that came."""
+    dropped: int = 0
+    """Blocks that left."""
+    lost_blocks: int = 0
+    """Blocks that requests used and that were the engine's no more."""
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return asdict(self)
+
+
+class Dealer:
+    """Exchange blocks with the daemon for one engine; from one thread."""
+
+    def __init__(
+        self,
+        session: EngineSession,
+        books: Books,
+        forget: Callable[[Iterable[int]], None],
+        memory: Identity,
+    ) -> None:
+        """Deal over a session; `forget` makes blocks unfindable in the engine, whose cache lies in `memory`."""
+        self._memory = memory
+        self.guard = session.guard
+        self._session = session
+        self._books = books
+        self._forget = forget
+        self._keys: dict[bytes, bytes] = {}
+        self._rekeyer: Rekeyer | None = None
+        self.is_orphan = False
+        """Whether the engine's memory is not the cache's any more: it goes on alone with the blocks that it has."""
+        self.finds = True
+        """Whether blocks are published and found; else they are only had."""
+        self.counts = DealCounts()
+        self.num_available = 0
+        self.num_magazines = 1
+
+    def __repr__(self) -> str:
+        """Show life: whether exchanges are made, and how many were."""
+        state = "orphaned" if self.is_orphan else "ready" if self.is_ready else "waiting"
+        return f"<Dealer {state}, {self.counts.exchanges} exchanges>"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is worth while to compose an order."""
+        return not self.is_orphan and self._session.is_on and self._session.rekeyer is not None
+
+    def poll(self) -> None:
+        """Take over what became of the session since the last step."""
+        is_fresh = self._session.poll() is SessionEvent.FRESH
+        if is_fresh and not self.is_orphan and memory_of(self._session) != self._memory:
+            self._orphan()
+
+    def _orphan(self) -> None:
+        """Go on alone: the memory under the engine is not the cache's any more, so that nobody else uses it."""
+        self.is_orphan = True
+        self._forget(self._books.give_up())
+        self.num_available = 0
+        _logger.error(
+            "The daemon has made the cache's memory anew; this engine keeps the memory of before and goes on with the "
+            "%d blocks that it has, without sharing. Requests that need more wait for ever: restart the engine.",
+            self._books.num_owned,
+            extra={"action": "orphaned", "num_blocks": self._books.num_owned},
+        )
+
+    def deal(self, wish: Wish) -> Settled | None:
+        """Carry one exchange out; None where the daemon did not, and then the engine has what it had."""
+        if not self.is_ready or not self._is_sure():
+            self.num_available = 0
+            return None
+        if not self.finds:
+            self._forget(self._books.give_up())
+            wish = replace(wish, names=())
+        order = self._books.order(wish)
+        self._forget(order.forgotten)
+        if order.is_empty:
+            return Settled()
+        self.counts.exchanges += 1
+        answer = self._session.exchange(self._written(order), None)
+        if answer is None:
+            self.counts.lost_answers += 1
+            self.num_available = 0
+            self._books.doubt(order)
+            return None
+        return self._settle(order, answer)
+
+    def _is_sure(self) -> bool:
+        """Tell whether the books are the daemon's, clearing up what an answer that was lost left in doubt."""
+        if not (self._session.needs_inventory or self._books.is_doubtful):
+            return True
+        self.counts.inventories += 1
+        truth = self._session.reconciled()
+        if truth is None:
+            return False
+        result = self._books.reconcile(_findable(truth))
+        self._forget(result.forgotten)
+        self.counts.lost_blocks += len(result.lost)
+        _tell(result)
+        return True
+
+    def _written(self, order: Order) -> ExchangeOrder:
+        wish = order.wish
+        if self._rekeyer is not self._session.rekeyer:
+            self._rekeyer = self._session.rekeyer
+            self._keys.clear()
+        return ExchangeOrder(
+            publish_blocks=np.array([write.block_id for write in order.publish], np.int32),
+            publish_keys=self._turned([write.name for write in order.publish]),
+            publish_positions=np.array([write.position for write in order.publish], np.uint32),
+            retract_blocks=np.array(order.retract, np.int32),
+            drop_blocks=np.array(order.drop, np.int32),
+            hold_keys=self._turned(wish.names),
+            stops_at_miss=wish.stops_at_miss,
+            brings=bool(wish.names),
+            take_running=wish.num_running,
+            take_new=wish.num_new,
+            all_or_nothing=wish.all_or_nothing,
+        )
+
+    def _settle(self, order: Order, answer: Exchanged) -> Settled:
+        self.num_available = answer.num_available
+        self.num_magazines = answer.num_magazines
+        settled = self._books.settle(
+            order,
+            published=answer.published.tolist(),
+            retracted=answer.retracted.tolist(),
+            held=answer.held.tolist(),
+            taken=[*answer.taken_running.tolist(), *answer.taken_new.tolist()],
+        )
+        self._forget(settled.forgotten)
+        counts = self.counts
+        counts.published += settled.num_published
+        counts.duplicates += settled.num_duplicates
+        counts.held += len(settled.held)
+        counts.taken += settled.num_taken
+        counts.dropped += len(order.drop)
+        return settled
+
+    def _turned(self, names: Sequence[bytes]) -> bytes:
+        """Return the keys of names; each name is turned once, for as long as it is remembered."""
+        assert self._rekeyer is not None, "orders are written while attached"
+        if len(self._keys) > _NAMES_KEPT_MAX:
+            self._keys.clear()
+        new: dict[bytes, list[bytes]] = {}
+        for name in names:
+            if name not in self._keys:
+                new.setdefault(name[-BYTES_PER_GROUP:], []).append(name)
+        for group, of_group in new.items():
+            hashes = [name[:-BYTES_PER_GROUP] for name in of_group]
+            keys = self._rekeyer.each(hashes, int.from_bytes(group, "big"))
+            self._keys.update(zip(of_group, keys, strict=True))
+        return b"".join([self._keys[name] for name in names])
+
+
+def _findable(inventory: Inventory) -> dict[int, bool]:
+    """Return each block of the magazine, and whether it is findable."""
+    starts = range(0, len(inventory.keys), BYTES_PER_KEY)
+    return {
+        block: inventory.keys[start : start + BYTES_PER_KEY] != _PRIVATE
+        for block, start in zip(inventory.blocks.tolist(), starts, strict=True)
+    }
+
+
+def _tell(result: Reconciled) -> None:
+    if result.lost:
+        _logger.error(
+            "%d blocks that requests use are not this engine's any more; what these requests say may be spoiled, and "
+            "the blocks are used no more. Restart the engine.",
+            len(result.lost),
+            extra={"action": "blocks_lost", "num_blocks": len(result.lost)},
+        )
+    _logger.info(
+        "The magazine was compared with the daemon's: %d blocks came with a lost answer, %d are dropped, %d turned out "
+        "to be published.",
+        len(result.adopted),
+        len(result.strays),
+        len(result.held),
+        extra={"action": "reconciled"},
+    )

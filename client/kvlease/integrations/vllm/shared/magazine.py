@@ -1,0 +1,376 @@
+"""Own what one engine believes of its magazine: the state of every block, and what the next exchange carries.
+
+Pure bookkeeping: it calls nobody, knows neither vLLM nor the daemon, and whoever drives it tells it what happened.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvlease.integrations.vllm.fence import Fence, Published, Retracted, Write
+from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Standing, Wish
+
+DROPS_MAX: Final = 4096
+"""Blocks of a kind that leave with one exchange; the daemon limits what a call names."""
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What a reconciliation finds, while it goes."""
+
+    forgotten: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    adopted: list[int] = field(default_factory=list)
+    strays: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+
+
+class Books:
+    """Keep the standing of every block of the pool, as one engine sees it."""
+
+    def __init__(self, num_blocks: int, fence: Fence, publish_max: int = 4096) -> None:
+        """Begin with an empty magazine of a pool of so many blocks; the fence tells what is written."""
+        self.fence = fence
+        self._standing = bytearray(num_blocks)
+        self._users = bytearray(num_blocks)
+        self._stock: list[int] = []
+        self._idle: dict[int, None] = {}
+        self._limbo: dict[int, None] = {}
+        self._doubted: dict[int, Write] = {}
+        self._retract: dict[int, None] = {}
+        self._strays: list[int] = []
+        self._hot: dict[int, int] = {}
+        self._publish_max = publish_max
+        self._dispatched_id = 0
+        self._num_used = 0
+        self.is_doubtful = False
+
+    def __repr__(self) -> str:
+        """Show life: how many blocks stand how."""
+        return (
+            f"<Books {self.num_stock} free, {self._num_used} used, {self.num_idle} idle, "
+            f"{len(self._limbo)} waiting{', in doubt' if self.is_doubtful else ''}>"
+        )
+
+    # What is.
+
+    def standing(self, block: int) -> Standing:
+        """Tell what a block is to the engine."""
+        return Standing(self._standing[block])
+
+    @property
+    def num_stock(self) -> int:
+        """Private blocks that can be handed out now."""
+        return len(self._stock)
+
+    @property
+    def num_idle(self) -> int:
+        """Held blocks that nobody uses."""
+        return len(self._idle)
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks that nobody uses and that wait to be published."""
+        return len(self._limbo)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that requests use."""
+        return self._num_used
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks of the magazine that no request uses."""
+        return len(self._stock) + len(self._idle) + len(self._limbo)
+
+    @property
+    def num_owned(self) -> int:
+        """Blocks of the magazine."""
+        count = self._standing.count
+        return len(self._standing) - count(Standing.OUT) - count(Standing.LOST)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything that the daemon should know."""
+        return self.fence.has_written or bool(self._strays or self._retract) or self.is_doubtful
+
+    # What the engine does.
+
+    def grant(self, count: int) -> list[int]:
+        """Hand blocks of the stock out; there must be as many."""
+        assert count <= len(self._stock), "the stock is checked before"
+        if not count:
+            return []
+        granted = self._stock[-count:][::-1]
+        del self._stock[-count:]
+        for block in granted:
+            self._standing[block] = Standing.PRIVATE
+            self._users[block] = 1
+        self._num_used += count
+        return granted
+
+    def reuse(self, block: int) -> None:
+        """Note that a block without a user has one again."""
+        assert not self._users[block], "a used block is not idle"
+        self._idle.pop(block, None)
+        self._limbo.pop(block, None)
+        self._users[block] = 1
+        self._num_used += 1
+
+    def release(self, block: int) -> bool:
+        """Note that a block lost its last user; tell whether its name is to be forgotten."""
+        assert self._users[block], "an idle block has no user"
+        self._users[block] = 0
+        self._num_used -= 1
+        if not self.fence.is_quiet:
+            self._hot[block] = self._dispatched_id
+        standing = self._standing[block]
+        if standing == Standing.HELD:
+            self._idle[block] = None
+        elif standing == Standing.LOST:
+            self._standing[block] = Standing.OUT
+            return True
+        elif standing == Standing.DOUBTED or block in self.fence:
+            self._limbo[block] = None
+        else:
+            self._shelve(block)
+            return True
+        return False
+
+    def write(self, block: int, name: bytes, position: int) -> None:
+        """Note what the step that is being scheduled writes into a private block."""
+        if self._standing[block] == Standing.PRIVATE:
+            self.fence.note(block, name, position)
+
+    def spoil(self, block: int) -> None:
+        """Note that a block's name no longer tells its bytes: it is not published, or is retracted."""
+        self.fence.cancel(block)
+        standing = self._standing[block]
+        if standing in {Standing.HELD, Standing.DOUBTED}:
+            self._retract[block] = None
+        elif standing == Standing.PRIVATE and not self._users[block]:
+            self._shelve(block)
+
+    def dispatched(self, step_id: int) -> None:
+        """Note that a step went out: what its requests use is read and written until it comes back."""
+        self._dispatched_id = step_id
+
+    def give_up(self) -> list[int]:
+        """Give up every publication; return the blocks that went into the stock for it."""
+        self.fence.cancel_all()
+        shelved = [block for block in self._limbo if self._standing[block] == Standing.PRIVATE]
+        for block in shelved:
+            self._shelve(block)
+        return shelved
+
+    # What is exchanged.
+
+    def order(self, wish: Wish) -> Order:
+        """Compose the next exchange: what leaves with it leaves the books now.
+
+        Held blocks without a user leave beyond `idle_max`, the longest unused first, and the stock beyond `stock_max`.
+        Where none may stay, blocks that nobody uses any more are published and dropped in one. What a step under way
+        may read or write stays in any case: another engine could overwrite it, or find it overwritten.
+        """
+        returned_id = self.fence.returned_id
+        self._hot = {block: step for block, step in self._hot.items() if step > returned_id}
+        kept = {*wish.kept, *self._hot}
+        publish = tuple(
+            write
+            for write in self.fence.written(self._publish_max)
+            if self._standing[write.block_id] == Standing.PRIVATE
+        )
+        leaving = [block for block in self._idle if block not in kept]
+        leaving = leaving[: min(DROPS_MAX, max(0, len(leaving) - wish.idle_max))]
+        for block in leaving:
+            del self._idle[block]
+        surplus = [block for block in self._stock if block not in kept]
+        surplus = surplus[: min(DROPS_MAX, max(0, len(self._stock) - wish.stock_max))]
+        if surplus:
+            gone = set(surplus)
+            self._stock = [block for block in self._stock if block not in gone]
+        for block in (*leaving, *surplus):
+            self._standing[block] = Standing.OUT
+        strays, self._strays = self._strays[:DROPS_MAX], self._strays[DROPS_MAX:]
+        retract = tuple(b for b in self._retract if self._standing[b] == Standing.HELD)
+        for block in retract:
+            del self._retract[block]
+        done = []
+        if not wish.idle_max:
+            unused = (write.block_id for write in publish if write.block_id in self._limbo)
+            done = [block for block in unused if block not in kept]
+        # The daemon evicts what is dropped last first, so the longest unused comes last.
+        drop = (*strays, *surplus, *done, *reversed(leaving))
+        return Order(
+            publish=publish, retract=retract, drop=drop, wish=wish, forgotten=tuple(leaving)
+        )
+
+    def settle(
+        self,
+        order: Order,
+        *,
+        published: Sequence[int],
+        retracted: Sequence[int],
+        held: Sequence[int],
+        taken: Iterable[int],
+    ) -> Settled:
+        """Take an answer into the books."""
+        forgotten: list[int] = []
+        dropped = set(order.drop)
+        for write, code in zip(order.publish, published, strict=True):
+            if self._heard_publish(write, code, is_dropped=write.block_id in dropped):
+                forgotten.append(write.block_id)
+        for block, code in zip(order.retract, retracted, strict=True):
+            if code == Retracted.PRIVATE and self._withdraw(block):
+                forgotten.append(block)
+        names = tuple(
+            (name, block)
+            for name, block in zip(order.wish.names, held, strict=True)
+            if block >= 0 and self._hold(block)
+        )
+        return Settled(
+            held=names,
+            forgotten=tuple(forgotten),
+            num_published=sum(code == Published.FINDABLE for code in published),
+            num_duplicates=sum(code == Published.DUPLICATE for code in published),
+            num_taken=sum(self._receive(block) for block in taken),
+        )
+
+    def doubt(self, order: Order) -> None:
+        """Note that nobody knows whether an order was carried out: the next one waits for an inventory."""
+        self.is_doubtful = True
+        for write in order.publish:
+            self.fence.settle(write.block_id)
+            self._standing[write.block_id] = Standing.DOUBTED
+            self._doubted[write.block_id] = write
+        self._retract.update(dict.fromkeys(order.retract))
+
+    def reconcile(self, inventory: Mapping[int, bool]) -> Reconciled:
+        """Bring the books in line with the daemon's: each block of the magazine, and whether it is findable.
+
+        A block that requests use and that is not in the inventory cannot be taken from them: it is never handed out or
+        published again.
+        """
+        notes = _Notes()
+        for block, standing in enumerate(self._standing):
+            is_findable = inventory.get(block)
+            if is_findable is None:
+                if standing not in {Standing.OUT, Standing.LOST}:
+                    self._lose(block, notes)
+            elif is_findable:
+                self._find_held(block, standing, notes)
+            else:
+                self._find_private(block, standing, notes)
+        self._stock = [block for block in self._stock if self._standing[block] == Standing.FREE]
+        self._strays = list(notes.strays)
+        self.is_doubtful = False
+        return Reconciled(
+            forgotten=tuple(notes.forgotten),
+            lost=tuple(notes.lost),
+            adopted=tuple(notes.adopted),
+            strays=tuple(notes.strays),
+            held=tuple(notes.held),
+        )
+
+    # One block at a time.
+
+    def _shelve(self, block: int) -> None:
+        self._limbo.pop(block, None)
+        self._standing[block] = Standing.FREE
+        self._stock.append(block)
+
+    def _heard_publish(self, write: Write, code: int, *, is_dropped: bool) -> bool:
+        """Take the answer to one publication; tell whether the block's name is to be forgotten."""
+        block = write.block_id
+        self.fence.settle(block)
+        if code not in {Published.FINDABLE, Published.DUPLICATE}:
+            self.is_doubtful = True
+            self._doubted[block] = write
+            self._standing[block] = Standing.DOUBTED
+            return False
+        if is_dropped:
+            self._limbo.pop(block, None)
+            self._standing[block] = Standing.OUT
+            return True
+        is_used = block not in self._limbo
+        if code == Published.FINDABLE:
+            self._standing[block] = Standing.HELD
+            if not is_used:
+                self._limbo.pop(block)
+                self._idle[block] = None
+            return False
+        if not is_used:
+            self._shelve(block)
+        return not is_used
+
+    def _withdraw(self, block: int) -> bool:
+        self._standing[block] = Standing.PRIVATE
+        if self._users[block]:
+            return False
+        self._idle.pop(block, None)
+        self._shelve(block)
+        return True
+
+    def _hold(self, block: int) -> bool:
+        standing = self._standing[block]
+        if standing == Standing.OUT:
+            self._standing[block] = Standing.HELD
+            self._idle[block] = None
+        elif standing != Standing.HELD:
+            self.is_doubtful = True
+            return False
+        elif block in self._idle:
+            del self._idle[block]
+            self._idle[block] = None
+        return True
+
+    def _receive(self, block: int) -> bool:
+        if self._standing[block] != Standing.OUT:
+            self.is_doubtful = True
+            return False
+        self._shelve(block)
+        return True
+
+    def _lose(self, block: int, notes: _Notes) -> None:
+        self.fence.cancel(block)
+        for book in (self._doubted, self._retract, self._idle, self._limbo):
+            book.pop(block, None)
+        notes.forgotten.append(block)
+        if self._users[block]:
+            self._standing[block] = Standing.LOST
+            notes.lost.append(block)
+        else:
+            self._standing[block] = Standing.OUT
+
+    def _find_held(self, block: int, standing: int, notes: _Notes) -> None:
+        if standing == Standing.HELD:
+            return
+        if standing in {Standing.OUT, Standing.FREE}:
+            self._standing[block] = Standing.OUT
+            notes.strays.append(block)
+            return
+        self.fence.cancel(block)
+        self._doubted.pop(block, None)
+        self._limbo.pop(block, None)
+        self._standing[block] = Standing.HELD
+        notes.held.append(block)
+        if not self._users[block]:
+            self._idle[block] = None
+
+    def _find_private(self, block: int, standing: int, notes: _Notes) -> None:
+        if standing == Standing.OUT:
+            self._shelve(block)
+            notes.adopted.append(block)
+        elif standing == Standing.DOUBTED:
+            self._standing[block] = Standing.PRIVATE
+            write = self._doubted.pop(block)
+            self.fence.note_written(block, write.name, write.position)
+            if self._retract.pop(block, 0) is None:
+                self.spoil(block)
+        elif standing in {Standing.HELD, Standing.LOST}:
+            self._standing[block] = Standing.PRIVATE
+            self._retract.pop(block, None)
+            if not self._users[block]:
+                self._idle.pop(block, None)
+                self._shelve(block)
+                notes.forgotten.append(block)

@@ -1,0 +1,91 @@
+"""Own a rank's part in a shared pool: the engine's one allocation becomes the pool that other engines map, too."""
+
+import logging
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_within
+from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.memory import Identity
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What memory a rank's cache lies in."""
+
+    rank: int
+    memory: Identity
+
+
+class RankMemory:
+    """One rank's map of the pool. Nothing of it is written but by steps, into blocks of the engine's magazine."""
+
+    def __init__(self, session: EngineSession, rank: int) -> None:
+        """Use an open session."""
+        self._session = session
+        self._rank = rank
+        self._arena: Any = None
+        self.mapped: Mapped | None = None
+        """Where the cache lies; None where it is the engine's own memory."""
+
+    def __repr__(self) -> str:
+        """Show life: whether the cache lies in the pool."""
+        return f"<RankMemory of rank {self._rank}, {'pool' if self.mapped else 'own memory'}>"
+
+    def context(self) -> AbstractContextManager[Any] | None:
+        """Return the context in which the engine allocates its cache; None to let it be."""
+        session = self._session
+        session.poll()
+        if session.device is None:
+            self._refuse(session.refusal or "the daemon did not hand its pool over")
+            return None
+        self._arena = arena_tensor(session.device)
+        self.mapped = Mapped(self._rank, memory_of(session))
+        return ArenaContext(self._arena)
+
+    def check(self, kv_caches: dict[str, Any]) -> None:
+        """See whether every layer lies in the pool.
+
+        Raises:
+            RuntimeError: only some do: the engine cannot start so, for it would write where others read.
+        """
+        if self.mapped is None:
+            return
+        tensors = [
+            tensor
+            for cache in kv_caches.values()
+            for tensor in (cache if isinstance(cache, list | tuple) else (cache,))
+        ]
+        within = [lies_within(tensor, self._arena) for tensor in tensors]
+        if all(within):
+            return
+        if any(within):
+            raise RuntimeError("vLLM laid only a part of its cache into the shared pool")
+        self._refuse(f"vLLM did not allocate one buffer of {self._arena.numel()} bytes")
+
+    def poll(self) -> None:
+        """Keep the session going; where its memory is another now, it is of no use to stay attached."""
+        if self._session.poll() is SessionEvent.FRESH:
+            self._session.close()
+
+    def close(self) -> None:
+        """Detach."""
+        self._session.close()
+
+    def _refuse(self, why: str) -> None:
+        self.mapped = None
+        _logger.error(
+            "The engine runs on memory of its own and shares nothing: %s.",
+            why,
+            extra={"action": "shared_refused"},
+        )
+        self._session.close()
+
+
+def memory_of(session: EngineSession) -> Identity:
+    """Return which memory a session has mapped."""
+    memory: Identity = session._memory or ()  # noqa: SLF001 - the session compares it, and does not show it
+    return memory

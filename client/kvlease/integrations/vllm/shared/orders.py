@@ -1,0 +1,94 @@
+"""Own the words of an engine's bookkeeping: how a block stands, what an exchange carries and what came of it."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvlease.integrations.vllm.fence import Write
+
+
+class Standing(IntEnum):
+    """What a block is to the engine."""
+
+    OUT = 0
+    """Not in the magazine."""
+    FREE = 1
+    """Private, in the stock: may be handed out."""
+    PRIVATE = 2
+    """Private, and used by a request or waiting to be published."""
+    HELD = 3
+    """Findable at the daemon and held by the magazine: nobody may overwrite it."""
+    DOUBTED = 4
+    """Private or findable: the answer to its publication was lost."""
+    LOST = 5
+    """Used by a request, but the daemon says that it is not in the magazine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What an exchange shall bring."""
+
+    names: Sequence[bytes] = ()
+    """Names of the blocks to hold, in order."""
+    stops_at_miss: bool = False
+    """Whether holding stops at the first name that is not on the device."""
+    num_running: int = 0
+    """Private blocks for requests that run."""
+    num_new: int = 0
+    """Private blocks to admit a request."""
+    all_or_nothing: bool = False
+    """Whether fewer blocks than these are none at all."""
+    idle_max: int = 0
+    """Blocks without a user that stay held."""
+    stock_max: int = 0
+    """Private blocks without a user that stay."""
+    kept: Collection[int] = ()
+    """Blocks without a user that stay, whatever the two say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What one exchange carries."""
+
+    publish: tuple[Write, ...]
+    retract: tuple[int, ...]
+    drop: tuple[int, ...]
+    wish: Wish
+    forgotten: tuple[int, ...]
+    """Blocks whose names are to be forgotten at once: they leave with this order."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would come of it."""
+        wish = self.wish
+        wants = wish.names or wish.num_running or wish.num_new
+        return not (self.publish or self.retract or self.drop or wants)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What an answer changed."""
+
+    held: tuple[tuple[bytes, int], ...] = ()
+    """Names with the blocks that hold them now."""
+    forgotten: tuple[int, ...] = ()
+    """Blocks whose names are to be forgotten."""
+    num_published: int = 0
+    num_duplicates: int = 0
+    num_taken: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciled:
+    """How far the daemon's word differed from the books."""
+
+    forgotten: tuple[int, ...]
+    """Blocks whose names are to be forgotten."""
+    lost: tuple[int, ...]
+    """Blocks that requests use and that are not the magazine's."""
+    adopted: tuple[int, ...]
+    """Private blocks that came with an answer that was lost."""
+    strays: tuple[int, ...]
+    """Held blocks of which the engine does not know, to be dropped."""
+    held: tuple[int, ...]
+    """Blocks whose publication turned out to have been carried out."""

@@ -1,0 +1,176 @@
+"""Own vLLM's block pool in shared mode: the same calls, over blocks that the books say are this engine's.
+
+Reference counts stay vLLM's. What is free is what is in stock; no block is ever evicted here, for that is the daemon's.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from vllm.distributed.kv_events import AllBlocksCleared
+from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+
+from kvlease.integrations.vllm.shared.magazine import Books
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+    """A pool of which this engine has only what is in its magazine; a pool becomes one by `share`."""
+
+    books: Books
+    allowance: int
+    """Blocks that count as free in the check that is under way, beside those in stock."""
+    num_elsewhere: int
+    """Blocks that the daemon could have given when it was asked last."""
+    on_reset: Callable[[], None]
+    freed: dict[int, int] | None
+    """The step in which each block lost its last user; None where nobody asks."""
+    step: int
+    """The step that is being scheduled."""
+    announced: set[int]
+    """Blocks of which this engine's events told."""
+
+    @classmethod
+    def share(
+        cls, pool: BlockPool, books: Books, on_reset: Callable[[], None]
+    ) -> "SharedBlockPool":
+        """Make a pool of which no block is used yet the engine's window on the shared one."""
+        num_free = pool.free_block_queue.num_free_blocks
+        assert num_free == pool.num_gpu_blocks - 1, (
+            "all but the null block are free before the first request"
+        )
+        pool.free_block_queue.popleft_n(num_free)
+        pool.__class__ = cls
+        assert isinstance(pool, cls), "its class was just set"
+        pool.books = books
+        pool.allowance = 0
+        pool.num_elsewhere = 0
+        pool.on_reset = on_reset
+        pool.freed = None
+        pool.step = 1
+        pool.announced = set()
+        return pool
+
+    # What vLLM asks.
+
+    def get_num_free_blocks(self) -> int:
+        """Count what can be handed out, and in an allocation's check what that allocation brings along."""
+        return self.books.num_stock + self.allowance
+
+    def get_usage(self) -> float:
+        """Tell which part of the pool this engine could not get."""
+        total = self.num_gpu_blocks - 1
+        return 1 - min(total, self.books.num_unused + self.num_elsewhere) / total if total else 0
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Hand blocks of the stock out."""
+        if num_blocks > self.books.num_stock:
+            # vLLM compares with get_num_free_blocks before, so this is never reached.
+            raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
+        blocks = [self.blocks[block_id] for block_id in self.books.grant(num_blocks)]
+        for block in blocks:
+            assert block.ref_cnt == 0, "a block in stock has no user"
+            block.ref_cnt = 1
+            if self.metrics_collector:
+                self.metrics_collector.on_block_allocated(block)
+        return blocks
+
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Use blocks that were hit."""
+        for block in blocks:
+            if block.ref_cnt == 0 and not block.is_null:
+                self.books.reuse(block.block_id)
+            block.ref_cnt += 1
+            if self.metrics_collector:
+                self.metrics_collector.on_block_accessed(block)
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Give blocks back, the first to be evicted first: private ones are in stock again, findable ones stay held."""
+        for block in ordered_blocks:
+            if block.pool is not None and block.pool is not self:
+                block.pool.free_blocks([block])
+                continue
+            block.ref_cnt -= 1
+            if block.ref_cnt or block.is_null:
+                continue
+            if self.freed is not None:
+                self.freed[block.block_id] = self.step
+            if self.books.release(block.block_id):
+                self.forget((block.block_id,))
+
+    def cache_full_blocks(
+        self, request: Any, blocks: list[KVCacheBlock], *args: Any, **kwargs: Any
+    ) -> None:
+        """Name full blocks, and note them to be published once their step came back."""
+        named_before = {block.block_id for block in blocks if block.block_hash is not None}
+        super().cache_full_blocks(request, blocks, *args, **kwargs)
+        for position, block in enumerate(blocks):
+            if block.is_null or block.block_hash is None or block.block_id in named_before:
+                continue
+            self.announced.add(block.block_id)
+            self.books.write(block.block_id, bytes(block.block_hash), position)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Forget blocks whose bytes are not what their names say."""
+        super().evict_blocks(block_ids)
+        for block_id in block_ids:
+            self.books.spoil(block_id)
+
+    def unpin_blocks(
+        self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
+    ) -> None:
+        """Give pinned blocks back at once: what is in the stock may be another engine's next."""
+        for block in blocks:
+            if block.ref_cnt == 1:
+                on_reuse(block)
+            self.free_blocks((block,))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all names, and find nothing any more that was published before; only while no request has blocks."""
+        if self.books.num_used:
+            _logger.warning(
+                "The prefix cache is not reset, for %d blocks are in use.", self.books.num_used
+            )
+            return False
+        self.books.give_up()
+        self.cached_block_hash_to_block = BlockHashToBlockMap()
+        self.cached_block_hashes_by_block.clear()
+        self.announced.clear()
+        for block in self.blocks:
+            block.reset_hash()
+        if self.metrics_collector:
+            self.metrics_collector.reset()
+        if self.enable_kv_cache_events:
+            self.kv_event_queue.append(AllBlocksCleared())
+        self.on_reset()
+        return True
+
+    # What the books bring about.
+
+    def hold(self, held: Iterable[tuple[bytes, int]], tokens: Mapping[bytes, int]) -> None:
+        """Let blocks be found that the magazine holds now; `tokens` tells how long a prefix each name stands for."""
+        for name, block_id in held:
+            block = self.blocks[block_id]
+            if block.block_hash is not None:
+                if bytes(block.block_hash) == name:
+                    continue
+                self.forget((block_id,))
+            key = BlockHashWithGroupId(name)
+            block.set_block_hash(key, num_tokens=tokens[name])
+            self.cached_block_hash_to_block.insert(key, block)
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Let blocks be found no more."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if block.block_hash is None:
+                continue
+            if block_id in self.announced:
+                self.announced.discard(block_id)
+                super().evict_blocks({block_id})
+            else:
+                # Whoever published it announced it; so it is not for this engine to announce that it went.
+                self.cached_block_hash_to_block.pop(block.block_hash, block_id)
+                block.reset_hash()

@@ -1,0 +1,158 @@
+"""Own the scheduler's half of the shared mode: it joins pool, books, fence and daemon, and follows the steps."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kvlease.geometry import ceil_div
+from kvlease.integrations.vllm.fence import Fence
+from kvlease.integrations.vllm.session import EngineSession
+from kvlease.integrations.vllm.shared.dealing import Dealer
+from kvlease.integrations.vllm.shared.magazine import Books
+from kvlease.integrations.vllm.shared.memory import Mapped
+from kvlease.integrations.vllm.shared.pace import Supply
+from kvlease.integrations.vllm.shared.pool import SharedBlockPool
+from kvlease.integrations.vllm.shared.steering import Steering
+
+_logger: Final = logging.getLogger(__name__)
+
+_STEPS_IN_STOCK: Final = 2
+"""Steps whose blocks an engine keeps in stock, where nobody says how many."""
+_EMPTY_STEP_SECONDS: Final = 0.001
+_SHARE_IN_STOCK: Final = 8
+"""This part of the pool at most is in one engine's stock."""
+
+
+class SharedScheduler:
+    """Rule one engine's part of the pool; until `begin` everything is vLLM's own."""
+
+    def __init__(
+        self,
+        num_ranks: int,
+        supply: Supply,
+        open_session: Callable[[], EngineSession],
+        engine_id: str,
+    ) -> None:
+        """Remember how to attach."""
+        self._engine_id = engine_id
+        self._num_ranks = num_ranks
+        self._supply = supply
+        self._open_session = open_session
+        self._manager: Any = None
+        self._session: EngineSession | None = None
+        self._active: set[str] = set()
+        self.fence = Fence()
+        self.dealer: Dealer | None = None
+        self.steering: Steering | None = None
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<SharedScheduler {self.dealer!r}, {self.steering!r}>"
+
+    def bind(self, kv_cache_manager: Any) -> None:
+        """Remember the cache manager."""
+        self._manager = kv_cache_manager
+
+    def begin(self, mapped: Sequence[Mapped]) -> None:
+        """Rule the pool, if any rank's cache lies in the daemon's; no request has been scheduled yet."""
+        if not mapped:
+            return
+        session = self._session = self._open_session()
+        manager = self._manager
+        books = Books(manager.block_pool.num_gpu_blocks, self.fence)
+        pool = SharedBlockPool.share(manager.block_pool, books, self._was_reset)
+        # The scheduler maps what rank 0 maps; ranks of one cache live and die together.
+        memory = min(mapped, key=lambda one: one.rank).memory
+        self.dealer = Dealer(session, books, pool.forget, memory)
+        self.steering = Steering(
+            manager.coordinator, pool, self.dealer, self._supply, self._engine_id
+        )
+        self.steering.install()
+        if len(mapped) < self._num_ranks:
+            _logger.error(
+                "Only %d of %d ranks have their cache in the daemon's pool, so nothing is shared; restart the engine.",
+                len(mapped),
+                self._num_ranks,
+                extra={"action": "shared_refused"},
+            )
+            self.dealer.finds = False
+        self.dealer.poll()
+        # Before there are requests: what is there is known, and the first one finds some blocks.
+        self.steering.stock_up()
+
+    # Steps
+
+    def dispatch(self, *, is_empty: bool) -> int:
+        """Number the step that goes out; one in which nothing could be done makes the next one wait a moment."""
+        if self.steering is not None and self._session is not None:
+            self._session.guard.shield(self.steering.end_step, None, "end of a step")
+            if is_empty and self.steering.waiting:
+                time.sleep(_EMPTY_STEP_SECONDS)
+        step_id = self.fence.dispatch()
+        if self.steering is not None:
+            self.steering.books.dispatched(step_id)
+        return step_id
+
+    def came_back(self, step_id: int) -> None:
+        """Note that a step came back from all ranks."""
+        self.fence.came_back(step_id)
+        if self.steering is None or self.dealer is None or self._session is None:
+            return
+        self._session.guard.shield(self.dealer.poll, None, "poll")
+        if not self._active and self.fence.is_quiet:
+            self._session.guard.shield(self.steering.rest, None, "rest")
+
+    # Requests
+
+    def arrived(self, request: Any) -> None:
+        """Note a request that will be looked at."""
+        self._active.add(request.request_id)
+        if self.steering is not None:
+            self.steering.waiting[request.request_id] = request
+
+    def admitted(self, request_id: str) -> None:
+        """Note that a request has its blocks."""
+        if self.steering is not None:
+            self.steering.waiting.pop(request_id, None)
+
+    def finished(self, request_id: str) -> None:
+        """Note that a request is over; its blocks are freed next."""
+        self._active.discard(request_id)
+        self.admitted(request_id)
+
+    # The rest
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an idle engine should make an empty step, so that the daemon is told."""
+        return self.steering is not None and not self._active and self.steering.has_news
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was done so far."""
+        return {} if self.dealer is None else self.dealer.counts.as_dict()
+
+    def close(self) -> None:
+        """Detach: what is published stays cached, all else is free."""
+        if self._session is not None:
+            _logger.info("The engine leaves the shared pool: %s", self.counts, extra=self.counts)
+            self._session.close()
+
+    def _was_reset(self) -> None:
+        if self._session is not None:
+            self._session.reset()
+        if self.steering is not None:
+            self.steering.drop_all()
+
+
+def supply_of(vllm_config: Any, kv_cache_config: Any, magazine_blocks: int) -> Supply:
+    """Return how much an engine keeps in stock: what was set, else what a few steps take at most."""
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    blocks_per_step = sum(
+        ceil_div(tokens, group.kv_cache_spec.block_size)
+        for group in kv_cache_config.kv_cache_groups
+    )
+    num_blocks = kv_cache_config.num_blocks
+    wanted = magazine_blocks or _STEPS_IN_STOCK * blocks_per_step
+    return Supply(num_blocks=num_blocks, stock_wanted=min(wanted, num_blocks // _SHARE_IN_STOCK))

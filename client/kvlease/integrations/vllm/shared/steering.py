@@ -1,0 +1,352 @@
+"""Own when the scheduler's questions become exchanges; what is exchanged and how is told beside.
+
+Prefixes are held before they are sought, and blocks come before they are counted. Two methods of vLLM's coordinator are
+wrapped for it; whatever goes wrong here, they answer as ever.
+
+What keeps engines of one pool from waiting for each other for ever: blocks to admit a request come all or not at all;
+an engine that has no request going asks as one that has, and where it gets nothing it gives all back and asks later.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from vllm.v1.core.kv_cache_utils import (
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+    resolve_block_hashes,
+)
+
+from kvlease.geometry import ceil_div
+from kvlease.integrations.vllm.shared import readers
+from kvlease.integrations.vllm.shared.dealing import Dealer
+from kvlease.integrations.vllm.shared.magazine import Books
+from kvlease.integrations.vllm.shared.orders import Settled, Wish
+from kvlease.integrations.vllm.shared.pace import Pace, Supply
+from kvlease.integrations.vllm.shared.pool import SharedBlockPool
+
+NAMES_MAX: Final = 16_384
+"""Names that one exchange seeks at most."""
+_AHEAD_NAMES_MAX: Final = 2_048
+_AHEAD_REQUESTS_MAX: Final = 16
+_STEPS_UNTIL_PUBLISHED: Final = 4
+"""Steps after which what was written is published, if no exchange was made for another reason."""
+_STEPS_UNTIL_ASKED_AGAIN: Final = 32
+"""Steps after which the prefix of a request that waits for blocks is sought again."""
+_STEPS_UNTIL_PLANNED: Final = 3
+"""Steps after which a connector beside ours has planned all copies of a block that was freed."""
+_PAUSE_STEPS_MIN: Final = 2
+"""Steps between two tries to admit a request: with one between them, it is given back what was held for it."""
+_PAUSE_STEPS_MAX: Final = 32
+
+
+class Steering:
+    """Answer the scheduler's questions about one pool."""
+
+    def __init__(
+        self,
+        coordinator: Any,
+        pool: SharedBlockPool,
+        dealer: Dealer,
+        supply: Supply,
+        engine_id: str,
+    ) -> None:
+        """Remember who is asked; `install` begins. Connectors beside ours are known by `engine_id`."""
+        self._engine_id = engine_id
+        self._coordinator = coordinator
+        self._pool = pool
+        self.books: Books = pool.books
+        self._dealer = dealer
+        self._fence = pool.books.fence
+        self._supply = supply
+        self._guard = dealer.guard
+        self._pace = Pace()
+        self._find: Callable[..., Any] = coordinator.find_longest_cache_hit
+        self._count: Callable[..., int] = coordinator.get_num_blocks_to_allocate
+        self._stand_in = KVCacheBlock(block_id=0, ref_cnt=1)
+        self.waiting: dict[str, Any] = {}
+        """Requests that are not admitted yet, by id."""
+        self._step = 1
+        self._asked: set[bytes] = set()
+        self._blocked = (b"", 0)
+        self._last_sought = b""
+        self._ahead: set[int] = set()
+        self._is_held_back = False
+        self._has_exchanged = False
+        self._exchanged_at_step = 0
+        self._pause_steps = 0
+        self._resumes_at_step = 0
+        self._unused_then = 0
+        self._drops_all = False
+
+    def __repr__(self) -> str:
+        """Show life: the step, and how the books stand."""
+        return f"<Steering at step {self._step}, {self.books!r}>"
+
+    def install(self) -> None:
+        """Wrap the two methods of the coordinator."""
+        if readers.has_readers(self._engine_id):
+            self._pool.freed = {}
+        self._coordinator.find_longest_cache_hit = self.find
+        self._coordinator.get_num_blocks_to_allocate = self.count
+
+    # What the scheduler asks.
+
+    def find(self, block_hashes: Any, max_cache_hit_length: int) -> Any:
+        """Seek the longest cached prefix, after the daemon was asked for what is not held here."""
+        self._guard.shield(lambda: self._hold(block_hashes, max_cache_hit_length), None, "lookup")
+        return self._find(block_hashes, max_cache_hit_length)
+
+    def count(
+        self, request_id: str, num_tokens: int, new_computed_blocks: Any, *more: Any, **words: Any
+    ) -> int:
+        """Count the blocks that a request needs, and see to it that they are in stock."""
+        total = self._count(request_id, num_tokens, new_computed_blocks, *more, **words)
+        fresh = total
+        if any(new_computed_blocks):
+            # As if somebody used the blocks that were hit already: then only new ones are counted.
+            stand_ins = tuple([self._stand_in] * len(blocks) for blocks in new_computed_blocks)
+            fresh = self._count(request_id, num_tokens, stand_ins, *more, **words)
+        managers = self._coordinator.single_type_managers
+        is_running = any(request_id in manager.num_cached_block for manager in managers)
+        is_estimate = is_running and bool(words.get("apply_admission_cap"))
+        hits = {block.block_id for blocks in new_computed_blocks for block in blocks}
+        self._pool.allowance = 0
+        if not is_estimate:
+            self._guard.shield(
+                lambda: self._provide(fresh, hits, is_running=is_running), None, "allocation"
+            )
+        # A lost answer, or a publication that was a duplicate, may have taken hits away while blocks were fetched.
+        is_hit_gone = any(
+            block.block_hash is None and not block.is_null
+            for blocks in new_computed_blocks
+            for block in blocks
+        )
+        if is_hit_gone or (not is_running and self._is_held_back):
+            self._pool.allowance = -self._pool.num_gpu_blocks
+        elif is_estimate or fresh <= self.books.num_stock:
+            self._pool.allowance = total - fresh + self._pool.num_elsewhere
+        return total
+
+    # What the connector tells.
+
+    def stock_up(self) -> None:
+        """Learn what there is, and fetch as much as an engine keeps that has nothing to do."""
+        self._guard.shield(
+            lambda: self._deal(self._wish(num_new=self._supply.rest_max)), None, "stock"
+        )
+        self._has_exchanged = False
+
+    def end_step(self) -> None:
+        """Note that a step was scheduled; publish where that is due."""
+        self._dealer.counts.steps += 1
+        due = self._step - self._exchanged_at_step >= _STEPS_UNTIL_PUBLISHED
+        is_over = self.books.num_idle > 2 * self._supply.idle_max
+        is_wanted = self._drops_all or ((self._fence.has_written or is_over) and due)
+        if is_wanted and not self._has_exchanged and self._dealer.is_ready and self._pace.may_call:
+            self._deal(self._wish())
+        self._step = self._pool.step = self._step + 1
+        self._pace.step()
+        self._has_exchanged = False
+        self._is_held_back = False
+        self._ahead.clear()
+        self._asked.clear()
+        self._pool.allowance = 0
+
+    def rest(self) -> None:
+        """Note that no request is left: tell what is to be told, and give back what is not needed."""
+        if self._dealer.is_ready and (self.books.has_news or self._has_too_much or self._drops_all):
+            self._deal(self._wish(stock_max=self._supply.rest_max))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell or to give back that no request waits for."""
+        return self._dealer.is_ready and (self.books.has_news or self._has_too_much)
+
+    @property
+    def _has_too_much(self) -> bool:
+        books, supply = self.books, self._supply
+        return books.num_idle > supply.idle_max or books.num_stock > supply.rest_max
+
+    def drop_all(self) -> None:
+        """Let go of all held blocks that nobody uses, with the next exchange."""
+        self._drops_all = True
+
+    # Prefixes.
+
+    def _hold(self, block_hashes: Any, max_tokens: int) -> None:
+        """Hold what the daemon has of a prefix, and of those of requests that wait behind it."""
+        missing, kept = self._missing(block_hashes, max_tokens)
+        self._last_sought = next(reversed(missing), b"")
+        if not missing or not self._is_worth_asking(self._last_sought) or not self._dealer.is_ready:
+            return
+        if self._is_paused or not self._pace.may_call:
+            # Asked later; admitting the request now would compute what may be there.
+            self._is_held_back = True
+            return
+        self._asked.add(self._last_sought)
+        ahead = self._missing_ahead(missing)
+        sought = {**missing, **ahead}
+        settled = self._deal(
+            self._wish(
+                names=tuple(sought)[:NAMES_MAX],
+                stops_at_miss=not ahead and len(self._coordinator.single_type_managers) == 1,
+                num_new=self._ahead_blocks(0),
+                kept=kept,
+            ),
+            sought,
+        )
+        if settled is not None and ahead:
+            self._ahead.update(block for _, block in settled.held)
+
+    def _missing(self, block_hashes: Any, max_tokens: int) -> tuple[dict[bytes, int], set[int]]:
+        """Return what is not held here of a prefix, in order, and which blocks are.
+
+        Each name comes with the number of tokens that it stands for.
+        """
+        missing: dict[bytes, int] = {}
+        kept: set[int] = set()
+        cached = self._pool.cached_block_hash_to_block
+        for group_id, manager in enumerate(self._coordinator.single_type_managers):
+            if not manager.kv_cache_spec.prefix_cacheable:
+                continue
+            block_tokens = manager.block_size
+            hashes = resolve_block_hashes(block_hashes, self._pool.hash_block_size, block_tokens)
+            for index in range(min(len(hashes), max_tokens // block_tokens)):
+                name = make_block_hash_with_group_id(hashes[index], group_id)
+                block = cached.get_one_block(name)
+                if block is None:
+                    missing[name] = (index + 1) * block_tokens
+                else:
+                    kept.add(block.block_id)
+        return missing, kept
+
+    def _is_worth_asking(self, last_name: bytes) -> bool:
+        if last_name in self._asked:
+            return False
+        blocked_name, step = self._blocked
+        return last_name != blocked_name or self._step - step >= _STEPS_UNTIL_ASKED_AGAIN
+
+    def _missing_ahead(self, own: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Return what requests seek that are looked at next, so that they need no call of their own."""
+        ahead: dict[bytes, int] = {}
+        for request in list(self.waiting.values())[:_AHEAD_REQUESTS_MAX]:
+            missing, _ = self._missing(request.block_hashes, request.num_tokens - 1)
+            last_name = next(reversed(missing), b"")
+            if not missing or not self._is_worth_asking(last_name):
+                continue
+            if len(ahead) + len(missing) > _AHEAD_NAMES_MAX:
+                break
+            self._asked.add(last_name)
+            ahead |= {name: tokens for name, tokens in missing.items() if name not in own}
+        return ahead
+
+    # Blocks.
+
+    def _provide(self, fresh: int, hits: set[int], *, is_running: bool) -> None:
+        """See to it that so many blocks are in stock, as far as they are to be had."""
+        short = fresh - self.books.num_stock
+        if short <= 0:
+            return
+        if not self._dealer.is_ready:
+            self._pool.forget(self.books.give_up())
+            return
+        if is_running:
+            self._provide_running(short)
+        elif not self._is_held_back:
+            self._provide_new(fresh, short, hits)
+
+    def _provide_running(self, short: int) -> None:
+        """Fetch blocks without which a request that runs is preempted; again where one was, for it left some."""
+        if self._has_exchanged and self.books.num_unused == self._unused_then:
+            return
+        if not self._pace.may_press:
+            return
+        refill = self._supply.refill(
+            self.books.num_stock, self._dealer.num_available, self._dealer.num_magazines
+        )
+        is_scarce = self._dealer.num_available < short or self._has_exchanged
+        self._deal(self._wish(num_running=short + refill, idle_max=0 if is_scarce else None))
+
+    def _provide_new(self, fresh: int, short: int, hits: set[int]) -> None:
+        """Fetch blocks to admit a request, all or none."""
+        is_alone = not self.books.num_used
+        if self._is_paused:
+            return
+        # Right after its prefix was sought a request goes on: else the next step would seek it again, and so for ever.
+        if not (self._pace.may_press if self._has_exchanged else self._pace.may_call):
+            self._is_held_back = True
+            return
+        short += self._ahead_blocks(fresh)
+        wish: dict[str, Any] = {"num_running": short} if is_alone else {"num_new": short}
+        if is_alone and self._pause_steps:
+            # What else is in stock comes back with what is missing, or is free for others meanwhile.
+            wish = {"num_running": fresh, "stock_max": 0, "idle_max": 0}
+        self._deal(self._wish(**wish, all_or_nothing=True, kept=hits))
+        if fresh <= self.books.num_stock:
+            self._pause_steps = 0
+            self._blocked = (b"", 0)
+            return
+        self._pause_steps = min(_PAUSE_STEPS_MAX, max(_PAUSE_STEPS_MIN, 2 * self._pause_steps))
+        self._resumes_at_step = self._step + self._pause_steps
+        self._blocked = (self._last_sought, self._step)
+        if is_alone:
+            # Holding what another engine waits for while waiting for what it holds would be for ever.
+            self._drops_all = True
+            self._blocked = (b"", 0)
+
+    def _ahead_blocks(self, fresh: int) -> int:
+        """Return how many blocks to fetch for requests that wait, beside those that one of them needs now."""
+        requests = list(self.waiting.values())[:_AHEAD_REQUESTS_MAX]
+        wanted = sum(
+            ceil_div(request.num_tokens, manager.block_size)
+            for request in requests
+            for manager in self._coordinator.single_type_managers
+        )
+        return self._supply.ahead(
+            wanted - fresh,
+            max(0, self.books.num_stock - fresh),
+            self._dealer.num_available - fresh,
+            self._dealer.num_magazines,
+        )
+
+    @property
+    def _is_paused(self) -> bool:
+        """Whether it is too early to try again to admit a request, for nothing has changed here."""
+        return self._step < self._resumes_at_step and self.books.num_unused <= self._unused_then
+
+    def _wish(
+        self, *, idle_max: int | None = None, stock_max: int | None = None, **words: Any
+    ) -> Wish:
+        if self._drops_all:
+            idle_max = stock_max = 0
+        return Wish(
+            idle_max=self._supply.idle_max if idle_max is None else idle_max,
+            stock_max=self._supply.stock_max if stock_max is None else stock_max,
+            kept={*words.pop("kept", ()), *self._ahead, *self._read()},
+            **words,
+        )
+
+    def _read(self) -> set[int]:
+        """Return blocks that connectors beside ours read, or may plan to: those of requests that just ended, too."""
+        freed = self._pool.freed
+        if freed is None:
+            return set()
+        for block, step in list(freed.items()):
+            if self._step - step >= _STEPS_UNTIL_PLANNED:
+                del freed[block]
+        return readers.blocks_read(self._engine_id) | freed.keys()
+
+    def _deal(
+        self, wish: Wish, tokens: Mapping[bytes, int] = MappingProxyType({})
+    ) -> Settled | None:
+        self._pace.spend()
+        self._has_exchanged = True
+        self._exchanged_at_step = self._step
+        settled = self._dealer.deal(wish)
+        self._unused_then = self.books.num_unused
+        self._pool.num_elsewhere = self._dealer.num_available
+        if settled is not None:
+            self._drops_all = False
+            self._pool.hold(settled.held, tokens)
+        return settled

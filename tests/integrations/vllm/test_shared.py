@@ -1,0 +1,328 @@
+"""Several real engines on one pool: what is shared, what is fair, and whom a death harms."""
+
+import select
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.vllm.births import until
+from tests.integrations.vllm.daemon import Daemon
+from tests.integrations.vllm.engine import Job, Life, differences, living, prompt, reference
+
+pytestmark = pytest.mark.vllm
+
+PREFIX = prompt(320, seed=1)
+PROMPTS = [prompt(400 + 7 * index, seed=index, prefix=PREFIX) for index in range(4)]
+TINY = {"num_gpu_blocks_override": 49, "max_model_len": 1024, "max_num_seqs": 8}
+"""48 blocks of 32 tokens: three longest requests of the tests below fill them."""
+MANY = [
+    prompt(230 + 37 * (index % 7), seed=index, prefix=PREFIX[:200] if index % 2 else ())
+    for index in range(16)
+]
+CALLS_IN_ADVANCE_MAX = 12
+"""Calls beyond one a step, for each engine: to begin, those of the bank, and to end."""
+
+
+def sharing(daemon: Daemon, **words: Any) -> Job:
+    """Return an engine that shares the daemon's pool with all of its like."""
+    extra = words.pop("extra", {})
+    config = {
+        "kv_connector": "KVLeaseSharedConnector",
+        "kv_connector_module_path": "kvlease.integrations.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"socket": daemon.address, "start_seconds": 60, **extra},
+    }
+    return Job(kv_transfer_config=config, **words)
+
+
+def offloading(job: Job) -> Job:
+    """Return the same engine with the offload pool beside the shared one."""
+    shared = dict(job.kv_transfer_config or {})
+    offload = {**shared, "kv_connector": "KVLeaseOffloadingConnector"}
+    offload["kv_connector_extra_config"] = {
+        **shared["kv_connector_extra_config"],
+        "pool_bytes": 16 << 20,
+    }
+    config = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [shared, offload]},
+    }
+    return replace(job, kv_transfer_config=config)
+
+
+def exchanges(daemon: Daemon) -> int:
+    """Count the control calls that engines made at the pool."""
+    return sum(cache.counters.get("exchanges", 0) for cache in daemon.caches())
+
+
+def free_blocks(daemon: Daemon) -> int:
+    """Count the blocks that nobody has: free ones, and cached ones that nobody holds."""
+    (pool,) = (pool for cache in daemon.caches() for pool in cache.pools if pool.tier == "device")
+    return pool.num_blocks - pool.reserved - pool.ready_held
+
+
+def is_silent(life: Life) -> bool:
+    """Tell whether a life has said nothing since it was asked."""
+    return not select.select([life._answers], [], [], 0)[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"is_async": True}, id="async"),
+        pytest.param({"engine": {"max_num_batched_tokens": 64, "max_num_seqs": 4}}, id="chunked"),
+        pytest.param({"model": "hybrid"}, id="hybrid"),
+    ],
+)
+def test_prefix_of_one_engine_is_a_hit_in_the_other(
+    words: dict[str, Any], daemon: Daemon, tmp_path: Path
+) -> None:
+    """What one engine computed another finds on the device: no byte is copied, and no call but one a step."""
+    job = sharing(daemon, **words)
+    wanted = reference(job, PROMPTS)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        first = one.generate(PROMPTS)
+        second = two.generate(PROMPTS)
+        one.begin(PROMPTS[::-1])
+        third, fourth = two.generate(PROMPTS), one.result()
+        external = two.metrics("vllm:external_prefix_cache_hits")
+        calls = exchanges(daemon)
+
+    backwards = replace(fourth, requests=fourth.requests[::-1])
+    assert [differences(got, wanted) for got in (first, second, third, backwards)] == [[]] * 4
+    assert min(second.cached) >= 384
+    assert min(third.cached) >= 384
+    assert set(external.values()) == {0}
+    assert (
+        calls <= first.steps + second.steps + third.steps + fourth.steps + 2 * CALLS_IN_ADVANCE_MAX
+    )
+    daemon.wait_until_unused()
+
+
+def test_two_ranks_share_with_two_ranks(daemon: Daemon, tmp_path: Path) -> None:
+    """Each rank maps its own part of the pool, and a block is published when both wrote theirs."""
+    job = sharing(daemon, engine={"tensor_parallel_size": 2}, is_one_process=False)
+    wanted = reference(sharing(daemon), PROMPTS)
+
+    with living(job, tmp_path) as one:
+        first = one.generate(PROMPTS)
+        with living(job, tmp_path) as two:
+            second = two.generate(PROMPTS)
+
+    assert differences(first, wanted) == []
+    assert differences(second, wanted) == []
+    assert min(second.cached) >= 384
+    daemon.wait_until_unused()
+
+
+def test_full_pool_serves_both_to_the_end(daemon: Daemon, tmp_path: Path) -> None:
+    """Two engines that want twice what there is evict, preempt and wait, and say all that they should."""
+    job = sharing(daemon, engine=TINY, sampling={"max_tokens": 40})
+    wanted = reference(job, MANY)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        one.begin(MANY)
+        two.begin(MANY[::-1])
+        first, second = one.result(), two.result()
+        calls = exchanges(daemon)
+
+    assert differences(first, wanted) == []
+    assert differences(replace(second, requests=second.requests[::-1]), wanted) == []
+    assert calls <= first.steps + second.steps + 2 * CALLS_IN_ADVANCE_MAX
+    daemon.wait_until_unused()
+
+
+def test_offload_beside_the_shared_pool(daemon: Daemon, tmp_path: Path) -> None:
+    """What left the shared pool comes back from the offload pool, and no copy reads what another engine overwrote."""
+    job = offloading(sharing(daemon, engine=TINY))
+    wanted = reference(job, MANY)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        one.begin(MANY)
+        two.begin(MANY)
+        first, second = one.result(), two.result()
+        third = one.generate(MANY[::-1])
+        external = sum(one.metrics("vllm:external_prefix_cache_hits").values())
+
+    assert [differences(got, wanted) for got in (first, second)] == [[], []]
+    assert differences(replace(third, requests=third.requests[::-1]), wanted) == []
+    assert external > 0
+    daemon.wait_until_unused()
+
+
+def test_engine_with_much_to_do_lets_another_have_its_share(daemon: Daemon, tmp_path: Path) -> None:
+    """A few requests are done while the other engine still has many, though it came first."""
+    job = sharing(daemon, engine=TINY)
+
+    with living(job, tmp_path) as greedy, living(job, tmp_path) as modest:
+        greedy.begin(MANY * 4, pause_at_step=3)
+        greedy.paused()
+        modest.begin([prompt(300, seed=100 + index) for index in range(3)])
+        greedy.go_on()
+        modest.result()
+
+        assert is_silent(greedy)
+        greedy.result()
+
+
+def test_killed_engine_harms_nobody(daemon: Daemon, tmp_path: Path) -> None:
+    """Its blocks are back at once, what it published is a hit, and the others say what they should."""
+    job = sharing(daemon, engine={**TINY, "num_gpu_blocks_override": 97})
+    wanted = reference(job, MANY)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two, living(job, tmp_path) as dying:
+        before = free_blocks(daemon)
+        dying.begin(MANY, pause_at_step=8)
+        dying.paused()
+        assert free_blocks(daemon) < before
+        one.begin(MANY[:8])
+        dying.kill()
+        until(
+            lambda: len(daemon.listed(daemon.caches()[0].cache, "workers").workers) == 4, "no end"
+        )
+        two.begin(MANY[8:])
+        first, second = one.result(), two.result()
+
+    assert differences(first, replace(wanted, requests=wanted.requests[:8])) == []
+    assert differences(second, replace(wanted, requests=wanted.requests[8:])) == []
+    daemon.wait_until_unused()
+
+
+def test_engine_that_dies_before_a_forward_published_nothing_of_it(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """Blocks are named before they are written; what was never written is never found."""
+    job = sharing(daemon, engine={"max_num_batched_tokens": 128, "max_num_seqs": 4})
+    wanted = reference(job, PROMPTS)
+
+    with living(job, tmp_path) as other:
+        with living(job, tmp_path) as dying:
+            dying.begin(PROMPTS, die_before_forward=3)
+            dying.wait()
+        got = other.generate(PROMPTS)
+
+    assert differences(got, wanted) == []
+
+
+def test_restarted_engine_is_warm(daemon: Daemon, tmp_path: Path) -> None:
+    """After SIGKILL the next engine has 95 % of a known prompt, with no byte copied."""
+    job = sharing(daemon)
+    long = [prompt(1000, seed=7)]
+    wanted = reference(job, long)
+
+    with living(job, tmp_path) as life:
+        assert differences(life.generate(long), wanted) == []
+        life.kill()
+    with living(job, tmp_path) as life:
+        again = life.generate(long)
+
+    assert differences(again, wanted) == []
+    assert again.cached[0] >= 950
+
+
+@pytest.mark.parametrize("what", ["control killed", "frozen"])
+def test_daemon_that_is_away_for_a_while(what: str, daemon: Daemon, tmp_path: Path) -> None:
+    """Engines go on with what they have, and share again when it is back."""
+    job = sharing(
+        daemon, engine={**TINY, "num_gpu_blocks_override": 97}, extra={"retry_seconds": 0.2}
+    )
+    wanted = reference(job, MANY)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        for life in (one, two):
+            life.begin(MANY, pause_at_step=10)
+            life.paused()
+        if what == "frozen":
+            daemon.freeze()
+        else:
+            daemon.kill_control()
+        one.go_on()
+        two.go_on()
+        if what == "frozen":
+            until(
+                lambda: "does not answer" in one.told() and "does not answer" in two.told(), "deaf"
+            )
+            daemon.thaw()
+        first, second = one.result(), two.result()
+        daemon.wait_until_ready()
+        until(lambda: _finds(one, two), "they share no more")
+
+    assert differences(first, wanted) == []
+    assert differences(second, wanted) == []
+    daemon.wait_until_unused()
+
+
+def _finds(one: Life, two: Life) -> bool:
+    """Tell whether one engine finds what the other has just computed."""
+    fresh = [prompt(200, seed=next(_seeds))]
+    one.generate(fresh)
+    return two.generate(fresh).cached[0] >= 160
+
+
+_seeds = count(1000)
+"""Every try has a prompt that was never seen."""
+
+
+def test_daemon_wiped_under_an_engine(daemon: Daemon, tmp_path: Path) -> None:
+    """The engine keeps the memory of before and goes on with what it has; nothing wrong is said."""
+    job = sharing(daemon, extra={"retry_seconds": 0.2})
+    wanted = reference(job, PROMPTS)
+
+    with living(job, tmp_path) as life:
+        life.begin(PROMPTS, pause_at_step=6)
+        life.paused()
+        daemon.kill()
+        daemon.start()
+        life.go_on()
+        first = life.result()
+        second = life.generate(PROMPTS[:1])
+
+    assert differences(first, wanted) == []
+    assert differences(second, replace(wanted, requests=wanted.requests[:1])) == []
+
+
+def test_daemon_absent_at_start(daemon: Daemon, tmp_path: Path) -> None:
+    """The engine runs on memory of its own."""
+    daemon.stop()
+    job = sharing(daemon, extra={"start_seconds": 0.2})
+
+    with living(job, tmp_path) as life:
+        got = life.generate(PROMPTS)
+        daemon.start()
+
+    assert differences(got, reference(job, PROMPTS)) == []
+
+
+def test_reset_finds_nothing_of_before(daemon: Daemon, tmp_path: Path) -> None:
+    """After a reset neither what this engine nor what others computed before is found."""
+    job = sharing(daemon)
+    wanted = reference(job, PROMPTS)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        one.generate(PROMPTS)
+        assert two.reset_prefix_cache()
+        after = two.generate(PROMPTS[:1])
+        kept = one.generate(PROMPTS)
+
+    assert after.cached == [0]
+    assert differences(after, replace(wanted, requests=wanted.requests[:1])) == []
+    assert min(kept.cached) >= 384
+
+
+def test_engine_of_another_layout_is_refused_by_name(daemon: Daemon, tmp_path: Path) -> None:
+    """It runs on memory of its own, and its log says what differs."""
+    name = {"cache": "ours"}
+    with living(sharing(daemon, extra=name), tmp_path):
+        other = sharing(daemon, extra={**name, "start_seconds": 0.5}, engine={"block_size": 64})
+        with living(other, tmp_path) as life:
+            got = life.generate(PROMPTS)
+            told = life.told()
+
+    assert "block_tokens" in told
+    assert differences(got, reference(other, PROMPTS)) == []

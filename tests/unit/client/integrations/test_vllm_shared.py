@@ -1,0 +1,400 @@
+"""Laws of an engine's bookkeeping in shared mode: what is whose, what leaves and what a lost answer does."""
+
+import random
+
+import pytest
+
+from kvlease.integrations.vllm.fence import Fence
+from kvlease.integrations.vllm.shared.magazine import Books
+from kvlease.integrations.vllm.shared.orders import Order, Standing, Wish
+from kvlease.integrations.vllm.shared.pace import Pace, Supply
+
+STAY = Wish(idle_max=100, stock_max=100)
+
+
+class Desk:
+    """Books with their fence, and a daemon that says yes."""
+
+    def __init__(self, num_blocks: int = 64) -> None:
+        self.fence = Fence()
+        self.books = Books(num_blocks, self.fence)
+
+    def fetch(self, *blocks: int) -> None:
+        """Receive private blocks."""
+        self.settle(
+            self.books.order(Wish(num_new=len(blocks), stock_max=100, idle_max=100)), taken=blocks
+        )
+
+    def settle(
+        self,
+        order: Order,
+        *,
+        code: int = 1,
+        held: tuple[int, ...] = (),
+        taken: tuple[int, ...] = (),
+    ) -> None:
+        """Answer everything alike."""
+        self.books.settle(
+            order,
+            published=[code] * len(order.publish),
+            retracted=[1] * len(order.retract),
+            held=held,
+            taken=taken,
+        )
+
+    def use(self, count: int = 1, *, first: int = 0) -> list[int]:
+        """Have a request write blocks in a step that has come back."""
+        blocks = self.books.grant(count)
+        for position, block in enumerate(blocks, first):
+            self.books.write(block, b"name %d" % block, position)
+        self.fence.came_back(self.fence.dispatch())
+        return blocks
+
+    def held(self, *blocks: int) -> None:
+        """Hold blocks that somebody else published."""
+        wish = Wish(names=[b"other %d" % block for block in blocks], idle_max=100, stock_max=100)
+        self.settle(self.books.order(wish), held=blocks)
+
+
+def test_written_block_is_published_only_after_its_step() -> None:
+    """What a step writes is published when that step came back, and not before."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.books.write(desk.books.grant(1)[0], b"name", 3)
+    step = desk.fence.dispatch()
+
+    assert desk.books.order(STAY).publish == ()
+
+    desk.fence.came_back(step)
+    (write,) = desk.books.order(STAY).publish
+    assert (write.block_id, write.name, write.position) == (5, b"name", 3)
+
+
+def test_published_block_is_idle_after_its_last_user_and_never_stock() -> None:
+    """A findable block is not handed out again, as others may read it."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.settle(desk.books.order(STAY))
+
+    assert desk.books.release(5) is False
+    assert (desk.books.num_idle, desk.books.num_stock) == (1, 0)
+    assert desk.books.standing(5) is Standing.HELD
+
+
+def test_duplicate_stays_private_and_goes_back_into_the_stock() -> None:
+    """A block whose key another one has is nobody else's, and is used again without a call."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.settle(desk.books.order(STAY), code=2)
+
+    assert desk.books.standing(5) is Standing.PRIVATE
+    assert desk.books.release(5) is True
+    assert desk.books.grant(1) == [5]
+
+
+def test_block_freed_before_its_step_came_back_waits_to_be_published() -> None:
+    """It is neither stock nor idle: what is about to be findable is not overwritten."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.books.write(desk.books.grant(1)[0], b"name", 0)
+    step = desk.fence.dispatch()
+
+    assert desk.books.release(5) is False
+    assert (desk.books.num_stock, desk.books.num_idle, desk.books.num_waiting) == (0, 0, 1)
+
+    desk.fence.came_back(step)
+    desk.settle(desk.books.order(STAY))
+    assert (desk.books.num_idle, desk.books.num_waiting) == (1, 0)
+
+
+def test_waiting_block_is_published_and_dropped_in_one_where_nothing_may_stay() -> None:
+    """Under pressure a freed block becomes cache in the exchange that asks for others."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.books.release(5)
+
+    order = desk.books.order(Wish(num_running=1))
+    assert ([write.block_id for write in order.publish], order.drop) == ([5], (5,))
+
+    desk.settle(order, taken=(9,))
+    assert desk.books.standing(5) is Standing.OUT
+    assert desk.books.num_owned == 1
+
+
+def test_longest_unused_block_leaves_first_and_is_evicted_first() -> None:
+    """Drops are told in such an order that the daemon evicts the longest unused first, which is the last."""
+    desk = Desk()
+    desk.held(3, 4, 5, 6)
+
+    order = desk.books.order(Wish(idle_max=1, stock_max=100))
+
+    assert order.drop == (5, 4, 3)
+    assert order.forgotten == (3, 4, 5)
+    assert desk.books.standing(6) is Standing.HELD
+
+
+def test_blocks_of_the_request_in_hand_stay() -> None:
+    """What is kept does not leave, whatever else does."""
+    desk = Desk()
+    desk.held(3, 4, 5)
+
+    assert desk.books.order(Wish(kept={4})).drop == (5, 3)
+
+
+def test_spoilt_block_is_retracted_when_it_was_published() -> None:
+    """A block whose bytes are not what its name says is found no more."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.settle(desk.books.order(STAY))
+
+    desk.books.spoil(5)
+    order = desk.books.order(STAY)
+    assert order.retract == (5,)
+
+    desk.settle(order)
+    assert desk.books.standing(5) is Standing.PRIVATE
+
+
+def test_spoilt_block_is_never_published() -> None:
+    """A load that failed is not told as if it had been written."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+
+    desk.books.spoil(5)
+
+    assert desk.books.order(STAY).is_empty
+
+
+def test_block_of_a_lost_publication_is_not_handed_out() -> None:
+    """Until the inventory it may be findable, so it keeps its bytes."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.books.doubt(desk.books.order(STAY))
+
+    desk.books.release(5)
+
+    assert desk.books.is_doubtful
+    assert desk.books.num_stock == 0
+    assert desk.books.give_up() == []
+
+
+@pytest.mark.parametrize(
+    ("is_findable", "standing"), [(True, Standing.HELD), (False, Standing.PRIVATE)]
+)
+def test_inventory_ends_the_doubt(is_findable: bool, standing: Standing) -> None:
+    """A publication was carried out or was not; if not, it is told again."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.books.doubt(desk.books.order(STAY))
+
+    desk.books.reconcile({5: is_findable})
+
+    assert desk.books.standing(5) is standing
+    assert len(desk.books.order(STAY).publish) == (not is_findable)
+
+
+def test_inventory_brings_blocks_of_lost_answers() -> None:
+    """Private ones are had; findable ones, of which nobody here knows the name, are dropped."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.books.doubt(desk.books.order(Wish(num_new=1, stock_max=100)))
+
+    result = desk.books.reconcile({5: False, 7: False, 8: True})
+
+    assert (result.adopted, result.strays) == ((7,), (8,))
+    assert desk.books.num_stock == 2
+    assert desk.books.order(STAY).drop == (8,)
+
+
+def test_block_that_is_not_in_the_inventory_is_never_handed_out_again() -> None:
+    """One that a request uses is lost when it is freed; one in stock is gone at once."""
+    desk = Desk()
+    desk.fetch(5, 6)
+    used = desk.use()[0]
+
+    result = desk.books.reconcile({})
+
+    assert result.lost == (used,)
+    assert desk.books.num_stock == 0
+    assert desk.books.release(used) is True
+    assert desk.books.num_owned == 0
+    assert desk.books.order(STAY).is_empty
+
+
+def test_order_that_is_not_answered_leaves_nothing_behind() -> None:
+    """What was to be dropped is not used again before the inventory says that it is there."""
+    desk = Desk()
+    desk.held(3)
+    order = desk.books.order(Wish())
+    desk.books.doubt(order)
+
+    assert desk.books.standing(3) is Standing.OUT
+
+    desk.books.reconcile({3: True})
+    assert desk.books.order(STAY).drop == (3,)
+
+
+def test_without_the_daemon_freed_blocks_are_used_again() -> None:
+    """Publications that nobody can be told of are given up, and their blocks are stock."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.books.release(5)
+
+    assert desk.books.give_up() == [5]
+    assert desk.books.grant(1) == [5]
+    assert desk.books.order(STAY).is_empty
+
+
+def test_block_that_a_step_under_way_may_touch_does_not_leave() -> None:
+    """Freed while a step is in flight it may be used again here, but goes to nobody else before that came back."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.held(3)
+    desk.books.reuse(3)
+    desk.books.grant(1)
+    step = desk.fence.dispatch()
+    desk.books.dispatched(step)
+    desk.books.release(5)
+    desk.books.release(3)
+
+    assert desk.books.order(Wish()).drop == ()
+
+    desk.fence.came_back(step)
+    assert set(desk.books.order(Wish()).drop) == {3, 5}
+
+
+class Pool:
+    """A daemon of one magazine, as its protocol says: what is not in the magazine may be anybody's."""
+
+    def __init__(self, num_blocks: int, chance: random.Random) -> None:
+        self.free = set(range(1, num_blocks))
+        self.private: set[int] = set()
+        self.ready: dict[int, bytes] = {}
+        self.held: set[int] = set()
+        self._chance = chance
+
+    def carry_out(self, order: Order) -> dict[str, list[int]]:
+        """Publish, drop, hold and take."""
+        published = []
+        for write in order.publish:
+            assert write.block_id in self.private
+            if write.name in self.ready.values():
+                published.append(2)
+                continue
+            self.private.remove(write.block_id)
+            self.ready[write.block_id] = write.name
+            self.held.add(write.block_id)
+            published.append(1)
+        for block in order.drop:
+            self.held.discard(block)
+            if block in self.private:
+                self.private.remove(block)
+                self.free.add(block)
+        found = {name: block for block, name in self.ready.items()}
+        held = [found.get(name, -1) for name in order.wish.names]
+        self.held |= set(held) - {-1}
+        wanted = order.wish.num_new
+        for block in [b for b in self.ready if b not in self.held]:
+            if len(self.free) < wanted:
+                del self.ready[block]
+                self.free.add(block)
+        taken = self._chance.sample(sorted(self.free), min(wanted, len(self.free)))
+        self.free -= set(taken)
+        self.private |= set(taken)
+        return {"published": published, "retracted": [], "held": held, "taken": taken}
+
+    def inventory(self) -> dict[int, bool]:
+        """Tell the truth."""
+        return {**dict.fromkeys(self.private, False), **dict.fromkeys(self.held, True)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_lives_never_write_what_others_read(seed: int) -> None:
+    """Whatever is handed out is private at the daemon, in every order of steps, losses and exchanges."""
+    chance = random.Random(seed)  # noqa: S311
+    desk, pool = Desk(24), Pool(24, chance)
+    used: list[int] = []
+    names = 0
+    for _ in range(400):
+        match chance.randrange(6):
+            case 0 | 1:
+                for block in desk.books.grant(min(desk.books.num_stock, chance.randrange(4))):
+                    assert block in pool.private
+                    used.append(block)
+                    names += chance.randrange(2)
+                    desk.books.write(block, b"%d" % (names % 40), 0)
+            case 2 if used:
+                desk.books.release(used.pop(chance.randrange(len(used))))
+            case 3:
+                desk.fence.came_back(desk.fence.dispatch() - chance.randrange(2))
+            case 4 if desk.books.is_doubtful:
+                desk.books.reconcile(pool.inventory())
+            case _ if not desk.books.is_doubtful:
+                wish = Wish(
+                    names=[b"%d" % chance.randrange(40) for _ in range(chance.randrange(3))],
+                    num_new=chance.randrange(4),
+                    idle_max=chance.choice([0, 2, 9]),
+                    stock_max=chance.choice([0, 4, 9]),
+                )
+                order = desk.books.order(wish)
+                is_lost = chance.random() < 0.2
+                is_carried_out = not is_lost or chance.random() < 0.5
+                answer = pool.carry_out(order) if is_carried_out else {}
+                if is_lost:
+                    desk.books.doubt(order)
+                else:
+                    desk.books.settle(order, **answer)
+        for block in used:
+            assert block in pool.private or block in pool.held
+
+    desk.books.reconcile(pool.inventory())
+    assert desk.books.num_owned + len(
+        desk.books.order(Wish(idle_max=99, stock_max=99)).drop
+    ) == len(pool.inventory())
+
+
+def test_one_call_a_step_and_a_few_in_advance() -> None:
+    """Over any time there are no more calls than steps, but for those of the bank."""
+    pace = Pace(calls_banked_max=2)
+    calls = 0
+    for _ in range(100):
+        while pace.may_call:
+            pace.spend()
+            calls += 1
+        pace.step()
+
+    assert calls == 101
+
+
+def test_pressing_calls_are_paid_back() -> None:
+    """A call that cannot wait may be made in advance, and later ones wait for it."""
+    pace = Pace(calls_banked_max=2)
+    while pace.may_press:
+        pace.spend()
+
+    for _ in range(2):
+        pace.step()
+        assert not pace.may_call
+    pace.step()
+    assert pace.may_call
+
+
+@pytest.mark.parametrize(
+    ("num_available", "num_magazines", "refill"),
+    [(1000, 1, 12), (40, 1, 10), (40, 2, 5), (0, 1, 0)],
+)
+def test_refill_is_a_small_part_of_what_is_there(
+    num_available: int, num_magazines: int, refill: int
+) -> None:
+    """An engine fills its stock up, but never takes much of what is scarce."""
+    supply = Supply(num_blocks=100, stock_wanted=16)
+
+    assert supply.refill(4, num_available, num_magazines) == refill
