@@ -1,0 +1,184 @@
+"""Own what each row of the engine's magazine is for: in stock, being written, written, read or leaving; makes no call.
+
+Rows of the daemon's pool are its blocks. Every row of the magazine is in one of these:
+
+- in stock: private, nobody writes it;
+- being written: private, a job stores into it;
+- written: private, to be published at the next exchange, and dropped there, too: what is cached needs no holder;
+- held: found for one request or more that may load it;
+- leaving: to be dropped at the next exchange.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import BYTES_PER_KEY
+from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
+
+Row = int
+Rows = NDArray[np.int32]
+
+NO_ROWS: Rows = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A row that a job fills or has filled: its future key, and its place in its request's chain."""
+
+    row: Row
+    name: bytes
+    position: int
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What an exchange that is not answered yet may have done."""
+
+    written: list[Written] = field(default_factory=list)
+    leaving: list[Row] = field(default_factory=list)
+    wrong: list[Row] = field(default_factory=list)
+
+
+class Books:
+    """The rows of one magazine; rows of another memory never come into the same books."""
+
+    def __init__(self) -> None:
+        """Begin with nothing; `wipe` opens the books for a pool."""
+        self.wipe(0)
+
+    def __repr__(self) -> str:
+        """Show life: rows by what they are for."""
+        return (
+            f"<Books {len(self.stock)} in stock, {self.num_writing} being written, {len(self.written)} written, "
+            f"{self.num_held} held, {len(self.leaving)} leaving>"
+        )
+
+    @property
+    def num_held(self) -> int:
+        """Rows that requests hold."""
+        return self._num_held
+
+    @property
+    def num_writing(self) -> int:
+        """Rows that jobs store into."""
+        return len(self._writing)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next exchange has something to tell."""
+        return bool(self.written or self.leaving or self.wrong)
+
+    def wipe(self, num_rows: int) -> None:
+        """Forget everything: the pool is another one, with so many rows."""
+        self.num_rows = num_rows
+        self.stock: list[Row] = []
+        self.written: list[Written] = []
+        self.leaving: list[Row] = []
+        self.wrong: list[Row] = []
+        self._writing: set[Row] = set()
+        self._num_holders = np.zeros(num_rows, np.int32)
+        self._num_held = 0
+        self._sent: _Sent | None = None
+
+    # Rows that are read
+
+    def hold(self, rows: Rows) -> None:
+        """Note that a request holds rows that an exchange gave it; no row twice."""
+        self._num_held += int(np.count_nonzero(self._num_holders[rows] == 0))
+        self._num_holders[rows] += 1
+
+    def release(self, rows: Rows) -> None:
+        """Note that a request holds these rows no more; the last holder's leave the magazine, in their order."""
+        self._num_holders[rows] -= 1
+        left = rows[self._num_holders[rows] == 0]
+        self._num_held -= len(left)
+        self.leaving.extend(left.tolist())
+
+    def condemn(self, rows: Iterable[Row]) -> None:
+        """Have rows that are held but carry other bytes than their key says found no more."""
+        self.wrong.extend(
+            row for row in rows if 0 <= row < self.num_rows and self._num_holders[row]
+        )
+
+    # Rows that are written
+
+    def write(self, num_rows: int) -> list[Row]:
+        """Take up to so many rows out of the stock, to store into."""
+        keep = max(0, len(self.stock) - num_rows)
+        rows = self.stock[keep:]
+        del self.stock[keep:]
+        self._writing.update(rows)
+        return rows
+
+    def is_written(self, row: Row) -> bool:
+        """Note that a job stored into a row; returns whether it is still ours to publish."""
+        if row in self._writing:
+            self._writing.remove(row)
+            return True
+        return False
+
+    def unwrite(self, row: Row) -> None:
+        """Note that a job is done with a row that is worth nothing."""
+        if self.is_written(row):
+            self.stock.append(row)
+
+    # Exchanges
+
+    def order(self, *, hold: Sequence[bytes] = (), take: int = 0) -> ExchangeOrder:
+        """Return what to tell the daemon now; `settle` or `reconcile` must follow, as it answers or does not.
+
+        Rows are taken as for new requests: what they had is written to the tiers below first, and they come later.
+        """
+        sent = self._sent = _Sent(
+            sorted(self.written, key=lambda one: one.position), self.leaving, self.wrong
+        )
+        self.written, self.leaving, self.wrong = [], [], []
+        names = b"".join(one.name for one in sent.written)
+        assert len(names) == len(sent.written) * BYTES_PER_KEY
+        return ExchangeOrder(
+            publish_blocks=_rows([one.row for one in sent.written]),
+            publish_keys=names,
+            publish_positions=np.array([one.position for one in sent.written], np.uint32),
+            retract_blocks=_rows(sent.wrong),
+            drop_blocks=_rows([*(one.row for one in sent.written), *sent.leaving]),
+            hold_keys=b"".join(hold),
+            brings=True,
+            take_new=take,
+        )
+
+    def settle(self, answer: Exchanged) -> None:
+        """Note that the last order was carried out."""
+        self._sent = None
+        self.stock.extend(answer.taken_new.tolist())
+
+    def reconcile(self, inventory: Inventory, held: Iterable[tuple[bytes, Row]]) -> set[Row]:
+        """Make the books agree with what the magazine has; `held` names what requests believe to hold.
+
+        Returns the rows among them that are not held under that name any more.
+        """
+        sent, self._sent = self._sent or _Sent(), None
+        blank = bytes(BYTES_PER_KEY)
+        names = [
+            inventory.keys[at : at + BYTES_PER_KEY]
+            for at in range(0, len(inventory.keys), BYTES_PER_KEY)
+        ]
+        there = dict(zip(inventory.blocks.tolist(), names, strict=True))
+        private = {row for row, name in there.items() if name == blank}
+        lost = {row for name, row in held if there.get(row) != name}
+        self._num_holders[list(lost)] = 0
+        self._num_held = int(np.count_nonzero(self._num_holders))
+        self._writing &= private
+        waiting = [one for one in (*sent.written, *self.written) if one.row in private]
+        self.written = waiting
+        used = self._writing.union(one.row for one in waiting)
+        self.stock = sorted(private - used)
+        self.leaving = [row for row in there if row not in private and not self._num_holders[row]]
+        self.wrong = [row for row in (*sent.wrong, *self.wrong) if row in there.keys() - private]
+        return lost
+
+
+def _rows(rows: list[Row]) -> Rows:
+    return np.array(rows, np.int32)

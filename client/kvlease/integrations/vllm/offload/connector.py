@@ -1,0 +1,225 @@
+"""Own what vLLM's offloading connector lacks: sessions with the daemon, and loads that fail without harm."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.forward_context import ForwardContext
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.outputs import KVConnectorOutput
+
+from kvlease.geometry import ceil_div, floor_div
+from kvlease.integrations.vllm.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.offload.copies import Rows
+from kvlease.integrations.vllm.offload.desk import Desk, pool_id
+from kvlease.integrations.vllm.offload.manager import PoolManager
+from kvlease.integrations.vllm.offload.pool import pool_inputs, row_disagreements
+from kvlease.integrations.vllm.offload.reports import RankReport
+from kvlease.integrations.vllm.offload.spec import VLLM_SETTINGS, KVLeaseOffloadingSpec
+from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
+from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.shared import readers
+
+_logger: Final = logging.getLogger(__name__)
+
+MODE: Final = "offload"
+STOCK_SHARE_MAX: Final = 8
+"""The stock of private rows is at most one of so many of the pool."""
+
+
+class KVLeaseOffloadingConnector(OffloadingConnector):
+    """vLLM's offloading connector over the daemon's pool. Nothing of the daemon is ever raised into the engine."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        """Choose the spec and, on the scheduler's side, attach.
+
+        Raises:
+            InvalidError: a setting is unknown or out of range.
+        """
+        transfer = vllm_config.kv_transfer_config
+        assert transfer is not None
+        transfer.kv_connector_extra_config = {
+            **transfer.kv_connector_extra_config,
+            "spec_name": KVLeaseOffloadingSpec.__name__,
+            "spec_module_path": KVLeaseOffloadingSpec.__module__,
+        }
+        self._settings = ConnectorSettings.read(transfer.kv_connector_extra_config, VLLM_SETTINGS)
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._offloading = build_offloading_config(vllm_config, kv_cache_config)
+        self._has_one_group = len(kv_cache_config.kv_cache_groups) == 1
+        self._loading: dict[int, str] = {}
+        self._unwritten_blocks: set[int] = set()
+        if role is KVConnectorRole.SCHEDULER:
+            _recompute_failed_loads(vllm_config)
+            self._open_manager()
+
+    # The scheduler's side
+
+    @property
+    def manager(self) -> PoolManager:
+        """The scheduler's side of the pool."""
+        manager = self.scheduler.manager
+        assert isinstance(manager, PoolManager)
+        return manager
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Plan the step's loads and stores."""
+        self.manager.admit(scheduler_output.num_scheduled_tokens.keys())
+        meta = super().build_connector_meta(scheduler_output)
+        assert isinstance(meta, OffloadingConnectorMetadata)
+        self.manager.plan(meta.load_jobs, meta.store_jobs)
+        return meta
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Take in what the ranks report."""
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, RankReport):
+            self.manager.report(report.completed_jobs, report.failed_jobs, report.wrong_rows)
+        super().update_connector_output(connector_output)
+
+    # A worker's side
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take the engine's tensors, and attach."""
+        super().register_kv_caches(kv_caches)
+        rank = self._offloading.parallel.rank
+        session = self._session(rank)
+        self._worker.open(_mapping(session, rank), session.close)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Begin the step's copies."""
+        meta = self._connector_metadata
+        assert isinstance(meta, OffloadingConnectorMetadata)
+        self._loading.update((job_id, job.req_id) for job_id, job in meta.load_jobs.items())
+        super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Tell which requests have their blocks, and which of these have not: those compute them."""
+        results = super().get_transfer_results(finished_req_ids)
+        failures = self._worker.failures
+        for job_id, blocks in failures.loads.items():
+            request_id = self._loading.get(job_id)
+            if self._has_one_group:
+                self._unwritten_blocks |= blocks
+            elif request_id is not None:
+                results.failed_recving.add(request_id)
+        failures.loads.clear()
+        done = results.finished_recving
+        self._loading = {job: one for job, one in self._loading.items() if one not in done}
+        return results
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that loads left unwritten; where groups share ids, whole requests are told instead."""
+        blocks, self._unwritten_blocks = self._unwritten_blocks, set()
+        return blocks
+
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        """Report the jobs that are through, and what failed."""
+        report = super().build_connector_worker_meta()
+        if self.connector_worker is None or self.connector_worker.worker is None:
+            return report
+        jobs, wrong_rows = self._worker.failures.take_report()
+        return RankReport.of(report, jobs, wrong_rows)
+
+    # How both attach
+
+    @property
+    def _worker(self) -> PoolWorker:
+        assert self.connector_worker is not None
+        worker = self.connector_worker.worker
+        assert isinstance(worker, PoolWorker)
+        return worker
+
+    def _open_manager(self) -> None:
+        manager, config = self.manager, self._offloading
+        session = self._session(0)
+        desk = Desk(session, manager.held)
+        num_rows = desk.books.num_rows or 1
+        stock = self._settings.magazine_blocks or _rows_per_step(self._vllm_config, config)
+        manager.open(
+            desk,
+            num_ranks=config.parallel.world_size,
+            stock_rows=max(1, min(stock, floor_div(num_rows, STOCK_SHARE_MAX))),
+            has_events=config.enable_kv_cache_events,
+        )
+        readers.announce(config.engine_id, manager.blocks_read)
+
+    def _session(self, rank: int) -> EngineSession:
+        """Attach this process; where that fails, the session goes on trying by itself."""
+        vllm_config, settings, config = self._vllm_config, self._settings, self._offloading
+        identity = Identity.of(vllm_config, self._kv_cache_config, weights=settings.weights)
+        inputs = pool_inputs(config, self._kv_cache_config.num_blocks, settings.pool_bytes)
+        terms = Terms(
+            identity=identity,
+            inputs=inputs,
+            cache=f"{identity.cache_name(MODE)}{_chunk_mark(config)}",
+            rank=rank,
+            magazine=magazine_name(vllm_config, MODE),
+            disagreements=row_disagreements(config),
+            takes_other_capacity=True,
+        )
+        return EngineSession.open(settings, terms)
+
+
+def _recompute_failed_loads(vllm_config: VllmConfig) -> None:
+    """Have requests whose load fails compute their blocks; vLLM's default is to fail them.
+
+    The scheduler reads the policy after it has made its connector.
+    """
+    transfer = vllm_config.kv_transfer_config
+    assert transfer is not None
+    if transfer.kv_load_failure_policy != "recompute":
+        transfer.kv_load_failure_policy = "recompute"
+        _logger.warning(
+            "kv_load_failure_policy is set to recompute: a cache that fails must not fail requests.",
+            extra={"action": "policy"},
+        )
+
+
+def _mapping(session: EngineSession, rank: int) -> Callable[[], MappedPool | None]:
+    """Return what gives a rank's pool as it is mapped now."""
+    known: list[MappedPool] = []
+
+    def mapped() -> MappedPool | None:
+        session.poll()
+        pool, device, plan = pool_id(session), session.device, session.plan
+        if not pool or device is None or plan is None:
+            return None
+        if not known or known[0].pool != pool:
+            (extent,) = plan.ranks[rank].extents
+            region = device[extent.offset_bytes :]
+            known[:] = [MappedPool(pool, Rows(region, plan.num_blocks, extent.block_stride_bytes))]
+        return known[0]
+
+    return mapped
+
+
+def _chunk_mark(config: OffloadingConfig) -> str:
+    """Return what tells caches of larger chunks apart."""
+    blocks = config.cache.blocks_per_chunk
+    return "" if blocks == 1 else f"-x{blocks}"
+
+
+def _rows_per_step(vllm_config: VllmConfig, config: OffloadingConfig) -> int:
+    """Return how many rows two steps fill at most, over all groups."""
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    per_chunk = [group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups]
+    return 2 * sum(ceil_div(tokens, one) for one in per_chunk)

@@ -1,0 +1,309 @@
+"""Own where the pages of a chunk lie in a row of the pool, and moving them between there and the engine's tensors.
+
+It knows neither which rows are whose, nor when to move.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.geometry import ceil_div
+
+HEAD_BYTES: Final = 64
+"""Bytes at the start of a row that say whose pages follow: the block's key, then zeros; one cache line."""
+KEY_BYTES: Final = 32
+
+_LIBC: Final = ctypes.CDLL(None)
+_memmove: Final = _LIBC.memmove
+_memmove.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t)
+_memmove.restype = None
+
+Addresses = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One page of every block of a group: which tensor has it, and where it lies in a block's share of a row."""
+
+    tensor: int
+    num_bytes: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTensor:
+    """One of the engine's tensors, whose first axis counts its blocks."""
+
+    address: int
+    block_stride_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayout:
+    """Where the pages of a chunk lie in a row: after the head, block by block, page by page."""
+
+    bytes_per_block: int
+    blocks_per_chunk: int
+    groups: tuple[tuple[Part, ...], ...]
+
+    @classmethod
+    def of_pages(
+        cls,
+        pages: Sequence[Sequence[tuple[int, int]]],
+        *,
+        bytes_per_block: int,
+        blocks_per_chunk: int,
+    ) -> Self:
+        """Lay out the pages of every group, each given as its tensor and its bytes.
+
+        Raises:
+            ValueError: the pages of a group take more than a block has.
+        """
+        groups = []
+        for group_id, group in enumerate(pages):
+            parts, offset_bytes = [], 0
+            for tensor, num_bytes in group:
+                parts.append(Part(tensor=tensor, num_bytes=num_bytes, offset_bytes=offset_bytes))
+                offset_bytes += num_bytes
+            if offset_bytes > bytes_per_block:
+                message = (
+                    f"the pages of group {group_id} take {offset_bytes} bytes of a block, "
+                    f"and a block has {bytes_per_block}"
+                )
+                raise ValueError(message)
+            groups.append(tuple(parts))
+        return cls(
+            bytes_per_block=bytes_per_block,
+            blocks_per_chunk=blocks_per_chunk,
+            groups=tuple(groups),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Move:
+    """Pages of one group to move, each with its block of the engine, and where its block starts in the pool's rows."""
+
+    parts: tuple[Part, ...]
+    blocks: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    """For each block: the index of its chunk in the job."""
+    share_offsets: NDArray[np.int64]
+    """For each block: where its share starts in its chunk's row, in bytes."""
+
+
+def moves_of(
+    layout: RowLayout,
+    blocks: NDArray[np.int32],
+    group_blocks: Sequence[int],
+    first_blocks: Sequence[int],
+    num_chunks: int,
+) -> list[Move]:
+    """Return what a job moves: blocks in the order of their groups, each group's filling chunk after chunk.
+
+    Only the first chunk of a group may lack blocks at its start, and the last one at its end.
+
+    Raises:
+        ValueError: blocks and chunks do not match.
+    """
+    moves, num_blocks, num_used = [], 0, 0
+    per_chunk = layout.blocks_per_chunk
+    for parts, count, first_block in zip(layout.groups, group_blocks, first_blocks, strict=True):
+        if not count:
+            continue
+        places = first_block % per_chunk + np.arange(count, dtype=np.int64)
+        moves.append(
+            Move(
+                parts=parts,
+                blocks=blocks[num_blocks : num_blocks + count].astype(np.int64),
+                chunks=num_used + places // per_chunk,
+                share_offsets=HEAD_BYTES + places % per_chunk * layout.bytes_per_block,
+            )
+        )
+        num_blocks += count
+        num_used += ceil_div(int(places[-1]) + 1, per_chunk)
+    if num_blocks != len(blocks) or num_used != num_chunks:
+        message = f"a job of {len(blocks)} blocks in {num_chunks} chunks fills {num_blocks} and {num_used}"
+        raise ValueError(message)
+    return moves
+
+
+class Rows:
+    """The pool of one rank, as rows of one block each."""
+
+    def __init__(self, region: NDArray[np.uint8], num_rows: int, row_stride_bytes: int) -> None:
+        """Look at a mapped region; it stays mapped as long as this is used."""
+        self._region = region
+        self.num_rows = num_rows
+        self.row_stride_bytes = row_stride_bytes
+        self.address = region.ctypes.data
+        rows = region[: num_rows * row_stride_bytes].reshape(num_rows, row_stride_bytes)
+        self._heads: NDArray[np.uint8] = rows[:, :KEY_BYTES]
+
+    def __repr__(self) -> str:
+        """Show life: how many rows, and their bytes."""
+        return f"<Rows {self.num_rows} of {self.row_stride_bytes} bytes>"
+
+    @property
+    def region(self) -> NDArray[np.uint8]:
+        """All bytes."""
+        return self._region
+
+    def has(self, rows: NDArray[np.int32]) -> bool:
+        """Tell whether all rows are rows of this pool."""
+        return not len(rows) or (int(rows.min()) >= 0 and int(rows.max()) < self.num_rows)
+
+    def blank(self, rows: NDArray[np.int32]) -> None:
+        """Take the keys from rows that are about to be written, so that nobody takes the bytes for what they were."""
+        self._heads[rows] = 0
+
+    def sign(self, rows: NDArray[np.int32], keys: bytes) -> None:
+        """Write the keys into rows whose bytes are written."""
+        self._heads[rows] = _keys_of(keys)
+
+    def carrying(self, rows: NDArray[np.int32], keys: bytes) -> NDArray[np.bool_]:
+        """Tell for each row whether it carries its key."""
+        carried: NDArray[np.bool_] = (self._heads[rows] == _keys_of(keys)).all(axis=1)
+        return carried
+
+    def addresses(self, rows: NDArray[np.int64]) -> Addresses:
+        """Return where rows start."""
+        return self.address + rows * self.row_stride_bytes
+
+
+class Copies(Protocol):
+    """Moves pages; on a device behind the caller's back, on a host at once."""
+
+    def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
+        """Begin to copy from the engine's tensors, given first, into the pool's rows."""
+
+    def load(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
+        """Begin to copy from the pool's rows, given first, into the engine's tensors."""
+
+    def finished(self) -> list[int]:
+        """Return the jobs whose copies are through and were not told before."""
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Return when the copies of these jobs are through."""
+
+    def close(self) -> None:
+        """Wait for everything, and let go of the pool."""
+
+
+class HostCopies:
+    """Copies between two memories of the host, carried out at once.
+
+    A second thread would take the processor from the engine's own computing, which is there, too; and between two
+    copies it would wait for the interpreter's lock.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing to tell."""
+        self._through: list[int] = []
+
+    def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
+        """Copy at once."""
+        self._copy(job_id, pairs)
+
+    def load(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
+        """Copy at once."""
+        self._copy(job_id, pairs)
+
+    def finished(self) -> list[int]:
+        """Return the jobs since the last time."""
+        through, self._through = self._through, []
+        return through
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Return: everything is through."""
+
+    def close(self) -> None:
+        """Return: nothing is under way."""
+
+    def _copy(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
+        for sources, targets, num_bytes in pairs:
+            # The loop over the pages runs inside `map` and `deque`: no bytecode for each of them.
+            deque(map(_memmove, targets.tolist(), sources.tolist(), repeat(num_bytes)), maxlen=0)
+        self._through.append(job_id)
+
+
+class StreamCopies:
+    """Copies between a GPU and the pinned pool, on one side stream for each direction. Not tested on a GPU.
+
+    A copy starts behind what the model's stream has been given so far, so that a store reads finished pages and a load
+    overwrites none that is still read; loads also wait for earlier stores, and the other way round.
+    """
+
+    def __init__(self, torch: Any, device: Any, submit: Callable[[Any, Any, Any], None]) -> None:
+        """Make the streams; `submit` copies on the current stream, from addresses to addresses so many bytes each."""
+        self._torch = torch
+        self._submit = submit
+        self._device = device
+        self._storing = torch.cuda.Stream(device=device)
+        self._loading = torch.cuda.Stream(device=device)
+        self._under_way: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+
+    def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
+        """Copy on the stream of stores."""
+        self._begin(job_id, pairs, self._storing, self._loading)
+
+    def load(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
+        """Copy on the stream of loads."""
+        self._begin(job_id, pairs, self._loading, self._storing)
+
+    def finished(self) -> list[int]:
+        """Return the jobs whose last event has happened."""
+        through = [job_id for job_id, (event, _) in self._under_way.items() if event.query()]
+        for job_id in through:
+            del self._under_way[job_id]
+        return through
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Wait for the jobs' events; `finished` tells of them afterwards."""
+        for job_id in job_ids & self._under_way.keys():
+            self._under_way[job_id][0].synchronize()
+
+    def close(self) -> None:
+        """Wait for everything."""
+        self.wait(set(self._under_way))
+
+    def _begin(
+        self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]], stream: Any, other: Any
+    ) -> None:
+        torch = self._torch
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream.wait_stream(other)
+        sources = torch.from_numpy(np.concatenate([pair[0] for pair in pairs]))
+        targets = torch.from_numpy(np.concatenate([pair[1] for pair in pairs]))
+        num_bytes = torch.from_numpy(
+            np.concatenate([np.full(len(pair[0]), pair[2], np.int64) for pair in pairs])
+        )
+        event = torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            self._submit(sources, targets, num_bytes)
+            event.record(stream)
+        # The lists of addresses live until the copies are through: the driver may read them late.
+        self._under_way[job_id] = (event, (sources, targets, num_bytes))
+
+
+def pairs_of(
+    rows: Rows, row_ids: NDArray[np.int32], tensors: Sequence[PageTensor], moves: list[Move]
+) -> list[tuple[Addresses, Addresses, int]]:
+    """Return for every part of the moves the addresses in the engine's tensor, those in the pool, and the bytes."""
+    pairs = []
+    for move in moves:
+        shares = rows.addresses(row_ids[move.chunks].astype(np.int64)) + move.share_offsets
+        for part in move.parts:
+            tensor = tensors[part.tensor]
+            pages = tensor.address + move.blocks * tensor.block_stride_bytes
+            pairs.append((pages, shares + part.offset_bytes, part.num_bytes))
+    return pairs
+
+
+def _keys_of(keys: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES)

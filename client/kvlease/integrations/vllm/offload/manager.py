@@ -1,0 +1,398 @@
+"""Own vLLM's scheduler side of offloading: which blocks the pool has, and where new ones go; no byte moves here.
+
+A request is looked up once: one exchange asks for all of its keys and holds what is found, and every lookup is then a
+dict access. What was held is given up as soon as the request runs, and goes with the next exchange. Stores take rows
+from a stock of private ones and are published when all ranks have written them. A scheduler step makes one control
+call at most, beside the one of each request that is new to it.
+
+Where the daemon is away, everything is a miss and nothing is stored.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+import numpy as np
+from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvlease.integrations.vllm.offload.books import Row, Rows, Written
+from kvlease.integrations.vllm.offload.desk import Desk
+from kvlease.integrations.vllm.offload.jobs import Jobs
+from kvlease.integrations.vllm.offload.requests import (
+    BELOW,
+    HIT,
+    MISS,
+    PENDING,
+    Seeker,
+)
+from kvlease.integrations.vllm.offload.specs import RowsSpec
+
+KNOWS_POSITIONS: Final = "_offload_key_positions" in {one.name for one in fields(ReqContext)}
+"""Whether a request's context names all of its keys before the first is looked up.
+
+Without it keys are gathered as they are looked up, answered RETRY, and asked for together at the end of the step: one
+step later, at the same number of calls.
+"""
+
+RELOAD_SECONDS: Final = 1.0
+"""Seconds that a request waits for blocks of a lower tier; then they are misses."""
+POLL_SECONDS: Final = 0.002
+"""Seconds between two questions whether they are there."""
+HELD_SHARE_MAX: Final = 0.5
+"""Where requests hold this share of the pool, no further one holds anything; the rest is free to be written."""
+
+
+class PoolManager(OffloadingManager):
+    """vLLM's manager over the daemon's pool; everything is a miss until it is opened."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin closed."""
+        self._clock = clock
+        self._desk: Desk | None = None
+        self._jobs = Jobs(1)
+        self._seekers: dict[str, Seeker] = {}
+        self._holders: dict[str, Seeker] = {}
+        self._pending: dict[str, Seeker] = {}
+        self._unasked: dict[str, tuple[Seeker, dict[OffloadKey, None]]] = {}
+        self._storing: dict[OffloadKey, tuple[Row, bytes]] = {}
+        self._spoiled: set[Row] = set()
+        self._events: list[OffloadingEvent] = []
+        self._stock_target = 0
+        self._has_events = False
+        self._poll_at = 0.0
+
+    def __repr__(self) -> str:
+        """Show life: the requests that are known, and the rows."""
+        return f"<PoolManager {len(self._seekers)} requests, {self._desk!r}>"
+
+    def open(self, desk: Desk, *, num_ranks: int, stock_rows: int, has_events: bool) -> None:
+        """Begin to use the pool."""
+        self._jobs = Jobs(num_ranks)
+        self._stock_target = stock_rows
+        self._has_events = has_events
+        self._desk = desk
+        desk.on_loss = self._lose
+
+    # Lookups
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Tell whether the pool has a block; the first lookup of a request asks for all of its blocks."""
+        seeker = self._seekers.get(req_context.req_id)
+        if seeker is not None and (answer := seeker.answers.get(key)) is not None:
+            return answer
+        return self._guarded(lambda desk: self._meet(desk, key, req_context), MISS, "lookup")
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        """Say that everything comes from the host's memory."""
+        del key, req_context
+        return CacheHitSource.HOST
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """Say where the blocks are that a request loads; they stay held until the load is through."""
+        seeker = self._seeker(req_context)
+        seeker.num_loads += 1
+        rows, names = seeker.find(keys)
+        return RowsSpec(b"" if self._desk is None else self._desk.pool, rows, names)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Give up what a request held: its load is through."""
+        del keys
+        seeker = self._seekers.get(req_context.req_id)
+        if seeker is None:
+            return
+        seeker.num_loads = max(0, seeker.num_loads - 1)
+        if not seeker.num_loads:
+            self._release(seeker)
+            if seeker.is_finished:
+                del self._seekers[seeker.request_id]
+
+    # Stores
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """Give rows to blocks that the pool lacks, as many as there are at once; the rest is not stored."""
+        nothing = PrepareStoreOutput([], RowsSpec(b"", np.zeros(0, np.int32), b""), [])
+        return self._guarded(
+            lambda desk: self._begin_store(desk, list(keys), req_context), nothing, "store"
+        )
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        """Have blocks published that all ranks have written."""
+        books = self._books
+        if books is None:
+            return
+        for key in keys:
+            row, name = self._storing.pop(key, (-1, b""))
+            if not success or row in self._spoiled:
+                self._spoiled.discard(row)
+                books.unwrite(row)
+            elif books.is_written(row):
+                position = req_context.get_offload_key_position(key) or 0
+                books.written.append(Written(row=row, name=name, position=position))
+                if self._has_events:
+                    self._events.append(OffloadingEvent([key], Medium.CPU, removed=False))
+
+    # The life of requests and steps
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Take a request in; nothing is asked before it is looked up."""
+        del req_context
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Give up what a request held, unless a load still reads it."""
+        self._unasked.pop(req_context.req_id, None)
+        seeker = self._seekers.get(req_context.req_id)
+        if seeker is None:
+            return
+        seeker.is_finished = True
+        if not seeker.num_loads:
+            self._release(seeker)
+            del self._seekers[req_context.req_id]
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Make the step's one exchange: what was published and given up, blocks on their way, and new stock."""
+        del context
+        self._guarded(self._close_step, None, "step")
+
+    def has_pending_work(self) -> bool:
+        """Whether something waits for the next step's exchange."""
+        desk = self._desk
+        return desk is not None and desk.is_ready and desk.books.is_due
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Tell which blocks were stored; when they are evicted, the daemon decides and tells."""
+        events, self._events = self._events, []
+        return events
+
+    def reset_cache(self) -> None:
+        """Begin a new generation of keys; rows that jobs still touch come back when these are through."""
+        books = self._books
+        if self._desk is None or books is None:
+            return
+        for job in self._jobs.forget():
+            if not job.is_store:
+                books.hold(np.unique(job.rows[job.rows >= 0]))
+        for seeker in self._seekers.values():
+            seeker.num_loads = 0
+            self._release(seeker)
+            seeker.known = {}
+        self._seekers = {key: one for key, one in self._seekers.items() if not one.is_finished}
+        self._unasked.clear()
+        self._storing.clear()
+        books.stock.extend(one.row for one in books.written)
+        books.written = []
+        self._guarded(lambda desk: desk.begin_generation(), None, "reset")
+
+    def shutdown(self) -> None:
+        """Let go of the daemon."""
+        if self._desk is not None:
+            self._desk.close()
+
+    # What the connector tells
+
+    def plan(self, load_jobs: Mapping[int, Any], store_jobs: Mapping[int, Any]) -> None:
+        """Note the jobs that a step hands to the ranks."""
+        self._jobs.plan(load_jobs, store_jobs)
+
+    def admit(self, request_ids: Collection[str]) -> None:
+        """Note which requests run in this step: they have loaded what they load."""
+        for request_id in [one for one in self._holders if one in request_ids]:
+            seeker = self._holders[request_id]
+            if not seeker.num_loads:
+                self._release(seeker)
+
+    def report(
+        self, completed: Mapping[int, int], failed: Collection[int], wrong_rows: Collection[Row]
+    ) -> None:
+        """Note what the ranks report of their jobs; comes before vLLM's own calls for the same report."""
+        books = self._books
+        if books is None:
+            return
+        books.condemn(wrong_rows)
+        for job in self._jobs.find(failed):
+            if job.is_store:
+                self._spoiled.update(job.rows.tolist())
+            elif (seeker := self._seekers.get(job.request_id)) is not None:
+                seeker.is_refused = True
+        for job in self._jobs.report(completed):
+            if job.is_store:
+                self._spoiled.difference_update(job.rows.tolist())
+                for row in job.rows.tolist():
+                    books.unwrite(row)
+            else:
+                books.release(np.unique(job.rows[job.rows >= 0]))
+
+    def held(self) -> Iterable[tuple[bytes, Row]]:
+        """List the keys and rows that requests believe to hold."""
+        for seeker in self._holders.values():
+            for place in np.flatnonzero(seeker.rows >= 0).tolist():
+                yield seeker.names[place], int(seeker.rows[place])
+
+    def blocks_read(self) -> set[int]:
+        """Return the engine's blocks that stores under way read."""
+        return self._jobs.blocks_read()
+
+    # How it is done
+
+    @property
+    def _books(self) -> Any:
+        return None if self._desk is None else self._desk.books
+
+    def _guarded(self, work: Callable[[Desk], Any], default: Any, what: str) -> Any:
+        desk = self._desk
+        return default if desk is None else desk.shield(lambda: work(desk), default, what)
+
+    def _seeker(self, req_context: ReqContext) -> Seeker:
+        name = req_context.req_id
+        return self._seekers.get(name) or self._seekers.setdefault(name, Seeker(name))
+
+    def _meet(self, desk: Desk, key: OffloadKey, context: ReqContext) -> LookupResult:
+        """Ask for all keys of a request that it did not ask for yet, this one among them."""
+        seeker = self._seeker(context)
+        if seeker.is_refused or not desk.is_ready:
+            seeker.answers[key] = MISS
+            return MISS
+        if not KNOWS_POSITIONS:
+            _, keys = self._unasked.setdefault(context.req_id, (seeker, {}))
+            keys[key] = None
+            return LookupResult.RETRY
+        answers = seeker.answers
+        positions = context._offload_key_positions  # noqa: SLF001 - probed at import; there is no other list
+        self._ask(desk, [one for one in positions if one not in answers], seeker)
+        return answers.setdefault(key, MISS)
+
+    def _ask(self, desk: Desk, keys: list[OffloadKey], seeker: Seeker) -> None:
+        """Make one exchange that holds what the pool has of the keys; all are misses where it fails."""
+        books = desk.books
+        has_room = books.num_held < books.num_rows * HELD_SHARE_MAX
+        names = desk.names(keys) if has_room else []
+        rows = desk.exchange(hold=names) if names else None
+        if rows is None:
+            seeker.answers.update(dict.fromkeys(keys, MISS))
+        else:
+            self._take_in(desk, seeker, keys, names, rows)
+
+    def _take_in(
+        self, desk: Desk, seeker: Seeker, keys: list[OffloadKey], names: list[bytes], rows: Rows
+    ) -> None:
+        seeker.learn(keys, names, rows)
+        desk.books.hold(rows[rows >= 0])
+        if seeker.holds:
+            self._holders[seeker.request_id] = seeker
+        if (rows == BELOW).any():
+            seeker.pending_until = self._clock() + RELOAD_SECONDS
+            self._pending[seeker.request_id] = seeker
+
+    def _release(self, seeker: Seeker) -> None:
+        self._holders.pop(seeker.request_id, None)
+        self._pending.pop(seeker.request_id, None)
+        rows = seeker.clear()
+        if self._desk is not None and len(rows):
+            self._desk.books.release(rows)
+
+    def _begin_store(
+        self, desk: Desk, keys: list[OffloadKey], context: ReqContext
+    ) -> PrepareStoreOutput:
+        books = desk.books
+        seeker = self._seeker(context)
+        if desk.is_ready and not seeker.known and not seeker.answers and KNOWS_POSITIONS:
+            # Nobody looked it up: what the engine's own cache has of it, the pool may have, too.
+            self._meet(desk, keys[0], context)
+            self._release(seeker)
+        known = seeker.answers or seeker.known
+        lacking = [
+            key
+            for key in keys
+            if known.get(key, MISS) not in (HIT, PENDING) and key not in self._storing
+        ]
+        if len(lacking) > len(books.stock) and desk.is_ready:
+            desk.exchange(take=len(lacking) - len(books.stock) + self._stock_target)
+        rows = books.write(len(lacking)) if desk.is_ready else []
+        keys = lacking[: len(rows)]
+        names = desk.names(keys)
+        self._storing.update(zip(keys, zip(rows, names, strict=True), strict=True))
+        spec = RowsSpec(desk.pool, np.array(rows, np.int32), b"".join(names))
+        return PrepareStoreOutput(keys, spec, [])
+
+    def _close_step(self, desk: Desk) -> None:
+        desk.poll()
+        now = self._clock()
+        waiting = self._questions(now)
+        books = desk.books
+        lack = self._stock_target - len(books.stock)
+        take = lack if lack > self._stock_target // 2 else 0
+        names = [name for _, _, own in waiting for name in own]
+        if not desk.is_ready or not (names or take or books.is_due):
+            self._give_up_unasked()
+            return
+        rows = desk.exchange(hold=names, take=take)
+        if rows is None:
+            self._give_up_unasked()
+            return
+        for seeker, places, own in waiting:
+            there, rows = rows[: len(own)], rows[len(own) :]
+            if places is None:
+                _, keys = self._unasked.pop(seeker.request_id)
+                self._take_in(desk, seeker, list(keys), own, there)
+            else:
+                seeker.arrive(places, there)
+                books.hold(there[there >= 0])
+                self._holders[seeker.request_id] = seeker
+
+    def _questions(self, now: float) -> list[tuple[Seeker, list[int] | None, list[bytes]]]:
+        """Return what waiting requests ask in this step, each with the names of what it asks for.
+
+        With them come the places of blocks that are on their way; None where a request asks for the first time.
+        """
+        assert self._desk is not None
+        questions: list[tuple[Seeker, list[int] | None, list[bytes]]] = []
+        for seeker, keys in self._unasked.values():
+            questions.append((seeker, None, self._desk.names(list(keys))))
+        if now < self._poll_at:
+            return questions
+        self._poll_at = now + POLL_SECONDS
+        for seeker in list(self._pending.values()):
+            places = seeker.pending()
+            if not places or (seeker.pending_until or 0) <= now:
+                seeker.miss_pending()
+                del self._pending[seeker.request_id]
+            else:
+                questions.append((seeker, places, [seeker.names[at] for at in places]))
+        return questions
+
+    def _give_up_unasked(self) -> None:
+        for seeker, keys in self._unasked.values():
+            seeker.answers.update(dict.fromkeys(keys, MISS))
+        self._unasked.clear()
+
+    def _lose(self, rows: Collection[Row] | None) -> None:
+        """Note rows that are held no more; None: all of them, and those that are being written, too."""
+        if rows is None:
+            for seeker in list(self._holders.values()):
+                seeker.lose(seeker.held_rows.tolist())
+            for seeker in self._seekers.values():
+                seeker.known = {}
+            self._holders.clear()
+            self._storing.clear()
+            self._spoiled.clear()
+            self._jobs.clear()
+            return
+        for seeker in list(self._holders.values()):
+            seeker.lose(rows)

@@ -1,0 +1,79 @@
+"""Own the plan of the cache that blocks are offloaded to: rows that are exactly what one rank stores of a chunk."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from vllm.v1.kv_offload.config import OffloadingConfig
+
+from kvlease.geometry import ceil_div, floor_div, round_up
+from kvlease.integrations.vllm.offload.copies import HEAD_BYTES
+from kvlease.plan import CachePlan, ParallelInputs, PlanInputs
+from kvlease.spec import FullAttention
+
+ENGINE_CACHES: Final = 4
+"""How many times the engine's own cache the pool has, where nobody says."""
+ROW_MULTIPLE_BYTES: Final = 64
+
+
+def tokens_per_chunk(config: OffloadingConfig) -> int:
+    """Return the tokens of a chunk of the first group."""
+    return int(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk)
+
+
+def bytes_per_state(config: OffloadingConfig) -> int:
+    """Return the share of a row that one of its tokens has.
+
+    ceil((HEAD_BYTES + worker_kv_bytes_per_block * blocks_per_chunk) / tokens_per_chunk)
+    """
+    content = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
+    return ceil_div(HEAD_BYTES + content, tokens_per_chunk(config))
+
+
+def bytes_per_row(config: OffloadingConfig) -> int:
+    """Return the bytes of one rank's row: what its tokens take, up to a multiple of a cache line."""
+    return round_up(bytes_per_state(config) * tokens_per_chunk(config), ROW_MULTIPLE_BYTES)
+
+
+def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: int) -> PlanInputs:
+    """Return what the cache is registered with; `pool_bytes` are for all ranks, 0 takes ENGINE_CACHES.
+
+    One layer stands for all that a rank keeps, as the daemon must know no more of a row than its bytes.
+    """
+    tokens = tokens_per_chunk(config)
+    ranks = config.parallel.world_size
+    num_rows = floor_div(pool_bytes, bytes_per_row(config) * ranks) or ceil_div(
+        ENGINE_CACHES * num_engine_blocks, config.cache.blocks_per_chunk
+    )
+    layer = FullAttention(
+        name="chunks",
+        num_kv_heads=1,
+        head_size=1,
+        head_size_v=0,
+        dtype="uint8",
+        bytes_per_state_packed=bytes_per_state(config),
+        tokens_per_block=tokens,
+    )
+    return PlanInputs(
+        layers=(layer,),
+        tokens_per_block=tokens,
+        device_blocks=num_rows,
+        block_multiple_bytes=ROW_MULTIPLE_BYTES,
+        parallel=ParallelInputs(tensor_ranks=ranks),
+    )
+
+
+def row_disagreements(config: OffloadingConfig) -> Callable[[CachePlan], Sequence[str]]:
+    """Return what compares a cache with this engine: how many rows it has is nobody's business, what one is, is."""
+
+    def disagreements(plan: CachePlan) -> list[str]:
+        pairs = [
+            ("ranks", len(plan.ranks), config.parallel.world_size),
+            ("tokens of a chunk", plan.tokens_per_block, tokens_per_chunk(config)),
+            *(
+                (f"bytes of a row of rank {rank.rank}", rank.bytes_per_block, bytes_per_row(config))
+                for rank in plan.ranks
+            ),
+        ]
+        return [f"{what}: {theirs}, here {own}" for what, theirs, own in pairs if theirs != own]
+
+    return disagreements

@@ -1,0 +1,234 @@
+"""Own the laws of the offloading manager that no engine shows on its own; runs with the reference engine's Python.
+
+`manager_laws.py ADDRESS LAW`: the law is the name of a function below; it raises where it does not hold.
+"""
+
+import sys
+import time
+from typing import Any
+
+from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.offload import manager as managing
+from kvlease.integrations.vllm.offload.desk import Desk
+from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.plan import PlanInputs
+from kvlease.spec import FullAttention
+from vllm.v1.kv_offload.base import (
+    GPULoadStoreSpec,
+    LookupResult,
+    OffloadKey,
+    ReqContext,
+    ScheduleEndContext,
+    make_offload_key,
+)
+
+HIT, MISS = LookupResult.HIT, LookupResult.MISS
+PENDING, RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
+END = ScheduleEndContext((), ())
+NUM_ROWS = 64
+
+
+class Bench:
+    """A manager over a small pool, and the part of vLLM that calls it."""
+
+    def __init__(self, address: str, *, host_bytes: int = 0) -> None:
+        layer = FullAttention(name="chunks", num_kv_heads=1, head_size=16, dtype="uint8")
+        terms = Terms(
+            identity=Identity(tuple("laws" for _ in FIELDS)),
+            inputs=PlanInputs(
+                layers=(layer,), tokens_per_block=16, device_blocks=NUM_ROWS, host_bytes=host_bytes
+            ),
+            cache="laws",
+            magazine="laws",
+        )
+        settings = ConnectorSettings(socket=address, deadline_ms=5000, retry_seconds=0.1)
+        self.manager = managing.PoolManager()
+        self.desk = Desk(EngineSession.open(settings, terms), self.manager.held)
+        self.manager.open(self.desk, num_ranks=2, stock_rows=8, has_events=True)
+        self._num_jobs = 0
+
+    def keys(self, first: int, count: int, group: int = 0) -> list[OffloadKey]:
+        """Return keys of blocks."""
+        numbers = range(first, first + count)
+        return [make_offload_key(number.to_bytes(32, "big"), group) for number in numbers]
+
+    def request(self, name: str, keys: list[OffloadKey]) -> ReqContext:
+        """Return a request that has these keys."""
+        context = ReqContext(req_id=name)
+        for at, key in enumerate(keys):
+            context.set_offload_key_position(key, 16 * (at + 1))
+        self.manager.on_new_request(context)
+        return context
+
+    def step(self) -> None:
+        """End a step."""
+        self.manager.on_schedule_end(END)
+
+    def begin_store(
+        self, context: ReqContext, keys: list[OffloadKey]
+    ) -> tuple[int, list[OffloadKey]]:
+        """Plan a store; return its job and what is stored."""
+        output = self.manager.prepare_store(keys, context)
+        self._num_jobs += 1
+        blocks = (
+            GPULoadStoreSpec(list(range(len(output.keys_to_store))), [len(keys)], [0])
+            if len(output.keys_to_store) == len(keys)
+            else None
+        )
+        assert blocks is not None, "the stock is too small"
+        job = type(
+            "Job", (), {"req_id": context.req_id, "src_spec": blocks, "dst_spec": output.store_spec}
+        )
+        self.manager.plan({}, {self._num_jobs: job})
+        return self._num_jobs, output.keys_to_store
+
+    def end_store(
+        self, job: int, context: ReqContext, keys: list[OffloadKey], failed: bool
+    ) -> None:
+        """Have both ranks report a store, and the second one a failure of its own."""
+        self.manager.report({job: 1}, {job} if failed else (), ())
+        self.manager.report({job: 1}, (), ())
+        self.manager.complete_store(keys, context)
+
+    def store(self, name: str, keys: list[OffloadKey], *, failed: bool = False) -> None:
+        """Store keys from the beginning to the end of a request."""
+        context = self.request(name, keys)
+        self.step()
+        job, stored = self.begin_store(context, keys)
+        self.end_store(job, context, stored, failed)
+        self.manager.on_request_finished(context)
+        self.step()
+
+    def looked_up(self, context: ReqContext, keys: list[OffloadKey]) -> list[LookupResult]:
+        """Look keys up."""
+        return [self.manager.lookup(key, context) for key in keys]
+
+
+def requests_ask_once(address: str) -> None:
+    """All lookups of a request are one exchange, and none of them is repeated while it waits."""
+    bench = Bench(address)
+    keys = [*bench.keys(0, 4), *bench.keys(0, 4, group=1)]
+    bench.store("a", keys)
+    before = bench.desk.num_exchanges
+    context = bench.request("b", [*keys, *bench.keys(100, 4)])
+
+    for _ in range(3):
+        assert bench.looked_up(context, keys) == [HIT] * 8
+        assert bench.looked_up(context, bench.keys(100, 4)) == [MISS] * 4
+        bench.step()
+
+    assert bench.desk.num_exchanges == before + 1
+    assert bench.desk.books.num_held == 8
+    bench.manager.on_request_finished(context)
+    assert bench.manager.has_pending_work()
+    bench.step()
+    assert bench.desk.books.num_held == 0
+    assert not bench.manager.has_pending_work()
+
+
+def keys_that_nobody_lists_are_asked_together(address: str) -> None:
+    """Where a request does not list its keys, the first lookups are retried and known a step later."""
+    bench = Bench(address)
+    keys = bench.keys(0, 4)
+    bench.store("a", keys)
+    managing.KNOWS_POSITIONS = False
+    context = bench.request("b", [])
+    before = bench.desk.num_exchanges
+
+    assert bench.looked_up(context, [*keys, *bench.keys(9, 1)]) == [RETRY] * 5
+    bench.step()
+
+    assert bench.looked_up(context, [*keys, *bench.keys(9, 1)]) == [HIT] * 4 + [MISS]
+    assert bench.desk.num_exchanges == before + 1
+
+
+def failed_stores_are_not_found(address: str) -> None:
+    """What one rank could not write is published by nobody, and its rows are used again."""
+    bench = Bench(address)
+    keys = bench.keys(0, 4)
+    bench.store("a", keys, failed=True)
+
+    assert bench.looked_up(bench.request("b", keys), keys) == [MISS] * 4
+    bench.store("c", keys)
+    assert bench.looked_up(bench.request("d", keys), keys) == [HIT] * 4
+
+
+def refused_requests_compute(address: str) -> None:
+    """A request whose load failed finds nothing more; others do."""
+    bench = Bench(address)
+    keys = bench.keys(0, 4)
+    bench.store("a", keys)
+    context = bench.request("b", keys)
+    assert bench.looked_up(context, keys) == [HIT] * 4
+    spec = bench.manager.prepare_load(keys, context)
+    blocks = GPULoadStoreSpec([1, 2, 3, 4], [4], [0])
+    job = type("Job", (), {"req_id": "b", "src_spec": spec, "dst_spec": blocks})
+    bench.manager.plan({77: job}, {})
+
+    bench.manager.report({77: 2}, {77}, {int(spec.rows[0])})
+    bench.manager.complete_load(keys, context)
+    bench.step()
+
+    assert bench.looked_up(context, keys) == [MISS] * 4
+    assert bench.looked_up(bench.request("c", keys), keys) == [MISS] + [HIT] * 3
+
+
+def blocks_below_are_waited_for(address: str) -> None:
+    """Blocks of the host pool are pending until they are on the device, and then hits."""
+    bench = Bench(address, host_bytes=1 << 20)
+    keys = bench.keys(0, 8)
+    bench.store("a", keys)
+    for number in range(12):
+        bench.store(f"filler {number}", bench.keys(1000 + 8 * number, 8))
+        time.sleep(0.02)
+    context = bench.request("b", keys)
+    found = bench.looked_up(context, keys)
+    assert PENDING in found, found
+    assert MISS not in found, found
+
+    end = time.monotonic() + 0.9
+    while PENDING in (found := bench.looked_up(context, keys)) and time.monotonic() < end:
+        time.sleep(0.003)
+        bench.step()
+
+    assert found == [HIT] * 8, found
+
+
+def rows_outlive_a_reset_until_their_jobs_end(address: str) -> None:
+    """A reset during a store leaves its rows alone until all ranks are through; then they are in stock again."""
+    bench = Bench(address)
+    keys = bench.keys(0, 4)
+    context = bench.request("a", keys)
+    bench.step()
+    job, stored = bench.begin_store(context, keys)
+    stock = set(bench.desk.books.stock)
+
+    bench.manager.reset_cache()
+    assert set(bench.desk.books.stock) == stock
+    bench.manager.report({job: 1}, (), ())
+    assert set(bench.desk.books.stock) == stock
+    bench.manager.report({job: 1}, (), ())
+
+    assert len(bench.desk.books.stock) == len(stock) + len(stored)
+
+
+def main() -> None:
+    """Put one law to the test."""
+    address, law = sys.argv[1:]
+    laws: dict[str, Any] = {
+        one.__name__: one
+        for one in (
+            requests_ask_once,
+            keys_that_nobody_lists_are_asked_together,
+            failed_stores_are_not_found,
+            refused_requests_compute,
+            blocks_below_are_waited_for,
+            rows_outlive_a_reset_until_their_jobs_end,
+        )
+    }
+    laws[law](address)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Own the proof that offloading to the daemon is right, is found again by whoever may, and never hurts an engine."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlease import Client
+from tests.integrations.vllm.births import until
+from tests.integrations.vllm.daemon import Daemon
+from tests.integrations.vllm.engine import Job, Life, differences, living, prompt, reference
+from tests.integrations.vllm.models import REFERENCE, ROOT
+
+pytestmark = pytest.mark.vllm
+
+PREFIX_TOKENS = 1000
+PREFIX = prompt(PREFIX_TOKENS, seed=1)
+PROMPTS = [prompt(1040 + 7 * index, seed=index, prefix=PREFIX) for index in range(4)]
+FOUND_MIN = 0.95 * PREFIX_TOKENS
+TINY = {
+    "num_gpu_blocks_override": 100,
+    "max_model_len": 1152,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 4,
+}
+"""An engine whose requests are prefilled in pieces, push each other out of its cache and are preempted."""
+MODELS = ["llama", "hybrid"]
+_CHURNED_BYTES = {"llama": 10 << 20, "hybrid": 5 << 20}
+"""A pool that holds some of what the churn makes."""
+
+
+def offloading(
+    daemon: Daemon | str,
+    model: str = "llama",
+    engine: Mapping[str, Any] | None = None,
+    **words: Any,
+) -> Job:
+    """Return an engine that offloads; further words are the connector's settings, or the job's."""
+    address = daemon if isinstance(daemon, str) else daemon.address
+    of_job = {name: words.pop(name) for name in ("is_async", "is_one_process") if name in words}
+    return Job(
+        model=model,
+        engine=engine or {},
+        kv_transfer_config={
+            "kv_connector": "KVLeaseOffloadingConnector",
+            "kv_connector_module_path": "kvlease.integrations.vllm",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"socket": address, **words},
+        },
+        **of_job,
+    )
+
+
+def cache_of(daemon: Daemon) -> str:
+    """Return the name of the one cache."""
+    (cache,) = daemon.caches()
+    return cache.cache
+
+
+def num_found(daemon: Daemon) -> int:
+    """Return how many blocks of the pool can be found."""
+    return sum(
+        pool.ready + pool.ready_held
+        for cache in daemon.caches()
+        for pool in cache.pools
+        if pool.tier == "device"
+    )
+
+
+def spoil(daemon: Daemon, num_ranks: int = 1) -> None:
+    """Overwrite the whole pool with random bytes, as no process may."""
+    random = np.random.default_rng(7)
+    with Client(daemon.address, on_doubt="raise") as client:
+        for rank in range(num_ranks):
+            with client.attach(cache_of(daemon), rank=rank) as worker:
+                device = worker.device
+                assert device is not None
+                device[:] = random.integers(0, 128, len(device), dtype=np.uint8)
+
+
+def loaded_tokens(life: Life) -> float:
+    """Return the tokens that the life has loaded from outside."""
+    return life.metrics("vllm:external_prefix_cache_hits")["vllm:external_prefix_cache_hits"]
+
+
+@pytest.mark.parametrize(("model", "blocks_per_chunk"), [("llama", 1), ("hybrid", 1), ("llama", 2)])
+def test_engine_finds_after_its_death_what_it_offloaded(
+    model: str, blocks_per_chunk: int, daemon: Daemon, tmp_path: Path
+) -> None:
+    """What one life computed is nearly all cached for the first request of the next, and says the same."""
+    job = offloading(daemon, model, blocks_per_chunk=blocks_per_chunk)
+    wanted = reference(job, PROMPTS)
+    with living(job, tmp_path) as life:
+        first = life.generate(PROMPTS)
+        stored = num_found(daemon)
+        life.kill()
+    daemon.wait_until_unused()
+
+    with living(job, tmp_path) as life:
+        second = life.generate(PROMPTS)
+        assert loaded_tokens(life) >= FOUND_MIN
+
+    assert stored >= PREFIX_TOKENS // 32 // blocks_per_chunk
+    assert min(second.cached) >= FOUND_MIN
+    assert differences(first, wanted) == []
+    assert differences(second, wanted) == []
+    daemon.wait_until_unused()
+
+
+def test_engines_find_what_others_offloaded(daemon: Daemon, tmp_path: Path) -> None:
+    """Two engines that live at once share the pool, whatever the one's own cache has; both say what is right."""
+    job = offloading(daemon, pool_bytes=64 << 20)
+    other = offloading(daemon, engine=TINY, pool_bytes=64 << 20)
+    wanted = reference(job, PROMPTS)
+
+    with living(job, tmp_path) as one, living(other, tmp_path) as two:
+        first = one.generate(PROMPTS[:2])
+        second = two.generate(PROMPTS)
+        third = one.generate(PROMPTS)
+
+    assert min(second.cached) >= FOUND_MIN
+    assert differences(first, _part(wanted, 0, 2)) == []
+    assert differences(second, wanted) == []
+    assert differences(third, wanted) == []
+
+
+def test_ranks_offload_each_their_own(daemon: Daemon, tmp_path: Path) -> None:
+    """Two tensor parallel ranks store and load their own halves, also in the next life."""
+    engine = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
+    job = offloading(daemon, engine=engine, is_one_process=False)
+    wanted = reference(offloading(daemon), PROMPTS)
+    with living(job, tmp_path) as life:
+        first = life.generate(PROMPTS)
+        life.kill()
+
+    with living(job, tmp_path) as life:
+        second = life.generate(PROMPTS)
+
+    assert min(second.cached) >= FOUND_MIN
+    assert differences(first, wanted) == []
+    assert differences(second, wanted) == []
+    daemon.wait_until_unused()
+
+
+@pytest.mark.parametrize(
+    ("model", "is_async"), [("llama", True), ("hybrid", False), ("hybrid", True)]
+)
+def test_churn_in_small_pools_changes_no_token(
+    model: str, is_async: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Chunked prefills, preemptions, aborts and evictions in both pools leave every token as it is without a cache."""
+    prompts = [
+        prompt(300 + 13 * index, seed=index, prefix=prompt(256, seed=100 + index % 3))
+        for index in range(24)
+    ]
+    job = offloading(
+        daemon, model, engine=TINY, is_async=is_async, pool_bytes=_CHURNED_BYTES[model]
+    )
+    order = {"arrivals": [index // 2 for index in range(24)], "aborts": {"3": 9, "11": 14}}
+    wanted = reference(job, prompts)
+
+    with living(job, tmp_path) as life:
+        rounds = [life.generate(prompts, **order), life.generate(prompts[::-1])]
+        assert loaded_tokens(life) > 0
+        assert daemon.in_use() <= num_found(daemon)
+
+    assert differences(rounds[0], wanted) == []
+    assert differences(rounds[1], _part(wanted, None, None, -1)) == []
+    daemon.wait_until_unused()
+
+
+def test_requests_go_on_while_the_daemon_dies_and_returns(daemon: Daemon, tmp_path: Path) -> None:
+    """An engine whose daemon is killed says what is right, and uses the next one that is there by itself."""
+    job = offloading(daemon, engine=TINY, retry_seconds=0.2)
+    wanted = reference(job, PROMPTS)
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS)
+        life.begin(PROMPTS, pause_at_step=2)
+        life.paused()
+        daemon.kill()
+        life.go_on()
+        killed = life.result()
+        daemon.start()
+        until(lambda: bool(daemon.caches()), "the engine does not attach again")
+        until(
+            lambda: life.generate(PROMPTS[:1]) is not None and num_found(daemon) > 0,
+            "the engine stores nothing in the new pool",
+        )
+        back = life.generate(PROMPTS)
+
+    assert differences(killed, wanted) == []
+    assert differences(back, wanted) == []
+
+
+def test_engine_without_daemon_runs(tmp_path: Path) -> None:
+    """Where no daemon ever was, an engine runs without cache, and a user's mistake is told at the start."""
+    job = offloading(f"unix://{tmp_path}/none.sock", start_seconds=0.2)
+
+    with living(job, tmp_path) as life:
+        got = life.generate(PROMPTS[:2])
+        assert loaded_tokens(life) == 0
+
+    assert differences(got, _part(reference(job, PROMPTS), 0, 2)) == []
+
+
+def test_blocks_come_back_from_the_host_pool(daemon: Daemon, tmp_path: Path) -> None:
+    """What the pool evicted to the tier below is brought back while its request waits, and says the same."""
+    others = [prompt(1040, seed=50 + index) for index in range(4)]
+    job = offloading(daemon, pool_bytes=6 << 20, host_bytes=32 << 20)
+    wanted = reference(job, PROMPTS[:1])
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS[:1])
+        for other in others:
+            life.generate([other])
+        life.kill()
+    with daemon.client() as client:
+        (cache,) = client.stats().caches
+        assert any(pool.tier == "host" and pool.ready for pool in cache.pools)
+
+    with living(job, tmp_path) as life:
+        got = life.generate(PROMPTS[:1])
+
+    assert got.cached[0] >= FOUND_MIN
+    assert differences(got, wanted) == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_loads_of_spoiled_blocks_degrade_to_misses(
+    model: str, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Loads that fail, in one group and in several, end in requests that compute, and say what is right."""
+    job = offloading(daemon, model)
+    wanted = reference(job, PROMPTS)
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS)
+    stored = num_found(daemon)
+    spoil(daemon)
+
+    with living(job, tmp_path) as life:
+        got = life.generate(PROMPTS)
+        again = life.generate(PROMPTS)
+        assert loaded_tokens(life) > 0
+
+    assert stored > 0
+    assert differences(got, wanted) == []
+    assert differences(again, wanted) == []
+    assert [one.finish_reason for one in got.requests] == ["length"] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unverified_loads_of_spoiled_blocks_differ(
+    model: str, daemon: Daemon, tmp_path: Path
+) -> None:
+    """What is loaded is really used: with checks off, random bytes say something else."""
+    job = offloading(daemon, model, verify=False)
+    wanted = reference(job, PROMPTS)
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS)
+    spoil(daemon)
+
+    with living(job, tmp_path) as life:
+        got = life.generate(PROMPTS)
+
+    assert len(differences(got, wanted)) == len(PROMPTS)
+
+
+def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
+    """After a reset nothing of before is found by this engine, and what it computes anew is."""
+    job = offloading(daemon)
+    wanted = reference(job, PROMPTS)
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS)
+        assert life.reset_prefix_cache()
+        after = life.generate(PROMPTS[:1])
+        assert life.reset_prefix_cache(reset_connector=False)
+        again = life.generate(PROMPTS[:1])
+
+    assert after.cached == [0]
+    assert again.cached[0] >= FOUND_MIN
+    assert differences(after, _part(wanted, 0, 1)) == []
+    assert differences(again, _part(wanted, 0, 1)) == []
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        "requests_ask_once",
+        "keys_that_nobody_lists_are_asked_together",
+        "failed_stores_are_not_found",
+        "refused_requests_compute",
+        "blocks_below_are_waited_for",
+        "rows_outlive_a_reset_until_their_jobs_end",
+    ],
+)
+def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:
+    """What no engine shows on its own holds, too; `manager_laws.py` says what it is."""
+    script = Path(__file__).with_name("manager_laws.py")
+    told = subprocess.run(
+        [REFERENCE, script, daemon.address, law],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert told.returncode == 0, told.stderr
+
+
+def _part(wanted: Any, first: int | None, end: int | None, step: int = 1) -> Any:
+    """Return some requests of a round."""
+    requests = wanted.requests[first:end:step]
+    return type(wanted)(
+        requests=requests, steps=wanted.steps, seconds=wanted.seconds, spans=wanted.spans
+    )

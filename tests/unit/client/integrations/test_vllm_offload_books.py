@@ -1,0 +1,161 @@
+"""Own the laws of the books: every row is for one thing, and after a lost answer they agree with the magazine."""
+
+import numpy as np
+import pytest
+
+from kvlease.integrations.vllm.offload.books import Books, Written
+from kvlease.integrations.vllm.offload.jobs import Jobs
+from kvlease.magazine import Exchanged, Inventory
+
+BLANK = bytes(32)
+
+
+def name(number: int) -> bytes:
+    """Return a key."""
+    return bytes([number]) * 32
+
+
+def books(num_rows: int = 32, stock: tuple[int, ...] = ()) -> Books:
+    """Return books of a pool, with some rows in stock."""
+    opened = Books()
+    opened.wipe(num_rows)
+    opened.stock = list(stock)
+    return opened
+
+
+def rows(*numbers: int) -> np.ndarray:
+    """Return ids of rows."""
+    return np.array(numbers, np.int32)
+
+
+def answer(*taken: int) -> Exchanged:
+    """Return the answer to an exchange that took rows."""
+    none = np.zeros(0, np.uint8)
+    return Exchanged(
+        published=none,
+        retracted=none,
+        dropped=none,
+        held=rows(),
+        held_all_blocks=rows(),
+        held_all_keys=b"",
+        taken_running=rows(),
+        taken_new=rows(*taken),
+        num_available=0,
+        num_magazines=1,
+    )
+
+
+def inventory(**there: int) -> Inventory:
+    """Return what a magazine has: rows, as r5, and the numbers of their keys, 0 for a private one."""
+    found = {int(row[1:]): number for row, number in there.items()}
+    keys = b"".join(name(number) if number else BLANK for number in found.values())
+    return Inventory(blocks=rows(*found), keys=keys, sequence=1)
+
+
+def write(opened: Books, row: int, number: int, position: int = 0) -> None:
+    """Have a job store into a row of the stock, and come to its end."""
+    (got,) = opened.write(1)
+    assert got == row
+    assert opened.is_written(row)
+    opened.written.append(Written(row=row, name=name(number), position=position))
+
+
+def test_written_rows_are_published_in_token_order_and_dropped() -> None:
+    """One exchange publishes what was written, drops it in token order, and brings new stock."""
+    opened = books(stock=(4, 5))
+    write(opened, 5, 1, position=64)
+    write(opened, 4, 2, position=32)
+
+    order = opened.order(take=3)
+    opened.settle(answer(7, 8))
+
+    assert list(order.publish_blocks) == [4, 5]
+    assert order.publish_keys == name(2) + name(1)
+    assert list(order.drop_blocks) == [4, 5]
+    assert order.take_new == 3
+    assert opened.stock == [7, 8]
+    assert not opened.is_due
+
+
+def test_a_row_leaves_with_its_last_holder() -> None:
+    """Rows that two requests hold stay until both have released them."""
+    opened = books()
+    opened.hold(rows(3, 4))
+    opened.hold(rows(4))
+
+    opened.release(rows(3, 4))
+
+    assert opened.leaving == [3]
+    assert opened.num_held == 1
+    opened.release(rows(4))
+    assert opened.leaving == [3, 4]
+
+
+def test_rows_of_a_failed_store_come_back_to_the_stock() -> None:
+    """A row that was written in vain is in stock again, once."""
+    opened = books(stock=(4,))
+    opened.write(1)
+
+    opened.unwrite(4)
+    opened.unwrite(4)
+
+    assert opened.stock == [4]
+
+
+@pytest.mark.parametrize("is_carried_out", [True, False], ids=["carried out", "never arrived"])
+def test_a_lost_answer_is_made_good(is_carried_out: bool) -> None:
+    """Whether a lost exchange was carried out or not, every row is afterwards for one thing."""
+    opened = books(stock=(4, 5, 6))
+    write(opened, 6, 1)
+    opened.write(1)
+    opened.hold(rows(9, 10))
+    opened.release(rows(10))
+    opened.order(take=1)
+
+    there = {"r4": 0, "r5": 0, "r9": 9} | ({"r7": 0} if is_carried_out else {"r6": 0, "r10": 8})
+    lost = opened.reconcile(inventory(**there), [(name(9), 9)])
+
+    assert lost == set()
+    assert opened.stock == ([4, 7] if is_carried_out else [4])
+    assert [one.row for one in opened.written] == ([] if is_carried_out else [6])
+    assert opened.leaving == ([] if is_carried_out else [10])
+    assert opened.is_written(5)
+
+
+def test_rows_that_are_held_no_more_are_lost() -> None:
+    """What requests believe to hold and the magazine does not have under that key is told and not released again."""
+    opened = books()
+    opened.hold(rows(1, 2, 3))
+
+    lost = opened.reconcile(inventory(r1=1, r2=7), [(name(1), 1), (name(2), 2), (name(3), 3)])
+
+    assert lost == {2, 3}
+    assert opened.num_held == 1
+    assert opened.leaving == [2]
+
+
+def test_only_held_rows_are_condemned() -> None:
+    """Wrong rows leave the index where a request holds them; another's are not ours to take out."""
+    opened = books()
+    opened.hold(rows(1))
+
+    opened.condemn([1, 2, 99, -1])
+    order = opened.order()
+
+    assert list(order.retract_blocks) == [1]
+
+
+def test_forgotten_jobs_end_when_all_ranks_have_reported() -> None:
+    """A job that vLLM forgot is told at its end, after the last rank; others are not."""
+    jobs = Jobs(2)
+    spec = type("Spec", (), {"rows": rows(1), "block_ids": rows(5, 6)})()
+    job = type("Job", (), {"req_id": "a", "src_spec": spec, "dst_spec": spec})()
+    jobs.plan({1: job}, {2: job})
+
+    assert jobs.report({1: 2}) == []
+    (forgotten,) = jobs.forget()
+    assert forgotten.is_store
+    assert jobs.blocks_read() == {5, 6}
+    assert jobs.report({2: 1}) == []
+    assert jobs.report({2: 1, 3: 1}) == [forgotten]
+    assert jobs.blocks_read() == set()
