@@ -1,0 +1,386 @@
+"""Own what an engine with owned memory knows of its blocks, and which exchanges follow from it; the pool is vLLM's.
+
+Blocks that are free and private at the daemon are `spare`: only those are handed out to be overwritten. A stock of them
+is kept ahead of need, by retracting the blocks that the pool would hand out next, so that handing out never waits. As
+long as the daemon does not answer, the pool has just the private blocks to give: nothing findable is overwritten.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.integrations.vllm.fence import (
+    Fence,
+    Ledger,
+    Published,
+    Retracted,
+    Standing,
+    Write,
+    unpacked_keys,
+)
+from kvlease.integrations.vllm.owned.terms import Calls, Needs, Persistence
+from kvlease.magazine import Exchanged, ExchangeOrder
+
+_logger: Final = logging.getLogger(__name__)
+
+ENTRIES_MAX: Final = 4096
+"""Publishes, and retracts, of one exchange at most."""
+_WAITS: Final = 64
+"""Exchanges until a block that somebody else holds, or has, is asked for again."""
+
+
+class Keeper:
+    """Keep account of an engine's blocks at the daemon."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        needs: Needs,
+        calls: Calls,
+        rekey: Callable[[list[bytes]], list[bytes]],
+    ) -> None:
+        """Begin with nothing in the magazine; `restore` comes next."""
+        self.fence = Fence()
+        self.ledger = Ledger(num_blocks)
+        self.persistence = Persistence.ON
+        self.publishes = True
+        """Whether anything is published; what is findable is retracted in any case before it is overwritten."""
+        self.num_exchanges = 0
+        self.num_published = 0
+        self.num_retracted = 0
+        self.num_restored = 0
+        self.num_adopted = 0
+        self.spare: set[int] = set()
+        """Free private blocks without a write to be published."""
+        self.waiting: set[int] = set()
+        """Free private blocks that are about to be published."""
+        self._needs = needs
+        self._calls = calls
+        self._rekey = rekey
+        self._names: dict[int, bytes] = {}
+        self._restored: dict[bytes, int] = {}
+        self._restored_key: dict[int, bytes] = {}
+        self._num_absent = 0
+        self._is_doubtful = False
+        self._asked_at: dict[int, int] = {}
+        self._num_given = 0
+        self._peak_given = 0
+        self._is_free: Callable[[int], bool] = lambda _: True
+        self._next_free: Callable[[], Iterable[int]] = lambda: ()
+
+    def __repr__(self) -> str:
+        """Show life: persistence, stock and account."""
+        return f"<Keeper {self.persistence.value}, {len(self.spare)} spare, {self.ledger!r}>"
+
+    # The pool
+
+    def watch(self, is_free: Callable[[int], bool], next_free: Callable[[], Iterable[int]]) -> None:
+        """Learn how to ask the pool which blocks are free, and in which order they would be handed out."""
+        self._is_free, self._next_free = is_free, next_free
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the pool is to be kept account of at all."""
+        return self.persistence is not Persistence.OFF
+
+    @property
+    def num_private_free(self) -> int:
+        """Free blocks that nobody finds."""
+        return len(self.spare) + len(self.waiting)
+
+    @property
+    def has_restored(self) -> bool:
+        """Whether blocks of an earlier life wait to be asked for."""
+        return bool(self._restored)
+
+    @property
+    def restored_ids(self) -> list[int]:
+        """Those blocks."""
+        return list(self._restored_key)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether more steps of the engine, empty ones too, lead to more being published or retracted."""
+        if self.persistence is Persistence.OFF:
+            return False
+        if self._is_doubtful:
+            return self._calls.is_returning
+        return self._calls.is_answering and (bool(self.fence) or bool(self.ledger.stale))
+
+    def num_free(self, num_in_queue: int) -> int:
+        """Return how many free blocks may be promised: all, where enough of them are private or become so.
+
+        Else those that are private. One request never gets more than `blocks_per_request` without asking again.
+        """
+        num_ours = num_in_queue - self._num_absent
+        is_enough = self.require(min(self._needs.blocks_per_request, num_ours))
+        return num_ours if is_enough else self.num_private_free
+
+    def require(self, num_blocks: int) -> bool:
+        """Make sure that so many blocks can be handed out; returns whether it is so."""
+        if not self._has(num_blocks):
+            self.exchange(num_blocks)
+        return self._has(num_blocks)
+
+    def pick(self, num_blocks: int) -> list[int]:
+        """Choose the blocks to hand out: spare ones first, each kind in the pool's own order."""
+        if self.persistence is Persistence.GONE:
+            ledger, absent = self.ledger, Standing.ABSENT
+            return list(islice((b for b in self._next_free() if ledger[b] != absent), num_blocks))
+        spare = self.spare
+        picked = list(islice((b for b in self._next_free() if b in spare), num_blocks))
+        if len(picked) < num_blocks:
+            waiting = self.waiting
+            picked += islice(
+                (b for b in self._next_free() if b in waiting), num_blocks - len(picked)
+            )
+        return picked
+
+    def gave(self, block_ids: Iterable[int]) -> None:
+        """Note that blocks were handed out, to be overwritten."""
+        for block_id in block_ids:
+            self.spare.discard(block_id)
+            self.waiting.discard(block_id)
+            self._forget(block_id)
+            if not self.ledger.is_private(block_id):
+                self.ledger.overwrite(block_id)
+            self._num_given += 1
+
+    def note(self, block_id: int, name: bytes, position: int) -> None:
+        """Note that the step being scheduled fills a block with what vLLM calls `name`."""
+        self._names[block_id] = name
+        self.fence.note(block_id, name, position)
+        self.refile(block_id)
+
+    def touched(self, block_id: int) -> None:
+        """Note that a cached block is used again; one that was retracted to be spare is published again."""
+        self.spare.discard(block_id)
+        self.waiting.discard(block_id)
+        if self.ledger.is_private(block_id) and block_id not in self.fence:
+            name = self._names.get(block_id)
+            if name is not None:
+                self.fence.note_written(block_id, name)
+
+    def refile(self, block_id: int) -> None:
+        """Put a block with the spare or the waiting ones, or with neither, as it stands now."""
+        is_private = self.ledger.is_private(block_id) and self._is_free(block_id)
+        if not is_private:
+            self.spare.discard(block_id)
+            self.waiting.discard(block_id)
+        elif block_id in self.fence:
+            self.spare.discard(block_id)
+            self.waiting.add(block_id)
+        else:
+            self.waiting.discard(block_id)
+            self.spare.add(block_id)
+
+    def evicted(self, block_id: int) -> None:
+        """Note that vLLM does not find a block any more."""
+        self._forget(block_id)
+        self.ledger.outdate(block_id)
+        self.refile(block_id)
+
+    def reset(self) -> None:
+        """Note that vLLM finds nothing any more, and retract it all."""
+        self.fence.cancel_all()
+        for block_id in self.ledger.ids(Standing.FINDABLE):
+            self.ledger.outdate(block_id)
+        self._names.clear()
+        self._restored.clear()
+        self._restored_key.clear()
+        self._refile_all()
+        while self.ledger.stale and self.exchange(0):
+            if not self._stale_to_ask():
+                break
+
+    # The restored index
+
+    def restore(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Take over the magazine as an inventory tells it: findable blocks become the index, private ones spare."""
+        for block_id, key in zip(block_ids, keys, strict=True):
+            if key == bytes(len(key)):
+                self.ledger.take((block_id,))
+            else:
+                self.ledger.hold(block_id, key)
+                self._restored[key] = block_id
+                self._restored_key[block_id] = key
+        self.num_restored = len(self._restored)
+        self._refile_all()
+
+    def find_restored(self, name: bytes) -> int | None:
+        """Return the block of an earlier life that holds what vLLM calls `name`; from now on vLLM knows it, too."""
+        block_id = self._restored.get(self._rekey([name])[0])
+        if block_id is None:
+            return None
+        del self._restored[self._restored_key.pop(block_id)]
+        self._names[block_id] = name
+        self.num_adopted += 1
+        return block_id
+
+    # Steps and exchanges
+
+    def came_back(self, step_id: int) -> None:
+        """Note that a step came back on all ranks, and do what is due, in one exchange at most."""
+        self.fence.came_back(step_id)
+        self._peak_given = max(self._num_given, self._peak_given - (self._peak_given >> 4) - 1)
+        self._num_given = 0
+        needs = self._needs
+        self.exchange(max(needs.reserve_blocks, needs.blocks_per_request + self._peak_given))
+
+    def exchange(self, num_spare: int) -> bool:
+        """Publish what is written and retract what is stale or will be needed; returns whether the daemon answered.
+
+        `num_spare` is the stock of spare blocks to have afterwards.
+        """
+        if self.persistence is Persistence.OFF or not self._calls.is_answering:
+            return self._is_unanswered()
+        if self._is_doubtful and not self._reconcile():
+            return self._is_unanswered()
+        writes, keys = self._to_publish()
+        retracts = self._to_retract(num_spare)
+        num_absent = self._num_absent if self.num_exchanges % _WAITS == 0 else 0
+        if not (writes or retracts or num_absent):
+            return True
+        order = ExchangeOrder(
+            publish_blocks=_ids([write.block_id for write in writes]),
+            publish_keys=b"".join(keys),
+            publish_positions=np.array([write.position for write in writes], np.uint32),
+            retract_blocks=_ids(retracts),
+            take_running=num_absent,
+        )
+        self._send(writes, keys, retracts)
+        answer = self._calls.exchange(order)
+        self.num_exchanges += 1
+        if answer is None:
+            self._is_doubtful = True
+            self._refile([write.block_id for write in writes] + retracts)
+            return self._is_unanswered()
+        self._hear(writes, retracts, answer)
+        return True
+
+    def doubt(self) -> None:
+        """Note that the daemon may know something else than is written here, so that an inventory comes first."""
+        self._is_doubtful = True
+
+    def switch_off(self) -> None:
+        """Go on without the daemon until the engine's own restart: its memory is not the engine's any more."""
+        self.persistence = Persistence.OFF
+        self.fence.cancel_all()
+        self._restored.clear()
+        self._restored_key.clear()
+
+    def _has(self, num_blocks: int) -> bool:
+        return self.persistence is Persistence.GONE or self.num_private_free >= num_blocks
+
+    def _is_unanswered(self) -> bool:
+        if self.persistence is Persistence.ON and self._calls.is_dead:
+            self.persistence = Persistence.GONE
+            self._is_doubtful = True
+            _logger.warning(
+                "The kvlease daemon's control process has ended; nothing is found there until it is back, so all "
+                "blocks are used meanwhile.",
+                extra={"action": "owned_gone"},
+            )
+        return False
+
+    def _reconcile(self) -> bool:
+        inventory = self._calls.inventory()
+        if inventory is None:
+            return False
+        self.ledger.reconcile(inventory.blocks.tolist(), unpacked_keys(inventory.keys))
+        self._is_doubtful = False
+        if self.persistence is Persistence.GONE:
+            self.persistence = Persistence.ON
+        self._refile_all()
+        if self._num_absent > 0:
+            _logger.warning(
+                "%d blocks are not in the engine's magazine; they are left alone.",
+                self._num_absent,
+                extra={"action": "owned_absent"},
+            )
+        return True
+
+    def _to_publish(self) -> tuple[list[Write], list[bytes]]:
+        done = self.fence.written(ENTRIES_MAX)
+        keys = self._rekey([write.name for write in done]) if done else []
+        writes: dict[bytes, Write] = {}
+        for write, key in zip(done, keys, strict=True):
+            is_known = self.ledger.block_of(key) is not None or key in writes
+            if is_known or not self.publishes or not self.ledger.is_private(write.block_id):
+                self.fence.settle(write.block_id)
+                self.refile(write.block_id)
+            else:
+                writes[key] = write
+        return list(writes.values()), list(writes)
+
+    def _to_retract(self, num_spare: int) -> list[int]:
+        retracts = self._stale_to_ask()
+        need = min(num_spare, ENTRIES_MAX) - len(self.spare) - len(retracts)
+        if need > 0:
+            is_findable, stale = self.ledger.is_findable, self.ledger.stale
+            findable = (
+                block_id
+                for block_id in self._next_free()
+                if is_findable(block_id) and block_id not in stale and self._is_askable(block_id)
+            )
+            retracts += islice(findable, need)
+        return retracts
+
+    def _stale_to_ask(self) -> list[int]:
+        return list(islice(filter(self._is_askable, self.ledger.stale), ENTRIES_MAX))
+
+    def _is_askable(self, block_id: int) -> bool:
+        asked_at = self._asked_at.get(block_id)
+        return asked_at is None or self.num_exchanges >= asked_at + _WAITS
+
+    def _send(self, writes: list[Write], keys: list[bytes], retracts: list[int]) -> None:
+        for write, key in zip(writes, keys, strict=True):
+            self.ledger.send_publish(write.block_id, key)
+        for block_id in retracts:
+            self.ledger.send_retract(block_id)
+
+    def _hear(self, writes: list[Write], retracts: list[int], answer: Exchanged) -> None:
+        for write, code in zip(writes, answer.published.tolist(), strict=True):
+            self.ledger.heard_publish(write.block_id, code)
+            self.fence.settle(write.block_id)
+            self.num_published += code == Published.FINDABLE
+            self.refile(write.block_id)
+        for block_id, code in zip(retracts, answer.retracted.tolist(), strict=True):
+            self.ledger.heard_retract(block_id, code)
+            self.num_retracted += code == Retracted.PRIVATE
+            if code == Retracted.PRIVATE:
+                self._asked_at.pop(block_id, None)
+            else:
+                self._asked_at[block_id] = self.num_exchanges
+            self.refile(block_id)
+        taken = answer.taken_running.tolist()
+        if taken:
+            self.ledger.take(taken)
+            self._refile_all()
+        self._is_doubtful = self._is_doubtful or self.ledger.has_doubt
+
+    def _refile(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.refile(block_id)
+
+    def _refile_all(self) -> None:
+        # The null block is never in a magazine, and never in the pool's queue.
+        self._num_absent = self.ledger.count(Standing.ABSENT) - 1
+        self.spare.clear()
+        self.waiting.clear()
+        self._refile(self.ledger.ids(Standing.PRIVATE))
+
+    def _forget(self, block_id: int) -> None:
+        self.fence.cancel(block_id)
+        self._names.pop(block_id, None)
+        key = self._restored_key.pop(block_id, None)
+        if key is not None:
+            del self._restored[key]
+
+
+def _ids(block_ids: list[int]) -> NDArray[np.int32]:
+    return np.array(block_ids, np.int32)

@@ -1,0 +1,211 @@
+"""Own the scheduler's half of owned memory: the index restored at the start, and the fence from then on."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kvlease.geometry import ceil_div
+from kvlease.integrations.vllm.fence import unpacked_keys
+from kvlease.integrations.vllm.owned.death import is_dead
+from kvlease.integrations.vllm.owned.keeper import Keeper
+from kvlease.integrations.vllm.owned.memory import Claim
+from kvlease.integrations.vllm.owned.pool import OwnedPool
+from kvlease.integrations.vllm.owned.terms import Needs
+from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
+
+_logger: Final = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 0.05
+_RETURN_SECONDS: Final = 5.0
+"""Seconds for which an idle engine goes on with empty steps to make its peace with a daemon that went away."""
+_PROOF_SECONDS: Final = 0.25
+"""Seconds between tries to find out whether the control process is dead."""
+_RESERVE_SHARE: Final = 8
+"""At most this part of the pool, one eighth, is kept spare so that a longest request fits while the daemon is away."""
+
+
+class SessionCalls:
+    """A session as the keeper calls it."""
+
+    def __init__(self, session: EngineSession) -> None:
+        """Go by an open session."""
+        self._session = session
+        self._was_dead = False
+        self._ask_at = 0.0
+        self._answered_at = time.monotonic()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a call is worth making."""
+        return self._session.is_on
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether it answers, or did so moments ago; a control process is back by then."""
+        now = time.monotonic()
+        if self._session.is_on:
+            self._answered_at = now
+        return now < self._answered_at + _RETURN_SECONDS
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nobody listens at the daemon's address."""
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + _PROOF_SECONDS
+            self._was_dead = is_dead(self._session.settings.address)
+        return self._was_dead
+
+    def exchange(self, order: ExchangeOrder) -> Exchanged | None:
+        """Carry an exchange out, or give None."""
+        return self._session.exchange(order, None)
+
+    def inventory(self) -> Inventory | None:
+        """Return what the magazine holds, or None; ends the session's own doubt, too."""
+        return self._session.reconciled()
+
+
+class OwnedScheduler:
+    """The index of one engine."""
+
+    keeper_class: type[Keeper] = Keeper
+
+    def __init__(self, needs: Needs, open_session: Callable[[], EngineSession]) -> None:
+        """Begin without a session; it is opened when all ranks have the pool."""
+        self._needs = needs
+        self._open_session = open_session
+        self._session: EngineSession | None = None
+        self._pool: Any = None
+        self.keeper: Keeper | None = None
+        """None while nothing is persisted."""
+
+    def bind(self, pool: Any) -> None:
+        """Remember the pool."""
+        self._pool = pool
+
+    def begin(self, claims: Sequence[Claim], *, is_whole: bool) -> None:
+        """Restore the index of a pool that every rank has claimed, and observe it from now on.
+
+        Where not all ranks have, nothing is restored or published, but what is findable is still retracted before those
+        that have overwrite it.
+        """
+        session = self._session = self._open_session()
+        pool = self._pool
+        session.poll()
+        keeper = self.keeper_class(
+            pool.num_gpu_blocks, self._needs, SessionCalls(session), self._keys
+        )
+        inventory = self._first_inventory(session)
+        if not claims and (inventory is None or not inventory.blocks.size):
+            session.close()
+            return
+        keeper.publishes = is_whole
+        observed = OwnedPool.observe(pool, keeper)
+        if inventory is None:
+            keeper.ledger.doubt_all()
+            keeper.doubt()
+            _logger.error(
+                "The kvlease daemon does not tell what it has; the engine starts cold, when it answers.",
+                extra={"action": "owned_unknown"},
+            )
+        else:
+            keeper.restore(inventory.blocks.tolist(), unpacked_keys(inventory.keys))
+            observed.order_restored(_ordered(claims, keeper))
+            if not is_whole:
+                keeper.reset()
+            _logger.info(
+                "%d of %d blocks are warm from an earlier life.",
+                keeper.num_restored,
+                pool.num_gpu_blocks - 1,
+                extra={"action": "owned_restored", "blocks": keeper.num_restored},
+            )
+        self.keeper = keeper
+
+    def dispatch(self) -> int:
+        """Return the id of the step that goes out now."""
+        return 0 if self.keeper is None else self.keeper.fence.dispatch()
+
+    def came_back(self, step_id: int) -> None:
+        """Note that a step came back on all ranks, and do what is due."""
+        session, keeper = self._session, self.keeper
+        if session is None or keeper is None or not keeper.is_on:
+            return
+        event = session.poll()
+        if event is SessionEvent.FRESH:
+            self._switch_off(keeper, session)
+        elif event is SessionEvent.BACK:
+            keeper.doubt()
+        session.guard.shield(lambda: keeper.came_back(step_id), None, "a step's end")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether empty steps would do any good."""
+        return self.keeper is not None and self.keeper.has_work
+
+    def reset(self) -> None:
+        """Begin a new era, in which nothing of before is found; vLLM's own index was reset already."""
+        if self._session is not None:
+            self._session.reset()
+
+    def close(self) -> None:
+        """Publish what is written still, and detach."""
+        session, keeper = self._session, self.keeper
+        if session is None:
+            return
+        if keeper is not None:
+            session.guard.shield(lambda: keeper.exchange(0), False, "the last publish")
+        session.close()
+
+    def _switch_off(self, keeper: Keeper, session: EngineSession) -> None:
+        keeper.switch_off()
+        session.close()
+        _logger.error(
+            "The kvlease daemon has lost the memory of this engine's cache. The engine goes on with it, but its cache "
+            "ends with it: restart the engine, when that suits, to have it persisted again.",
+            extra={"action": "owned_off"},
+        )
+
+    def _keys(self, names: list[bytes]) -> list[bytes]:
+        assert self._session is not None, "the keeper came with a session"
+        rekeyer = self._session.rekeyer
+        assert rekeyer is not None, "an engine that has the pool was attached"
+        return [rekeyer.key(name) for name in names]
+
+    def _first_inventory(self, session: EngineSession) -> Inventory | None:
+        ends_at = time.monotonic() + session.settings.start_seconds
+        while (inventory := session.reconciled()) is None and time.monotonic() < ends_at:
+            time.sleep(_PAUSE_SECONDS)
+            session.poll()
+        return inventory
+
+
+def needs_of(vllm_config: Any, kv_cache_config: Any) -> Needs:
+    """Return how many new blocks one request of an engine can get in one step, and how many to keep spare."""
+    scheduling, longest_tokens = (
+        vllm_config.scheduler_config,
+        vllm_config.model_config.max_model_len,
+    )
+    speculative = getattr(vllm_config, "speculative_config", None)
+    ahead_tokens = 2 * getattr(speculative, "num_speculative_tokens", 0)
+    step_tokens = min(scheduling.max_num_batched_tokens, longest_tokens)
+    if vllm_config.kv_transfer_config.kv_connector == "MultiConnector":
+        # What another connector has found gets its blocks at once, beyond the tokens of a step.
+        step_tokens = longest_tokens
+    sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
+    blocks_per_request = sum(ceil_div(step_tokens + ahead_tokens, tokens) + 2 for tokens in sizes)
+    longest_blocks = sum(ceil_div(longest_tokens, tokens) + 2 for tokens in sizes)
+    return Needs(
+        blocks_per_request=blocks_per_request,
+        reserve_blocks=min(longest_blocks, kv_cache_config.num_blocks // _RESERVE_SHARE),
+    )
+
+
+def _ordered(claims: Sequence[Claim], keeper: Keeper) -> list[int]:
+    """Return the restored blocks as they are best given up: in the daemon's order where a claim tells it."""
+    there = {
+        block_id: None for claim in claims for block_id in claim.coldest_first
+    } | dict.fromkeys(keeper.restored_ids)
+    restored = set(keeper.restored_ids)
+    return [block_id for block_id in there if block_id in restored]

@@ -1,0 +1,49 @@
+"""Own what a keeper of owned memory is told: how it calls the daemon, how much is needed, and what persistence is."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
+
+
+class Calls(Protocol):
+    """The daemon, behind a guard: nothing is raised, and None stands for no answer."""
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a call is worth making."""
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether it answers, or did so moments ago."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the daemon's control process is proven dead, so that it serves nobody."""
+
+    def exchange(self, order: ExchangeOrder) -> Exchanged | None:
+        """Carry out an exchange."""
+
+    def inventory(self) -> Inventory | None:
+        """Ask for the truth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """How many blocks an engine can need at once."""
+
+    blocks_per_request: int
+    """New blocks that one request gets in one step at most."""
+    reserve_blocks: int
+    """Spare blocks that are kept at least, where the pool is large enough."""
+
+
+class Persistence(Enum):
+    """Whether blocks are kept beyond the engine's life."""
+
+    ON = "on"
+    GONE = "gone"
+    """The control process is dead: nobody finds anything, so everything may be overwritten until it is back."""
+    OFF = "off"
+    """The memory is not the daemon's any more; until the engine's own restart."""
