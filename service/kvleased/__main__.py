@@ -95,7 +95,7 @@ def _enter(settings: "Settings") -> list[int]:
     if settings.host_dir is not None:
         directories.require_memory("--host-dir", settings.host_dir)
     if settings.secret_path is not None:
-        secret.ensure(settings.secret_path)
+        secret.ensure(settings.secret_path, settings.other_secret_path)
     return lock_fds
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -35,16 +36,17 @@ class Child:
     pidfd: int
     started: float = field(default_factory=time.monotonic)
 
-    def kill(self) -> None:
-        """Kill the child and wait until the kernel says that it is gone, so that it writes no more."""
-        self.process.kill()
-        self.reap()
+    def ends(self, within_seconds: float | None) -> bool:
+        """Wait until the kernel says that the child is gone, so that it writes no more; None waits without a limit."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(None if within_seconds is None else within_seconds * 1e3))
 
     def reap(self) -> int:
-        """Wait for the child's end and return its status."""
-        status = self.process.wait()
+        """Return the status of a child that has ended; a debugger may keep that to itself, and nobody waits for it."""
+        status = self.process.poll()
         os.close(self.pidfd)
-        return status
+        return -signal.SIGKILL if status is None else status
 
 
 def movers_of(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,21 +14,39 @@ NUM_BYTES: Final = 32
 _ADVICE: Final = "make one by: (umask 077; head -c 32 /dev/urandom > FILE)"
 
 
-def ensure(path: Path) -> None:
-    """Have a secret in a file: check the one that is there, else make one, for this user alone.
+def ensure(path: Path, other: Path | None = None) -> None:
+    """Have a secret in a file: check the one that is there, else take the one in another file, or make one.
+
+    The other file, too, has it afterwards, where there was none; one that has another secret stays as it is.
 
     Raises:
         UnusableError: there is one that cannot be used, or none can be made.
     """
+    _ensure(path, other)
+    if other is not None:
+        _ensure(other, path)
+
+
+def _ensure(path: Path, other: Path | None) -> None:
     try:
         read(path)
     except FileNotFoundError:
         try:
-            _make(path, secrets.token_bytes(NUM_BYTES))
+            _make(path, _found(other) or secrets.token_bytes(NUM_BYTES))
         except OSError as error:
             message = f"secret file {path} cannot be made: {error.strerror}; name another by --secret-file"
             raise UnusableError(message) from error
         read(path)
+
+
+def _found(path: Path | None) -> bytes:
+    """Return the secret in a file; nothing where there is no such file."""
+    if path is None:
+        return b""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return b""
 
 
 def read(path: Path) -> bytes:

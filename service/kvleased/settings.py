@@ -313,6 +313,13 @@ class Settings(BaseModel):
         return None if directory is None else directory / _SECRET
 
     @property
+    def other_secret_path(self) -> Path | None:
+        """Where the same secret lies, too, so that either directory may be added or left out; None for nowhere."""
+        if self.secret_file is not None or self.disk_dir is None or self.host_dir is None:
+            return None
+        return self.host_dir / _SECRET
+
+    @property
     def local_socket(self) -> Path:
         """The socket that the library talks to on a node."""
         return self.runtime_dir / _SOCKETS[0]

@@ -4,6 +4,10 @@ The supervisor keeps every descriptor that must outlive the control process: mem
 workers. When the control process ends it first kills all movers, so that no copy is still being written when the next
 control process reads the state, and then starts all of them anew over the same memory. A mover that ends is started
 again by itself.
+
+What was killed runs no instruction of its own any more. But it may hang in a call into the kernel, as on a disk that
+does not answer, and does not end before that does. From such a call a store's mover writes to no pool, as it reads to
+memory of its own; so nobody waits for it longer than a second, and its role is taken up again when it has ended.
 """
 
 import contextlib
@@ -29,6 +33,10 @@ BACKOFF_SECONDS_MAX: Final = 5.0
 STEADY_SECONDS: Final = 5.0
 """Seconds after which a child counts as well, and its failures as forgotten."""
 FAILURES_ONCE_READY_MAX: Final = 1
+STORE_SECONDS_MAX: Final = 1.0
+"""Seconds that the next control process waits for the end of movers of stores, which may hang in the kernel."""
+END_SECONDS_MAX: Final = 1.0
+"""Seconds that the end waits for children that were killed."""
 STOP_GRACE_SECONDS: Final = 5.0
 """Seconds beyond the draining that the control process gets to stop."""
 
@@ -125,7 +133,8 @@ class Supervisor:
         for message, fds in self._store.handover():
             self._send(message, fds)
         for role in self._movers:
-            self._start_mover(role)
+            if role not in self._children:
+                self._start_mover(role)
         logs.line("info", "control_started", epoch=self._epoch, kept=len(self._store))
 
     def _start_mover(self, role: str) -> None:
@@ -144,11 +153,9 @@ class Supervisor:
         self._children[child.role] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, child.role)
 
-    def _reap(self, role: str, *, kill: bool = False) -> int:
+    def _reap(self, role: str) -> int:
         child = self._children.pop(role)
         self._selector.unregister(child.pidfd)
-        if kill:
-            child.process.kill()
         status = child.reap()
         is_steady = time.monotonic() - child.started >= STEADY_SECONDS
         self._failures[role] = 0 if is_steady else self._failures[role] + 1
@@ -163,7 +170,6 @@ class Supervisor:
         # What it had sent before its end still counts; after that nobody speaks for it.
         self._read_link()
         self._close_link()
-        self._kill_movers()
         if self._is_stopping:
             # SIGTERM may have met it before it was able to drain anything.
             self._status = 0 if status in {0, -signal.SIGTERM} else 1
@@ -172,22 +178,30 @@ class Supervisor:
         elif not self._was_ready and self._failures[CONTROL] >= STARTS_MAX:
             self._status = 1
         else:
+            self._kill_movers()
             logs.line("warning", "control_ended", status=status, failures=self._failures[CONTROL])
             self._due[CONTROL] = time.monotonic() + self._backoff(CONTROL)
 
     def _kill_movers(self) -> None:
-        """Kill all movers at once, then wait until the kernel says that none writes any more."""
+        """Kill all movers at once, then wait until the kernel says that none writes to a pool any more."""
         alive = [role for role in self._movers if role in self._children]
         for role in alive:
             self._children[role].process.kill()
+        end = time.monotonic() + STORE_SECONDS_MAX
         for role in alive:
-            self._reap(role)
+            if self._children[role].ends(
+                None if role == MOVER else max(0.0, end - time.monotonic())
+            ):
+                self._reap(role)
+            else:
+                logs.line("warning", "mover_hangs", role=role, generation=self._generations[role])
             self._failures[role] = 0
         for role in self._movers:
             self._due.pop(role, None)
 
     def _mover_ended(self, role: str, status: int) -> None:
-        if self._is_stopping:
+        if self._is_stopping or CONTROL not in self._children:
+            # The next control process starts with all of them.
             return
         generation = self._generations[role]
         logs.line("warning", "mover_ended", role=role, status=status, generation=generation)
@@ -206,9 +220,14 @@ class Supervisor:
         self._due["kill"] = time.monotonic() + self._drain_seconds + STOP_GRACE_SECONDS
 
     def _end_children(self) -> None:
-        self._kill_movers()
-        if CONTROL in self._children:
-            self._reap(CONTROL, kill=True)
+        for child in self._children.values():
+            child.process.kill()
+        end = time.monotonic() + END_SECONDS_MAX
+        for role, child in list(self._children.items()):
+            if child.ends(max(0.0, end - time.monotonic())):
+                self._reap(role)
+            else:
+                logs.line("warning", "child_hangs", role=role)
 
     # The link to the control process
 

@@ -268,7 +268,12 @@ class Tiers:
         entry.stores[TIERS[mover]] = replace(status, pool=0)
         is_other = status.is_on and status.file_id != entry.disk_file_id and mover is Mover.DISK
         if is_other or before is None or before.is_on != status.is_on:
-            changed = c.TierChanged(tier=TIERS[mover], is_on=status.is_on, is_empty=is_other)
+            changed = c.TierChanged(
+                tier=TIERS[mover],
+                is_on=status.is_on,
+                is_empty=is_other,
+                is_mover_away=status is _AWAY,
+            )
             self._apply(entry, changed)
         if is_other:
             self._begin_file(entry, status.file_id)

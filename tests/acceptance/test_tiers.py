@@ -1,5 +1,6 @@
 """Lower tiers as real processes and files: what outlives the whole daemon, and movers that end or stand still alone."""
 
+import ctypes
 import importlib.util
 import os
 import select
@@ -7,18 +8,30 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from kvlease import CacheOptions, Client, FullAttention, PlanInputs, Worker
-from tests.acceptance.serving import Serving, pool_of, served
+from kvlease import (
+    CacheOptions,
+    Client,
+    DeadlineError,
+    FullAttention,
+    PlanInputs,
+    UnavailableError,
+    Worker,
+)
+from tests.acceptance.serving import SECONDS_TO_START, Serving, pool_of, served
 
 pytestmark = pytest.mark.acceptance
 
 MEMORY: Final = Path("/dev/shm")
+PTRACE_SEIZE: Final = 0x4206
+PTRACE_DETACH: Final = 17
+PTRACE_O_TRACEEXIT: Final = 0x40
+WALL: Final = 0x40000000
 TOKENS_PER_BLOCK: Final = 16
 NUM_BLOCKS: Final = 64
 NUM_TOKENS: Final = NUM_BLOCKS // 2 * TOKENS_PER_BLOCK
@@ -170,6 +183,28 @@ def test_host_pool_outlives_all_processes(tmp_path: Path, host_dir: Path) -> Non
 
 
 @needs_memory
+def test_host_pool_above_half_of_the_limit_is_registered_again(
+    tmp_path: Path, host_dir: Path
+) -> None:
+    """What a cache left is what it will lie in, and takes no memory beside it."""
+    inputs = PlanInputs(
+        layers=(LAYER,),
+        tokens_per_block=TOKENS_PER_BLOCK,
+        device_bytes=5 << 20,
+        host_bytes=15 << 20,
+    )
+    options = ("--host-dir", str(host_dir), "--memory-bytes-max", str(25 << 20))
+    for _ in range(3):
+        serving = Serving(tmp_path / "run", *options)
+        try:
+            serving.wait_until_ready()
+            with Client(serving.address("unix"), on_doubt="raise") as client:
+                _ready(serving, client, inputs, CacheOptions())
+        finally:
+            _kill_all(serving)
+
+
+@needs_memory
 def test_second_daemon_in_one_host_directory_is_refused(tmp_path: Path, host_dir: Path) -> None:
     """Two daemons never share the files of a host pool."""
     options = ("--host-dir", str(host_dir))
@@ -247,6 +282,63 @@ def test_control_process_ends_with_all_movers(tmp_path: Path, disk_dir: Path) ->
             assert not Path(f"/proc/{pid}").exists()
 
 
+@contextmanager
+def _that_cannot_end(pid: int) -> Iterator[None]:
+    """Have a process, once it is killed, stand still in the kernel on its way out, as in a call that never returns."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(PTRACE_SEIZE, pid, None, ctypes.c_void_p(PTRACE_O_TRACEEXIT)):
+        pytest.skip(f"ptrace is not permitted: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, WALL)
+        assert not libc.ptrace(PTRACE_DETACH, pid, None, None)
+
+
+@needs_disk_mover
+def test_disk_mover_that_cannot_end_does_not_hold_up_the_next_control_process(
+    tmp_path: Path, disk_dir: Path
+) -> None:
+    """Its tier is off until it has ended; then another mover takes over, and finds what was stored."""
+    with (
+        served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving,
+        Client(serving.address("unix"), on_doubt="raise") as client,
+    ):
+        _ready(serving, client, WITH_DISK, WRITE_THROUGH)
+        serving.until(lambda: _tier(client, "disk") == "ready")
+        with client.attach("main") as worker:
+            keys = _fill(worker)
+            serving.until(lambda: _num_ready(client, "disk") == NUM_BLOCKS // 2)
+            hung = _process(serving, "disk-mover")
+            with _that_cannot_end(hung):
+                serving.kill_control()
+                serving.until(lambda: _is_heard(worker))
+                assert _process(serving, "disk-mover") == hung
+                assert _tier(client, "disk") == "off"
+                assert worker.keys.chain(range(NUM_TOKENS), TOKENS_PER_BLOCK) == keys
+                with worker.reserve("meanwhile", num_tokens=NUM_TOKENS, keys=keys) as lease:
+                    assert lease.hit_tokens == NUM_TOKENS
+            serving.until(lambda: _process(serving, "disk-mover") not in {0, hung})
+            serving.until(lambda: _tier(client, "disk") == "ready")
+            assert _num_ready(client, "disk") == NUM_BLOCKS // 2
+
+
+@needs_disk_mover
+def test_disk_mover_that_cannot_end_does_not_hold_up_the_end(
+    tmp_path: Path, disk_dir: Path
+) -> None:
+    """A daemon that is told to stop has stopped, with the status of one that did, although a child has not."""
+    serving = Serving(tmp_path / "run", "--disk-dir", str(disk_dir))
+    try:
+        serving.wait_until_ready()
+        with _that_cannot_end(_process(serving, "disk-mover")):
+            serving.process.send_signal(signal.SIGTERM)
+            assert serving.process.wait(SECONDS_TO_START) == 0
+    finally:
+        serving.stop()
+
+
 @needs_disk_mover
 def test_disk_store_outlives_all_processes(tmp_path: Path, disk_dir: Path) -> None:
     """What was stored before everything was killed is found again when the store was looked through."""
@@ -270,6 +362,14 @@ def test_disk_store_outlives_all_processes(tmp_path: Path, disk_dir: Path) -> No
         second.until(lambda: _tier(client, "disk") == "ready")
         with client.attach("main") as worker:
             assert _found(worker, keys) == (0, NUM_TOKENS)
+
+
+def _is_heard(worker: Worker) -> bool:
+    try:
+        worker.heartbeat()
+    except (DeadlineError, UnavailableError):
+        return False
+    return True
 
 
 def _num_ready(client: Client, tier: str) -> int:

@@ -194,3 +194,29 @@ def test_recording_ends_by_itself(daemon: Serving, tmp_path: Path) -> None:
 
     assert said.startswith("0 requests with 0 keys")
     assert len(read_trace(path)) == 0
+
+
+def test_recording_outlives_the_daemon(daemon: Serving, tmp_path: Path) -> None:
+    """A daemon that goes in the middle takes nothing of what was recorded with it, and the end is told as an error."""
+    path = tmp_path / "trace.jsonl"
+    arguments = kvlease(daemon, "trace", "record", "--cache", "demo", "--output", str(path))
+    recorder = subprocess.Popen(
+        [*arguments, "--requests", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert recorder.stderr is not None
+    assert recorder.stderr.readline() == "recording demo; ^C ends it\n"
+    with Client(daemon.address("unix")) as client:
+        trace = client.trace("demo", idle_seconds=20)
+        next(trace)
+        asyncio.run(serve_twice(daemon))
+        # What one reader has, the other was sent, too.
+        assert [len(one.key_digests) > 0 for one in (next(trace), next(trace))] == [True, True]
+        trace.close()
+
+    daemon.kill_control()
+
+    said, complaint = recorder.communicate(timeout=60)
+    assert recorder.returncode == 1
+    assert said.startswith("2 requests with ")
+    assert "UNAVAILABLE" in complaint.upper()
+    assert len(read_trace(path)) == 2

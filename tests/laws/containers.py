@@ -4,8 +4,9 @@ from dataclasses import fields
 from typing import Final
 
 from kvlease.ids import Epoch
-from kvleased.core import Cache
+from kvleased.core import Cache, recovery
 from kvleased.core.records import CacheRecords, TierRecords
+from kvleased.core.states import State
 from tests.laws.actors import ZERO, is_of
 from tests.laws.holders import remember_places
 from tests.laws.stores import TORN
@@ -39,12 +40,15 @@ def restart_container(world: World) -> bool:
     elif world.rng.random() < _SHARE_WIPED:
         world.stores.disk = [(TORN, None)] * world.shape.num_disk_slots
         world.stores.damaged.update(range(world.shape.num_disk_slots))
+    recovery.give_back_retired(world.records)
     world.epoch = Epoch(world.epoch + world.rng.randint(1, 3))
     world.cache = remember_places(
         Cache.recovered(world.shape, world.records, world.epoch, {}, world.now)
         if has_files
         else Cache(world.shape, world.records, world.epoch)
     )
+    if (world.records.host.state == State.BAD).any():
+        world.fail("a slot is out of use because of what was in other memory")
     world.generations = world.count_generations()
     world.check()
     for tenant in tenants:

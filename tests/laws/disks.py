@@ -88,6 +88,8 @@ class Driver:
         self.found: dict[int, tuple[bytes, int]] = {}
         """Label and checksum of the slots that were found."""
         self.has_looked = False
+        self.looked_through: set[int] = set()
+        """Pools whose stores were."""
         self.completions: deque[Completion] = deque()
         self._number = 0
         sizes = (
@@ -128,7 +130,11 @@ class Driver:
 
     def map(self, file_id: str = "") -> None:
         """Tell of the pools."""
-        first, *rest = self.pools.message(file_id).packets()
+        self.map_other(self.pools.message(file_id))
+
+    def map_other(self, message: PoolMap) -> None:
+        """Tell of the pools of another cache, which lie in the same memory."""
+        first, *rest = message.packets()
         socket.send_fds(self.link, [first], self._fds)
         for packet in rest:
             self.link.send(packet)
@@ -220,6 +226,8 @@ class Driver:
         for slot, label, one in zip(slots, labels, sums, strict=True):
             self.found[slot] = (label.tobytes(), one)
         self.has_looked = self.has_looked or found.is_last
+        if found.is_last:
+            self.looked_through.add(found.pool)
 
 
 def labels_of(contents: list[int], generation: int = 1) -> Labels:

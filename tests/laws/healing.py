@@ -29,6 +29,8 @@ _TRIES: Final = 6
 _OTHER: Final = 2
 _REST_SECONDS: Final = 2.0
 """After so long a mover that failed is given work again."""
+_SHARES: Final = 10
+"""Shares after which a slot that the store does not take is given up."""
 _UNPINNED: Final = 0.7
 _WAIT_MS: Final = 60_000
 
@@ -249,11 +251,17 @@ def _copy_down(world: World) -> None:
     state = world.cache._state
     if not state.dirt.writes_through:
         return
-    world.tick(_REST_SECONDS)
-    _settle(world)
     is_ready, dirt = state.host.records.state == State.READY, state.dirt
-    if dirt.shares and (is_ready & dirt.share).any():
+    for _ in range(_SHARES):
+        world.tick(_REST_SECONDS)
+        _settle(world)
+        is_ready = state.host.records.state == State.READY
+        if not (dirt.shares and (is_ready & dirt.share).any()):
+            break
+    is_ready[list(world.flipped)] = False
+    if dirt.shares and (is_ready & ~dirt.remote[1]).any():
         world.fail("a slot is never shared")
+    is_ready = state.host.records.state == State.READY
     if dirt.stores and state.disk.num_available:
         (slots,) = (is_ready & dirt.store).nonzero()
         if state.host.is_unknown_to(state.disk, slots).any():

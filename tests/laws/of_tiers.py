@@ -16,6 +16,7 @@ from kvleased.core import (
     landing,
     looking,
     mishaps,
+    recovery,
     requests,
     search,
 )
@@ -265,6 +266,21 @@ def mover_that_failed_rests_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Dirt, "is_resting", lambda self, mover, _: mover in self.resting)
 
 
+def share_that_was_cut_short_is_done(patch: pytest.MonkeyPatch) -> None:
+    """What a slow network had no time for is taken for shared, or for not worth it."""
+    shared = Dirt._shared
+
+    def hasty(self: Dirt, sources: Ids, left: Ids, now: float) -> None:
+        shared(self, sources, left[:0], now)
+
+    patch.setattr(Dirt, "_shared", hasty)
+
+
+def retired_slot_outlives_its_container(patch: pytest.MonkeyPatch) -> None:
+    """A slot stays out of use because of bytes that were in other memory."""
+    patch.setattr(recovery, "give_back_retired", lambda _: None)
+
+
 OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (failed_load_is_published, "evict"),
     (failed_fetch_is_published, "remote"),
@@ -287,5 +303,7 @@ OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (what_is_not_committed_is_written_through, "through"),
     (several_chores_of_one_mover, "through"),
     (mover_that_failed_rests_for_ever, "through"),
+    (share_that_was_cut_short_is_done, "through"),
+    (retired_slot_outlives_its_container, "evict"),
 )
 """Every bug of lower tiers that the simulation can find, and the stores with which it does."""

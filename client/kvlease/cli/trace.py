@@ -85,7 +85,9 @@ def record_command(
         recorded = asyncio.run(record(address, cache, seconds or None, requests))
         trace = gathered(recorded.requests)
         write_trace(trace, output)
-    typer.echo(_said(trace, recorded, output))
+        typer.echo(_said(trace, recorded, output))
+        if recorded.error is not None:
+            raise recorded.error
 
 
 @trace_app.command("replay")

@@ -10,6 +10,7 @@ import typer
 
 from kvlease.aio import AsyncClient
 from kvlease.cli.connecting import CONNECT_SECONDS
+from kvlease.errors import KVLeaseError
 from kvlease.traces import TracedRequest
 
 REQUESTS_MAX: Final = 1_000_000
@@ -23,13 +24,17 @@ class Recorded:
     requests: list[TracedRequest] = field(default_factory=list)
     num_dropped: int = 0
     """Requests that the daemon left out, because they were not read fast enough."""
+    error: KVLeaseError | None = None
+    """Why it ended before its time."""
 
 
 async def record(address: str, cache: str, seconds: float | None, num_requests: int) -> Recorded:
     """Record a cache's requests until there are so many, for so many seconds, or until SIGINT or SIGTERM.
 
+    A daemon that goes in the middle takes nothing of what was recorded with it.
+
     Raises:
-        KVLeaseError: the daemon refuses, or cannot be reached any more.
+        KVLeaseError: the daemon refuses, or cannot be reached, before there was anything to record.
     """
     recorded = Recorded()
     async with AsyncClient(address or None, deadline_seconds=CONNECT_SECONDS) as client:
@@ -37,8 +42,13 @@ async def record(address: str, cache: str, seconds: float | None, num_requests: 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, reading.cancel)
-        with suppress(TimeoutError, asyncio.CancelledError):
-            await asyncio.wait_for(reading, seconds)
+        try:
+            with suppress(TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(reading, seconds)
+        except KVLeaseError as error:
+            if not recorded.requests:
+                raise
+            recorded.error = error
     return recorded
 
 

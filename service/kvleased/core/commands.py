@@ -272,6 +272,8 @@ class TierChanged:
     is_on: bool
     is_empty: bool = False
     """Whether the disk store has none of what was in it: it is another one. What it has instead is told by Adopt."""
+    is_mover_away: bool = False
+    """Whether a store does not work because its mover is not there; of the store itself nothing is known."""
 
 
 @message

@@ -20,6 +20,8 @@ from kvleased.core.states import State
 
 _REST_SECONDS: Final = 1.0
 """How long a mover that could not copy is left in peace."""
+_SHARE_TRIES_MAX: Final = 8
+"""How often one slot is offered to a remote store that takes others and not this one."""
 _MOST_HITS: Final = 2**16 - 1
 
 Marks = NDArray[np.bool_]
@@ -48,6 +50,7 @@ class Dirt:
         """Slots that are to be copied to the disk store, unless they are there."""
         self.share: Marks = np.zeros(num_slots if self.shares else 0, np.bool_)
         """Slots that are to be copied to the remote store."""
+        self._share_tries: NDArray[np.uint8] = np.zeros(len(self.share), np.uint8)
         self.remote: tuple[Marks, Marks, Marks] = (
             records.device.is_remote,
             records.host.is_remote,
@@ -82,13 +85,12 @@ class Dirt:
 
     # Copies -----------------------------------------------------------------------------------------------------------
 
-    def landed(self, flight: Flight, good: Marks) -> None:
+    def landed(self, flight: Flight, good: Marks, now: float) -> None:
         """Note what a copy has brought; `good` tells of its pairs."""
         self.is_due = True
         direction, keyed = flight.direction, good & flight.keyed
         if direction is Direction.SHARE:
-            sources = flight.sources[good]
-            self.remote[1][sources], self.share[sources] = True, False
+            self._shared(flight.sources[good], flight.sources[~good], now)
             return
         targets = flight.targets[keyed]
         if direction is Direction.OFFLOAD and self.stores:
@@ -101,12 +103,20 @@ class Dirt:
         if self.shares:
             self._note_remote(direction, flight.sources[keyed[: len(flight.sources)]], targets)
 
+    def _shared(self, sources: Ids, left: Ids, now: float) -> None:
+        """Note what the remote store has taken, and offer again a little later what it had no time for."""
+        self.remote[1][sources], self.share[sources] = True, False
+        if len(left):
+            self._share_tries[left] += 1
+            self.share[left[self._share_tries[left] < _SHARE_TRIES_MAX]] = True
+            self.resting[Mover.REMOTE] = now + _REST_SECONDS
+
     def _note_remote(self, direction: Direction, sources: Ids, targets: Ids) -> None:
         """Hand the marks of the remote store's blocks on from the sources of copies to their targets."""
         blocks, slots, disk_slots = self.remote
         if direction is Direction.OFFLOAD:
             slots[targets] = blocks[sources]
-            self.share[targets] = ~slots[targets]
+            self.share[targets], self._share_tries[targets] = ~slots[targets], 0
         elif direction is Direction.RELOAD:
             blocks[targets] = slots[sources]
         elif direction is Direction.STORE:
@@ -150,7 +160,7 @@ class Dirt:
         if self.shares:
             for marks in self.remote:
                 marks[:] = False
-            self.share[:] = slots == State.READY
+            self.share[:], self._share_tries[:] = slots == State.READY, 0
 
     def store_again(self, slots: NDArray[np.uint8]) -> None:
         """Take all slots that are READY for not stored yet."""

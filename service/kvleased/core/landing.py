@@ -86,8 +86,10 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
         disappoint(state, flight, error, now)
     if len(flight.targets):
         _take_over(state, flight, failed, command.checksums)
+    if flight.direction is Direction.STORE:
+        state.suspects.wrote(flight.targets)
     if state.dirt.is_any:
-        state.dirt.landed(flight, ~failed)
+        state.dirt.landed(flight, ~failed, now)
         if flight.direction is Direction.SHARE:
             _note_shared(state, flight, ~failed)
     _settle(state, flight, failed, now)
@@ -99,10 +101,8 @@ def copy_failed(state: CacheState, command: CopyFailed, now: float) -> Outcome:
     flight = state.flights.pop(command.copy_id, None)
     if flight is None:
         state.counters["copies_unknown"] += 1
-    elif flight.is_lost:
-        _let_go_of_lost(state, flight)
     else:
-        _fail(state, flight, now)
+        _come_to_nothing(state, flight, now)
     return Outcome(reply=Done())
 
 
@@ -131,10 +131,7 @@ def mover_died(state: CacheState, command: MoverDied, now: float) -> Outcome:
         if MOVER_OF[flight.direction] is not command.mover:
             continue
         del state.flights[copy_id]
-        if flight.is_lost:
-            _let_go_of_lost(state, flight)
-        else:
-            _fail(state, flight, now)
+        _come_to_nothing(state, flight, now)
     return Outcome(reply=Done())
 
 
@@ -234,6 +231,14 @@ def _turn_back(state: CacheState, lease: Lease, command: Reload, ticket: int) ->
     state.waiting.join(waiter)
 
 
+def _come_to_nothing(state: CacheState, flight: Flight, now: float) -> None:
+    if flight.is_lost:
+        _let_go_of_lost(state, flight)
+    else:
+        _fail(state, flight, now)
+    _suspect(state, flight)
+
+
 def _fail(state: CacheState, flight: Flight, now: float) -> None:
     state.counters["copies_failed"] += 1
     state.tell("copy_failed", num_blocks=flight.num_pairs)
@@ -250,6 +255,15 @@ def _let_go_of_lost(state: CacheState, flight: Flight) -> None:
     source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
     target_pool.let_go(flight.targets)
     state.dirt.is_due = state.dirt.is_any
+
+
+def _suspect(state: CacheState, flight: Flight) -> None:
+    """Have slots of the disk store, to which a copy came to nothing, not be taken again at once, or never."""
+    if flight.direction is Direction.STORE:
+        bad = state.suspects.failed(flight.targets)
+        state.counters["disk_failures"] += len(bad)
+        state.disk.retire(bad)
+        state.disk.put_last(flight.targets)
 
 
 def _are_cold(state: CacheState, flight: Flight) -> bool:

@@ -345,6 +345,14 @@ class Pool:
         self.index.discard(ready)
         self.change(ids, Event.RETIRE)
 
+    def put_last(self, ids: Ids) -> None:
+        """Have free blocks taken after all others; those that were retired are free no more."""
+        free = self.free_ids
+        free = free[np.isin(free, ids, invert=True).argsort(kind="stable")]
+        free = free[self.records.state[free] == State.FREE]
+        self._num_free, self._offered = len(free), None
+        self._free[: len(free)] = free
+
     def forget_all(self) -> int:
         """Take all that is findable for lost, and return how much that was.
 
@@ -388,10 +396,6 @@ class Pool:
         self.index.add(ready)
         idle = ready[self.holds[ready] == 0]
         self.order.add(deepest_first(idle, self.records.position[idle]))
-
-    def sealed(self) -> NDArray[np.bool_]:
-        """Tell of every block whether its seal matches its entry."""
-        return self.are_sealed(np.arange(len(self), dtype=np.intp))
 
     def are_sealed(self, ids: Ids) -> NDArray[np.bool_]:
         """Tell of each of the blocks whether its seal matches its entry."""

@@ -20,6 +20,7 @@ from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import AFTER_RESTART, Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.ranks import Member, Members, Place
+from kvleased.core.records import CacheRecords
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.trimming import cut
@@ -62,10 +63,16 @@ def recover(
     state.used_before = {one: used for one, (used, _) in state.device.usage().items()}
 
 
+def give_back_retired(records: CacheRecords) -> None:
+    """Have what was retired in another container be free again once it is recovered: it lies in other memory now."""
+    for tier in (records.device, records.host, records.disk):
+        tier.state[tier.state == State.BAD] = State.RESERVED
+
+
 def _distrust(pool: Pool) -> None:
     """Strip everything of its standing that a crash may have left half-written."""
     state = pool.records.state
-    unsealed = (state == State.READY) & ~pool.sealed()
+    unsealed = (state == State.READY) & ~pool.are_sealed(np.arange(len(pool)))
     state[unsealed | (state > State.BAD)] = State.RESERVED
     state[state == State.QUARANTINED] = State.RESERVED
     _drop_doubles(pool)

@@ -107,9 +107,10 @@ def host_slots(
 def disk_slots(state: CacheState, count: int) -> Ids:
     """Return at most `count` free slots of the disk store, having dropped the coldest ones for them."""
     disk = state.disk
-    count = min(count, disk.num_available)
-    if count > disk.num_free:
-        victims = disk.victims(count - disk.num_free, NOWHERE)
+    count = min(count, disk.num_available, state.suspects.most)
+    deficit = count - max(0, disk.num_free - state.suspects.num_kept_back)
+    if deficit > 0:
+        victims = disk.victims(deficit, NOWHERE)
         _evict_slots(state, disk, victims, "disk_evictions")
     slots = disk.suitable(count)
     assert slots is not None, "no more than can be had"

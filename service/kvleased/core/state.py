@@ -34,6 +34,7 @@ from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
+from kvleased.core.suspects import Suspects
 from kvleased.core.waiting import Asking, Waiter, WaitingRoom
 
 TIER_NUMBERS: Final = {tier: number for number, tier in enumerate(Tier)}
@@ -75,6 +76,7 @@ class CacheState:
         self.tiers_off: set[Tier] = set()
         """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
         self.was_remote_away = False
+        self.suspects = Suspects()
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)

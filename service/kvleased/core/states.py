@@ -74,7 +74,7 @@ class Event(IntEnum):
     SCRUBBED = 13
     """Zeroing is done."""
     RETIRE = 14
-    """Its bytes turned out to differ from what was written."""
+    """Its bytes turned out to differ from what was written, or cannot be written."""
     FORGET = 15
     """The store that it was in is another one now."""
     RETRACT = 16
@@ -116,7 +116,7 @@ BLOCK_TRANSITIONS: Final[Transitions] = {
 """The life of a device block."""
 
 SLOT_TRANSITIONS: Final[Transitions] = {
-    State.FREE: {Event.FILL: State.FILLING},
+    State.FREE: {Event.FILL: State.FILLING, Event.RETIRE: State.BAD},
     State.RESERVED: {Event.ABANDON: State.FREE, Event.RETIRE: State.BAD},
     State.FILLING: {
         Event.FILLED: State.READY,

@@ -6,6 +6,7 @@ from kvleased.core.commands import TierChanged
 from kvleased.core.effects import Direction, Done, Outcome, Tier
 from kvleased.core.landing import doubt
 from kvleased.core.state import CacheState
+from kvleased.core.suspects import Suspects
 
 
 def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome:
@@ -20,9 +21,11 @@ def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome
             state.was_remote_away = False
             state.dirt.share_again(state.host.records.state)
         return Outcome(reply=Done())
+    was_on = command.tier not in state.tiers_off
     state.tiers_off.add(command.tier)
     if command.tier is Tier.REMOTE:
-        state.was_remote_away = True
+        # Only what went while it was watched may have come back without what it had.
+        state.was_remote_away |= was_on and not command.is_mover_away
         end_all_asking(state, now)
     return Outcome(reply=Done())
 
@@ -35,5 +38,6 @@ def _forget_disk(state: CacheState, now: float) -> None:
     for flight in state.flights.values():
         if flight.direction is Direction.STORE and not flight.is_lost:
             doubt(state, flight, CopyFailedError("the disk store was replaced"), now)
+    state.suspects = Suspects()
     state.counters["disk_slots_forgotten"] += state.disk.forget_all()
     state.dirt.store_again(state.host.records.state)

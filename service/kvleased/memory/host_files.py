@@ -105,7 +105,11 @@ def _name(identity: bytes, kind: str) -> str:
 def _find(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles | None:
     """Return the files of an earlier life; None where there are none, or they were never finished."""
     records_fd = _open(dir_fd, _name(identity, _RECORDS))
-    slots_fd = _open(dir_fd, _name(identity, _SLOTS))
+    try:
+        slots_fd = _open(dir_fd, _name(identity, _SLOTS))
+    except (_ForeignError, OSError):
+        _close([fd for fd in (records_fd,) if fd is not None])
+        raise
     fds = [fd for fd in (records_fd, slots_fd) if fd is not None]
     if not fds:
         return None

@@ -1,4 +1,4 @@
-"""Own the answer to how much memory this process may use; what is done with it is the registry's business."""
+"""Own the answer to how much memory and disk the daemon may use; what is done with it is others' business."""
 
 import os
 from collections.abc import Iterator
@@ -22,6 +22,16 @@ def memory_limit_bytes(
         if text.isdigit() and int(text) < _UNLIMITED_BYTES:
             limits.append(int(text))
     return min(limits)
+
+
+def disk_limit_bytes(where: Path | int) -> int:
+    """Return the bytes that all disk stores may take where no limit is set: 80 % of the file system of a path or file.
+
+    Raises:
+        OSError: it does not say how large it is.
+    """
+    found = os.statvfs(where)
+    return found.f_blocks * found.f_frsize * 4 // 5
 
 
 def _limit_files(cgroup_root: Path, membership: Path) -> Iterator[Path]:

@@ -83,8 +83,11 @@ class DiskEngine(Engine):
                 return
             self._look_around()
             # Somebody waits for a load, nobody for a store.
-            packet, fds = self._next_load() or self._waiting.popleft()
+            load = self._next_load()
+            packet, fds = load or self._waiting.popleft()
             self._act(packet, fds)
+            if load is None:
+                self._look_on_a_little()
 
     def _take_in(self) -> None:
         """Take all packets that have come."""
@@ -154,6 +157,12 @@ class DiskEngine(Engine):
             self._place.check(store)
         except StoreError as error:
             self._turn_off(tier, str(error))
+
+    def _look_on_a_little(self) -> None:
+        """Look on through a store: nobody's blocks shall keep it waiting for ever."""
+        unseen = next((tier for tier in self._tiers.values() if _is_unseen(tier)), None)
+        if unseen is not None:
+            self._look_on(unseen)
 
     def _act(self, packet: bytes, fds: list[int]) -> None:
         super()._act(packet, fds)

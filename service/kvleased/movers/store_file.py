@@ -280,21 +280,38 @@ class StoreFile:
             del theirs
 
     def _cells(self, slots: NDArray[np.int32]) -> Cells:
-        """Return what the cells of slots say in the file; nothing where that ends too early.
+        """Return what the cells of slots say in the file; nothing where that ends too early, or cannot be read.
 
         Raises:
-            StoreError: they cannot be read.
+            StoreError: nor can what stands before all cells.
         """
         said = np.zeros(len(slots), CELL)
-        packed = said.view(np.uint8).data
-        try:
-            for first, count in _runs(slots, len(slots)):
-                part = packed[first * BYTES_PER_CELL : (first + count) * BYTES_PER_CELL]
-                offset = self.shape.cell_offset_bytes(int(slots[first]))
-                os.preadv(self._cells_fd, [part], offset)
-        except OSError as error:
-            raise _failed("read", error) from error
+        for first, count in _runs(slots, len(slots)):
+            if self._fetch_cells(slots, said, first, count):
+                continue
+            # A sector that cannot be read takes no more than its own cells with it.
+            for position in range(first, first + count):
+                self._fetch_cells(slots, said, position, 1)
         return said
+
+    def _fetch_cells(self, slots: NDArray[np.int32], said: Cells, first: int, count: int) -> bool:
+        """Read adjacent cells; tell whether that could be done.
+
+        Raises:
+            StoreError: they cannot be read, nor can what stands before all cells.
+        """
+        part = said[first : first + count]
+        try:
+            offset = self.shape.cell_offset_bytes(int(slots[first]))
+            os.preadv(self._cells_fd, [part.view(np.uint8).data], offset)
+        except OSError as error:
+            part[:] = np.zeros(1, CELL)
+            try:
+                os.pread(self._cells_fd, BYTES_PER_CELL, 0)
+            except OSError:
+                raise _failed("read", error) from error
+            return False
+        return True
 
     def _put_cells(self, slots: NDArray[np.int32], written: Cells) -> None:
         for first, count in _runs(slots, len(slots)):

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from kvlease.units import BYTES_PER_SECTOR, show_bytes
+from kvleased.memory.limits import disk_limit_bytes
+from kvleased.movers.allocating import allocate
 from kvleased.movers.cells import (
     BYTES_PER_CELL,
     BYTES_PER_FILE_ID,
@@ -49,7 +51,7 @@ class StorePlace:
     """A directory of stores that this process alone uses, from the first `open` that succeeds."""
 
     def __init__(self, path: Path, bytes_max: int) -> None:
-        """Assign; `bytes_max` is for all stores together, and 0 is no limit."""
+        """Assign; `bytes_max` is for all stores together; 0 leaves a fifth of the file system to others."""
         self._path = path
         self._bytes_max = bytes_max
         self._directory_fd = -1
@@ -175,7 +177,7 @@ class StorePlace:
                 write_whole(fd, [shape.head(file_id)], 0)
             if status.st_size < shape.file_bytes or _is_sparse(status):
                 self._make_room(shape.file_bytes - status.st_size, name)
-                os.posix_fallocate(fd, 0, shape.file_bytes)
+                allocate(fd, shape.file_bytes)
         except (OSError, StoreError):
             os.close(fd)
             raise
@@ -195,7 +197,7 @@ class StorePlace:
         fd = os.open(unfinished, flags, 0o600, dir_fd=self._directory_fd)
         try:
             _lock(fd, f"another process uses {self._path / unfinished}; end it")
-            os.posix_fallocate(fd, 0, shape.file_bytes)
+            allocate(fd, shape.file_bytes)
             write_whole(fd, [shape.head(file_id)], 0)
             os.fsync(fd)
             directory_fd = self._directory_fd
@@ -211,22 +213,22 @@ class StorePlace:
         """Have so many bytes for a store below the limit: those that no cache uses give way, the longest unused first.
 
         Raises:
+            OSError: the file system does not say how large it is.
             StoreError: those in use leave too few.
         """
-        if not self._bytes_max:
-            return
+        bytes_max = self._bytes_max or disk_limit_bytes(self._directory_fd)
         stores = dict(self._stores())
         used_bytes = sum(status.st_size for status in stores.values())
         unused = stores.keys() - {name, *self._names.values()}
         for other in sorted(unused, key=lambda other: stores[other].st_mtime_ns):
-            if used_bytes + num_bytes <= self._bytes_max:
+            if used_bytes + num_bytes <= bytes_max:
                 return
             self._remove(other)
             used_bytes -= stores[other].st_size
-        if used_bytes + num_bytes > self._bytes_max:
+        if used_bytes + num_bytes > bytes_max:
             message = (
                 f"the store takes {show_bytes(num_bytes)}, and {show_bytes(used_bytes)} of the "
-                f"{show_bytes(self._bytes_max)} that disk_bytes_max allows are in use"
+                f"{show_bytes(bytes_max)} that disk_bytes_max allows are in use"
             )
             raise StoreError(message)
 

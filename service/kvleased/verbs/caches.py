@@ -16,6 +16,7 @@ from kvleased.callers import Caller
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.core.ranks import Place
+from kvleased.core.recovery import give_back_retired
 from kvleased.core.shape import CacheShape
 from kvleased.events import Events
 from kvleased.idempotency import Answer
@@ -212,11 +213,13 @@ class CacheVerbs:
             if entry is not None:
                 return _equal_registration(entry, planned, asked)
             self._registry.require_room_for_cache()
-            await self._maker.require_room(planned)
+            await self._maker.require_room(name, planned, options)
             made = await self._maker.create(name, planned, options)
             # Nobody can be attached to what outlived the container.
             earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
-            entry = self._make_entry(name, planned, options, made.fds, earlier=earlier)
+            entry = self._make_entry(
+                name, planned, options, made.fds, earlier=earlier, is_other_container=True
+            )
         if made.has_found_host:
             entry.num_found[Tier.HOST] = entry.core.census().host["ready"]
         self._maker.populate(entry)
@@ -239,6 +242,7 @@ class CacheVerbs:
         fds: dict[str, int],
         *,
         earlier: Earlier | None = None,
+        is_other_container: bool = False,
     ) -> CacheEntry:
         shape = self._shape_of(planned, options)
         host_records_bytes = host_records_layout(shape).region_bytes
@@ -252,6 +256,8 @@ class CacheVerbs:
         if earlier is None:
             core = Cache(shape, records, self._epoch)
         else:
+            if is_other_container:
+                give_back_retired(records)
             core = Cache.recovered(shape, records, self._epoch, *earlier)
         entry = CacheEntry(
             name=name,

@@ -5,7 +5,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -21,7 +20,7 @@ from kvleased.core.shape import CacheShape
 from kvleased.keeper_link import KeeperLink
 from kvleased.looking_aside import LookingAside
 from kvleased.memory import cpu, host_files, regions
-from kvleased.memory.limits import memory_limit_bytes
+from kvleased.memory.limits import disk_limit_bytes, memory_limit_bytes
 from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
@@ -65,9 +64,7 @@ class Maker:
         self._tiers = tiers
         self._shape_of = shape_of
         self._populating: dict[str, asyncio.Task[None]] = {}
-        self._disk_looking = LookingAside(
-            lambda: _file_system_bytes(settings.disk_dir), DISK_SECONDS_MAX
-        )
+        self._disk_looking = LookingAside(lambda: _disk_limit_bytes(settings), DISK_SECONDS_MAX)
         limit_bytes = memory_limit_bytes()
         self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
         self.device_bytes_default = settings.device_bytes_default or limit_bytes // 4
@@ -76,8 +73,10 @@ class Maker:
 
     # Room
 
-    async def require_room(self, planned: CachePlan) -> None:
+    async def require_room(self, name: str, planned: CachePlan, options: pb.CacheOptions) -> None:
         """Refuse a cache that there is no memory or no disk for.
+
+        What an earlier life left of the same cache is what it will lie in, and takes nothing beside it.
 
         Raises:
             NeverFitsError: what is needed, what is left, and the limit.
@@ -85,7 +84,7 @@ class Maker:
         """
         need = planned.device_bytes + planned.host_bytes
         used = sum(entry.pool_bytes for entry in self._registry)
-        left_behind = self._unclaimed_bytes(planned)
+        left_behind = self._unclaimed_bytes(name, planned, options)
         available = self._memory_bytes_max - used - left_behind
         if need > available:
             message = (
@@ -104,7 +103,7 @@ class Maker:
             await self._require_disk(planned)
 
     async def _require_disk(self, planned: CachePlan) -> None:
-        limit = self._settings.disk_bytes_max or await self._disk_bytes() * 4 // 5
+        limit = self._settings.disk_bytes_max or await self._disk_limit()
         need, used = disk_bytes(planned), sum(disk_bytes(entry.plan) for entry in self._registry)
         if need > limit - used:
             message = (
@@ -119,8 +118,8 @@ class Maker:
                 limit=limit,
             )
 
-    async def _disk_bytes(self) -> int:
-        """Return how large the file system of the disk stores is."""
+    async def _disk_limit(self) -> int:
+        """Return the bytes that all disk stores may take where no setting says it."""
         try:
             return await self._disk_looking.answer()
         except TimeoutError:
@@ -138,12 +137,13 @@ class Maker:
             remedies=("disk_bytes=0",),
         ) from None
 
-    def _unclaimed_bytes(self, planned: CachePlan) -> int:
-        """Return what files of no registered cache take in memory, where a host pool is to lie beside them."""
+    def _unclaimed_bytes(self, name: str, planned: CachePlan, options: pb.CacheOptions) -> int:
+        """Return what files of other caches take that are not registered, where a host pool is to lie beside them."""
         directory = self._settings.host_dir
         if directory is None or not planned.host_bytes:
             return 0
         identities = [self._identity_of(entry, Tier.HOST) for entry in self._registry]
+        identities.append(self._identity(Tier.HOST, name, planned, options))
         with contextlib.suppress(OSError):
             return host_files.unclaimed_bytes(directory, identities)
         return 0
@@ -325,7 +325,6 @@ def _registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:
     }
 
 
-def _file_system_bytes(directory: Path | None) -> int:
-    assert directory is not None, "checked before"
-    found = os.statvfs(directory)
-    return found.f_blocks * found.f_frsize
+def _disk_limit_bytes(settings: Settings) -> int:
+    assert settings.disk_dir is not None, "checked before"
+    return disk_limit_bytes(settings.disk_dir)

@@ -310,6 +310,21 @@ class TestHostDirectory:
         assert [tier.num_found for tier in info.tiers] == [0]
         assert len(list((tmp_path / "host").glob("*.slots"))) == 2
 
+    async def test_what_a_cache_left_is_not_counted_twice(self, node: Node, tmp_path: Path) -> None:
+        """A pool that takes more than half of the limit is registered again after a restart, also half made."""
+        request = _request(host_bytes=600 << 10)
+        for life in range(3):
+            async with node.life() as daemon:
+                info = (await node.ask("register_cache", request)).info
+                await asyncio.gather(*daemon._caches._maker._populating.values())
+                assert info.tiers[0].num_found == 0
+            node.store.close()
+            node.store = Store()
+            if life == 1:
+                (slots,) = (tmp_path / "host").glob("*.slots")
+                os.truncate(slots, 300 << 10)
+                os.truncate(slots, 600 << 10)
+
     async def test_files_left_behind_take_memory(self, node: Node, tmp_path: Path) -> None:
         """What files of unregistered caches take is not given twice; the refusal says where they are."""
         fd = os.open(tmp_path / "host" / "old.slots", os.O_RDWR | os.O_CREAT)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvleased import secret
 from kvleased.__main__ import EX_CONFIG, _without_settings, run
 from kvleased.control import read_settings
 from kvleased.directories import UnusableError, enter
@@ -301,6 +302,38 @@ def test_settings_go_on_by_descriptor_alone(monkeypatch: pytest.MonkeyPatch) -> 
 def test_secret_lies_where_it_lasts_longest(arguments: list[str], path: str | None) -> None:
     """A file that is named goes before one in a directory, and the disk before memory."""
     assert load(arguments).secret_path == (None if path is None else Path(path))
+
+
+def test_secret_stays_when_a_directory_is_added_or_left_out(tmp_path: Path) -> None:
+    """Either directory has the secret of the other, so that blocks are found again whichever a daemon is given."""
+    for name in ("host", "disk"):
+        (tmp_path / name).mkdir(mode=0o700)
+    host, disk = ["--host-dir", str(tmp_path / "host")], ["--disk-dir", str(tmp_path / "disk")]
+
+    secrets = set()
+    for arguments in (host, [*host, *disk], disk, host, [*host, *disk]):
+        settings = load(arguments)
+        assert settings.secret_path is not None
+        secret.ensure(settings.secret_path, settings.other_secret_path)
+        secrets.add(secret.read(settings.secret_path))
+
+    assert len(secrets) == 1
+
+
+def test_secret_of_the_other_directory_is_left_as_it_is(tmp_path: Path) -> None:
+    """Two directories with secrets of their own keep them; the disk's counts."""
+    disk, host = tmp_path / "disk", tmp_path / "host"
+    for path in (disk, host):
+        secret.ensure(path)
+    before = secret.read(disk), secret.read(host)
+
+    secret.ensure(disk, host)
+
+    assert (secret.read(disk), secret.read(host)) == before
+    assert (
+        load(["--disk-dir", "/d", "--host-dir", "/h", "--secret-file", "/s"]).other_secret_path
+        is None
+    )
 
 
 def test_children_read_the_settings_as_they_were_resolved(tmp_path: Path) -> None:

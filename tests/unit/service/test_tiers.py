@@ -187,7 +187,10 @@ async def test_store_is_off_until_its_mover_says_otherwise(
     deep, shallow = node.registry.cache("deep"), node.registry.cache("shallow")
     for entry in (deep, shallow):
         node.tiers.introduce(entry)
-    off = [c.TierChanged(tier=tier, is_on=False) for tier in (Tier.DISK, Tier.REMOTE)]
+    off = [
+        c.TierChanged(tier=tier, is_on=False, is_mover_away=True)
+        for tier in (Tier.DISK, Tier.REMOTE)
+    ]
     assert node.take() == [("deep", command) for command in off]
 
     for _ in range(2):
@@ -219,7 +222,7 @@ async def test_latest_word_counts_for_a_cache_that_comes_later(
     node.tiers.introduce(late)
 
     assert node.take() == [
-        ("late", c.TierChanged(tier=Tier.DISK, is_on=False)),
+        ("late", c.TierChanged(tier=Tier.DISK, is_on=False, is_mover_away=True)),
         ("late", c.TierChanged(tier=Tier.REMOTE, is_on=True)),
     ]
 
@@ -234,7 +237,8 @@ async def test_store_is_off_while_its_mover_is_replaced(
 
     ends["disk-mover"].close()
 
-    assert await node.until() == [("deep", c.TierChanged(tier=Tier.DISK, is_on=False))]
+    away = c.TierChanged(tier=Tier.DISK, is_on=False, is_mover_away=True)
+    assert await node.until() == [("deep", away)]
     assert node.tiers.away == "disk-mover"
     node.tiers.mover_died("disk-mover", 1)
     died = c.MoverDied(mover=Mover.DISK)

@@ -726,6 +726,68 @@ def test_restart_shares_only_what_was_not_shared() -> None:
     assert again.check() == []
 
 
+@pytest.mark.parametrize("goes", ["restart", "mover"])
+def test_what_was_shared_is_remembered_while_nothing_is_known_of_the_store(goes: str) -> None:
+    """Neither a new control process, which takes the store for off, nor a new mover makes anybody share again."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(4)))
+    if goes == "restart":
+        workers = {WORKER: TENANT}
+        cache = Cache.recovered(cache.shape, records(cache), Epoch(2), workers, 0.0)
+        turn(cache, Tier.REMOTE, on=False)
+    else:
+        away = c.TierChanged(tier=Tier.REMOTE, is_on=False, is_mover_away=True)
+        cache.handle(away, 0.0)
+
+    landed = settled(cache, turn(cache, Tier.REMOTE, on=True))
+
+    assert of_direction(landed, Direction.SHARE) == []
+
+
+def test_store_that_was_away_is_given_all_again() -> None:
+    """It may have come back without what it had."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(4)))
+    turn(cache, Tier.REMOTE, on=False)
+
+    landed = settled(cache, turn(cache, Tier.REMOTE, on=True))
+
+    assert len(of_direction(landed, Direction.SHARE)) == 4
+
+
+def test_share_that_was_cut_short_is_made_up() -> None:
+    """What a slow network had no time for is shared a little later, and what it carried is not sent twice."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(2)))))
+
+    landed = land(cache, share, failed=(1,))
+
+    assert copies(landed) == []
+    assert copies(tick(cache, 0.5)) == []
+    again = the_copy(tick(cache, 1.5))
+    assert (again.direction, label_keys(again.labels)) == (Direction.SHARE, keys(2))
+    land(cache, again)
+    assert copies(tick(cache, 9.0)) == []
+    assert cache.check() == []
+
+
+def test_slot_that_is_never_taken_is_given_up() -> None:
+    """A block that the store does not take is offered so often and no more, until other bytes come to its slot."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+    num_tries = 0
+    for at in range(1, 40):
+        num_tries += 1
+        cache.handle(c.CopyDone(copy_id=share.copy_id, failed=(0,)), 2.0 * at)
+        started = copies(tick(cache, 2.0 * at + 1.5))
+        if not started:
+            break
+        (share,) = started
+
+    assert num_tries == 8
+    assert cache.check() == []
+
+
 # Invariants -----------------------------------------------------------------------------------------------------------
 
 

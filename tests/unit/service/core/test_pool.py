@@ -195,11 +195,11 @@ def test_published_block_is_sealed() -> None:
     """A committed block's seal matches, and any later change of its entry shows."""
     pool = a_pool()
     ids = published(pool, 2)
-    assert pool.sealed()[ids].all()
+    assert pool.are_sealed(ids).all()
 
     pool.records.checksum[ids[0]] = 5
 
-    assert pool.sealed()[ids].tolist() == [False, True]
+    assert pool.are_sealed(ids).tolist() == [False, True]
 
 
 def test_rebuilt_pool_is_what_it_was() -> None:

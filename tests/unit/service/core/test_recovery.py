@@ -10,6 +10,7 @@ from kvleased.core import commands as c
 from kvleased.core.leases import asked_digest, request_digest
 from kvleased.core.phases import MOVING, Phase
 from kvleased.core.records import CacheRecords
+from kvleased.core.recovery import give_back_retired
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
     EPOCH,
@@ -151,6 +152,24 @@ def test_quarantined_lease_is_its_owners_again() -> None:
 
     tick(again, 100.0 + LEASE_SECONDS - 1)
     assert states(again, lease.block_ids) == {State.RESERVED}
+    assert again.check() == []
+
+
+def test_retired_slot_is_free_again_in_another_container() -> None:
+    """What was wrong with the memory that a slot lay in is not wrong with the next one's; its bytes are nobody's."""
+    cache = a_cache(num_blocks=4, num_slots=2)
+    on_host(cache, keys(1))
+    copy = the_copy(reload_keys(cache, keys(1)))
+    land(cache, copy, failed=(0,))
+    (slot,) = ids(copy.source_ids)
+    assert records(cache).host.state[slot] == State.BAD
+    generation = records(cache).host.generation[slot]
+
+    give_back_retired(records(cache))
+    again = restarted(cache)
+
+    assert again.census().host["free"] == 2
+    assert records(again).host.generation[slot] > generation
     assert again.check() == []
 
 

@@ -113,8 +113,8 @@ def fetch_is_not_listed_as_loading(patch: pytest.MonkeyPatch) -> None:
 def shared_slot_is_shared_again(patch: pytest.MonkeyPatch) -> None:
     """What came from the remote store goes back there."""
 
-    def landed(self: Dirt, flight: Flight, good: Marks) -> None:
-        LANDED(self, flight, good)
+    def landed(self: Dirt, flight: Flight, good: Marks, now: float) -> None:
+        LANDED(self, flight, good, now)
         if flight.direction is Direction.OFFLOAD and self.shares:
             self.share[flight.targets[good]] = True
 

@@ -61,6 +61,18 @@ def test_records_have_all_their_pages(tmp_path: Path) -> None:
     _close(files)
 
 
+def test_foreign_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    """Whichever of the two is not ours, what was opened before that was known is closed again."""
+    for kind in ("records", "slots"):
+        _open(tmp_path)
+        (tmp_path / f"{NAME}.{kind}").chmod(0o644)
+        num_fds = len(list(Path("/proc/self/fd").iterdir()))
+
+        assert not _open(tmp_path)
+
+        assert len(list(Path("/proc/self/fd").iterdir())) == num_fds
+
+
 def _huge_pages() -> Path | None:
     """Return a directory of huge pages of which some are free."""
     free = re.search(r"HugePages_Free: +([0-9]+)", Path("/proc/meminfo").read_text())

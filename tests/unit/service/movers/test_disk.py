@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -335,6 +336,37 @@ def test_store_comes_back_by_itself(tmp_path: Path) -> None:
         assert len(missed.failed) == len(SLOTS)
         assert len({status.file_id for status in driver.statuses if status.is_on}) == 2
         _stored(driver)
+
+
+def test_flow_of_stores_keeps_no_other_store_waiting(tmp_path: Path) -> None:
+    """While one cache stores without a pause, another's store is looked through, and tried again where it was off."""
+    pools = Pools(num_disk_slots=64)
+    other = replace(pools.message(), pool=9, num_disk_slots=3000, store_id="bb")
+    shape = replace(pools.shape, num_slots=3000, store_id="bb")
+    name = tmp_path / "disk" / f"{shape.digest}.0.store"
+    with _served(tmp_path / "disk", pools) as driver:
+        driver.until_on()
+        name.mkdir()
+        hosts = list(range(8))
+        sums = _fill(driver, hosts, hosts)
+
+        def send() -> None:
+            driver.send(Direction.STORE, hosts, hosts, labels_of(hosts), sums)
+
+        for _ in range(2):
+            send()
+        driver.map_other(other)
+        # Two more wait whenever one is answered, so that there is never an idle moment.
+        for _ in range(400):
+            driver.answer()
+            send()
+            if 9 in driver.looked_through:
+                break
+            if name.is_dir() and any(one.pool == 9 for one in driver.statuses):
+                name.rmdir()
+        assert 9 in driver.looked_through
+        for _ in range(2):
+            driver.answer()
 
 
 def test_store_that_took_the_place_of_another_is_looked_through(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A store whose file fails in part loses that part; what fails as a whole is said, and claims nothing afterwards."""
 
+import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,27 @@ def test_slot_that_cannot_be_read_now_keeps_its_label(path: Path) -> None:
 
     assert failed == list(range(len(SLOTS)))
     assert _claims(store) == SLOTS
+    store.close()
+
+
+def test_cells_that_cannot_be_read_hold_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad sector of cells is a miss of the slots that have theirs in it; the store goes on."""
+    store, bad = _split(path, path, os.O_RDWR), POOLS.shape.cell_offset_bytes(SLOTS[1])
+    preadv = os.preadv
+
+    def failing(fd: int, parts: list[memoryview], offset: int) -> int:
+        if offset <= bad < offset + sum(map(len, parts)):
+            raise OSError(errno.EIO, "Input/output error")
+        return preadv(fd, parts, offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+
+    assert _claims(store) == [slot for slot in SLOTS if slot != SLOTS[1]]
+    failed, blocks = _read(store)
+    assert failed == [1]
+    assert blocks[0] == payload_of(SLOTS[0], POOLS.bytes_per_block)
     store.close()
 
 

@@ -364,8 +364,8 @@ from kvleased.movers.store_file import StoreError
 from kvleased.movers.store_place import StorePlace
 mount = Path(sys.argv[1])
 def run(*words): subprocess.run(words, check=True)
-def attempt(num_slots):
-    place = StorePlace(mount / "disk", 0)
+def attempt(num_slots, bytes_max=1 << 30):
+    place = StorePlace(mount / "disk", bytes_max)
     try:
         place.open(StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=num_slots))
         print("on")
@@ -376,6 +376,8 @@ def attempt(num_slots):
 run("mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(mount))
 attempt(1000)
 attempt(10)
+attempt(54, 0)
+attempt(45, 0)
 run("mount", "-o", "remount,ro", str(mount))
 attempt(10)
 attempt(11)
@@ -399,8 +401,49 @@ def test_full_and_read_only_file_systems_turn_the_store_off(tmp_path: Path) -> N
     lines = run.stdout.splitlines()
     assert "No space left" in lines[0]
     assert lines[1:4] == ["['lock']", "on", "['lock', 'tore']"]
-    assert "Read-only file system" in lines[4]
-    assert "Read-only file system" in lines[6]
+    assert "disk_bytes_max" in lines[4]
+    assert lines[6:8] == ["on", "['lock', 'tore']"]
+    assert "Read-only file system" in lines[8]
+    assert "Read-only file system" in lines[10]
+
+
+_WITHOUT_FALLOCATE = """
+import subprocess, sys
+from pathlib import Path
+from kvleased.movers.cells import StoreShape
+from kvleased.movers.store_file import StoreError
+from kvleased.movers.store_place import StorePlace
+mount = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "ramfs", "ramfs", str(mount)], check=True)
+place = StorePlace(mount / "disk", 1 << 30)
+try:
+    place.open(StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=10))
+except StoreError as error:
+    print(error)
+print(sorted(path.name for path in (mount / "disk").iterdir()))
+"""
+
+
+def test_file_system_that_sets_no_bytes_aside_turns_the_store_off(tmp_path: Path) -> None:
+    """Where bytes could only be had by writing all of them, the store is off with that reason, and nothing is left."""
+    can = subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "ramfs", "ramfs", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
+    if can.returncode:
+        pytest.skip(f"ramfs cannot be mounted: {can.stderr.decode().strip()}")
+
+    run = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", _WITHOUT_FALLOCATE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    reason, left = run.stdout.splitlines()
+    assert "cannot set bytes of a file aside" in reason
+    assert left == "['stores.lock']"
 
 
 def test_process_serves_and_outlives_a_kill(directory: Path) -> None:

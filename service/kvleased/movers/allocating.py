@@ -1,0 +1,26 @@
+"""Own how the bytes of a file are set aside; how many there shall be is `store_place`'s."""
+
+import ctypes
+import errno
+import os
+from typing import Final
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_NO_FALLOCATE: Final = "the file system cannot set bytes of a file aside"
+
+
+def allocate(fd: int, num_bytes: int) -> None:
+    """Have a file own its first bytes on the disk; those that it lacked are zero.
+
+    By the system call itself: where a file system does not have it, `os.posix_fallocate` writes to every block, which
+    takes minutes in which nothing else is done.
+
+    Raises:
+        OSError: they cannot be had, or the file system cannot promise them.
+    """
+    while _LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(num_bytes)):
+        number = ctypes.get_errno()
+        if number == errno.EOPNOTSUPP:
+            raise OSError(number, _NO_FALLOCATE)
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
