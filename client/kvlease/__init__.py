@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kvlease.aio import AsyncClient, AsyncWorker
+    from kvlease.aio import AsyncClient
+    from kvlease.aio_worker import AsyncWorker
     from kvlease.client import Client
     from kvlease.errors import (
         BusyError,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         GhostStats,
         Inspection,
         LeaseInfo,
+        MagazineInfo,
         Miss,
         PinInfo,
         Pinned,
@@ -152,6 +154,7 @@ __all__ = [
     "Lease",
     "LeaseInfo",
     "Magazine",
+    "MagazineInfo",
     "Miss",
     "NeverFitsError",
     "NotYoursError",
@@ -198,7 +201,8 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "kvlease.aio": ("AsyncClient", "AsyncWorker"),
+    "kvlease.aio": ("AsyncClient",),
+    "kvlease.aio_worker": ("AsyncWorker",),
     "kvlease.client": ("Client",),
     "kvlease.exchanges": ("ExchangeOrder", "Exchanged", "Inventory"),
     "kvlease.items": ("ContextItem", "EmbeddedSpan"),
@@ -216,8 +220,8 @@ _HOMES: Final = {
     ),
     "kvlease.replies": (
         "CacheInfo", "CacheStats", "Committed", "Event", "Evicted", "Explanation", "Found", "GhostStats",
-        "Inspection", "LeaseInfo", "Miss", "PinInfo", "Pinned", "PoolStats", "Reloaded", "ReserveSpec", "Stats",
-        "StepColumns", "TenantInfo", "TierInfo", "WaitingInfo", "WorkerInfo",
+        "Inspection", "LeaseInfo", "MagazineInfo", "Miss", "PinInfo", "Pinned", "PoolStats", "Reloaded",
+        "ReserveSpec", "Stats", "StepColumns", "TenantInfo", "TierInfo", "WaitingInfo", "WorkerInfo",
     ),
     "kvlease.spec": (
         "MLA", "ChunkedLocal", "CrossAttention", "EncoderOnly", "FullAttention", "HiddenState", "LayerSpec",

@@ -5,6 +5,8 @@ from dataclasses import fields, replace
 from functools import cache as once
 from typing import Any, TypeVar
 
+import numpy as np
+
 from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan
 from kvlease.replies import (
@@ -15,6 +17,7 @@ from kvlease.replies import (
     GhostStats,
     Inspection,
     LeaseInfo,
+    MagazineInfo,
     Miss,
     PinInfo,
     PoolStats,
@@ -90,6 +93,7 @@ def inspection(reply: pb.InspectResponse) -> Inspection:
         pins=tuple(map(reader(PinInfo), reply.pins)),
         waiting=tuple(map(reader(WaitingInfo), reply.waiting)),
         tenants=tuple(map(reader(TenantInfo), reply.tenants)),
+        magazines=tuple(map(_magazine, reply.magazines)),
     )
 
 
@@ -117,6 +121,14 @@ def event(message: pb.WatchResponse) -> Event:
 def _lease(message: pb.LeaseInfo) -> LeaseInfo:
     read: LeaseInfo = reader(LeaseInfo)(message)
     return read if message.HasField("age_ms") else replace(read, age_ms=None)
+
+
+def _magazine(message: pb.MagazineInfo) -> MagazineInfo:
+    read: MagazineInfo = reader(MagazineInfo)(message)
+    worker_ids = tuple(np.frombuffer(message.worker_ids, "<i8").tolist())
+    return replace(
+        read, worker_ids=worker_ids, age_ms=message.age_ms if message.HasField("age_ms") else None
+    )
 
 
 def _miss(message: pb.Miss) -> Miss:

@@ -74,6 +74,16 @@ def check_range(field: str, value: int, least: int, most: int, *, of: str = "") 
     raise InvalidError(message, resource=field, rule="out_of_range", need=need, limit=most)
 
 
+def check_deadline(deadline_seconds: float) -> None:
+    """Refuse a deadline that no call could honour."""
+    check_type("deadline_seconds", deadline_seconds, int | float)
+    if not 0 < deadline_seconds < float("inf"):
+        raise InvalidError(
+            f"deadline_seconds must be a positive number, not {deadline_seconds}",
+            resource="deadline_seconds",
+        )
+
+
 def check_text(field: str, value: str, *, least: int = 0, of: str = "") -> None:
     """Refuse a text that no wire carries or no terminal shows.
 

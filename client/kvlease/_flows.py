@@ -6,6 +6,7 @@ in the doing.
 """
 
 from collections.abc import Generator
+from contextlib import suppress
 from os import getpid
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -149,6 +150,13 @@ def reattach(session: Session, deadline_at: float) -> Flow[None]:
         attached = yield from _attached(session.link, session.request, deadline_at)
         resumed = False
     session.adopt(attached, resumed=resumed)
+    link = session.link
+    if link.is_detached:
+        # The worker was closed meanwhile, and its detach may have gone out under the old token: nobody else will.
+        ask = _calls.detach()
+        with suppress(KVLeaseError):
+            yield Outgoing(ask.verb, ask.request, deadline_at, link.token)
+        raise UnknownWorkerError("the worker has detached")
 
 
 def _attached(link: Link, request: pb.AttachRequest, deadline_at: float) -> Flow[Attached]:
@@ -176,6 +184,8 @@ def detach(session: Session) -> Flow[int]:
     """End the worker; where the daemon is away, the end of this process will do the same."""
     link = session.link
     link.check_process()
+    # Before the token is read: who attaches again right now gives us the new one, or sees that it must detach.
+    link.is_detached = True
     ask = _calls.detach()
     # No epoch: a worker that wants to end does so in whatever life of the daemon.
     call = Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds, link.token)
@@ -189,7 +199,6 @@ def detach(session: Session) -> Flow[int]:
             raise
         return 0
     finally:
-        link.is_detached = True
         session.forget_all()
     return ask.read(response)
 

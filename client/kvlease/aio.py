@@ -1,242 +1,40 @@
-"""Own the client and the worker for an event loop; what calls mean they share with the blocking ones."""
+"""Own the client for an event loop; what its calls mean it shares with the blocking one."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from typing import Self, TypeVar
 
-from numpy.typing import ArrayLike
-
-from kvlease import _calls, _flows, _steps, _verbs
-from kvlease._async_port import AsyncPort, beat
+from kvlease import _calls, _flows
+from kvlease._async_port import AsyncPort
 from kvlease._calls import Ask
-from kvlease._session import Link, Session
-from kvlease.client import DEADLINE_SECONDS, Listed, OnDoubt, attach_request, check_options
-from kvlease.errors import KVLeaseError
-from kvlease.lease import AsyncLease, GrantView
-from kvlease.magazine import AsyncMagazine
+from kvlease._session import Link
+from kvlease.aio_worker import AsyncWorker
+from kvlease.client import (
+    DEADLINE_SECONDS,
+    Listed,
+    OnDoubt,
+    attach_request,
+    attaching,
+    check_options,
+)
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
 from kvlease.replies import (
     CacheInfo,
-    Committed,
     Event,
     Evicted,
     Explanation,
     Found,
     Inspection,
     Pinned,
-    Priority,
     Reloaded,
-    ReserveSpec,
     Stats,
-    StepColumns,
 )
 from kvlease.traces import TracedRequest
 from kvlease.transports import open_async_transport
-from kvlease.transports.base import AsyncTransport, default_address, parse_address
-from kvlease.worker import WorkerView
+from kvlease.transports.base import default_address, parse_address
 
 R = TypeVar("R")
-
-
-class AsyncWorker(WorkerView):
-    """One process attached to one cache, for an event loop; the same verbs as `Worker`."""
-
-    def __init__(self, session: Session, transport: AsyncTransport) -> None:
-        """Join an attached session to its connection."""
-        super().__init__(session)
-        self._port = AsyncPort(transport, session)
-        self._task: asyncio.Task[None] | None = None
-        self._is_detached = False
-        self._magazine: AsyncMagazine | None = None
-
-    def start(self) -> Self:
-        """Begin the heartbeats."""
-        self._task = asyncio.create_task(
-            beat(self._session, self._port), name=f"kvlease-worker-{self.worker_id}"
-        )
-        return self
-
-    async def __aenter__(self) -> Self:
-        """Return the worker."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Detach and close."""
-        await self.close()
-
-    async def reserve(  # noqa: PLR0913 - the fields of a reserve
-        self,
-        request_id: str,
-        *,
-        num_tokens: int,
-        keys: bytes = b"",
-        wait_ms: int = 0,
-        token_ids: bytes = b"",
-        priority: Priority = "normal",
-        retain_seconds: int = 0,
-        explain: bool = False,
-        retain_priority: int | None = None,
-    ) -> AsyncLease:
-        """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
-
-        `priority` says how soon it is served and how long its committed blocks stay cached after their last use: for
-        `retain_seconds`, or with 0 always; a `retain_priority` from 0 to 100 says the second in its place, 0 as low, 50
-        as normal, 100 as high. With `explain` the lease says in `misses` why the rest of the prefix was not found. With
-        on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
-
-        Raises:
-            InvalidError: the call is malformed.
-            KVLeaseError: it was refused or failed, and on_doubt is "raise".
-        """
-        ask = _calls.reserve(
-            request_id=request_id,
-            num_tokens=num_tokens,
-            keys=keys,
-            wait_ms=wait_ms,
-            token_ids=token_ids,
-            priority=priority,
-            retain_seconds=retain_seconds,
-            explain=explain,
-            retain_priority=retain_priority,
-        )
-        flow = _verbs.reserved(self._session, request_id, ask)
-        return AsyncLease(self, await self._port.run(flow))
-
-    async def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
-        """Make a lease cover `num_tokens` in all; returns whether it does."""
-        return await self._port.run(
-            _verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
-        )
-
-    async def commit(
-        self, lease: GrantView, num_tokens: int, keys: bytes, first_block: int = 0
-    ) -> Committed:
-        """Make the full blocks among a lease's first `num_tokens`, all of them computed, findable under `keys`.
-
-        There is one key for each `hash_block_tokens` of the plan; `first_block` is the index of the first one that is
-        given. What no later token needs leaves the lease.
-        """
-        return await self._port.run(
-            _verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
-        )
-
-    async def fork(
-        self, lease: GrantView, request_id: str, num_tokens: int, *, wait_ms: int = 0
-    ) -> AsyncLease:
-        """Lease blocks to a second request that goes on from a running one: shared as far as they are committed.
-
-        Blocks that are written but not committed are copied. A refusal gives what it gives of a reserve.
-        """
-        source = lease.grant_of(self)
-        flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
-        return AsyncLease(self, await self._port.run(flow))
-
-    async def explain(self, lease: GrantView) -> Explanation:
-        """Tell why the rest of a lease's prefix was not found when it was granted."""
-        return await self._port.run(_verbs.explain(self._session, lease.grant_of(self)))
-
-    async def trim(self, lease: GrantView, num_tokens: int) -> int:
-        """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
-        return await self._port.run(_verbs.trim(self._session, lease.grant_of(self), num_tokens))
-
-    async def evict(
-        self,
-        lease: GrantView | None = None,
-        *,
-        keys: bytes = b"",
-        num_blocks: int = 0,
-        wait_ms: int = 0,
-    ) -> Evicted:
-        """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
-        if lease is not None:
-            return await self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
-        ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
-        return await self._port.run(_flows.missed(self._session, ask, Evicted()))
-
-    async def reload(
-        self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
-    ) -> Reloaded:
-        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool."""
-        if lease is not None:
-            return await self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
-        return await self._port.run(
-            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
-        )
-
-    async def map(self, lease: GrantView) -> int:
-        """Publish a lease's row of the block table; returns its kernel blocks."""
-        return await self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
-
-    async def release(self, lease: GrantView) -> bool:
-        """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return await self._port.run(_verbs.release(self._session, lease.grant_of(self)))
-
-    async def lookup(self, keys: bytes) -> Found:
-        """Tell how long a prefix is cached, without holding it."""
-        return await self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found()))
-
-    async def pin(self, keys: bytes) -> Pinned:
-        """Hold cached blocks so that they are not evicted."""
-        return await self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned()))
-
-    async def unpin(self, pin_id: int) -> bool:
-        """End a pin; returns whether it was there."""
-        return await self._port.run(_flows.missed(self._session, _calls.unpin(pin_id), idle=False))
-
-    async def step(  # noqa: PLR0913 - one parameter a column
-        self,
-        *,
-        verbs: ArrayLike,
-        lease_ids: ArrayLike,
-        num_tokens: ArrayLike,
-        num_keys: ArrayLike | None = None,
-        first_blocks: ArrayLike | None = None,
-        keys: bytes = b"",
-        reserves: Sequence[ReserveSpec] = (),
-    ) -> tuple[StepColumns, list[AsyncLease]]:
-        """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit."""
-        ask = _calls.step(
-            verbs=verbs,
-            lease_ids=lease_ids,
-            num_tokens=num_tokens,
-            num_keys=num_keys,
-            first_blocks=first_blocks,
-            keys=keys,
-            reserves=reserves,
-        )
-        columns, grants = await self._port.run(_steps.step(self._session, ask, reserves))
-        return columns, [AsyncLease(self, grant) for grant in grants]
-
-    def magazine(self) -> AsyncMagazine:
-        """Return the magazine that this worker shares with the other processes of its engine."""
-        if self._magazine is None:
-            self._magazine = AsyncMagazine(self._session, self._port)
-        return self._magazine
-
-    async def heartbeat(self) -> None:
-        """Renew the leases now; a task does so all the time."""
-        await self._port.run(_flows.heartbeat(self._session))
-
-    async def detach(self) -> int:
-        """End the worker and all its leases; returns how many the daemon ended."""
-        self._is_detached = True
-        return await self._port.run(_flows.detach(self._session))
-
-    async def close(self) -> None:
-        """Detach if that was not done, and close connections and memory; views that callers keep stay valid."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        if not self._is_detached and not self._session.link.is_forked:
-            with suppress(KVLeaseError):
-                await self.detach()
-        await self._port.transport.close()
-        if self._session.memory is not None:
-            self._session.memory.close()
 
 
 class AsyncClient:
@@ -369,6 +167,7 @@ class AsyncClient:
         layout_fingerprint: str = "",
         engine: str = "",
         magazine: str = "",
+        deadline_seconds: float | None = None,
     ) -> AsyncWorker:
         """Make this process a worker of a cache, over a connection of its own that this client's end does not close.
 
@@ -383,15 +182,14 @@ class AsyncClient:
             engine=engine,
             magazine=magazine,
         )
-        # A worker may start before its daemon, and waits for it.
-        link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)
-        session = Session(link, request, raises=self._raises)
+        session = attaching(request, self._link, deadline_seconds, raises=self._raises)
         transport = open_async_transport(self._address)
         try:
             await AsyncPort(transport).run(_flows.attach(session))
         except BaseException:
             await transport.close()
             raise
+        session.link.deadline_seconds = deadline_seconds or self._link.deadline_seconds
         return AsyncWorker(session, transport).start()
 
     async def _stream(self, ask: Ask[R], idle_seconds: float | None) -> AsyncIterator[R]:

@@ -5,7 +5,7 @@ from typing import Final, Literal, Self, TypeVar
 
 from kvlease import _calls, _flows
 from kvlease._calls import Ask
-from kvlease._checks import check_type
+from kvlease._checks import check_deadline
 from kvlease._session import Link, Session
 from kvlease.errors import InvalidError
 from kvlease.options import DEFAULTS, CacheOptions
@@ -33,7 +33,7 @@ R = TypeVar("R")
 OnDoubt = Literal["miss", "raise"]
 """What a worker does when a call was refused or failed: answer as if nothing was cached, or raise."""
 
-Listed = Literal["workers", "leases", "pins", "waiting", "tenants"]
+Listed = Literal["workers", "leases", "pins", "waiting", "tenants", "magazines"]
 """What of a cache can be listed."""
 
 DEADLINE_SECONDS: Final = 5.0
@@ -169,12 +169,18 @@ class Client:
         layout_fingerprint: str = "",
         engine: str = "",
         magazine: str = "",
+        deadline_seconds: float | None = None,
     ) -> Worker:
         """Make this process a worker of a cache, over connections of its own that this client's end does not close.
 
         Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. Where each
         rank of an engine calls for itself, `engine` names the engine, and its ranks share the leases of its requests.
         `magazine` names what all processes of an engine share that keeps its own block tables; see `Worker.magazine`.
+        The worker's calls end after `deadline_seconds`; left out, after the client's, as attaching itself always does.
+
+        Raises:
+            InvalidError: an argument is malformed or out of range.
+            KVLeaseError: the daemon is away, or refuses.
         """
         request = attach_request(
             cache,
@@ -185,15 +191,14 @@ class Client:
             engine=engine,
             magazine=magazine,
         )
-        # A worker may start before its daemon, and waits for it.
-        link = Link(deadline_seconds=self._link.deadline_seconds, is_reached=True)
-        session = Session(link, request, raises=self._raises)
+        session = attaching(request, self._link, deadline_seconds, raises=self._raises)
         port = Port(open_transport(self._address))
         try:
             port.run(_flows.attach(session))
         except BaseException:
             port.transport.close()
             raise
+        session.link.deadline_seconds = deadline_seconds or self._link.deadline_seconds
         return Worker(session, port, open_transport(self._address)).start()
 
     def _stream(self, ask: Ask[R], idle_seconds: float | None) -> Iterator[R]:
@@ -229,14 +234,24 @@ def attach_request(  # noqa: PLR0913 - the fields of an attach
         raise InvalidError(f"attach: {error}") from error
 
 
+def attaching(
+    request: pb.AttachRequest, link: Link, deadline_seconds: float | None, *, raises: bool
+) -> Session:
+    """Return the session of a worker that is about to attach, which it does within the deadline of its client.
+
+    Raises:
+        InvalidError: no call could honour the deadline of its later calls.
+    """
+    if deadline_seconds is not None:
+        check_deadline(deadline_seconds)
+    # A worker may start before its daemon, and waits for it.
+    own = Link(deadline_seconds=link.deadline_seconds, is_reached=True)
+    return Session(own, request, raises=raises)
+
+
 def check_options(deadline_seconds: float, on_doubt: str) -> None:
     """Refuse options that no call could honour."""
-    check_type("deadline_seconds", deadline_seconds, int | float)
-    if not 0 < deadline_seconds < float("inf"):
-        raise InvalidError(
-            f"deadline_seconds must be a positive number, not {deadline_seconds}",
-            resource="deadline_seconds",
-        )
+    check_deadline(deadline_seconds)
     if on_doubt not in ("miss", "raise"):
         raise InvalidError(
             f"on_doubt must be 'miss' or 'raise', not {on_doubt!r}", resource="on_doubt"

@@ -4,9 +4,12 @@ Where only text travels, holdings are one sentence, such as "you leased 12, othe
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from kvlease.errors import BY_CODE, Holding, InternalError, KVLeaseError
 from kvlease.v1 import kvlease_pb2 as pb
+
+_INT64_MAX: Final = 2**63 - 1
 
 
 def error_to_proto(error: KVLeaseError) -> pb.Error:
@@ -16,9 +19,9 @@ def error_to_proto(error: KVLeaseError) -> pb.Error:
         message=error.message,
         retryable=error.retryable,
         resource=error.resource or "",
-        need=error.need,
-        available=error.available,
-        limit=error.limit,
+        need=fitting(error.need),
+        available=fitting(error.available),
+        limit=fitting(error.limit),
         retry_after_ms=error.retry_after_ms,
         rule=error.rule or "",
         remedies=error.remedies,
@@ -27,6 +30,11 @@ def error_to_proto(error: KVLeaseError) -> pb.Error:
             for one in error.holdings
         ],
     )
+
+
+def fitting(number: int | None) -> int | None:
+    """Return a number that an Error can carry: a caller's own, which a refusal repeats, may be any."""
+    return number if number is None else max(-_INT64_MAX, min(number, _INT64_MAX))
 
 
 def error_from_proto(message: pb.Error) -> KVLeaseError:

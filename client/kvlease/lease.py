@@ -11,7 +11,7 @@ from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.replies import Committed, Evicted, Explanation, Miss, Reloaded
 
 if TYPE_CHECKING:
-    from kvlease.aio import AsyncWorker
+    from kvlease.aio_worker import AsyncWorker
     from kvlease.worker import Worker, WorkerView
 
 

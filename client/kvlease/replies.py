@@ -186,6 +186,26 @@ class TenantInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MagazineInfo:
+    """What one engine holds by block id, outside any lease."""
+
+    magazine_id: int
+    """Its place and one; the next magazine there has the same."""
+    magazine_digest: str
+    """What stands for its name in the daemon."""
+    tenant: str
+    worker_ids: tuple[int, ...]
+    """The processes that share it."""
+    private_blocks: int
+    """Blocks that it may write."""
+    held_blocks: int
+    """Findable blocks that it holds, perhaps as others do."""
+    num_exchanges: int
+    age_ms: int | None
+    """Since the last of them; None where there was none in this life of the daemon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """One page of one of a cache's lists, by id; the other lists are empty."""
 
@@ -196,6 +216,7 @@ class Inspection:
     pins: tuple[PinInfo, ...] = ()
     waiting: tuple[WaitingInfo, ...] = ()
     tenants: tuple[TenantInfo, ...] = ()
+    magazines: tuple[MagazineInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvlease import _calls, _flows, _steps, _verbs
+from kvlease._checks import check_deadline
 from kvlease._session import Session
 from kvlease.errors import KVLeaseError
 from kvlease.keys import BlockKeys
 from kvlease.lease import GrantView, Lease
 from kvlease.magazine import Magazine
+from kvlease.memory import Identity as MemoryIdentity
 from kvlease.plan import CachePlan
 from kvlease.replies import (
     Committed,
@@ -60,6 +62,16 @@ class WorkerView:
         return self._session.link.epoch
 
     @property
+    def deadline_seconds(self) -> float:
+        """Seconds after which its calls end; setting it counts from the next call on."""
+        return self._session.link.deadline_seconds
+
+    @deadline_seconds.setter
+    def deadline_seconds(self, seconds: float) -> None:
+        check_deadline(seconds)
+        self._session.link.deadline_seconds = seconds
+
+    @property
     def plan(self) -> CachePlan:
         """Every number of the cache."""
         return self._session.plan
@@ -85,6 +97,12 @@ class WorkerView:
     def memory_generation(self) -> int:
         """Grows when `device` and `tables` became other memory: then views of the old must be made anew."""
         return self._session.memory_generation
+
+    @property
+    def memory_identity(self) -> MemoryIdentity:
+        """Says which memory `device` and `tables` are: two workers with the same share it; () where there is none."""
+        memory = self._session.memory
+        return () if memory is None else memory.identity
 
     @property
     def death_proof(self) -> str:

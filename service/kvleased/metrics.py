@@ -365,8 +365,17 @@ def _magazines(caches: Mapping[str, Figures]) -> Iterator[Metric]:
         "Device blocks in each magazine, by its place: private ones, and findable ones that others may hold, too.",
         labels=("cache", "magazine", "state"),
     )
+    keys = CounterMetricFamily(
+        "kvlease_magazine_keys",
+        "Keys that magazines asked to hold: held, cached but not held yet, or missed.",
+        labels=("cache", "outcome"),
+    )
     for cache, figures in caches.items():
+        for outcome in ("held", "cached", "missed"):
+            keys.add_metric(
+                (cache, outcome), figures.census.counters.get(f"magazine_keys_{outcome}", 0)
+            )
         for place, num_private, num_held in figures.census.magazines:
             blocks.add_metric((cache, str(place), "private"), num_private)
             blocks.add_metric((cache, str(place), "held"), num_held)
-    yield blocks
+    yield from (blocks, keys)

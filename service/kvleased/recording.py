@@ -19,6 +19,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.cache import Cache
+from kvleased.core.exchanging import NOT_HELD
 from kvleased.traces.ghosts import Ghosts
 
 WATCHERS_MAX: Final = 4
@@ -77,6 +78,10 @@ class Observer:
         elif isinstance(reply, e.Stepped):
             assert isinstance(command, c.Step), "only a step is answered so"
             self._stepped(command, reply, now)
+        elif isinstance(reply, e.Exchanged):
+            assert isinstance(command, c.Exchange), "only an exchange is answered so"
+            if command.hold_keys:
+                self._held(command, reply, now)
         elif self._requests:
             if isinstance(command, c.Commit | c.Extend):
                 self._went_on(command.lease_id, command.num_tokens)
@@ -127,6 +132,32 @@ class Observer:
                 + reply.disk_hit_tokens
                 + reply.remote_hit_tokens,
             )
+
+    def _held(self, command: c.Exchange, reply: e.Exchanged, now: float) -> None:
+        """Note the keys of an exchange as a request that has ended: nobody can tell how long it lives.
+
+        A key that is cached and was not held is asked for again, and counts then.
+        """
+        blocks = np.frombuffer(reply.held_blocks, "<i4")
+        is_told = blocks != NOT_HELD
+        keys = command.hold_keys
+        if not is_told.all():
+            keys = np.frombuffer(keys, f"V{BYTES_PER_KEY}")[is_told].tobytes()
+        if not keys:
+            return
+        if self.ghosts is not None:
+            self.ghosts.offer(keys)
+        if self._recordings:
+            is_hit = blocks[is_told] >= 0
+            num_hits = len(is_hit) if is_hit.all() else int(is_hit.argmin())
+            request = _Request(
+                granted_at=now,
+                keys=keys,
+                input_tokens=len(is_hit) * self._tokens_per_key,
+                hit_tokens=num_hits * self._tokens_per_key,
+            )
+            for recording in self._recordings:
+                recording.add(request)
 
     def _stepped(self, command: c.Step, reply: e.Stepped, now: float) -> None:
         if self._requests and command.verbs:

@@ -87,6 +87,21 @@ class Serving:
         self.kill_control()
         self.until(lambda: _is_heard(worker))
 
+    def restart(self, *, is_killed: bool) -> None:
+        """Stop or kill the whole daemon, start it anew, and wait for another life of it: the memory is another, too."""
+        with Client(self.address("unix")) as client:
+            epoch = client.stats().epoch
+        if is_killed:
+            self.process.kill()
+        self.stop()
+        self.start()
+        # What answers at once may be the old life, which a kill of its supervisor ends a moment later.
+        self.until(lambda: self._answers() and self._epoch() != epoch)
+
+    def _epoch(self) -> int:
+        with Client(self.address("unix")) as client:
+            return client.stats().epoch
+
     def control(self) -> int:
         """Return the process that serves."""
         with Client(self.address("unix")) as client:

@@ -4,17 +4,25 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvlease import AsyncClient, Client, ExchangeOrder, WrongStateError
-from tests.acceptance.serving import Serving, blocks_in_use, new_cache, served
+from kvlease import (
+    AsyncClient,
+    Client,
+    ExchangeOrder,
+    IdReusedError,
+    UnknownCacheError,
+    WrongStateError,
+)
+from tests.acceptance.serving import Serving, blocks_in_use, command, new_cache, served
 from tests.acceptance.test_client import INPUTS
 
 pytestmark = pytest.mark.acceptance
 
+SECONDS = 60
+"""A deadline that a busy machine keeps."""
 PROGRAM = """
 import sys
 from kvlease import Client, ExchangeOrder
@@ -26,10 +34,10 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Serving]:
-    """Give a daemon of the test's own."""
-    with served(tmp_path / "run") as serving:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Give the daemon of these tests, each of which has its cache to itself."""
+    with served(tmp_path_factory.mktemp("magazines") / "run") as serving:
         yield serving
 
 
@@ -38,6 +46,12 @@ def client(daemon: Serving) -> Iterator[Client]:
     """Give a client of a cache of 32 blocks."""
     with new_cache(daemon, "demo", INPUTS) as client:
         yield client
+
+
+def register_again(daemon: Serving, client: Client) -> None:
+    """Make the cache that was lost with the daemon's memory."""
+    client.register("demo", INPUTS)
+    daemon.until(lambda: client.get_cache("demo").status == "ready")
 
 
 class Engine:
@@ -104,6 +118,65 @@ def test_magazine_survives_the_death_of_the_control_process(
         assert mine.exchange(ExchangeOrder(hold_keys=keys)).held.tolist() == blocks[:4].tolist()
         daemon.until(lambda: blocks_in_use(client, "demo") == 6)
         assert mine.exchange(ExchangeOrder(drop_blocks=blocks)).dropped.tolist() == [1] * 6
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+def test_magazine_is_new_when_the_memory_is(
+    daemon: Serving, client: Client, *, is_killed: bool
+) -> None:
+    """After the whole daemon was started anew nothing of an engine's is taken for what it was, and it can go on."""
+    order = ExchangeOrder(take_new=3)
+    with client.attach("demo", magazine="left", deadline_seconds=SECONDS) as worker:
+        mine, identity = worker.magazine(), worker.memory_identity
+        taken = mine.exchange(ExchangeOrder(take_running=6)).taken_running
+        daemon.restart(is_killed=is_killed)
+        # Whether heartbeats have made it a worker again by then nobody can tell.
+        with pytest.raises(UnknownCacheError):
+            mine.exchange(ExchangeOrder(drop_blocks=taken))
+        register_again(daemon, client)
+
+        with pytest.raises(WrongStateError, match="inventory"):
+            mine.exchange(order)
+        found = mine.inventory()
+
+        assert (found.blocks.tolist(), found.sequence) == ([], 0)
+        assert worker.memory_generation == 2
+        assert worker.memory_identity != identity
+        assert len(mine.exchange(order).taken_new) == 3
+        assert mine.inventory().sequence == 1
+        assert blocks_in_use(client, "demo") == 3
+
+
+def test_sequence_of_a_magazine_that_is_gone_is_stale(daemon: Serving, client: Client) -> None:
+    """Where the cache is there again before the engine calls, its next exchange is refused, and changes nothing."""
+    with client.attach("demo", magazine="left", deadline_seconds=SECONDS) as worker:
+        mine = worker.magazine()
+        mine.exchange(ExchangeOrder(take_running=6))
+        daemon.restart(is_killed=True)
+        register_again(daemon, client)
+
+        with pytest.raises(IdReusedError, match="inventory"):
+            mine.exchange(ExchangeOrder(take_new=3))
+
+        assert mine.inventory().blocks.tolist() == []
+        assert blocks_in_use(client, "demo") == 0
+
+
+def test_magazines_are_listed_for_people(daemon: Serving, client: Client) -> None:
+    """Each transport and the command line tell who shares a magazine and what is in it."""
+    with client.attach("demo", magazine="left") as worker:
+        keys = worker.keys.chain(list(range(32)), 16)
+        blocks = worker.magazine().exchange(ExchangeOrder(take_running=5)).taken_running
+        order = ExchangeOrder(publish_blocks=blocks[:2], publish_keys=keys)
+        worker.magazine().exchange(order)
+
+        for scheme in ("unix", "http+unix", "grpc+unix"):
+            with Client(daemon.address(scheme)) as operator:
+                (one,) = operator.inspect("demo", "magazines").magazines
+            assert (one.private_blocks, one.held_blocks, one.num_exchanges) == (3, 2, 2)
+            assert one.worker_ids == (worker.worker_id,)
+            assert (one.tenant, one.age_ms is not None) == ("default", True)
+        assert one.magazine_digest in command(daemon.address("unix"), "magazines")
 
 
 def test_two_engines_share_what_is_found(client: Client) -> None:

@@ -237,7 +237,7 @@ def inspect(run: Run) -> None:
         run.call("inspect", pb.InspectRequest(cache="unknown", what=what))
         run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, limit=10_000))
     run.call("unpin", pb.UnpinRequest(pin_id=pin_id))
-    for what in ("waiting", "tenants"):
+    for what in ("waiting", "tenants", "magazines"):
         run.call("inspect", pb.InspectRequest(cache=CACHE, what=what))
 
 

@@ -136,6 +136,14 @@ def tenants(
 
 
 @app.command()
+def magazines(
+    *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
+) -> None:
+    """List the magazines with the processes that share them, and their blocks."""
+    _list("magazines", address, cache, limit, as_json=as_json)
+
+
+@app.command()
 def explain(
     lease_id: Annotated[
         int, typer.Argument(metavar="LEASE", min=1, help="The lease, as `kvlease leases` names it.")
@@ -244,6 +252,7 @@ _TABLES: Final[dict[Listed, Callable[[str, Inspection], Table]]] = {
     "pins": tables.pins,
     "waiting": tables.waiting,
     "tenants": tables.tenants,
+    "magazines": tables.magazines,
 }
 
 

@@ -13,6 +13,7 @@ _ID_OF: Final[dict[Listed, str]] = {
     "pins": "pin_id",
     "waiting": "call_id",
     "tenants": "tenant_id",
+    "magazines": "magazine_id",
 }
 
 

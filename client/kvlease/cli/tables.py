@@ -271,6 +271,31 @@ def tenants(cache: str, page: Inspection) -> Table:
     return table
 
 
+def magazines(cache: str, page: Inspection) -> Table:
+    """Return one row per magazine of a cache: how many processes share it, and its blocks."""
+    table = _table(
+        f"Magazines of {cache}",
+        "magazine",
+        "digest",
+        "tenant",
+        "processes",
+        "blocks\nprivate",
+        "blocks\nheld",
+        "exchanges",
+        "last",
+    )
+    for one in page.magazines:
+        counts = (len(one.worker_ids), one.private_blocks, one.held_blocks, one.num_exchanges)
+        table.add_row(
+            str(one.magazine_id),
+            one.magazine_digest,
+            one.tenant,
+            *(f"{count:,}" for count in counts),
+            "" if one.age_ms is None else show_age(one.age_ms),
+        )
+    return table
+
+
 def show_age(milliseconds: int) -> str:
     """Return a span of time in its largest whole unit."""
     seconds = milliseconds // 1000

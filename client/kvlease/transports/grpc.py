@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
 
 from kvlease.errors import InvalidError, KVLeaseError, UnavailableError
-from kvlease.faults import error_from_proto, holdings_from_text
+from kvlease.faults import error_from_proto, fitting, holdings_from_text
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -224,7 +224,7 @@ def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:
             message.holdings.extend(holdings_from_text(info.metadata.get("holdings", "")))
             for name in _NUMBERS:
                 if number := info.metadata.get(name):
-                    setattr(message, name, int(number))
+                    setattr(message, name, fitting(int(number)))
         elif detail.Unpack(retry):
             message.retry_after_ms = retry.retry_delay.ToMilliseconds()
     return error_from_proto(message) if message.code else None

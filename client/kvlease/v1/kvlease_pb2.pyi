@@ -1299,21 +1299,43 @@ class TenantInfo(_message.Message):
     weight: float
     def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., used_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., min_blocks: _Optional[int] = ..., max_blocks: _Optional[int] = ..., pinned_blocks_max: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
+class MagazineInfo(_message.Message):
+    __slots__ = ("magazine_id", "magazine_digest", "tenant", "worker_ids", "private_blocks", "held_blocks", "num_exchanges", "age_ms")
+    MAGAZINE_ID_FIELD_NUMBER: _ClassVar[int]
+    MAGAZINE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    magazine_id: int
+    magazine_digest: str
+    tenant: str
+    worker_ids: bytes
+    private_blocks: int
+    held_blocks: int
+    num_exchanges: int
+    age_ms: int
+    def __init__(self, magazine_id: _Optional[int] = ..., magazine_digest: _Optional[str] = ..., tenant: _Optional[str] = ..., worker_ids: _Optional[bytes] = ..., private_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., num_exchanges: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
+
 class InspectResponse(_message.Message):
-    __slots__ = ("num_total", "workers", "leases", "pins", "waiting", "tenants")
+    __slots__ = ("num_total", "workers", "leases", "pins", "waiting", "tenants", "magazines")
     NUM_TOTAL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    MAGAZINES_FIELD_NUMBER: _ClassVar[int]
     num_total: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseInfo]
     pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
     waiting: _containers.RepeatedCompositeFieldContainer[WaitingInfo]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantInfo]
-    def __init__(self, num_total: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[WaitingInfo, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantInfo, _Mapping]]] = ...) -> None: ...
+    magazines: _containers.RepeatedCompositeFieldContainer[MagazineInfo]
+    def __init__(self, num_total: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[WaitingInfo, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantInfo, _Mapping]]] = ..., magazines: _Optional[_Iterable[_Union[MagazineInfo, _Mapping]]] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "retryable", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies", "holdings")

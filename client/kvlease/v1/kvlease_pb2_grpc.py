@@ -359,8 +359,8 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """Inspect lists the workers, leases, pins, waiting calls or tenants of a cache, a page at a time; it names neither
-        keys nor tokens.
+        """Inspect lists the workers, leases, pins, waiting calls, tenants or magazines of a cache, a page at a time; it names
+        neither keys nor tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

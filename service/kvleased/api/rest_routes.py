@@ -124,7 +124,7 @@ ROUTES: Final = (
         Route(verb="inspect", method="GET", path=f"/v1/caches/{{cache}}/{what}", tag="watching",
               query=("limit", "after_id"), settled=(("what", what),), name=f"list_{what}",
               summary=f"List the {_LISTED.get(what, what)} of a cache, a page at a time")
-        for what in ("workers", "leases", "pins", "waiting", "tenants")
+        for what in ("workers", "leases", "pins", "waiting", "tenants", "magazines")
     ),
     Route(verb="watch", method="GET", path="/v1/events", tag="watching", query=("after_sequence", "cache"),
           summary="Stream events, oldest first, as server-sent events"),

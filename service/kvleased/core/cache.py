@@ -25,7 +25,14 @@ from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
 from kvleased.core.cleaning import clean
 from kvleased.core.effects import Effect, Outcome, Wake
-from kvleased.core.listing import LeaseFacts, PinFacts, list_leases, list_pins
+from kvleased.core.listing import (
+    LeaseFacts,
+    MagazineFacts,
+    PinFacts,
+    list_leases,
+    list_magazines,
+    list_pins,
+)
 from kvleased.core.magazines import NO_MAGAZINES
 from kvleased.core.ranks import NO_PLACES, Place
 from kvleased.core.records import CacheRecords
@@ -180,6 +187,11 @@ class Cache:
     def list_pins(self, after_id: int, limit: int) -> tuple[PinFacts, ...]:
         """Return up to `limit` pins whose ids are above `after_id`, by id."""
         return list_pins(self._state, after_id, limit)
+
+    def list_magazines(self, now: float) -> tuple[MagazineFacts, ...]:
+        """Return what each magazine holds, by place; `now` is in monotonic seconds."""
+        self.settle()
+        return list_magazines(self._state, now)
 
     def list_tenants(self) -> tuple[TenantFacts, ...]:
         """Return what each tenant has and may have, of all that are attached, configured or use blocks; by digest."""

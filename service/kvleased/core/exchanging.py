@@ -20,14 +20,16 @@ from kvleased.core.magazines import Magazine
 from kvleased.core.moving import prefetch
 from kvleased.core.pool import Ids
 from kvleased.core.room import num_available, room
-from kvleased.core.state import CacheState, chosen_keys, pack
+from kvleased.core.state import CacheState, chosen_keys, pack, split_keys
 from kvleased.core.states import Event, State
-from kvleased.core.tenants import may_take_free
+from kvleased.core.tenants import is_held_back, may_take_free
 
 _DONE, _REFUSED, _NOT_SO = 1, 2, 3
 """What a byte says of an entry."""
-_NOT_THERE, _NOT_HELD = -1, -2
+_NOT_THERE, NOT_HELD = -1, -2
 """What stands in the place of a block that is not held: it is nowhere, or it is cached."""
+_NO_KEY: Final = bytes(BYTES_PER_KEY)
+"""What an inventory says of a private block, so that no findable one may have it."""
 _BYTES_PER_BLOCK: Final = 4
 # Reading a member of an enumeration costs as much as a small array operation.
 _READY: Final = int(State.READY)
@@ -42,7 +44,7 @@ def exchange(state: CacheState, command: Exchange, now: float) -> Outcome:
     _check_sequence(state, magazine, command.sequence)
     if command.holds_all:
         _check_alone(state, magazine)
-    magazine.is_vouched = True
+    magazine.is_vouched, magazine.exchanged_at = True, now
     state.records.magazines.sequence[magazine.place] = command.sequence
     state.counters["exchanges"] += 1
     published = retracted = dropped = held = b""
@@ -106,6 +108,9 @@ def _check_columns(command: Exchange) -> None:
             msg = f"{name} has {len(packed)} bytes, which is no multiple of {bytes_per_item}"
             raise InvalidError(msg, resource=name)
     _check_as_many("publish_keys", command.publish_keys, BYTES_PER_KEY, num_published)
+    if _NO_KEY in command.publish_keys and _NO_KEY in split_keys(command.publish_keys):
+        msg = "publish_keys has a key of zeros, which stands for a private block; compute the block's own"
+        raise InvalidError(msg, resource="publish_keys")
     if command.publish_positions:
         _check_as_many(
             "publish_positions", command.publish_positions, _BYTES_PER_BLOCK, num_published
@@ -234,14 +239,26 @@ def _hold(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
     is_held = is_there
     if b"\0" not in is_there.tobytes():
         _add(state, magazine, found)
+        state.counters["magazine_keys_held"] += len(found)
         return pack(found)
     if command.stops_at_miss:
         is_held = np.arange(len(found)) < is_there.argmin()
     _add(state, magazine, found[is_held])
     answer = np.where(is_held, found, _NOT_THERE)
     if is_any_below(state, EVERYWHERE):
-        answer[_look_below(state, magazine, command, is_there) & ~is_held] = _NOT_HELD
+        answer[_look_below(state, magazine, command, is_there) & ~is_held] = NOT_HELD
+    _count_keys(state, answer)
     return pack(answer)
+
+
+def _count_keys(state: CacheState, answer: Ids) -> None:
+    """Count what became of keys; one that is cached and not held is asked for again."""
+    num_missed, num_cached = (
+        int(np.count_nonzero(answer == one)) for one in (_NOT_THERE, NOT_HELD)
+    )
+    state.counters["magazine_keys_held"] += len(answer) - num_missed - num_cached
+    state.counters["magazine_keys_cached"] += num_cached
+    state.counters["magazine_keys_missed"] += num_missed
 
 
 def _add(state: CacheState, magazine: Magazine, blocks: Ids) -> None:
@@ -315,9 +332,26 @@ def _take(state: CacheState, magazine: Magazine, command: Exchange, now: float) 
     if command.take_new:
         count = _fair(state, magazine, command, now)
         new = _grab(state, magazine, command, count, may_wait=True)
-    num_short = command.take_running + command.take_new - len(running) - len(new)
-    magazine.short_since = now if num_short else None
+    _note_shortage(
+        state,
+        magazine,
+        command,
+        now,
+        command.take_running + command.take_new - len(running) - len(new),
+    )
     return running, new
+
+
+def _note_shortage(
+    state: CacheState, magazine: Magazine, command: Exchange, now: float, num_short: int
+) -> None:
+    """Remember whether others are to leave blocks to a magazine; what its tenant may not have they need not leave."""
+    magazine.short_since = None
+    if num_short and not (
+        state.is_limited and is_held_back(state, magazine.tenant, num_short, NOWHERE)
+    ):
+        magazine.short_since = now
+        magazine.least_blocks = magazine.num_blocks + num_short if command.all_or_nothing else 0
 
 
 def _fair(state: CacheState, magazine: Magazine, command: Exchange, now: float) -> int:

@@ -1,4 +1,4 @@
-"""Own the lists of leases and pins that people read, a page at a time; how many there are is `census`'s to count."""
+"""Own the lists of leases, pins and magazines that people read; how many there are is `census`'s to count."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from math import isfinite
 
 from kvlease.ids import LeaseId, PinId, WorkerId
 from kvleased.core.leases import Lease
+from kvleased.core.magazines import contents
 from kvleased.core.state import CacheState
 
 
@@ -45,6 +46,44 @@ def list_pins(state: CacheState, after_id: int, limit: int) -> tuple[PinFacts, .
     """Return up to `limit` pins whose ids are above `after_id`, by id."""
     page = [PinId(number) for number in _page(state.pins, after_id, limit)]
     return tuple(PinFacts(pin_id=one, num_blocks=len(state.pins[one])) for one in page)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MagazineFacts:
+    """One magazine at one instant."""
+
+    magazine_id: int
+    """Its place and one."""
+    name: int
+    """64 bits that stand for the name under which its processes attached."""
+    tenant_digest: int
+    worker_ids: tuple[WorkerId, ...]
+    num_private: int
+    num_held: int
+    """Findable blocks."""
+    sequence: int
+    """Of its last exchange."""
+    age_seconds: float | None
+    """Since then; None where that was in an earlier life of the daemon, or never."""
+
+
+def list_magazines(state: CacheState, now: float) -> tuple[MagazineFacts, ...]:
+    """Return all magazines, by place."""
+    book = state.magazines
+    blocks = {place: counts for place, *counts in contents(book, state.device.records.state)}
+    return tuple(
+        MagazineFacts(
+            magazine_id=one.place + 1,
+            name=one.name,
+            tenant_digest=one.tenant,
+            worker_ids=tuple(sorted(one.workers)),
+            num_private=blocks[one.place][0],
+            num_held=blocks[one.place][1],
+            sequence=int(book.records.sequence[one.place]),
+            age_seconds=None if one.exchanged_at is None else now - one.exchanged_at,
+        )
+        for one in sorted(book.by_name.values(), key=lambda one: one.place)
+    )
 
 
 def _page(ids: Iterable[int], after_id: int, limit: int) -> list[int]:

@@ -41,6 +41,10 @@ class Magazine:
     what their keys say: while there is no daemon, an engine may have to go on with its own blocks."""
     short_since: float | None = None
     """When it came away with less than it wanted, in monotonic seconds; None where it is satisfied."""
+    least_blocks: int = 0
+    """Blocks below which that does not help it, for it takes all or nothing; 0 where each block does."""
+    exchanged_at: float | None = None
+    """When its last exchange was, in monotonic seconds; None where there was none in this life."""
 
     def __repr__(self) -> str:
         """Show life: what it holds and how many processes share it."""
@@ -177,9 +181,12 @@ class MagazineBook:
         return 1 + sum(one.num_blocks > 0 or one.is_short(now) for one in others)
 
     def is_owed(self, magazine: Magazine, share: int, now: float) -> bool:
-        """Tell whether another magazine has less than its share and came away with less than it wanted."""
+        """Tell whether another magazine has less than its share and came away with less than it wanted.
+
+        One that wants all or nothing, and more than its share, is owed nothing: it would hold the others up for ever.
+        """
         return any(
-            one.num_blocks < share and one.is_short(now)
+            one.num_blocks < share and one.least_blocks <= share and one.is_short(now)
             for one in self.by_name.values()
             if one is not magazine
         )

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 
 if TYPE_CHECKING:
-    from kvleased.core.listing import LeaseFacts
+    from kvleased.core.listing import LeaseFacts, MagazineFacts
     from kvleased.core.tenants import TenantFacts
     from kvleased.core.waiting_list import WaitingFacts
 
@@ -22,19 +24,22 @@ ENTRIES_MAX: Final = 256
 
 
 def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> pb.InspectResponse:
-    """List the workers, leases, pins, waiting calls or tenants of a cache, by id; a worker's own tenant is all it sees.
+    """List the workers, leases, pins, waiting calls, tenants or magazines of a cache, by id.
+
+    Of tenants and magazines a worker sees its own tenant's alone.
 
     Raises:
         UnknownCacheError: there is no such cache.
         InvalidError: there is no such list, or the limit is above that of a page.
-        UnknownWorkerError: tenants are asked for under a token that is nobody's.
+        UnknownWorkerError: tenants or magazines are asked for under a token that is nobody's.
     """
     entry = registry.cache(request.cache)
-    what = checks.one_of("what", request.what, (*_LISTINGS, _TENANTS))
+    what = checks.one_of("what", request.what, (*_LISTINGS, *_OF_TENANTS))
     limit = checks.count("limit", request.limit, 0, ENTRIES_MAX) or ENTRIES_MAX
-    if what == _TENANTS:
+    if what in _OF_TENANTS:
         own = registry.worker(caller.token).tenant_digest if caller.token else None
-        return _tenants(registry, entry, own, range(request.after_id, request.after_id + limit))
+        places = range(request.after_id, request.after_id + limit)
+        return _OF_TENANTS[what](registry, entry, own, places)
     return _LISTINGS[what](registry, entry, request.after_id, limit)
 
 
@@ -79,13 +84,29 @@ def _tenants(
     )
 
 
+def _magazines(
+    registry: Registry, entry: CacheEntry, own: int | None, places: range
+) -> pb.InspectResponse:
+    """List the magazines at some places; `own` is the digest of the only tenant whose are seen, None sees all."""
+    names = registry.tenant_names()
+    found = entry.core.list_magazines(monotonic())
+    seen = [one for one in found if own in (None, one.tenant_digest)]
+    page = [one for one in seen if one.magazine_id > places.start][: len(places)]
+    return pb.InspectResponse(
+        num_total=len(seen), magazines=[_magazine(one, names) for one in page]
+    )
+
+
 _LISTINGS: Final[dict[str, Callable[[Registry, CacheEntry, int, int], pb.InspectResponse]]] = {
     "workers": _workers,
     "leases": _leases,
     "pins": _pins,
     "waiting": _waiting,
 }
-_TENANTS: Final = "tenants"
+_OF_TENANTS: Final[
+    dict[str, Callable[[Registry, CacheEntry, int | None, range], pb.InspectResponse]]
+] = {"tenants": _tenants, "magazines": _magazines}
+"""Lists of which a worker sees its own tenant's entries alone."""
 
 
 def _worker(worker: WorkerEntry) -> pb.WorkerInfo:
@@ -132,7 +153,7 @@ def _waiting_call(facts: "WaitingFacts") -> pb.WaitingInfo:
 def _tenant(number: int, facts: "TenantFacts", names: Mapping[int, str]) -> pb.TenantInfo:
     return pb.TenantInfo(
         tenant_id=number,
-        tenant=names.get(facts.tenant_digest, f"{facts.tenant_digest:016x}"),
+        tenant=_tenant_name(names, facts.tenant_digest),
         used_blocks=facts.used_blocks,
         held_blocks=facts.held_blocks,
         pinned_blocks=facts.pinned_blocks,
@@ -141,6 +162,24 @@ def _tenant(number: int, facts: "TenantFacts", names: Mapping[int, str]) -> pb.T
         pinned_blocks_max=facts.pinned_blocks_max,
         weight=facts.weight,
     )
+
+
+def _magazine(facts: "MagazineFacts", names: Mapping[int, str]) -> pb.MagazineInfo:
+    age_seconds = facts.age_seconds
+    return pb.MagazineInfo(
+        magazine_id=facts.magazine_id,
+        magazine_digest=f"{facts.name:016x}",
+        tenant=_tenant_name(names, facts.tenant_digest),
+        worker_ids=np.array(facts.worker_ids, "<i8").tobytes(),
+        private_blocks=facts.num_private,
+        held_blocks=facts.num_held,
+        num_exchanges=facts.sequence,
+        age_ms=None if age_seconds is None else _milliseconds(age_seconds),
+    )
+
+
+def _tenant_name(names: Mapping[int, str], digest: int) -> str:
+    return names.get(digest, f"{digest:016x}")
 
 
 def _milliseconds(seconds: float) -> int:

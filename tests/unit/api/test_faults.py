@@ -6,7 +6,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import StatusCode
 
-from kvlease.errors import BY_CODE, Holding, KVLeaseError, PoolFullError
+from kvlease.errors import BY_CODE, Holding, InvalidError, KVLeaseError, PoolFullError
 from kvlease.faults import error_from_proto, error_to_proto, holdings_from_text
 from kvlease.transports import _rest
 from kvlease.transports.grpc import _explained
@@ -99,3 +99,12 @@ def test_holdings_that_cannot_be_read_are_passed_over(text: str) -> None:
     assert holdings_from_text(f"{text}, nobody free 4") == [
         pb.Holding(owner="nobody", state="free", num_blocks=4)
     ]
+
+
+def test_number_of_any_width_is_explained() -> None:
+    """A refusal that repeats a caller's number reaches it, however large that is."""
+    error = InvalidError(need=2**64 - 1, available=-(2**70), limit=7)
+
+    found = error_from_proto(error_to_proto(error))
+
+    assert (found.need, found.available, found.limit) == (2**63 - 1, 1 - 2**63, 7)

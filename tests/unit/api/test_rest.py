@@ -77,7 +77,7 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
                     reserves=[pb.ReserveRequest(request_id="r")])),
     *(("GET", f"/v1/caches/demo/{what}?limit=5&after_id=7", None, "inspect",
        pb.InspectRequest(cache="demo", what=what, limit=5, after_id=7))
-      for what in ("workers", "leases", "pins", "waiting", "tenants")),
+      for what in ("workers", "leases", "pins", "waiting", "tenants", "magazines")),
     ("GET", "/v1/stats?cache=demo", None, "stats", pb.StatsRequest(cache="demo")),
 ]  # fmt: skip
 

@@ -23,6 +23,7 @@ from kvlease.replies import (
     Explanation,
     Inspection,
     LeaseInfo,
+    MagazineInfo,
     Miss,
     PoolStats,
     Stats,
@@ -80,6 +81,10 @@ TENANT = TenantInfo(
     tenant_id=1, tenant="acme", used_blocks=2000, held_blocks=40, pinned_blocks=3, min_blocks=100, max_blocks=4000,
     pinned_blocks_max=16, weight=2.5,
 )  # fmt: skip
+MAGAZINE = MagazineInfo(
+    magazine_id=31, magazine_digest="89abcdef01234567", tenant="acme", worker_ids=(7, 8, 9), private_blocks=123_456,
+    held_blocks=123_457, num_exchanges=12_345_678, age_ms=1_500,
+)  # fmt: skip
 MISSES = (
     Miss(
         first_block=2, num_blocks=4_000, reason="evicted", tier="device", policy="leaf-lru", tenant="batch",
@@ -95,6 +100,7 @@ LISTS = {
     "workers": Inspection(num_total=1, workers=(WORKER,)),
     "waiting": Inspection(num_total=1, waiting=(WAITING,)),
     "tenants": Inspection(num_total=1, tenants=(TENANT,)),
+    "magazines": Inspection(num_total=1, magazines=(MAGAZINE,)),
 }
 TIERS_HIT = ("device", "host", "disk", "remote", "computed")
 EVENT = Event(
@@ -191,7 +197,7 @@ def test_status_shows_pools_by_state() -> None:
     assert ["demo", "0", "0", "0"] in rows(output)
 
 
-@pytest.mark.parametrize("verb", ["waiting", "tenants"])
+@pytest.mark.parametrize("verb", ["waiting", "tenants", "magazines"])
 def test_lists_fit_the_terminal(verb: str) -> None:
     """No number of a list is cut in a terminal of 80 columns."""
     _, output, _ = run(verb, COLUMNS="80")

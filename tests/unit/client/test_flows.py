@@ -666,3 +666,28 @@ def test_number_that_no_field_carries_is_refused_by_its_name(
 def test_numbers_of_arrays_are_numbers() -> None:
     """What counts as an integer for Python does so here."""
     assert _calls.evict(num_blocks=np.int64(5)).request == pb.EvictRequest(num_blocks=5)  # type: ignore[arg-type]
+
+
+def test_worker_that_is_closed_while_it_attaches_again_leaves_nobody_behind(
+    session: Session, clock: Clock
+) -> None:
+    """A detach that went out under the old token does not end the worker that a heartbeat just became."""
+    again = attached(epoch=2)
+    again.worker_id, again.token = 9, "new"
+
+    class Closing(Played):
+        def _answer(self, action: Any) -> Any:
+            if isinstance(action, _flows.Attach):
+                with pytest.raises(UnknownWorkerError):
+                    Played(session, clock, UnknownWorkerError()).run(_flows.detach(session))
+            return super()._answer(action)
+
+    session.raises = True
+    played = Closing(
+        session, clock, StaleEpochError(), Attached(again, []), pb.DetachResponse(num_leases=0)
+    )
+    with pytest.raises(UnknownWorkerError, match="detached"):
+        played.run(_flows.heartbeat(session))
+
+    assert [call.token for call in played.sent] == ["token 1", "new"]
+    assert played.sent[-1].verb == "detach"

@@ -294,6 +294,20 @@ def test_worker_goes_on_over_a_broken_connection(client: Client, server: FrameSe
         assert worker.lookup(bytes(32)).num_device_blocks == 3
 
 
+def test_worker_has_a_deadline_of_its_own(client: Client) -> None:
+    """Attaching goes by the client's deadline, and the worker's calls by the worker's, which may change."""
+    with client.attach("demo") as worker, client.attach("demo", deadline_seconds=0.5) as hasty:
+        assert (worker.deadline_seconds, hasty.deadline_seconds) == (2, 0.5)
+        assert worker.memory_identity == hasty.memory_identity != ()
+        hasty.deadline_seconds = 7
+        assert hasty._session.link.deadline_seconds == 7
+        for wrong in (0, -1, float("inf"), float("nan")):
+            with pytest.raises(InvalidError, match="deadline_seconds"):
+                hasty.deadline_seconds = wrong
+            with pytest.raises(InvalidError, match="deadline_seconds"):
+                client.attach("demo", deadline_seconds=wrong)
+
+
 def test_worker_survives_the_daemons_restart(
     client: Client, server: FrameServer, daemon: Daemon
 ) -> None:
@@ -329,13 +343,14 @@ def test_other_memory_after_a_restart_is_mapped_anew(
 ) -> None:
     """When the memory itself was lost, the worker maps the new one, and says so."""
     with client.attach("demo") as worker, Regions() as fresh:
-        old = worker.device
+        old, identity = worker.device, worker.memory_identity
         assert old is not None
         server.fds, daemon.regions, daemon.epoch = fresh.fds, fresh, 2
 
         worker.lookup(bytes(32))
 
         assert worker.memory_generation == 2
+        assert worker.memory_identity != identity
         assert worker.device is not None
         worker.device[0], old[0] = 1, 2  # a view of the old memory stays valid
         assert os.pread(fresh.fds[0], 1, 0) == b"\x01"
@@ -549,6 +564,19 @@ def test_waiting_calls_and_tenants_read_as_records(client: Client, server: Frame
 
     assert (read.waiting[0].call_id, read.waiting[0].reason) == (4, "copies")
     assert (read.tenants[0].tenant, read.tenants[0].weight) == ("acme", 1.5)
+
+
+def test_magazines_read_as_records(client: Client, server: FrameServer) -> None:
+    """Who shares a magazine is a tuple, and one that has not exchanged anything has no age."""
+    packed = (7).to_bytes(8, "little") + (8).to_bytes(8, "little")
+    old = pb.MagazineInfo(magazine_id=1, worker_ids=packed, private_blocks=3, age_ms=0)
+    page = pb.InspectResponse(num_total=2, magazines=[old, pb.MagazineInfo(magazine_id=2)])
+    server.answer = lambda _: page
+
+    first, second = client.inspect("demo", "magazines").magazines
+
+    assert (first.worker_ids, first.private_blocks, first.age_ms) == ((7, 8), 3, 0)
+    assert (second.worker_ids, second.age_ms) == ((), None)
 
 
 def test_operators_errors_are_always_raised(client: Client, daemon: Daemon) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from kvlease.errors import BusyError, InvalidError, NotYoursError, UnknownCacheError
-from kvlease.ids import LeaseId
+from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import recording
 from kvleased.callers import Caller
-from kvleased.core.effects import Reserved
+from kvleased.core.commands import Exchange
+from kvleased.core.effects import Exchanged, Reserved
 from kvleased.metrics import Metrics
 from kvleased.traces import ghosts
 from kvleased.verbs.figures import figures
@@ -212,6 +213,34 @@ async def test_long_request_is_digested_key_by_key() -> None:
     one, two = digests(await anext(trace)), digests(await anext(trace))
     assert (len(one), len({*one, *two})) == (1200, 1500)
     assert one[300:] == two[:900]
+
+
+async def test_keys_of_an_exchange_are_told_as_a_request_that_has_ended() -> None:
+    """What a magazine asks to hold is a prefix; a key that is cached and not held counts when it is asked for again."""
+    observer = recording.Observer(a_cache(2), TOKENS_PER_BLOCK)
+    trace = observer.record(0.0)
+    await anext(trace)
+
+    for held in ((7, 3, -1, 5), (7, -2, -2, -2), (-2, -2, -2, -2), (4, 5, 6, 7)):
+        command = Exchange(worker_id=WorkerId(1), sequence=1, hold_keys=keys(0, 4))
+        observer.saw(command, exchanged(*held), 1.5)
+    observer.saw(Exchange(worker_id=WorkerId(1), sequence=1), exchanged(), 1.5)
+
+    told = [await anext(trace) for _ in range(3)]
+    numbers = [(one.input_tokens, one.output_tokens, one.hit_tokens) for one in told]
+    per_key = TOKENS_PER_BLOCK
+    assert numbers == [
+        (4 * per_key, 0, 2 * per_key), (per_key, 0, per_key), (4 * per_key, 0, 4 * per_key),
+    ]  # fmt: skip
+    assert digests(told[1]) == digests(told[0])[:1]
+
+
+def exchanged(*held: int) -> Exchanged:
+    """Return the answer to an exchange that asked for blocks to be held."""
+    return Exchanged(
+        published=b"", retracted=b"", dropped=b"", held_blocks=np.array(held, "<i4").tobytes(), held_all_blocks=b"",
+        held_all_keys=b"", taken_blocks=b"", num_taken_running=0, num_available=1, num_magazines=1,
+    )  # fmt: skip
 
 
 async def haunted(node: Node, *ghosts: str) -> None:

@@ -84,7 +84,7 @@ class Attachment:
 
     def limit(self, seconds: float) -> None:
         """End the worker's calls after so many seconds."""
-        self.worker._session.link.deadline_seconds = seconds  # noqa: SLF001 - attaching may take longer than a call
+        self.worker.deadline_seconds = seconds
 
 
 def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
@@ -113,16 +113,17 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
             )
         if info.status != _READY:
             raise StartingError(f"cache {name} has {info.bytes_populated} bytes populated so far")
-        labels = {"magazine": terms.magazine} if terms.magazine else {}
         worker = client.attach(
             name,
             worker_name="vllm",
             rank=terms.rank,
             tenant=settings.tenant,
             layout_fingerprint=plan.layout_fingerprint,
-            **labels,
+            # Attaching may take longer than a call.
+            deadline_seconds=settings.deadline_seconds,
+            magazine=terms.magazine,
         )
-    return _described(worker, settings, with_magazine=bool(terms.magazine))
+    return _described(worker, with_magazine=bool(terms.magazine))
 
 
 def _register(client: Client, name: str, settings: ConnectorSettings, terms: Terms) -> CacheInfo:
@@ -158,18 +159,15 @@ def _check_identity(name: str, plan: CachePlan, identity: Identity) -> None:
         raise LayoutMismatchError(message, resource="identity")
 
 
-def _described(worker: Worker, settings: ConnectorSettings, *, with_magazine: bool) -> Attachment:
-    memory = worker._session.memory  # noqa: SLF001 - whether two attachments have the same memory
-    attachment = Attachment(
+def _described(worker: Worker, *, with_magazine: bool) -> Attachment:
+    return Attachment(
         worker=worker,
         magazine=worker.magazine() if with_magazine else None,  # type: ignore[attr-defined,unused-ignore]
         plan=worker.plan,
         device=worker.device,
-        memory=() if memory is None else memory.identity,
+        memory=worker.memory_identity,
         memory_generation=worker.memory_generation,
     )
-    attachment.limit(settings.deadline_seconds)
-    return attachment
 
 
 class Attacher:

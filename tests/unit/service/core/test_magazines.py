@@ -449,6 +449,7 @@ def test_exchange_out_of_sequence_changes_nothing(node: Node, sequence: int) -> 
         {"publish_keys": bytes(32)},
         {"publish_blocks": packed(1), "publish_keys": bytes(32), "publish_positions": bytes(8)},
         {"publish_positions": bytes(4)},
+        {"publish_blocks": packed(1, 2), "publish_keys": keys(1, 0)},
     ],
     ids=" ".join,
 )
@@ -650,6 +651,28 @@ def test_shortness_is_forgotten() -> None:
     assert len(ids(node.exchange(take_new=1).taken_blocks)) == 1
 
 
+def test_who_wants_all_of_more_than_its_share_holds_nobody_up() -> None:
+    """A magazine whose request never fits into its share goes away empty, and the others go on."""
+    node = _two_engines()
+    assert node.exchange(OTHER, take_new=7, all_or_nothing=True).taken_blocks == b""
+    assert len(ids(node.exchange(take_new=1).taken_blocks)) == 1
+
+    node = Node(a_cache()).attach(ENGINE, OTHER)
+    blocks = ids(node.take(7))
+    assert node.exchange(OTHER, take_new=3, all_or_nothing=True).taken_blocks == b""
+    node.exchange(drop_blocks=packed(*blocks[:2]))
+    assert node.exchange(take_new=1).taken_blocks == b""
+
+
+def test_who_has_what_its_tenant_may_have_holds_nobody_up() -> None:
+    """A magazine that is short for its tenant's limit alone is not served by others' going without."""
+    node = Node(a_cache(tenants={OTHER_TENANT: TenantLimits(max_blocks=2)}))
+    node.attach(ENGINE, FOREIGN).take(4)
+
+    assert len(ids(node.exchange(FOREIGN, take_new=3).taken_blocks)) == 2
+    assert len(ids(node.exchange(take_new=2).taken_blocks)) == 2
+
+
 def test_calls_that_wait_come_before_new_requests(node: Node) -> None:
     """While a call waits for blocks, none are taken to admit new requests."""
     blocks = node.take(6)
@@ -672,6 +695,30 @@ def test_census_tells_what_magazines_have(node: Node) -> None:
 
     assert node.cache.census().magazines == ((0, 2, 1), (1, 0, 0))
     assert repr(node.cache._state.magazines.of(ENGINE)) == "<Magazine 0: 3 blocks, 2 processes>"
+
+
+def test_magazines_are_listed(node: Node) -> None:
+    """Each is told with its processes, blocks and exchanges, and when the last one was; a new life knows none."""
+    node.attach(OTHER).take(2)
+    node.publish(1)
+
+    first, second = node.cache.list_magazines(5.0)
+    assert (first.magazine_id, first.worker_ids) == (1, (ENGINE, SECOND))
+    assert (first.num_private, first.num_held, first.sequence) == (2, 1, 3)
+    assert (first.age_seconds, first.name, first.tenant_digest) == (5.0, 21, TENANT)
+    assert (second.magazine_id, second.sequence, second.age_seconds) == (2, 0, None)
+    assert node.restart(ENGINE).cache.list_magazines(9.0)[0].age_seconds is None
+
+
+def test_keys_are_counted_by_what_became_of_them(node: Node) -> None:
+    """Held, cached in another tier, or nowhere: each key that was asked for counts once for each time."""
+    node.publish(1, 2)
+
+    node.exchange(hold_keys=keys(1, 2))
+    node.exchange(hold_keys=keys(1, 9))
+
+    counters = node.cache.census().counters
+    assert (counters["magazine_keys_held"], counters["magazine_keys_missed"]) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ class ScriptedCore:
 
     waiting: tuple[Any, ...] = ()
     tenants: tuple[Any, ...] = ()
+    magazines: tuple[Any, ...] = ()
 
     def list_waiting(self, after_id: int, limit: int, now: float) -> tuple[Any, ...]:
         """Return the waiting calls behind an id."""
@@ -76,6 +77,11 @@ class ScriptedCore:
     def list_tenants(self) -> tuple[Any, ...]:
         """Return the tenants."""
         return self.tenants
+
+    def list_magazines(self, now: float) -> tuple[Any, ...]:
+        """Return the magazines."""
+        assert now > 0
+        return self.magazines
 
     def census(self) -> Any:
         """Count the waiting calls."""

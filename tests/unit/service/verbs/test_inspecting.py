@@ -104,10 +104,41 @@ def test_worker_sees_its_own_tenant_alone() -> None:
     assert page.num_total == 1
 
 
-def test_token_of_nobody_lists_no_tenants() -> None:
+@pytest.mark.parametrize("what", ["tenants", "magazines"])
+def test_token_of_nobody_lists_no_tenants(what: str) -> None:
     """A token that is not a worker's is no operator's, either."""
     with pytest.raises(UnknownWorkerError):
-        listed(registry_of(core=ScriptedCore()), "tenants", Caller(transport="grpc", token="x"))
+        listed(registry_of(core=ScriptedCore()), what, Caller(transport="grpc", token="x"))
+
+
+def magazine(number: int, digest: int, **changes: Any) -> SimpleNamespace:
+    """Return a magazine as the core lists it."""
+    facts = {
+        "magazine_id": number, "name": 0xFE, "tenant_digest": digest, "worker_ids": (7, 8), "num_private": 3,
+        "num_held": 2, "sequence": 9, "age_seconds": 1.5,
+    }  # fmt: skip
+    return SimpleNamespace(**facts | changes)
+
+
+def test_magazines_are_listed_without_their_names() -> None:
+    """A magazine is told by a digest, with its tenant, its processes and its blocks, a page at a time."""
+    registry = registry_of()
+    acme = next(iter(registry.by_id.values())).tenant_digest
+    of_both = (magazine(1, acme), magazine(3, 0xAB, age_seconds=None))
+    registry.cache("main").core = ScriptedCore(magazines=of_both)  # type: ignore[assignment]  # lists alone
+
+    page = listed(registry, "magazines", limit=1)
+    rest = listed(registry, "magazines", after_id=1)
+
+    assert list(page.magazines) == [
+        pb.MagazineInfo(
+            magazine_id=1, magazine_digest="00000000000000fe", tenant="acme",
+            worker_ids=(7).to_bytes(8, "little") + (8).to_bytes(8, "little"),
+            private_blocks=3, held_blocks=2, num_exchanges=9, age_ms=1500,
+        )
+    ]  # fmt: skip
+    assert [(one.magazine_id, one.HasField("age_ms")) for one in rest.magazines] == [(3, False)]
+    assert (page.num_total, listed(registry, "magazines", WORKER).num_total) == (2, 1)
 
 
 def test_list_that_is_none_is_refused_with_all_lists() -> None:

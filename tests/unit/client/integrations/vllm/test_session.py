@@ -69,11 +69,8 @@ def magazine() -> Magazine:
 @pytest.fixture
 def worker() -> SimpleNamespace:
     """What a session asks of a worker."""
-    link = SimpleNamespace(deadline_seconds=0.0)
     keys = SimpleNamespace(tenant_key=bytes(32))
-    return SimpleNamespace(
-        worker_id=1, memory_generation=1, keys=keys, _session=SimpleNamespace(link=link)
-    )
+    return SimpleNamespace(worker_id=1, memory_generation=1, keys=keys, deadline_seconds=0.0)
 
 
 @pytest.fixture
