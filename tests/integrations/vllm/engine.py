@@ -140,6 +140,10 @@ class Round:
     seconds: float
     spans: Mapping[str, Sequence[float]]
     """Seconds of every call of the scheduler, by the call's name; with `Job.times` only."""
+    cpu_seconds: float = 0.0
+    """Processor seconds of the life's process."""
+    cpu_spans: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The same as `spans`, in processor seconds of the thread that called."""
 
     @property
     def cached(self) -> list[int]:
@@ -201,6 +205,8 @@ class Life:
             steps=words["steps"],
             seconds=words["seconds"],
             spans=words["spans"],
+            cpu_seconds=words["cpu_seconds"],
+            cpu_spans=words["cpu_spans"],
         )
 
     def metrics(self, *prefixes: str) -> dict[str, float]:

@@ -24,6 +24,7 @@ class Life:
         self._answers = answers
         self._num_requests = 0
         self._spans: dict[str, list[float]] = {}
+        self._cpu_spans: dict[str, list[float]] = {}
         self._forwards_left: int | None = None
 
     def start(self) -> None:
@@ -94,9 +95,9 @@ class Life:
         """Run a round of prompts to its end, or to the moment at which it is to stop."""
         round_ = _Round(order, self._num_requests)
         self._num_requests += len(order["prompts"])
-        self._spans = {}
+        self._spans, self._cpu_spans = {}, {}
         self._forwards_left = order.get("die_before_forward")
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         step = 0
         while round_.is_open or self.engine.has_unfinished_requests():
             round_.arrive(self.engine, step, self._job.get("sampling", {}))
@@ -113,7 +114,9 @@ class Life:
             requests=round_.told(),
             steps=step,
             seconds=time.perf_counter() - began,
+            cpu_seconds=time.process_time() - cpu_began,
             spans=self._spans,
+            cpu_spans=self._cpu_spans,
         )
 
     def _placement(self) -> Words:
@@ -163,13 +166,16 @@ class Life:
         if self._job.get("times"):
             for name in ("schedule", "update_from_output", "add_request"):
                 setattr(core.scheduler, name, self._timed(name, getattr(core.scheduler, name)))
+            if guard := sys.modules.get("kvlease.integrations.vllm.guard"):
+                guard.Guard.call = self._timed("control_call", guard.Guard.call)
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **words: Any) -> Any:
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.thread_time()
             try:
                 return call(*arguments, **words)
             finally:
+                self._cpu_spans.setdefault(name, []).append(time.thread_time() - cpu_began)
                 self._spans.setdefault(name, []).append(time.perf_counter() - began)
 
         return timed

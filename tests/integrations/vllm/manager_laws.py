@@ -127,6 +127,31 @@ def requests_ask_once(address: str) -> None:
     assert not bench.manager.has_pending_work()
 
 
+def requests_that_wait_are_asked_for_together(address: str) -> None:
+    """Requests that came together are one exchange; what was not found is asked again some steps later."""
+    bench = Bench(address)
+    keys, late = bench.keys(0, 4), bench.keys(50, 4)
+    bench.store("a", keys)
+    before = bench.desk.num_exchanges
+    first = bench.request("b", keys)
+    second = bench.request("c", keys)
+    third = bench.request("d", late)
+
+    assert bench.looked_up(first, keys) == bench.looked_up(second, keys) == [HIT] * 4
+    assert bench.looked_up(third, late) == [MISS] * 4
+    assert bench.desk.num_exchanges == before + 1
+    assert bench.desk.books.num_held == 4
+
+    bench.store("e", late)
+    for _ in range(8):
+        bench.step()
+    assert bench.looked_up(third, late) == [HIT] * 4
+    for context in (first, second, third):
+        bench.manager.on_request_finished(context)
+    bench.step()
+    assert bench.desk.books.num_held == 0
+
+
 def keys_that_nobody_lists_are_asked_together(address: str) -> None:
     """Where a request does not list its keys, the first lookups are retried and known a step later."""
     bench = Bench(address)
@@ -220,6 +245,7 @@ def main() -> None:
         one.__name__: one
         for one in (
             requests_ask_once,
+            requests_that_wait_are_asked_for_together,
             keys_that_nobody_lists_are_asked_together,
             failed_stores_are_not_found,
             refused_requests_compute,

@@ -289,6 +289,7 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
     "law",
     [
         "requests_ask_once",
+        "requests_that_wait_are_asked_for_together",
         "keys_that_nobody_lists_are_asked_together",
         "failed_stores_are_not_found",
         "refused_requests_compute",

@@ -9,6 +9,7 @@ Keys cannot be turned back; an index that was restored by keys is looked up by t
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 from blake3 import blake3
@@ -51,6 +52,14 @@ class Rekeyer:
         """Return the key of a hash that ends with its group's number, as vLLM's pool has them."""
         group = int.from_bytes(hash_with_group[-BYTES_PER_GROUP:], "big")
         return self.each((hash_with_group[:-BYTES_PER_GROUP],), group)[0]
+
+    def of_names(self, names: Iterable[bytes]) -> list[bytes]:
+        """Return the keys of such hashes with their groups' numbers, in order."""
+        keys: list[bytes] = []
+        for group, of_group in groupby(names, lambda name: name[-BYTES_PER_GROUP:]):
+            hashes = (name[:-BYTES_PER_GROUP] for name in of_group)
+            keys += self.each(hashes, int.from_bytes(group, "big"))
+        return keys
 
     def grow(self, group: int = 0) -> "RequestKeys":
         """Return the keys of a request, which are made as its hashes come."""

@@ -382,3 +382,18 @@ def warm(daemon: PlayedDaemon, num_blocks: int) -> PlayedEngine:
         engine.dispatch()
         engine.finish_step()
     return engine
+
+
+def test_steps_without_news_make_no_exchange() -> None:
+    """A step that wrote no whole block, and for which the stock is full, is told to nobody."""
+    daemon = PlayedDaemon(chance_of(0))
+    engine = warm(daemon, num_blocks=13)
+    engine.dispatch()
+    engine.finish_step()
+    before = daemon.sequence
+
+    for _ in range(5):
+        engine.dispatch()
+        engine.finish_step()
+
+    assert daemon.sequence == before

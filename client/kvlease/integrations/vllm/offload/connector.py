@@ -22,6 +22,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
 
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.integrations.vllm.namespace import Identity, magazine_name
@@ -79,6 +80,13 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         manager = self.scheduler.manager
         assert isinstance(manager, PoolManager)
         return manager
+
+    def on_new_request(self, request: Request) -> None:
+        """Take a request in, with its keys: the first that is looked up asks for all that came with it."""
+        super().on_new_request(request)
+        status = getattr(self.scheduler, "_req_status", {}).get(request.request_id)
+        if status is not None and hasattr(status, "update_offload_keys"):
+            status.update_offload_keys()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Plan the step's loads and stores."""

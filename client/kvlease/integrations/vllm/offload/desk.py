@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import groupby
 from typing import Final, TypeVar
 
 from vllm.v1.kv_offload.base import OffloadKey
 
 from kvlease.integrations.vllm.offload.books import NO_ROWS, Books, Row, Rows
-from kvlease.integrations.vllm.rekey import BYTES_PER_GROUP
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 
 T = TypeVar("T")
@@ -85,11 +83,7 @@ class Desk:
         """Return the daemon's keys of vLLM's; none where there never was a daemon."""
         rekeyer = self._session.rekeyer
         assert rekeyer is not None, "a desk that is ready has keys"
-        names: list[bytes] = []
-        for group, of_group in groupby(keys, lambda key: key[-BYTES_PER_GROUP:]):
-            hashes = (key[:-BYTES_PER_GROUP] for key in of_group)
-            names += rekeyer.each(hashes, int.from_bytes(group, "big"))
-        return names
+        return rekeyer.of_names(keys)
 
     def begin_generation(self) -> None:
         """Make all keys others than before."""

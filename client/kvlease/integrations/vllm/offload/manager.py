@@ -1,16 +1,15 @@
 """Own vLLM's scheduler side of offloading: which blocks the pool has, and where new ones go; no byte moves here.
 
-A request is looked up once: one exchange asks for all of its keys and holds what is found, and every lookup is then a
-dict access. What was held is given up as soon as the request runs, and goes with the next exchange. Stores take rows
-from a stock of private ones and are published when all ranks have written them. A scheduler step makes one control
-call at most, beside the one of each request that is new to it.
+A request is looked up once: one exchange asks for all keys of it, and of those that came with it, and holds what is
+found; every lookup is then a dict access. What was held is given up as soon as the request runs, and goes with the next
+exchange. Stores take rows from a stock of private ones and are published when all ranks have written them. A step makes
+one control call at most, beside the one of requests that are new to it.
 
 Where the daemon is away, everything is a miss and nothing is stored.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +27,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvlease.integrations.vllm.offload.arrivals import KNOWS_POSITIONS, Arrivals
 from kvlease.integrations.vllm.offload.books import Row, Rows, Written
 from kvlease.integrations.vllm.offload.desk import Desk
 from kvlease.integrations.vllm.offload.jobs import Jobs
@@ -39,13 +39,6 @@ from kvlease.integrations.vllm.offload.requests import (
     Seeker,
 )
 from kvlease.integrations.vllm.offload.specs import RowsSpec
-
-KNOWS_POSITIONS: Final = "_offload_key_positions" in {one.name for one in fields(ReqContext)}
-"""Whether a request's context names all of its keys before the first is looked up.
-
-Without it keys are gathered as they are looked up, answered RETRY, and asked for together at the end of the step: one
-step later, at the same number of calls.
-"""
 
 RELOAD_SECONDS: Final = 1.0
 """Seconds that a request waits for blocks of a lower tier; then they are misses."""
@@ -63,6 +56,7 @@ class PoolManager(OffloadingManager):
         self._clock = clock
         self._desk: Desk | None = None
         self._jobs = Jobs(1)
+        self._arrivals = Arrivals()
         self._seekers: dict[str, Seeker] = {}
         self._holders: dict[str, Seeker] = {}
         self._pending: dict[str, Seeker] = {}
@@ -151,13 +145,14 @@ class PoolManager(OffloadingManager):
     # The life of requests and steps
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Take a request in; nothing is asked before it is looked up."""
-        del req_context
+        """Take a request in; nothing is asked before one is looked up."""
+        self._arrivals.note(req_context)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Give up what a request held, unless a load still reads it."""
         self._unasked.pop(req_context.req_id, None)
+        self._arrivals.forget((req_context.req_id,))
         seeker = self._seekers.get(req_context.req_id)
         if seeker is None:
             return
@@ -213,6 +208,7 @@ class PoolManager(OffloadingManager):
 
     def admit(self, request_ids: Collection[str]) -> None:
         """Note which requests run in this step: they have loaded what they load."""
+        self._arrivals.forget(request_ids)
         for request_id in [one for one in self._holders if one in request_ids]:
             seeker = self._holders[request_id]
             if not seeker.num_loads:
@@ -280,14 +276,18 @@ class PoolManager(OffloadingManager):
 
     def _ask(self, desk: Desk, keys: list[OffloadKey], seeker: Seeker) -> None:
         """Make one exchange that holds what the pool has of the keys; all are misses where it fails."""
-        books = desk.books
-        has_room = books.num_held < books.num_rows * HELD_SHARE_MAX
-        names = desk.names(keys) if has_room else []
-        rows = desk.exchange(hold=names) if names else None
+        self._arrivals.forget((seeker.request_id,))
+        asked = []
+        if keys and desk.books.num_held < desk.books.num_rows * HELD_SHARE_MAX:
+            asked = [(seeker, keys), *self._arrivals.early(len(keys), self._seeker)]
+        names = [desk.names(of_request) for _, of_request in asked]
+        rows = desk.exchange(hold=[one for own in names for one in own]) if asked else None
         if rows is None:
             seeker.answers.update(dict.fromkeys(keys, MISS))
-        else:
-            self._take_in(desk, seeker, keys, names, rows)
+            return
+        for (asking, of_request), own in zip(asked, names, strict=True):
+            there, rows = rows[: len(own)], rows[len(own) :]
+            self._take_in(desk, asking, of_request, own, there)
 
     def _take_in(
         self, desk: Desk, seeker: Seeker, keys: list[OffloadKey], names: list[bytes], rows: Rows
@@ -333,6 +333,8 @@ class PoolManager(OffloadingManager):
 
     def _close_step(self, desk: Desk) -> None:
         desk.poll()
+        for seeker in self._arrivals.end_step(self._holders.keys() | self._pending):
+            self._release(seeker)
         now = self._clock()
         waiting = self._questions(now)
         books = desk.books

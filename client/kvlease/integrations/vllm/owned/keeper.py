@@ -117,7 +117,9 @@ class Keeper:
         Else those that are private. One request never gets more than `blocks_per_request` without asking again.
         """
         num_ours = num_in_queue - self._num_absent
-        is_enough = self.require(min(self._needs.blocks_per_request, num_ours))
+        need = min(self._needs.blocks_per_request, num_ours)
+        # Asked for every request of every step, so the usual answer comes first.
+        is_enough = len(self.spare) + len(self.waiting) >= need or self.require(need)
         return num_ours if is_enough else self.num_private_free
 
     def require(self, num_blocks: int) -> bool:
@@ -167,8 +169,7 @@ class Keeper:
 
     def refile(self, block_id: int) -> None:
         """Put a block with the spare or the waiting ones, or with neither, as it stands now."""
-        is_private = self.ledger.is_private(block_id) and self._is_free(block_id)
-        if not is_private:
+        if not self._is_free(block_id) or not self.ledger.is_private(block_id):
             self.spare.discard(block_id)
             self.waiting.discard(block_id)
         elif block_id in self.fence:
@@ -229,7 +230,9 @@ class Keeper:
         self._peak_given = max(self._num_given, self._peak_given - (self._peak_given >> 4) - 1)
         self._num_given = 0
         needs = self._needs
-        self.exchange(max(needs.reserve_blocks, needs.blocks_per_request + self._peak_given))
+        num_spare = max(needs.reserve_blocks, needs.blocks_per_request + self._peak_given)
+        if not self._is_settled(num_spare):
+            self.exchange(num_spare)
 
     def exchange(self, num_spare: int) -> bool:
         """Publish what is written and retract what is stale or will be needed; returns whether the daemon answered.
@@ -261,6 +264,13 @@ class Keeper:
             return self._is_unanswered()
         self._hear(writes, retracts, answer)
         return True
+
+    def _is_settled(self, num_spare: int) -> bool:
+        """Whether an exchange would carry nothing, as in most steps that decode."""
+        is_on = self.persistence is Persistence.ON and self._calls.is_answering
+        is_usual = is_on and not self._is_doubtful
+        has_news = self.fence.has_written or bool(self.ledger.stale) or self._num_absent
+        return is_usual and not has_news and len(self.spare) >= min(num_spare, ENTRIES_MAX)
 
     def doubt(self) -> None:
         """Note that the daemon may know something else than is written here, so that an inventory comes first."""

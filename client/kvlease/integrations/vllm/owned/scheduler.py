@@ -171,7 +171,7 @@ class OwnedScheduler:
         assert self._session is not None, "the keeper came with a session"
         rekeyer = self._session.rekeyer
         assert rekeyer is not None, "an engine that has the pool was attached"
-        return [rekeyer.key(name) for name in names]
+        return rekeyer.of_names(names)
 
     def _first_inventory(self, session: EngineSession) -> Inventory | None:
         ends_at = time.monotonic() + session.settings.start_seconds

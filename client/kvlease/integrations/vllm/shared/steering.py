@@ -102,13 +102,17 @@ class Steering:
     ) -> int:
         """Count the blocks that a request needs, and see to it that they are in stock."""
         total = self._count(request_id, num_tokens, new_computed_blocks, *more, **words)
+        managers = self._coordinator.single_type_managers
+        is_running = any(request_id in manager.num_cached_block for manager in managers)
+        if is_running and not total and not any(new_computed_blocks):
+            # A token that fits into a block that is there, as in most steps.
+            self._pool.allowance = self._pool.num_elsewhere
+            return 0
         fresh = total
         if any(new_computed_blocks):
             # As if somebody used the blocks that were hit already: then only new ones are counted.
             stand_ins = tuple([self._stand_in] * len(blocks) for blocks in new_computed_blocks)
             fresh = self._count(request_id, num_tokens, stand_ins, *more, **words)
-        managers = self._coordinator.single_type_managers
-        is_running = any(request_id in manager.num_cached_block for manager in managers)
         is_estimate = is_running and bool(words.get("apply_admission_cap"))
         hits = {block.block_id for blocks in new_computed_blocks for block in blocks}
         self._pool.allowance = 0

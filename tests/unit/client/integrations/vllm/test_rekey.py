@@ -79,3 +79,11 @@ def test_request_turns_each_hash_once_and_gives_any_part() -> None:
         assert split(request.upto(hashes, end, first)) == whole[first : min(end, 40)]
 
     assert sum(counted) == request.num_keys == 40
+
+
+def test_keys_of_names_of_several_groups_keep_their_order() -> None:
+    """Names of groups in any order give what each gives alone."""
+    rekeyer = Rekeyer(b"t" * 32, b"d" * 32)
+    names = [bytes([at]) * 32 + group.to_bytes(4, "big") for at, group in enumerate((0, 1, 1, 0))]
+
+    assert rekeyer.of_names(names) == [rekeyer.key(name) for name in names]

@@ -1,0 +1,75 @@
+"""Own which requests are asked for together with one that is looked up: those that wait and were not asked for yet.
+
+Each is asked for ahead once. What was found is held as if it had been looked up itself; that nothing was found counts
+for a few steps alone, because it may be there when the request's turn comes.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
+from typing import Final
+
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+
+from kvlease.integrations.vllm.offload.requests import Seeker
+
+KNOWS_POSITIONS: Final = "_offload_key_positions" in {one.name for one in fields(ReqContext)}
+"""Whether a request's context names all of its keys before the first is looked up.
+
+Without it keys are gathered as they are looked up, answered RETRY, and asked for together at the end of the step: one
+step later, at the same number of calls.
+"""
+
+REQUESTS_MAX: Final = 16
+KEYS_MAX: Final = 2_048
+"""Keys of one exchange, beyond which no further request is asked for ahead."""
+
+STEPS_MAX: Final = 8
+"""Steps for which it counts that nothing was found."""
+
+Question = tuple[Seeker, list[OffloadKey]]
+
+
+class Arrivals:
+    """The requests that nobody asked for yet, and those that were asked for ahead."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._contexts: dict[str, ReqContext] = {}
+        self._early: dict[str, tuple[Seeker, int]] = {}
+        self._step = 0
+
+    def __repr__(self) -> str:
+        """Show life: how many came, and how many were asked for ahead."""
+        return f"<Arrivals {len(self._contexts)} came, {len(self._early)} asked for ahead>"
+
+    def note(self, context: ReqContext) -> None:
+        """Note a request that came."""
+        self._contexts[context.req_id] = context
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Note requests that are asked for, run or have ended: none of them is early any more."""
+        for request_id in request_ids:
+            self._contexts.pop(request_id, None)
+            self._early.pop(request_id, None)
+
+    def early(self, num_keys: int, seeker: Callable[[ReqContext], Seeker]) -> list[Question]:
+        """Return what to ask for ahead, beside so many keys; whoever is in it is early from now on."""
+        questions: list[Question] = []
+        for request_id, context in list(self._contexts.items())[:REQUESTS_MAX]:
+            keys = list(context._offload_key_positions)  # noqa: SLF001 - probed at import; there is no other list
+            num_keys += len(keys)
+            if num_keys > KEYS_MAX:
+                break
+            del self._contexts[request_id]
+            if keys:
+                asking = seeker(context)
+                self._early[request_id] = (asking, self._step)
+                questions.append((asking, keys))
+        return questions
+
+    def end_step(self, holding: Collection[str]) -> list[Seeker]:
+        """Note the end of a step; returns those that were asked for ahead in vain, a few steps ago."""
+        self._step += 1
+        due = [name for name, (_, step) in self._early.items() if self._step - step >= STEPS_MAX]
+        asked = [(name, self._early.pop(name)[0]) for name in due]
+        return [seeker for name, seeker in asked if name not in holding]
