@@ -25,7 +25,7 @@ test: setup ## run all tests: units side by side, then those that start processe
 
 test-vllm: setup .venv-vllm/.ready ## run vLLM 0.32 itself: compare plans, then engines with the daemon
 	@$(BIN)/python tests/vllm/run.py
-	@$(BIN)/python -m pytest -q -n 0 -m vllm tests/integrations/vllm
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m vllm --requests-min 500 tests/integrations/vllm
 
 bench-vllm: setup .venv-vllm/.ready ## measure vLLM 0.32 with and without kvlease, each figure beside its floor
 	@$(BIN)/python tests/benchmarks/engines.py $(addprefix --only ,$(ONLY))

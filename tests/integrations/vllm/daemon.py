@@ -2,20 +2,24 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvlease import CacheStats, Client, Inspection
+from kvlease import CacheStats, Client, Inspection, KVLeaseError
 from tests.integrations.vllm.births import until
 from tests.integrations.vllm.models import ROOT
 
 _SECONDS_TO_START: Final = 60.0
+_SECONDS_TO_FORGET: Final = 10.0
+_PAUSE_SECONDS: Final = 0.05
 _IN_USE: Final = ("reserved", "ready_held", "filling", "quarantined")
 
 
@@ -30,6 +34,8 @@ class Daemon:
         self.address = f"unix://{self.runtime_dir}/kvlease.sock"
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self.is_harmed = False
+        """Whether any of its processes was ever stopped or killed."""
 
     @property
     def pid(self) -> int:
@@ -58,6 +64,7 @@ class Daemon:
     def stop(self) -> None:
         """Stop it in good order."""
         assert self._process is not None
+        self.is_harmed = True
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(_SECONDS_TO_START)
         self._process = None
@@ -65,16 +72,19 @@ class Daemon:
     def kill(self) -> None:
         """Kill all its processes at once; memory that nobody maps is gone with them."""
         assert self._process is not None
+        self.is_harmed = True
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
 
     def kill_control(self) -> None:
         """Kill the process that serves, which the supervisor starts again over the same memory."""
+        self.is_harmed = True
         os.kill(self.control(), signal.SIGKILL)
 
     def freeze(self) -> None:
         """Have all its processes stand still, with their connections as they are."""
+        self.is_harmed = True
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -120,6 +130,34 @@ class Daemon:
         with self.client() as client:
             return list(client.stats().caches)
 
+    def bytes_copied(self) -> float:
+        """Return how many bytes the daemon has copied so far, between whatever tiers."""
+        # REST opens after the socket by which a daemon is found to be ready.
+        path = str(self.runtime_dir / "http.sock")
+        with socket.socket(socket.AF_UNIX) as asking:
+            until(lambda: asking.connect_ex(path) == 0, "REST does not open", _SECONDS_TO_START)
+            asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            with asking.makefile() as told:
+                lines = [
+                    line.split() for line in told if line.startswith("kvlease_copy_bytes_total")
+                ]
+        return sum(float(line[-1]) for line in lines)
+
+    def exchanges(self) -> int:
+        """Count the control calls that engines have made of their blocks."""
+        return sum(cache.counters.get("exchanges", 0) for cache in self.caches())
+
+    def spoil(self, num_ranks: int = 1) -> None:
+        """Overwrite the pool of the one cache with random bytes, as no process may."""
+        (cache,) = self.caches()
+        chance = random.Random(1)  # noqa: S311 - nothing is secret
+        with self.client() as client:
+            for rank in range(num_ranks):
+                with client.attach(cache.cache, rank=rank) as worker:
+                    region = worker.device
+                    assert region is not None
+                    region[:] = memoryview(chance.randbytes(region.nbytes))
+
     def in_use(self, cache: str = "") -> int:
         """Count the device blocks that somebody has, over all caches or of one."""
         found = [one for one in self.caches() if cache in ("", one.cache)]
@@ -135,6 +173,18 @@ class Daemon:
         """Return the first entries of one list of a cache, such as its workers or leases."""
         with self.client() as client:
             return client.inspect(cache, what, limit=256)
+
+    def has_forgotten(self) -> bool:
+        """Delete all caches, as soon as those who died are proven dead; return whether that was possible."""
+        ends_at = time.monotonic() + _SECONDS_TO_FORGET
+        while self.caches():
+            with self.client() as client, contextlib.suppress(KVLeaseError):
+                for one in client.stats().caches:
+                    client.delete_cache(one.cache)
+            if time.monotonic() > ends_at:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        return True
 
     def wait_until_unused(self, cache: str = "") -> None:
         """Wait until nobody has a block; what dead engines had must come back."""

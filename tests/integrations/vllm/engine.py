@@ -1,4 +1,4 @@
-"""Own the tests' side of real engines: their lives and their daemon, what is expected of them, and what stays behind.
+"""Own the tests' side of real engines: their lives, and what is expected of them.
 
 A life is a process that `life.py` describes. Nothing here imports the engine.
 """
@@ -12,143 +12,27 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tests.integrations.vllm.births import BUILD, SECONDS_MAX, Popened, nursery, until
-from tests.integrations.vllm.models import ROOT, path_of
+from tests.integrations.vllm.jobs import KV_BYTES, Job, Prompts, beside_offload, prompt
+from tests.integrations.vllm.rounds import Round, contrasts, differences
 
-LOGPROB_ERROR_MAX: Final = 1e-5
-KV_BYTES: Final = 32 << 20
-"""Bytes of an engine's cache where a test does not say."""
-
-Prompts = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What an engine is, as `life.py` takes it."""
-
-    model: str = "llama"
-    """A name of `models.MODELS`, or a path."""
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the engine beyond the defaults."""
-    arguments: Sequence[str] = ()
-    """The command line of `vllm serve`, in place of all that is above."""
-    kv_transfer_config: Mapping[str, Any] | None = None
-    """Which connector there is; None: none."""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    is_one_process: bool = True
-    """Whether scheduler and worker share the life's process; more ranks than one need their own."""
-    is_async: bool = False
-    """Whether steps are scheduled before the last one's tokens are known."""
-    is_fresh: bool = False
-    """Whether the life imports the engine itself; needed where the environment counts at import."""
-    is_hollow: bool = False
-    """Whether the model computes nothing, for figures of all the rest; in one process only."""
-    times: bool = False
-    """Whether rounds tell how long the scheduler took; in one process only."""
-
-    def told(self) -> dict[str, Any]:
-        """Return the words that `life.py` reads."""
-        model = self.model if "/" in self.model else str(path_of(self.model))
-        return {
-            "model": model,
-            "engine": {**_ENGINE, **self.engine},
-            "arguments": list(self.arguments),
-            "kv_transfer_config": dict(self.kv_transfer_config or {}),
-            "sampling": {**_SAMPLING, **self.sampling},
-            "is_async": self.is_async,
-            "is_hollow": self.is_hollow,
-            "times": self.times,
-        }
-
-    def environ(self) -> dict[str, str]:
-        """Return the life's environment."""
-        return {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(_plugin_folder()), str(ROOT)]),
-            "VLLM_CACHE_ROOT": str(BUILD / "cache"),
-            "VLLM_CPU_CI_ENV": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if self.is_one_process else "1",
-            "VLLM_LOGGING_LEVEL": "INFO",
-            "VLLM_NO_USAGE_STATS": "1",
-            **self.environment,
-        }
-
-    def reference(self) -> "Job":
-        """Return the same engine without a connector, without prefix caching and with room for all."""
-        engine = {**self.engine, "enable_prefix_caching": False, "kv_cache_memory_bytes": KV_BYTES}
-        engine.pop("num_gpu_blocks_override", None)
-        return Job(model=self.model, engine=engine, sampling=self.sampling)
-
-
-_ENGINE: Final[dict[str, Any]] = {
-    "block_size": 32,
-    "disable_log_stats": False,
-    "dtype": "float32",
-    "enable_prefix_caching": True,
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": KV_BYTES,
-    "max_model_len": 2048,
-    "seed": 0,
-}
-_SAMPLING: Final[dict[str, Any]] = {
-    "ignore_eos": True,
-    "logprobs": 3,
-    "max_tokens": 16,
-    "temperature": 0.0,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What one request said."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[Mapping[int, float], ...]
-    """Per token, the log-probabilities of the likeliest."""
-    num_cached_tokens: int
-    finish_reason: str | None
-    """length, stop, abort or error."""
-    seconds_to_first_token: float
-
-    @classmethod
-    def of(cls, words: Mapping[str, Any]) -> "Said":
-        """Return what a life wrote."""
-        logprobs = tuple({int(k): v for k, v in at.items()} for at in words["logprobs"])
-        return cls(
-            tokens=tuple(words["tokens"]),
-            logprobs=logprobs,
-            num_cached_tokens=words.get("num_cached_tokens") or 0,
-            finish_reason=words["finish_reason"],
-            seconds_to_first_token=words.get("seconds_to_first_token", float("nan")),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What came of one order to generate."""
-
-    requests: tuple[Said, ...]
-    steps: int
-    seconds: float
-    spans: Mapping[str, Sequence[float]]
-    """Seconds of every call of the scheduler, by the call's name; with `Job.times` only."""
-    cpu_seconds: float = 0.0
-    """Processor seconds of the life's process."""
-    cpu_spans: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The same as `spans`, in processor seconds of the thread that called."""
-
-    @property
-    def cached(self) -> list[int]:
-        """Tokens of each request that were found."""
-        return [said.num_cached_tokens for said in self.requests]
+__all__ = [
+    "KV_BYTES",
+    "Job",
+    "Life",
+    "Prompts",
+    "Round",
+    "beside_offload",
+    "contrasts",
+    "differences",
+    "forget_reference",
+    "living",
+    "prompt",
+    "reference",
+]
 
 
 class Life:
@@ -199,15 +83,7 @@ class Life:
 
     def result(self) -> Round:
         """Wait for the end of a round."""
-        words = self.read("round")
-        return Round(
-            requests=tuple(map(Said.of, words["requests"])),
-            steps=words["steps"],
-            seconds=words["seconds"],
-            spans=words["spans"],
-            cpu_seconds=words["cpu_seconds"],
-            cpu_spans=words["cpu_spans"],
-        )
+        return Round.of(self.read("round"))
 
     def metrics(self, *prefixes: str) -> dict[str, float]:
         """Return the engine's counters by name and labels."""
@@ -311,26 +187,32 @@ def living(job: Job, folder: Path) -> Iterator[Life]:
 # What is right.
 
 
-def reference(job: Job, prompts: Prompts, **order: Any) -> Round:
-    """Return what the engine says with no cache at all; kept on disk, as it never changes."""
+def reference(job: Job, prompts: Prompts) -> Round:
+    """Return what the engine says with no cache at all; kept on disk, prompt by prompt, as it never changes."""
     bare = job.reference()
-    question = {"job": bare.told(), "prompts": [list(one) for one in prompts], "order": order}
+    kept = [_kept(bare, job.sampling, one) for one in prompts]
+    missing = {
+        path: list(one) for path, one in zip(kept, prompts, strict=True) if not path.exists()
+    }
+    if missing:
+        BUILD.joinpath("references").mkdir(parents=True, exist_ok=True)
+        words = _ask(bare, list(missing.values()), job.sampling)
+        for path, said in zip(missing, words["requests"], strict=True):
+            half = path.with_suffix(f".{os.getpid()}")
+            half.write_text(json.dumps(said))
+            half.rename(path)
+    said = [json.loads(path.read_text()) for path in kept]
+    return Round.of({"requests": said, "steps": 0, "seconds": 0.0, "spans": {}})
+
+
+def _kept(bare: Job, sampling: Mapping[str, Any], one: Sequence[int]) -> Path:
+    """Return the file of what is said to a prompt."""
+    question = {"job": bare.told(), "sampling": dict(sampling), "prompt": list(one)}
     digest = hashlib.blake2b(json.dumps(question, sort_keys=True).encode(), digest_size=16)
-    kept = BUILD / "references" / f"{digest.hexdigest()}.json"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        words = _ask(bare, prompts, order)
-        half = kept.with_suffix(f".{os.getpid()}")
-        half.write_text(json.dumps(words))
-        half.rename(kept)
-    words = json.loads(kept.read_text())
-    said = tuple(map(Said.of, words["requests"]))
-    return Round(
-        requests=said, steps=words["steps"], seconds=words["seconds"], spans=words["spans"]
-    )
+    return BUILD / "references" / f"{digest.hexdigest()}.json"
 
 
-def _ask(job: Job, prompts: Prompts, order: Mapping[str, Any]) -> dict[str, Any]:
+def _ask(job: Job, prompts: Prompts, sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return a round's words; the engine that says them lives for the next question, too."""
     global _asked  # noqa: PLW0603  # one reference at a time, as memory is short
     if _asked is None or _asked.job != job or _asked.status is not None:
@@ -340,7 +222,7 @@ def _ask(job: Job, prompts: Prompts, order: Mapping[str, Any]) -> dict[str, Any]
         _asked = Life(job, folder / f"reference-{os.getpid()}.log")
         _asked.start()
         _asked.ready()
-    _asked.begin(prompts, **order)
+    _asked.begin(prompts, sampling=dict(sampling))
     return _asked.read("round")
 
 
@@ -353,60 +235,6 @@ def forget_reference() -> None:
     if _asked is not None:
         _asked.close()
     _asked = None
-
-
-def differences(got: Round, wanted: Round) -> list[str]:
-    """Return a sentence for each request that says something else: other tokens, or other log-probabilities."""
-    found = []
-    for index, (ours, theirs) in enumerate(zip(got.requests, wanted.requests, strict=True)):
-        if ours.finish_reason == "abort":
-            # What was said before is right as far as it goes.
-            theirs_cut = theirs.tokens[: len(ours.tokens)]
-            if ours.tokens != theirs_cut:
-                found.append(f"request {index}: {ours.tokens} instead of {theirs_cut}")
-        elif ours.tokens != theirs.tokens:
-            found.append(f"request {index}: {ours.tokens} instead of {theirs.tokens}")
-        elif (error := _logprob_error(ours, theirs)) > LOGPROB_ERROR_MAX:
-            found.append(f"request {index}: log-probabilities differ by {error:.2e}")
-    return found
-
-
-def _logprob_error(ours: Said, theirs: Said) -> float:
-    """Return the largest difference over tokens that both name; the likeliest few may swap at their end."""
-    assert len(ours.logprobs) == len(theirs.logprobs)
-    return max(
-        (
-            abs(here[token] - there[token])
-            for here, there in zip(ours.logprobs, theirs.logprobs, strict=True)
-            for token in here.keys() & there.keys()
-        ),
-        default=0.0,
-    )
-
-
-def prompt(num_tokens: int, *, seed: int = 0, prefix: Sequence[int] = ()) -> list[int]:
-    """Return a prompt of random tokens behind a prefix; the same for a seed."""
-    left = num_tokens - len(prefix)
-    assert left >= 0
-    made = hashlib.shake_128(f"prompt {seed}".encode()).digest(2 * left)
-    rest = [int.from_bytes(made[2 * at : 2 * at + 2], "little") % 512 for at in range(left)]
-    return [*prefix, *rest]
-
-
-# What a life leaves.
-
-
-def _plugin_folder() -> Path:
-    """Return a folder by which a life finds the entry points of this tree, as if it were installed."""
-    folder = BUILD / "plugin"
-    info = folder / "kvlease-0.dist-info"
-    if not info.exists():
-        info.mkdir(parents=True, exist_ok=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvlease\nVersion: 0\n")
-        (info / "entry_points.txt").write_text(
-            "[vllm.general_plugins]\nkvlease = kvlease.integrations.vllm.plugin:register\n"
-        )
-    return folder
 
 
 def _group_lives(pid: int) -> bool:

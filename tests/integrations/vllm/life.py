@@ -34,6 +34,8 @@ class Life:
 
         began = time.perf_counter()
         config = self._served() if self._job.get("arguments") else self._configured()
+        # Ranks are forked as lives are; making the configuration has chosen another way, which takes minutes.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self.engine = LLMEngine.from_vllm_config(config)
         self._watch_forwards()
         cache = self.engine.vllm_config.cache_config

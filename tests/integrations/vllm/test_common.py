@@ -15,8 +15,9 @@ REFERENCE: Final = ROOT / ".venv-vllm" / "bin" / "python"
 
 HOOKS: Final = """
 from kvlease.integrations.vllm import hooks
-hooks.require_hooks()
-say(hooks.missing_hooks())
+for mode in hooks.MODES:
+    hooks.require_hooks(mode)
+say({mode: hooks.missing_hooks(mode) for mode in hooks.MODES})
 """
 
 NAMES: Final = """
@@ -57,6 +58,13 @@ say({
 })
 """
 
+STEPS: Final = """
+import pickle
+from kvlease.integrations.vllm.steps import StepsBack
+ahead, behind = (pickle.loads(pickle.dumps(StepsBack(step))) for step in (7, 5))
+say([ahead.aggregate(behind).step_id, behind.aggregate(ahead).step_id])
+"""
+
 IDENTITY: Final = """
 import copy
 from vllm.engine.arg_utils import EngineArgs
@@ -94,7 +102,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the scripts one after the other in one process of the reference engine's Python; what each says."""
     folder = tmp_path_factory.mktemp("common")
     script = f"import json\nMODEL = {str(folder)!r}\n"
-    for name in ("HOOKS", "NAMES", "STATISTICS", "IDENTITY"):
+    for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY"):
         script += f"def say(what):\n    print('SAID', json.dumps([{name!r}, what]))\n"
         script += globals()[name]
     environment = {
@@ -119,7 +127,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_supported_release_has_every_hook(said: dict[str, Any]) -> None:
     """The release that the tests run is one that is not refused."""
-    assert said["HOOKS"] == []
+    assert said["HOOKS"] == {"offload": [], "owned": [], "shared": []}
 
 
 def test_plugin_registers_each_connector_once(said: dict[str, Any]) -> None:
@@ -140,6 +148,11 @@ def test_statistics_travel_below_multi_connector(said: dict[str, Any]) -> None:
         "stranger": None,
         "unwanted": None,
     }
+
+
+def test_step_is_back_when_all_ranks_are(said: dict[str, Any]) -> None:
+    """The rank that is furthest behind counts."""
+    assert said["STEPS"] == [5, 5]
 
 
 def test_identity_is_read_from_real_configurations(said: dict[str, Any]) -> None:

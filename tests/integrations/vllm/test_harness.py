@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.vllm.engine import Job, differences, living, prompt, reference
+from tests.integrations.vllm.engine import Job, contrasts, differences, living, prompt, reference
 
 pytestmark = pytest.mark.vllm
 
@@ -28,12 +28,12 @@ def test_engine_with_prefix_hits_says_what_it_says_without(model: str, tmp_path:
     assert min(second.cached) >= 320
 
 
-def test_other_weights_differ() -> None:
+def test_other_prompts_differ() -> None:
     """The comparison can fail."""
     job = Job(sampling={"max_tokens": 4})
     wanted = reference(job, PROMPTS)
 
-    assert len(differences(reference(job, PROMPTS[::-1]), wanted)) == len(PROMPTS)
+    assert len(contrasts(reference(job, PROMPTS[::-1]), wanted)) == len(PROMPTS)
 
 
 def test_life_killed_before_a_forward_ends_at_once(tmp_path: Path) -> None:

@@ -6,14 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from kvlease import Client
 from tests.integrations.vllm.births import until
 from tests.integrations.vllm.daemon import Daemon
-from tests.integrations.vllm.engine import Job, Life, differences, living, prompt, reference
+from tests.integrations.vllm.engine import (
+    Job,
+    Life,
+    contrasts,
+    differences,
+    living,
+    prompt,
+    reference,
+)
 from tests.integrations.vllm.models import REFERENCE, ROOT
+from tests.integrations.vllm.storms import storm
 
 pytestmark = pytest.mark.vllm
 
@@ -28,6 +35,8 @@ TINY = {
     "max_num_seqs": 4,
 }
 """An engine whose requests are prefilled in pieces, push each other out of its cache and are preempted."""
+CALLS_IN_ADVANCE_MAX = 12
+"""Calls beyond those, to begin and to end."""
 MODELS = ["llama", "hybrid"]
 _CHURNED_BYTES = {"llama": 10 << 20, "hybrid": 5 << 20}
 """A pool that holds some of what the churn makes."""
@@ -55,12 +64,6 @@ def offloading(
     )
 
 
-def cache_of(daemon: Daemon) -> str:
-    """Return the name of the one cache."""
-    (cache,) = daemon.caches()
-    return cache.cache
-
-
 def num_found(daemon: Daemon) -> int:
     """Return how many blocks of the pool can be found."""
     return sum(
@@ -69,17 +72,6 @@ def num_found(daemon: Daemon) -> int:
         for pool in cache.pools
         if pool.tier == "device"
     )
-
-
-def spoil(daemon: Daemon, num_ranks: int = 1) -> None:
-    """Overwrite the whole pool with random bytes, as no process may."""
-    random = np.random.default_rng(7)
-    with Client(daemon.address, on_doubt="raise") as client:
-        for rank in range(num_ranks):
-            with client.attach(cache_of(daemon), rank=rank) as worker:
-                device = worker.device
-                assert device is not None
-                device[:] = random.integers(0, 128, len(device), dtype=np.uint8)
 
 
 def loaded_tokens(life: Life) -> float:
@@ -131,7 +123,7 @@ def test_engines_find_what_others_offloaded(daemon: Daemon, tmp_path: Path) -> N
 def test_ranks_offload_each_their_own(daemon: Daemon, tmp_path: Path) -> None:
     """Two tensor parallel ranks store and load their own halves, also in the next life."""
     engine = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
-    job = offloading(daemon, engine=engine, is_one_process=False)
+    job = offloading(daemon, engine=engine)
     wanted = reference(offloading(daemon), PROMPTS)
     with living(job, tmp_path) as life:
         first = life.generate(PROMPTS)
@@ -167,10 +159,62 @@ def test_churn_in_small_pools_changes_no_token(
         rounds = [life.generate(prompts, **order), life.generate(prompts[::-1])]
         assert loaded_tokens(life) > 0
         assert daemon.in_use() <= num_found(daemon)
+        calls = daemon.exchanges()
 
     assert differences(rounds[0], wanted) == []
     assert differences(rounds[1], _part(wanted, None, None, -1)) == []
+    # One for each new request, and one a step.
+    assert calls <= 2 * len(prompts) + rounds[0].steps + rounds[1].steps + CALLS_IN_ADVANCE_MAX
     daemon.wait_until_unused()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_abort_storm_changes_no_token(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
+    """Requests that are aborted while they wait, load or generate harm no other, and leave no block behind."""
+    engine = {**TINY, "num_gpu_blocks_override": 40}
+    job = offloading(daemon, engine=engine, is_async=is_async, pool_bytes=4 << 20)
+
+    with living(job, tmp_path) as life:
+        found, num_aborted = storm(life, 42, seed=int(is_async))
+        assert loaded_tokens(life) > 0
+
+    assert found == []
+    assert num_aborted > 8
+    daemon.wait_until_unused()
+
+
+@pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "control killed"])
+def test_requests_go_on_while_the_daemon_is_away(
+    is_frozen: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """An engine whose daemon does not answer says what is right, and stores again when it does."""
+    job = offloading(daemon, retry_seconds=0.2)
+    fresh = [prompt(1040, seed=70 + index) for index in range(2)]
+    with living(job, tmp_path) as life:
+        life.begin(PROMPTS, pause_at_step=2)
+        life.paused()
+        if is_frozen:
+            daemon.freeze()
+        else:
+            daemon.kill_control()
+        life.go_on()
+        away = life.result()
+        alone = life.generate(fresh)
+        if is_frozen:
+            daemon.thaw()
+        daemon.wait_until_ready()
+        stored = num_found(daemon)
+        others = iter(range(100, 1 << 30))
+        until(
+            lambda: (
+                life.generate([prompt(1040, seed=next(others))]) is not None
+                and num_found(daemon) > stored
+            ),
+            "the engine stores no more",
+        )
+
+    assert differences(away, reference(job, PROMPTS)) == []
+    assert differences(alone, reference(job, fresh)) == []
 
 
 def test_requests_go_on_while_the_daemon_dies_and_returns(daemon: Daemon, tmp_path: Path) -> None:
@@ -196,13 +240,24 @@ def test_requests_go_on_while_the_daemon_dies_and_returns(daemon: Daemon, tmp_pa
     assert differences(back, wanted) == []
 
 
-def test_engine_without_daemon_runs(tmp_path: Path) -> None:
-    """Where no daemon ever was, an engine runs without cache, and a user's mistake is told at the start."""
-    job = offloading(f"unix://{tmp_path}/none.sock", start_seconds=0.2)
+def test_engine_without_daemon_runs_and_uses_one_that_comes(daemon: Daemon, tmp_path: Path) -> None:
+    """Where no daemon is yet, an engine runs without cache; it uses the pool of the one that comes by itself."""
+    daemon.stop()
+    job = offloading(daemon, start_seconds=0.2, retry_seconds=0.2)
 
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS[:2])
         assert loaded_tokens(life) == 0
+        daemon.start()
+        until(lambda: bool(daemon.caches()), "the engine does not attach")
+        others = iter(range(100, 1 << 30))
+        until(
+            lambda: (
+                life.generate([prompt(1040, seed=next(others))]) is not None
+                and num_found(daemon) > 0
+            ),
+            "the engine stores nothing",
+        )
 
     assert differences(got, _part(reference(job, PROMPTS), 0, 2)) == []
 
@@ -212,6 +267,7 @@ def test_blocks_come_back_from_the_host_pool(daemon: Daemon, tmp_path: Path) -> 
     others = [prompt(1040, seed=50 + index) for index in range(4)]
     job = offloading(daemon, pool_bytes=6 << 20, host_bytes=32 << 20)
     wanted = reference(job, PROMPTS[:1])
+    copied_before = daemon.bytes_copied()
     with living(job, tmp_path) as life:
         life.generate(PROMPTS[:1])
         for other in others:
@@ -224,6 +280,7 @@ def test_blocks_come_back_from_the_host_pool(daemon: Daemon, tmp_path: Path) -> 
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS[:1])
 
+    assert daemon.bytes_copied() > copied_before
     assert got.cached[0] >= FOUND_MIN
     assert differences(got, wanted) == []
 
@@ -238,7 +295,7 @@ def test_loads_of_spoiled_blocks_degrade_to_misses(
     with living(job, tmp_path) as life:
         life.generate(PROMPTS)
     stored = num_found(daemon)
-    spoil(daemon)
+    daemon.spoil()
 
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS)
@@ -260,12 +317,12 @@ def test_unverified_loads_of_spoiled_blocks_differ(
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:
         life.generate(PROMPTS)
-    spoil(daemon)
+    daemon.spoil()
 
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS)
 
-    assert len(differences(got, wanted)) == len(PROMPTS)
+    assert len(contrasts(got, wanted)) == len(PROMPTS)
 
 
 def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:

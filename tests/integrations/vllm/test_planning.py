@@ -33,7 +33,7 @@ def test_plan_is_what_the_engine_has(model: str, engine: dict[str, Any], tmp_pat
 def test_plan_of_two_ranks_is_what_the_engine_has(tmp_path: Path) -> None:
     """Each of two tensor parallel ranks lies as the plan's, and all processes name the same inputs."""
     engine = {"tensor_parallel_size": 2}
-    job = probing(Job(engine=engine, is_one_process=False), tmp_path)
+    job = probing(Job(engine=engine), tmp_path)
 
     with living(job, tmp_path):
         told = reports(tmp_path)

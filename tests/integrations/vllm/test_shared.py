@@ -10,12 +10,27 @@ import pytest
 
 from tests.integrations.vllm.births import until
 from tests.integrations.vllm.daemon import Daemon
-from tests.integrations.vllm.engine import Job, Life, differences, living, prompt, reference
+from tests.integrations.vllm.engine import (
+    Job,
+    Life,
+    beside_offload,
+    contrasts,
+    differences,
+    living,
+    prompt,
+    reference,
+)
+from tests.integrations.vllm.storms import begin_storm, end_storm
 
 pytestmark = pytest.mark.vllm
 
 PREFIX = prompt(320, seed=1)
 PROMPTS = [prompt(400 + 7 * index, seed=index, prefix=PREFIX) for index in range(4)]
+LONG_PREFIX_TOKENS = 1000
+LONG = [
+    prompt(1010 + 7 * index, seed=index, prefix=prompt(LONG_PREFIX_TOKENS, seed=99))
+    for index in range(2)
+]
 TINY = {"num_gpu_blocks_override": 49, "max_model_len": 1024, "max_num_seqs": 8}
 """48 blocks of 32 tokens: three longest requests of the tests below fill them."""
 MANY = [
@@ -36,27 +51,6 @@ def sharing(daemon: Daemon, **words: Any) -> Job:
         "kv_connector_extra_config": {"socket": daemon.address, "start_seconds": 60, **extra},
     }
     return Job(kv_transfer_config=config, **words)
-
-
-def offloading(job: Job) -> Job:
-    """Return the same engine with the offload pool beside the shared one."""
-    shared = dict(job.kv_transfer_config or {})
-    offload = {**shared, "kv_connector": "KVLeaseOffloadingConnector"}
-    offload["kv_connector_extra_config"] = {
-        **shared["kv_connector_extra_config"],
-        "pool_bytes": 16 << 20,
-    }
-    config = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [shared, offload]},
-    }
-    return replace(job, kv_transfer_config=config)
-
-
-def exchanges(daemon: Daemon) -> int:
-    """Count the control calls that engines made at the pool."""
-    return sum(cache.counters.get("exchanges", 0) for cache in daemon.caches())
 
 
 def free_blocks(daemon: Daemon) -> int:
@@ -92,7 +86,7 @@ def test_prefix_of_one_engine_is_a_hit_in_the_other(
         one.begin(PROMPTS[::-1])
         third, fourth = two.generate(PROMPTS), one.result()
         external = two.metrics("vllm:external_prefix_cache_hits")
-        calls = exchanges(daemon)
+        calls = daemon.exchanges()
 
     backwards = replace(fourth, requests=fourth.requests[::-1])
     assert [differences(got, wanted) for got in (first, second, third, backwards)] == [[]] * 4
@@ -107,7 +101,7 @@ def test_prefix_of_one_engine_is_a_hit_in_the_other(
 
 def test_two_ranks_share_with_two_ranks(daemon: Daemon, tmp_path: Path) -> None:
     """Each rank maps its own part of the pool, and a block is published when both wrote theirs."""
-    job = sharing(daemon, engine={"tensor_parallel_size": 2}, is_one_process=False)
+    job = sharing(daemon, engine={"tensor_parallel_size": 2})
     wanted = reference(sharing(daemon), PROMPTS)
 
     with living(job, tmp_path) as one:
@@ -130,7 +124,7 @@ def test_full_pool_serves_both_to_the_end(daemon: Daemon, tmp_path: Path) -> Non
         one.begin(MANY)
         two.begin(MANY[::-1])
         first, second = one.result(), two.result()
-        calls = exchanges(daemon)
+        calls = daemon.exchanges()
 
     assert differences(first, wanted) == []
     assert differences(replace(second, requests=second.requests[::-1]), wanted) == []
@@ -140,7 +134,7 @@ def test_full_pool_serves_both_to_the_end(daemon: Daemon, tmp_path: Path) -> Non
 
 def test_offload_beside_the_shared_pool(daemon: Daemon, tmp_path: Path) -> None:
     """What left the shared pool comes back from the offload pool, and no copy reads what another engine overwrote."""
-    job = offloading(sharing(daemon, engine=TINY))
+    job = beside_offload(sharing(daemon, engine=TINY))
     wanted = reference(job, MANY)
 
     with living(job, tmp_path) as one, living(job, tmp_path) as two:
@@ -210,20 +204,57 @@ def test_engine_that_dies_before_a_forward_published_nothing_of_it(
     assert differences(got, wanted) == []
 
 
-def test_restarted_engine_is_warm(daemon: Daemon, tmp_path: Path) -> None:
-    """After SIGKILL the next engine has 95 % of a known prompt, with no byte copied."""
-    job = sharing(daemon)
-    long = [prompt(1000, seed=7)]
-    wanted = reference(job, long)
+@pytest.mark.parametrize("model", ["llama", "hybrid"])
+def test_engine_killed_and_started_again_is_warm(
+    model: str, daemon: Daemon, tmp_path: Path
+) -> None:
+    """After SIGKILL the next engine has 95 % of a known prefix as its own blocks; the daemon copied none."""
+    job = sharing(daemon, model=model)
+    wanted = reference(job, LONG)
+    copied_before = daemon.bytes_copied()
 
     with living(job, tmp_path) as life:
-        assert differences(life.generate(long), wanted) == []
+        assert differences(life.generate(LONG), wanted) == []
         life.kill()
     with living(job, tmp_path) as life:
-        again = life.generate(long)
+        again = life.generate(LONG)
+        external = life.metrics("vllm:external_prefix_cache_hits")
 
     assert differences(again, wanted) == []
-    assert again.cached[0] >= 950
+    assert min(again.cached) >= 0.95 * LONG_PREFIX_TOKENS
+    assert set(external.values()) == {0}
+    assert daemon.bytes_copied() == copied_before
+    daemon.wait_until_unused()
+
+
+def test_pool_of_random_bytes_gives_other_tokens(daemon: Daemon, tmp_path: Path) -> None:
+    """What another engine's prefix says really comes from the shared pool."""
+    job = sharing(daemon)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        one.generate(LONG)
+        daemon.spoil()
+        got = two.generate(LONG)
+
+    assert len(contrasts(got, reference(job, LONG))) == len(LONG)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_abort_storm_in_two_engines_changes_no_token(
+    is_async: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Requests that are aborted in either engine harm none, and leave no block behind."""
+    job = sharing(daemon, engine=TINY, is_async=is_async)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        prompts = [begin_storm(life, 36, seed=seed) for seed, life in enumerate((one, two))]
+        found = [end_storm(life, sent) for life, sent in zip((one, two), prompts, strict=True)]
+        calm = two.generate(prompts[0])
+
+    assert [differing for differing, _ in found] == [[], []]
+    assert min(num_aborted for _, num_aborted in found) > 6
+    assert differences(calm, reference(job, prompts[0])) == []
+    daemon.wait_until_unused()
 
 
 @pytest.mark.parametrize("what", ["control killed", "frozen"])

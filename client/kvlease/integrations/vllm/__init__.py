@@ -1,7 +1,7 @@
 """Own kvlease's place in vLLM: three connectors, loaded when they are named; what they share is in the modules beside.
 
-A module path that vLLM is given names this package. The first use of a connector probes the hooks of the vLLM that is
-installed, and an unsupported one is refused with an ImportError that names what is missing.
+A module path that vLLM is given names this package. The first use of a connector probes what its mode needs of the
+vLLM that is installed, and an unsupported one is refused with an ImportError that names what is missing.
 """
 
 from importlib import import_module
@@ -23,12 +23,12 @@ __all__ = [
 ]
 
 HOMES: Final = {
-    "KVLeaseOffloadingConnector": "kvlease.integrations.vllm.offload.connector",
-    "KVLeaseOffloadingSpec": "kvlease.integrations.vllm.offload.spec",
-    "KVLeaseOwnedConnector": "kvlease.integrations.vllm.owned.connector",
-    "KVLeaseSharedConnector": "kvlease.integrations.vllm.shared.connector",
+    "KVLeaseOffloadingConnector": ("offload", "connector"),
+    "KVLeaseOffloadingSpec": ("offload", "spec"),
+    "KVLeaseOwnedConnector": ("owned", "connector"),
+    "KVLeaseSharedConnector": ("shared", "connector"),
 }
-"""The module of each public name."""
+"""The mode and the module of each public name."""
 
 
 def __getattr__(name: str) -> Any:
@@ -39,8 +39,10 @@ def __getattr__(name: str) -> Any:
     """
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_hooks()
-    value = globals()[name] = getattr(import_module(HOMES[name]), name)
+    mode, module = HOMES[name]
+    require_hooks(mode)
+    home = import_module(f"{__name__}.{mode}.{module}")
+    value = globals()[name] = getattr(home, name)
     return value
 
 

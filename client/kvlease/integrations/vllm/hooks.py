@@ -1,48 +1,105 @@
 """Own which parts of vLLM the connectors build on, and the refusal of one that lacks any; nothing of it is changed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 SUPPORTED_VERSIONS: Final = "0.32"
 """The releases that the connectors are tested with."""
 
-_CONNECTOR: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"
-_HOOKS: Final = {
+Parts = Mapping[str, tuple[str, ...]]
+"""Classes by module, and the attributes of them that are called, overridden or read."""
+
+_BASE: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
+_COMMON: Final[Parts] = {
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory": ("register_connector",),
-    "vllm.distributed.kv_transfer.kv_connector.v1.base:SupportsHMA": (
-        "request_finished_all_groups",
+    f"{_BASE}:KVConnectorBase_V1": (
+        "build_connector_meta", "build_connector_worker_meta", "get_num_new_matched_tokens",
+        "get_required_kvcache_layout", "handle_preemptions", "has_pending_push_work", "register_kv_caches",
+        "requires_kv_delivery", "reset_cache", "update_connector_output", "update_state_after_alloc",
     ),
-    _CONNECTOR: (
-        "bind_kv_cache_manager", "build_connector_meta", "build_connector_worker_meta", "get_mem_pool_context",
-        "get_num_new_matched_tokens", "get_required_kvcache_layout", "get_transfer_results", "handle_preemptions",
-        "has_pending_block_frees", "register_kv_caches", "requires_kv_delivery", "reset_cache",
-        "update_connector_output", "update_state_after_alloc",
-    ),
-    "vllm.v1.core.block_pool:BlockPool": (
-        "cache_full_blocks", "evict_blocks", "free_blocks", "get_cached_block", "get_new_blocks",
-        "get_num_free_blocks", "reset_prefix_cache", "touch",
-    ),
+    f"{_BASE}:KVConnectorMetadata": (),
+    f"{_BASE}:KVConnectorWorkerMetadata": ("aggregate",),
+    f"{_BASE}:SupportsHMA": ("request_finished_all_groups",),
     "vllm.v1.kv_cache_interface:KVCacheConfig": (),
     "vllm.v1.kv_cache_interface:KVCacheTensor": (),
-    "vllm.v1.kv_offload.base:OffloadingManager": (
-        "complete_load", "complete_store", "lookup", "prepare_load", "prepare_store",
-    ),
-    "vllm.v1.kv_offload.base:OffloadingSpec": (),
 }  # fmt: skip
-"""Classes by module, and the methods of them that are called or overridden."""
+_MEMORY: Final[Parts] = {
+    f"{_BASE}:KVConnectorBase_V1": (
+        "bind_connector_metadata", "bind_kv_cache_manager", "get_handshake_metadata", "get_mem_pool_context",
+        "set_xfer_handshake_metadata_pp_aware", "shutdown",
+    ),
+    f"{_BASE}:KVConnectorHandshakeMetadata": (),
+    "vllm.v1.core.block_pool:BlockPool": (
+        "blocks", "cache_full_blocks", "cached_block_hash_to_block", "evict_blocks", "free_block_queue", "free_blocks",
+        "get_cached_block", "get_new_blocks", "get_num_free_blocks", "get_usage", "reset_prefix_cache", "touch",
+        "unpin_blocks",
+    ),
+}  # fmt: skip
+"""What both modes need whose memory is the daemon's."""
+_OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
+    "offload": (
+        _COMMON,
+        {
+            f"{_BASE}:KVConnectorBase_V1": ("get_transfer_results", "get_block_ids_with_load_errors"),
+            "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector:OffloadingConnector": (
+                "connector_scheduler", "connector_worker",
+            ),
+            f"{_OFFLOADING}.common:OffloadingConnectorMetadata": (),
+            f"{_OFFLOADING}.common:OffloadingWorkerMetadata": ("aggregate",),
+            f"{_OFFLOADING}.config:build_offloading_config": (),
+            f"{_OFFLOADING}.scheduler:OffloadingConnectorScheduler": ("manager",),
+            f"{_OFFLOADING}.worker:OffloadingConnectorWorker": ("worker",),
+            "vllm.v1.kv_offload.base:OffloadingManager": (
+                "complete_load", "complete_store", "lookup", "prepare_load", "prepare_store",
+            ),
+            "vllm.v1.kv_offload.base:OffloadingSpec": (),
+        },
+    ),
+    "owned": (
+        _COMMON,
+        _MEMORY,
+        {
+            f"{_BASE}:KVConnectorBase_V1": ("bind_gpu_block_pool",),
+            "vllm.v1.core.block_pool:BlockPool": ("_insert_block_hash", "move_block_hashes"),
+            "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": (
+                "append_n", "fake_free_list_head", "fake_free_list_tail", "prepend_n", "remove",
+            ),
+        },
+    ),
+    "shared": (
+        _COMMON,
+        _MEMORY,
+        {
+            f"{_BASE}:KVConnectorBase_V1": ("on_new_request",),
+            "vllm.v1.core.block_pool:BlockPool": ("cached_block_hashes_by_block",),
+            "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": (
+                "find_longest_cache_hit", "get_num_blocks_to_allocate", "single_type_managers",
+            ),
+            "vllm.v1.core.kv_cache_manager:KVCacheManager": ("block_pool", "coordinator"),
+            "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": ("num_free_blocks", "popleft_n"),
+        },
+    ),
+}  # fmt: skip
+MODES: Final = tuple(_OF_MODE)
 
 
-def missing_hooks() -> list[str]:
-    """Return what the vLLM that is installed lacks; nothing where it is a supported one."""
-    return [lack for place, names in _HOOKS.items() for lack in _lacks(place, names)]
+def missing_hooks(mode: str) -> list[str]:
+    """Return what the vLLM that is installed lacks for one mode; nothing where it is a supported one."""
+    return [
+        lack
+        for parts in _OF_MODE[mode]
+        for place, names in parts.items()
+        for lack in _lacks(place, names)
+    ]
 
 
 @cache
-def require_hooks() -> None:
-    """Refuse a vLLM that the connectors cannot work with.
+def require_hooks(mode: str) -> None:
+    """Refuse a vLLM that a mode's connector cannot work with.
 
     Raises:
         ImportError: it is not installed, or lacks hooks; the message names them and the releases that have them.
@@ -52,10 +109,11 @@ def require_hooks() -> None:
             f"kvlease.integrations.vllm needs vLLM {SUPPORTED_VERSIONS}, which is not installed; "
             "install kvlease where vLLM is"
         )
-    if lacks := missing_hooks():
+    if lacks := missing_hooks(mode):
         raise ImportError(
             f"kvlease supports vLLM {SUPPORTED_VERSIONS}; this is {_version()}, which lacks "
-            f"{', '.join(lacks)}; install a supported vLLM, or a kvlease that supports this one"
+            f"{', '.join(dict.fromkeys(lacks))} for the mode {mode}; install a supported vLLM, or a kvlease that "
+            "supports this one"
         )
 
 
@@ -68,7 +126,13 @@ def _lacks(place: str, names: tuple[str, ...]) -> Iterator[str]:
     if found is None:
         yield f"{module_name}.{class_name}"
     else:
-        yield from (f"{class_name}.{name}" for name in names if not hasattr(found, name))
+        yield from (f"{class_name}.{name}" for name in names if not _has(found, name))
+
+
+def _has(found: Any, name: str) -> bool:
+    """Tell whether a class has an attribute, or gives one to its objects when it makes them."""
+    code = getattr(found.__init__, "__code__", None)
+    return hasattr(found, name) or (code is not None and name in code.co_names)
 
 
 def _version() -> str:

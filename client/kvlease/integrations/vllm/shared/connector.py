@@ -25,31 +25,13 @@ from kvlease.integrations.vllm.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.shared.memory import Mapped, RankMemory
 from kvlease.integrations.vllm.shared.scheduling import SharedScheduler, supply_of
+from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 from kvlease.plan import CachePlan
 
 _logger: Final = logging.getLogger(__name__)
 
 MODE: Final = "shared"
 _UNFIT_KINDS: Final = ("Mamba", "CrossAttention", "CircularBuffer", "HiSparse", "HiddenState")
-
-
-@dataclass(frozen=True, slots=True)
-class StepMetadata(KVConnectorMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """Which step this is."""
-
-    step_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepsBack(KVConnectorWorkerMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """Up to which step the ranks that were asked have come back."""
-
-    step_id: int
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepsBack":
-        """Return how far both have come."""
-        assert isinstance(other, StepsBack), "all ranks have the same connector"
-        return StepsBack(min(self.step_id, other.step_id))
 
 
 @dataclass(frozen=True, slots=True)

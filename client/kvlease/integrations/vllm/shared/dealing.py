@@ -14,7 +14,6 @@ from kvlease.ids import BYTES_PER_KEY
 from kvlease.integrations.vllm.rekey import BYTES_PER_GROUP, Rekeyer
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.integrations.vllm.shared.magazine import Books
-from kvlease.integrations.vllm.shared.memory import memory_of
 from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Wish
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 from kvlease.memory import Identity
@@ -94,7 +93,7 @@ class Dealer:
     def poll(self) -> None:
         """Take over what became of the session since the last step."""
         is_fresh = self._session.poll() is SessionEvent.FRESH
-        if is_fresh and not self.is_orphan and memory_of(self._session) != self._memory:
+        if is_fresh and not self.is_orphan and self._session.memory != self._memory:
             self._orphan()
 
     def _orphan(self) -> None:

@@ -43,7 +43,7 @@ class RankMemory:
             self._refuse(session.refusal or "the daemon did not hand its pool over")
             return None
         self._arena = arena_tensor(session.device)
-        self.mapped = Mapped(self._rank, memory_of(session))
+        self.mapped = Mapped(self._rank, session.memory)
         return ArenaContext(self._arena)
 
     def check(self, kv_caches: dict[str, Any]) -> None:
@@ -83,9 +83,3 @@ class RankMemory:
             extra={"action": "shared_refused"},
         )
         self._session.close()
-
-
-def memory_of(session: EngineSession) -> Identity:
-    """Return which memory a session has mapped."""
-    memory: Identity = session._memory or ()  # noqa: SLF001 - the session compares it, and does not show it
-    return memory

@@ -10,10 +10,15 @@ from kvlease.integrations import vllm as integration
 from kvlease.integrations.vllm import hooks
 
 
+@pytest.fixture(autouse=True)
+def _probed_anew() -> None:
+    """Forget what an earlier test found."""
+    hooks.require_hooks.cache_clear()
+
+
 def test_connector_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who names a connector where vLLM is missing reads what is needed."""
     monkeypatch.setattr(hooks, "find_spec", lambda _: None)
-    hooks.require_hooks.cache_clear()
 
     for name in integration.__all__:
         with pytest.raises(ImportError, match=r"needs vLLM 0\.32"):
@@ -31,10 +36,9 @@ def test_unsupported_vllm_is_refused_with_what_it_lacks(monkeypatch: pytest.Monk
     module = types.SimpleNamespace(KVConnectorBase_V1=Connector, __version__="0.19.1")
     monkeypatch.setattr(hooks, "find_spec", lambda _: object())
     monkeypatch.setattr(hooks, "import_module", lambda _: module)
-    hooks.require_hooks.cache_clear()
 
     with pytest.raises(ImportError) as caught:
-        hooks.require_hooks()
+        hooks.require_hooks("owned")
 
     assert "0.19.1" in str(caught.value)
     assert "KVConnectorBase_V1.get_mem_pool_context" in str(caught.value)
@@ -50,7 +54,43 @@ def test_missing_module_counts_as_missing_hooks(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(hooks, "import_module", fail)
 
-    assert "vllm.v1.core.block_pool.BlockPool" in hooks.missing_hooks()
+    assert "vllm.v1.core.block_pool.BlockPool" in hooks.missing_hooks("shared")
+
+
+def test_each_mode_needs_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only one mode builds on is no reason to refuse another."""
+    monkeypatch.setattr(hooks, "import_module", lambda _: types.SimpleNamespace())
+
+    lacking = {mode: " ".join(hooks.missing_hooks(mode)) for mode in hooks.MODES}
+
+    assert [mode for mode in hooks.MODES if "OffloadingConnector" in lacking[mode]] == ["offload"]
+    assert [mode for mode in hooks.MODES if "BlockPool" in lacking[mode]] == ["owned", "shared"]
+    assert [mode for mode in hooks.MODES if "KVCacheCoordinator" in lacking[mode]] == ["shared"]
+
+
+def test_attribute_that_a_constructor_gives_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What objects have from their making on is no lack, and what they have not is."""
+
+    class OffloadingConnectorScheduler:
+        """One that makes a manager."""
+
+        def __init__(self) -> None:
+            self.manager = None
+
+    class OffloadingConnectorWorker:
+        """One that makes no worker."""
+
+        def __init__(self) -> None:
+            self.manager = None
+
+    classes = OffloadingConnectorScheduler, OffloadingConnectorWorker
+    module = types.SimpleNamespace(**{one.__name__: one for one in classes})
+    monkeypatch.setattr(hooks, "import_module", lambda _: module)
+
+    lacking = hooks.missing_hooks("offload")
+
+    assert "OffloadingConnectorScheduler.manager" not in lacking
+    assert "OffloadingConnectorWorker.worker" in lacking
 
 
 def test_unknown_name_is_no_attribute() -> None:
