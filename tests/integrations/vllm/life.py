@@ -104,7 +104,9 @@ class Life:
         while round_.is_open or self.engine.has_unfinished_requests():
             round_.arrive(self.engine, step, self._job.get("sampling", {}))
             for output in self.engine.step():
-                round_.note(output)
+                said = round_.note(output)
+                if order.get("tells") and said["finish_reason"]:
+                    self.say("said", index=round_.index_of(output.request_id), request=said)
             step += 1
             round_.abort(self.engine, step)
             if step == order.get("pause_at_step"):
@@ -232,8 +234,12 @@ class _Round:
             self._began[name] = time.perf_counter()
             engine.add_request(name, prompt, SamplingParams(**sampling))
 
-    def note(self, output: Any) -> None:
-        """Keep what a request said so far."""
+    def index_of(self, name: str) -> int:
+        """Return which of the order's prompts a request has."""
+        return self._ids.index(name)
+
+    def note(self, output: Any) -> Words:
+        """Keep what a request said so far, and return it."""
         said = self._said[output.request_id]
         best = output.outputs[0]
         if best.token_ids and "seconds_to_first_token" not in said:
@@ -244,6 +250,7 @@ class _Round:
         ]
         said["num_cached_tokens"] = output.num_cached_tokens
         said["finish_reason"] = best.finish_reason
+        return said
 
     def abort(self, engine: Any, step: int) -> None:
         """Abort what is to be aborted after this step."""

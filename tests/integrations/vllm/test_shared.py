@@ -132,6 +132,20 @@ def test_full_pool_serves_both_to_the_end(daemon: Daemon, tmp_path: Path) -> Non
     daemon.wait_until_unused()
 
 
+def test_prefixes_of_requests_that_wait_leave_room_for_the_first(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """An engine to which the whole pool is a hit holds no more of it than lets a request be admitted."""
+    job = sharing(daemon, engine=TINY)
+    wanted = reference(job, MANY)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        first = one.generate(MANY)
+        second = two.generate(MANY)
+
+    assert [differences(got, wanted) for got in (first, second)] == [[], []]
+
+
 def test_offload_beside_the_shared_pool(daemon: Daemon, tmp_path: Path) -> None:
     """What left the shared pool comes back from the offload pool, and no copy reads what another engine overwrote."""
     job = beside_offload(sharing(daemon, engine=TINY))
@@ -316,6 +330,34 @@ def test_daemon_wiped_under_an_engine(daemon: Daemon, tmp_path: Path) -> None:
 
     assert differences(first, wanted) == []
     assert differences(second, replace(wanted, requests=wanted.requests[:1])) == []
+
+
+@pytest.mark.parametrize("model", ["llama", "hybrid"])
+def test_engines_of_a_wiped_daemon_have_room_for_all(
+    model: str, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Each goes on as if alone in the memory of before; what one writes there the other does not see."""
+    job = sharing(daemon, model=model, engine=TINY, extra={"retry_seconds": 0.2})
+    wanted = reference(job, MANY)
+
+    with living(job, tmp_path) as one, living(job, tmp_path) as two:
+        for life in (one, two):
+            life.begin(MANY, pause_at_step=6)
+            life.paused()
+        daemon.kill()
+        daemon.start()
+        one.go_on()
+        two.go_on()
+        said = [one.result(), two.result()]
+        for life in (one, two):
+            life.begin(MANY)
+        said += [one.result(), two.result()]
+        with living(job, tmp_path) as heir, living(job, tmp_path) as other:
+            said += [heir.generate(MANY), other.generate(MANY), two.generate(MANY)]
+
+    assert [differences(got, wanted) for got in said] == [[]] * 7
+    assert "mistake" not in one.told() + two.told()
+    daemon.wait_until_unused()
 
 
 def test_daemon_absent_at_start(daemon: Daemon, tmp_path: Path) -> None:

@@ -1,12 +1,22 @@
 """Own how an engine's one KV allocation becomes memory that is there already; whose it is, is the caller's matter."""
 
+import ctypes
+import mmap
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
+
+from kvlease.geometry import ceil_div
+
+_MAP_FIXED: Final = 0x10
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class ArenaContext(TorchFunctionMode):
@@ -59,3 +69,35 @@ def arena_tensor(region: NDArray[np.uint8]) -> torch.Tensor:
 def lies_within(tensor: torch.Tensor, arena: torch.Tensor) -> bool:
     """Tell whether a tensor's storage is that of the arena."""
     return tensor.untyped_storage().data_ptr() == arena.untyped_storage().data_ptr()
+
+
+def part_from_others(arena: torch.Tensor, memory: tuple[int, int]) -> None:
+    """Make mapped memory this process's own, in place: it keeps its bytes, and nobody sees what is written.
+
+    Pages are copied when they are written first. What others write is seen in pages that were not, so they must not
+    write what is read here. `memory` is the device and inode of what is mapped from its start, which the map itself
+    keeps open.
+
+    Raises:
+        OSError: the memory is not open any more, or the system refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    # The last page belongs to the map as a whole.
+    num_bytes = ceil_div(arena.numel(), mmap.PAGESIZE) * mmap.PAGESIZE
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED
+    descriptor = _open_descriptor(memory)
+    if libc.mmap(arena.data_ptr(), num_bytes, protection, flags, descriptor, 0) == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _open_descriptor(memory: tuple[int, int]) -> int:
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            stat = os.fstat(int(entry.name))
+            if (stat.st_dev, stat.st_ino) == memory:
+                return int(entry.name)
+    raise OSError("the memory is not open any more")

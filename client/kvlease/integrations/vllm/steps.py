@@ -20,8 +20,11 @@ class StepsBack(KVConnectorWorkerMetadata):  # type: ignore[misc,unused-ignore] 
     """Up to which step the ranks that were asked have come back."""
 
     step_id: int
+    is_apart: bool = False
+    """Whether their caches are seen by no other engine any more."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepsBack":
         """Return how far both have come."""
         assert isinstance(other, StepsBack), "all ranks have the same connector"
-        return StepsBack(min(self.step_id, other.step_id))
+        step_id = min(self.step_id, other.step_id)
+        return StepsBack(step_id, is_apart=self.is_apart and other.is_apart)

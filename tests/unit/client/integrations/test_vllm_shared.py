@@ -398,3 +398,51 @@ def test_refill_is_a_small_part_of_what_is_there(
     supply = Supply(num_blocks=100, stock_wanted=16)
 
     assert supply.refill(4, num_available, num_magazines) == refill
+
+
+def test_isolated_books_have_every_block_but_the_null_one() -> None:
+    """What was others' is stock, what requests use stays theirs, and what is held stays found until it is evicted."""
+    desk = Desk(8)
+    desk.fetch(1, 2, 3)
+    desk.held(6)
+    used, written = desk.books.grant(1), desk.use()
+    desk.books.doubt(desk.books.order(STAY))
+
+    forgotten = desk.books.isolate()
+
+    assert (used, written, forgotten) == ([3], [2], [])
+    assert desk.books.standing(0) == Standing.OUT
+    assert [desk.books.standing(block) for block in (*used, *written)] == [Standing.PRIVATE] * 2
+    assert (desk.books.num_owned, desk.books.num_stock, desk.books.num_idle) == (7, 4, 1)
+    assert not desk.books.is_doubtful
+    assert desk.books.evict(9, kept={6}) == []
+    assert desk.books.evict(9, kept=()) == [6]
+    assert desk.books.num_stock == 5
+
+
+def test_block_that_is_named_in_isolated_books_stays_found() -> None:
+    """Nobody has to be told of a name, and a block whose bytes are not what its name says is stock at once."""
+    desk = Desk(8)
+    desk.books.isolate()
+    one, two = desk.use(2)
+
+    assert desk.books.order(STAY).is_empty
+    assert (desk.books.release(one), desk.books.num_idle) == (False, 1)
+    desk.books.spoil(one)
+    desk.books.spoil(two)
+    assert desk.books.num_idle == 0
+    assert desk.books.release(two) is True
+    assert desk.books.num_stock == 7
+
+
+def test_block_that_was_to_be_retracted_is_not_found_in_isolated_books() -> None:
+    """A name that no longer tells a block's bytes does not come back with the memory."""
+    desk = Desk(8)
+    desk.held(5, 6)
+    desk.books.reuse(5)
+    desk.books.spoil(5)
+    desk.books.spoil(6)
+
+    assert desk.books.isolate() == [6]
+    assert desk.books.standing(5) == Standing.PRIVATE
+    assert desk.books.release(5) is True

@@ -97,9 +97,11 @@ class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Tell that the step is carried out."""
-        if self._memory is not None:
-            self._memory.poll()
-        return StepsBack(self._step_id) if self._step_id else None
+        if self._memory is None:
+            return StepsBack(self._step_id) if self._step_id else None
+        self._memory.poll()
+        is_apart = self._memory.is_apart
+        return StepsBack(self._step_id, is_apart=is_apart) if self._step_id else None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Do nothing: what is cached lies where it is read."""
@@ -164,7 +166,7 @@ class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         """Note which step came back: what it wrote may be published."""
         back = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(back, StepsBack):
-            self._scheduler.came_back(back.step_id)
+            self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
 
     def request_finished(
         self,

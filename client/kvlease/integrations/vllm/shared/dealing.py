@@ -73,7 +73,9 @@ class Dealer:
         self._keys: dict[bytes, bytes] = {}
         self._rekeyer: Rekeyer | None = None
         self.is_orphan = False
-        """Whether the engine's memory is not the cache's any more: it goes on alone with the blocks that it has."""
+        """Whether the engine's memory is not the cache's any more: nothing is published or found from then on."""
+        self.is_alone = False
+        """Whether that memory is seen by nobody else: then all its blocks are the engine's."""
         self.finds = True
         """Whether blocks are published and found; else they are only had."""
         self.counts = DealCounts()
@@ -96,15 +98,28 @@ class Dealer:
         if is_fresh and not self.is_orphan and self._session.memory != self._memory:
             self._orphan()
 
+    def go_alone(self) -> None:
+        """Have the whole memory of before, for every rank has made it its own."""
+        if not self.is_orphan:
+            self._orphan()
+        self.is_alone = True
+        self._forget(self._books.isolate())
+        _logger.warning(
+            "This engine has all %d blocks of the memory of before for itself, as an engine without kvlease has.",
+            self._books.num_owned,
+            extra={"action": "alone", "num_blocks": self._books.num_owned},
+        )
+
     def _orphan(self) -> None:
-        """Go on alone: the memory under the engine is not the cache's any more, so that nobody else uses it."""
+        """Share no more: the memory under the engine is not the cache's any more, so nobody says whose blocks are."""
         self.is_orphan = True
         self._forget(self._books.give_up())
         self.num_available = 0
+        # An empty magazine would count when others are dealt their share.
+        self._session.close()
         _logger.error(
-            "The daemon has made the cache's memory anew; this engine keeps the memory of before and goes on with the "
-            "%d blocks that it has, without sharing. Requests that need more wait for ever: restart the engine.",
-            self._books.num_owned,
+            "The daemon has made the cache's memory anew; this engine keeps the memory of before and goes on without "
+            "sharing. Restart it at leisure to share again.",
             extra={"action": "orphaned", "num_blocks": self._books.num_owned},
         )
 

@@ -3,26 +3,21 @@
 Pure bookkeeping: it calls nobody, knows neither vLLM nor the daemon, and whoever drives it tells it what happened.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from kvlease.integrations.vllm.fence import Fence, Published, Retracted, Write
-from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Standing, Wish
+from kvlease.integrations.vllm.shared.orders import (
+    Notes,
+    Order,
+    Reconciled,
+    Settled,
+    Standing,
+    Wish,
+)
 
 DROPS_MAX: Final = 4096
 """Blocks of a kind that leave with one exchange; the daemon limits what a call names."""
-
-
-@dataclass(slots=True)
-class _Notes:
-    """What a reconciliation finds, while it goes."""
-
-    forgotten: list[int] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
-    adopted: list[int] = field(default_factory=list)
-    strays: list[int] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
 
 
 class Books:
@@ -44,6 +39,7 @@ class Books:
         self._dispatched_id = 0
         self._num_used = 0
         self.is_doubtful = False
+        self._is_alone = False
 
     def __repr__(self) -> str:
         """Show life: how many blocks stand how."""
@@ -139,14 +135,20 @@ class Books:
 
     def write(self, block: int, name: bytes, position: int) -> None:
         """Note what the step that is being scheduled writes into a private block."""
-        if self._standing[block] == Standing.PRIVATE:
+        if self._standing[block] != Standing.PRIVATE:
+            return
+        if self._is_alone:
+            self._standing[block] = Standing.HELD
+        else:
             self.fence.note(block, name, position)
 
     def spoil(self, block: int) -> None:
         """Note that a block's name no longer tells its bytes: it is not published, or is retracted."""
         self.fence.cancel(block)
         standing = self._standing[block]
-        if standing in {Standing.HELD, Standing.DOUBTED}:
+        if self._is_alone and standing == Standing.HELD:
+            self._withdraw(block)
+        elif standing in {Standing.HELD, Standing.DOUBTED}:
             self._retract[block] = None
         elif standing == Standing.PRIVATE and not self._users[block]:
             self._shelve(block)
@@ -162,6 +164,33 @@ class Books:
         for block in shelved:
             self._shelve(block)
         return shelved
+
+    def isolate(self) -> list[int]:
+        """Have every block; return those whose names are to be forgotten.
+
+        What is held stays findable here, for nobody could write it since. A new name is good as soon as it is given.
+        """
+        self._is_alone = True
+        forgotten = self.give_up()
+        for block in range(1, len(self._standing)):
+            standing = self._standing[block]
+            if standing == Standing.OUT:
+                self._shelve(block)
+            elif standing == Standing.LOST:
+                self._standing[block] = Standing.PRIVATE
+            elif (standing == Standing.DOUBTED or block in self._retract) and self._withdraw(block):
+                forgotten.append(block)
+        for book in (self._doubted, self._retract, self._strays, self._hot):
+            book.clear()
+        self.is_doubtful = False
+        return forgotten
+
+    def evict(self, count: int, *, kept: Collection[int]) -> list[int]:
+        """Take so many blocks that nobody uses, as far as there are, the longest unused first; return which."""
+        evicted = [block for block in self._idle if block not in kept][:count]
+        for block in evicted:
+            self._withdraw(block)
+        return evicted
 
     # What is exchanged.
 
@@ -251,7 +280,7 @@ class Books:
         A block that requests use and that is not in the inventory cannot be taken from them: it is never handed out or
         published again.
         """
-        notes = _Notes()
+        notes = Notes()
         for block, standing in enumerate(self._standing):
             is_findable = inventory.get(block)
             if is_findable is None:
@@ -264,13 +293,7 @@ class Books:
         self._stock = [block for block in self._stock if self._standing[block] == Standing.FREE]
         self._strays = list(notes.strays)
         self.is_doubtful = False
-        return Reconciled(
-            forgotten=tuple(notes.forgotten),
-            lost=tuple(notes.lost),
-            adopted=tuple(notes.adopted),
-            strays=tuple(notes.strays),
-            held=tuple(notes.held),
-        )
+        return notes.told()
 
     # One block at a time.
 
@@ -331,7 +354,7 @@ class Books:
         self._shelve(block)
         return True
 
-    def _lose(self, block: int, notes: _Notes) -> None:
+    def _lose(self, block: int, notes: Notes) -> None:
         self.fence.cancel(block)
         for book in (self._doubted, self._retract, self._idle, self._limbo):
             book.pop(block, None)
@@ -342,7 +365,7 @@ class Books:
         else:
             self._standing[block] = Standing.OUT
 
-    def _find_held(self, block: int, standing: int, notes: _Notes) -> None:
+    def _find_held(self, block: int, standing: int, notes: Notes) -> None:
         if standing == Standing.HELD:
             return
         if standing in {Standing.OUT, Standing.FREE}:
@@ -357,7 +380,7 @@ class Books:
         if not self._users[block]:
             self._idle[block] = None
 
-    def _find_private(self, block: int, standing: int, notes: _Notes) -> None:
+    def _find_private(self, block: int, standing: int, notes: Notes) -> None:
         if standing == Standing.OUT:
             self._shelve(block)
             notes.adopted.append(block)

@@ -5,7 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_within
+from kvlease.integrations.vllm.arena import (
+    ArenaContext,
+    arena_tensor,
+    lies_within,
+    part_from_others,
+)
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.memory import Identity
 
@@ -30,6 +35,8 @@ class RankMemory:
         self._arena: Any = None
         self.mapped: Mapped | None = None
         """Where the cache lies; None where it is the engine's own memory."""
+        self.is_apart = False
+        """Whether the cache was the daemon's memory once, and is seen by nobody else any more."""
 
     def __repr__(self) -> str:
         """Show life: whether the cache lies in the pool."""
@@ -67,13 +74,34 @@ class RankMemory:
         self._refuse(f"vLLM did not allocate one buffer of {self._arena.numel()} bytes")
 
     def poll(self) -> None:
-        """Keep the session going; where its memory is another now, it is of no use to stay attached."""
-        if self._session.poll() is SessionEvent.FRESH:
-            self._session.close()
+        """Keep the session going; where the cache's memory is another now, keep that of before for this engine alone.
+
+        Nobody gives blocks of it out any more. Those that this engine has hold what they held: other engines write into
+        theirs only, and no longer into this memory once they have noticed, too.
+        """
+        if self._session.poll() is not SessionEvent.FRESH:
+            return
+        if self.mapped is not None and self._session.memory != self.mapped.memory:
+            self._part(self.mapped.memory)
+        self._session.close()
 
     def close(self) -> None:
         """Detach."""
         self._session.close()
+
+    def _part(self, memory: Identity) -> None:
+        (device,) = ((device, inode) for kind, device, inode in memory if kind == "device")
+        try:
+            part_from_others(self._arena, device)
+        except OSError as error:
+            _logger.error(  # noqa: TRY400 - the system's own words are enough
+                "The memory that the daemon has lost cannot be made this engine's own: %s. Requests that need more "
+                "blocks than it has wait for ever: restart the engine.",
+                error,
+                extra={"action": "part"},
+            )
+        else:
+            self.is_apart = True
 
     def _refuse(self, why: str) -> None:
         self.mapped = None

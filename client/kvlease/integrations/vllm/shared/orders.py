@@ -1,7 +1,7 @@
 """Own the words of an engine's bookkeeping: how a block stands, what an exchange carries and what came of it."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from kvlease.integrations.vllm.fence import Write
@@ -92,3 +92,24 @@ class Reconciled:
     """Held blocks of which the engine does not know, to be dropped."""
     held: tuple[int, ...]
     """Blocks whose publication turned out to have been carried out."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a reconciliation finds, while it goes."""
+
+    forgotten: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    adopted: list[int] = field(default_factory=list)
+    strays: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+
+    def told(self) -> Reconciled:
+        """Return them."""
+        return Reconciled(
+            forgotten=tuple(self.forgotten),
+            lost=tuple(self.lost),
+            adopted=tuple(self.adopted),
+            strays=tuple(self.strays),
+            held=tuple(self.held),
+        )

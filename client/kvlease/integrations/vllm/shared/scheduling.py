@@ -94,12 +94,14 @@ class SharedScheduler:
             self.steering.books.dispatched(step_id)
         return step_id
 
-    def came_back(self, step_id: int) -> None:
-        """Note that a step came back from all ranks."""
+    def came_back(self, step_id: int, *, is_apart: bool = False) -> None:
+        """Note that a step came back from all ranks, and whether all have memory that nobody else sees any more."""
         self.fence.came_back(step_id)
         if self.steering is None or self.dealer is None or self._session is None:
             return
         self._session.guard.shield(self.dealer.poll, None, "poll")
+        if is_apart and not self.dealer.is_alone:
+            self._session.guard.shield(self.dealer.go_alone, None, "going alone")
         if not self._active and self.fence.is_quiet:
             self._session.guard.shield(self.steering.rest, None, "rest")
 

@@ -116,6 +116,8 @@ class Steering:
         is_estimate = is_running and bool(words.get("apply_admission_cap"))
         hits = {block.block_id for blocks in new_computed_blocks for block in blocks}
         self._pool.allowance = 0
+        if self._dealer.is_alone:
+            self._pool.num_elsewhere = self.books.num_idle
         if not is_estimate:
             self._guard.shield(
                 lambda: self._provide(fresh, hits, is_running=is_running), None, "allocation"
@@ -189,13 +191,15 @@ class Steering:
             self._is_held_back = True
             return
         self._asked.add(self._last_sought)
-        ahead = self._missing_ahead(missing)
+        # Where a request could not be admitted, what others will want must not take the room that it needs.
+        is_short = bool(self._pause_steps)
+        ahead = {} if is_short else self._missing_ahead(missing)
         sought = {**missing, **ahead}
         settled = self._deal(
             self._wish(
                 names=tuple(sought)[:NAMES_MAX],
                 stops_at_miss=not ahead and len(self._coordinator.single_type_managers) == 1,
-                num_new=self._ahead_blocks(0),
+                num_new=0 if is_short else self._ahead_blocks(0),
                 kept=kept,
             ),
             sought,
@@ -253,7 +257,10 @@ class Steering:
         if short <= 0:
             return
         if not self._dealer.is_ready:
-            self._pool.forget(self.books.give_up())
+            is_alone = self._dealer.is_alone
+            self._pool.forget(
+                self.books.evict(short, kept=hits) if is_alone else self.books.give_up()
+            )
             return
         if is_running:
             self._provide_running(short)

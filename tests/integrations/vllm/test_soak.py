@@ -1,0 +1,216 @@
+"""Real engines and a real daemon, killed and stopped at random: no wrong token, nobody fails or hangs, nothing stays.
+
+It takes three minutes, a third for each mode, or KVLEASE_SOAK_SECONDS; KVLEASE_SOAK_SEED plays earlier faults again.
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlease import Client
+from tests.integrations.vllm.births import until
+from tests.integrations.vllm.daemon import Daemon, Traces
+from tests.integrations.vllm.engine import Job
+from tests.integrations.vllm.soaking import ENGINE, Questions, Seat, Tally
+from tests.integrations.vllm.torments import Tormentor
+
+pytestmark = pytest.mark.vllm
+
+SECONDS = float(os.environ.get("KVLEASE_SOAK_SECONDS", "180"))
+SEED = int(os.environ.get("KVLEASE_SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
+SECONDS_TO_REST = 60.0
+FAULTS_PER_SECOND = 0.5
+FAULTS_OF_OURS = ("call_failed", "settling_failed", "tick_failed", "batch_refused")
+"""Events of the daemon's log that tell of a bug, whatever was done to it."""
+TIERS_AND_STATES = ("reserved", "filling", "ready_held", "quarantined")
+SETTINGS: dict[str, Any] = {"start_seconds": 3, "retry_seconds": 0.3}
+
+
+def offloading(daemon: Daemon, model: str, seat: int) -> Callable[[random.Random], Job]:
+    """Return engines that are too small for what they are asked, over a pool that is so, too."""
+    del seat
+    extra = {"pool_bytes": 3 << 20, "host_bytes": 3 << 20}
+    return _jobs(daemon, "KVLeaseOffloadingConnector", model, 40, extra)
+
+
+def owned(daemon: Daemon, model: str, seat: int) -> Callable[[random.Random], Job]:
+    """Return engines each of which has a cache of its own that outlives it."""
+    return _jobs(daemon, "KVLeaseOwnedConnector", model, 40, {"cache": f"seat-{seat}"})
+
+
+def shared(daemon: Daemon, model: str, seat: int) -> Callable[[random.Random], Job]:
+    """Return engines that share one pool, in which there is room for half of what they are asked."""
+    del seat
+    return _jobs(daemon, "KVLeaseSharedConnector", model, 65, {})
+
+
+def _jobs(
+    daemon: Daemon, connector: str, model: str, num_blocks: int, extra: dict[str, Any]
+) -> Callable[[random.Random], Job]:
+    def job(chance: random.Random) -> Job:
+        return Job(
+            model=model,
+            engine={**ENGINE, "num_gpu_blocks_override": num_blocks},
+            sampling={"logprobs": None},
+            is_async=chance.random() < 0.5,
+            kv_transfer_config={
+                "kv_connector": connector,
+                "kv_connector_module_path": "kvlease.integrations.vllm",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"socket": daemon.address, **SETTINGS, **extra},
+            },
+        )
+
+    return job
+
+
+@pytest.mark.parametrize(
+    ("jobs_of", "num_seats"),
+    [
+        pytest.param(offloading, 2, id="offload"),
+        pytest.param(owned, 2, id="owned"),
+        pytest.param(shared, 3, id="shared"),
+    ],
+)
+def test_engines_say_what_they_should_whatever_is_done_to_them(
+    jobs_of: Callable[[Daemon, str, int], Callable[[random.Random], Job]],
+    num_seats: int,
+    daemon: Daemon,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Every answer is that of an engine without cache and comes in time; then nobody has anything any more."""
+    model = random.Random(f"{request.node.name} {SEED}").choice(["llama", "llama", "hybrid"])  # noqa: S311
+    questions = Questions(model)
+    before = Traces()
+    tally = Tally()
+    seats = [
+        Seat(f"seat{at}", jobs_of(daemon, model, at), questions, SEED, tmp_path, tally)
+        for at in range(num_seats)
+    ]
+    tormentor = Tormentor(f"{request.node.callspec.id} {SEED}", daemon, seats, tally)
+    try:
+        torment(seats, tormentor)
+        rest(seats, tormentor)
+        see_what_stays(daemon, before, tally)
+    finally:
+        tormentor.undo_all()
+        for seat in seats:
+            seat.kill()
+        say(f"{request.node.callspec.id}, {model}, {SECONDS / 3:g} s, seed {SEED}: {tally}")
+    assert not tally.wrong, "\n".join(tally.wrong)
+    assert tally.requests
+
+
+def torment(seats: list[Seat], tormentor: Tormentor) -> None:
+    """Ask all engines and torment everybody until time is over."""
+    for seat in seats:
+        seat.tend()
+    # The first start of all takes long, for it imports the engine.
+    while any(seat.is_starting for seat in seats):
+        for seat in seats:
+            seat.tend()
+        time.sleep(0.005)
+    end = time.monotonic() + SECONDS / 3
+    next_at = time.monotonic() + tormentor.random.expovariate(FAULTS_PER_SECOND)
+    while (now := time.monotonic()) < end:
+        if now >= next_at:
+            next_at = now + tormentor.random.expovariate(FAULTS_PER_SECOND)
+            tormentor.act()
+        tormentor.undo_due()
+        for seat in seats:
+            seat.tend()
+        time.sleep(0.005)
+
+
+def rest(seats: list[Seat], tormentor: Tormentor) -> None:
+    """Leave everybody alone until every engine has answered and ended."""
+    tormentor.undo_all()
+    busy = seats
+    while busy:
+        busy = [seat for seat in busy if seat.tend(is_over=True)]
+        time.sleep(0.005)
+
+
+def see_what_stays(daemon: Daemon, before: Traces, tally: Tally) -> None:
+    """Ask the daemon what it counts as used, and count what it keeps open."""
+    daemon.wait_until_ready()
+    _see(tally, lambda: in_use(daemon), {}, "blocks in use")
+    control = daemon.control()
+    # What dead connections had is closed in a moment.
+    had = min(_num_descriptors(control) for _ in _every_tenth(2.0))
+    daemon.kill_control()
+    until(lambda: _control(daemon) not in {0, control}, "no other control process")
+    daemon.wait_until_ready()
+    _see(tally, lambda: in_use(daemon), {}, "blocks in use after a restart")
+    fresh = daemon.control()
+    _see(tally, lambda: max(0, had - _num_descriptors(fresh)), 0, "descriptors of control")
+    with daemon.client() as client:
+        _delete_all(client)
+    # Engines of several ranks have such names; here there are none, but others may run on this machine.
+    _see(
+        tally,
+        lambda: {name for name in before.new_names() if not name.startswith("vllm_dist_")},
+        set(),
+        "names in /dev/shm",
+    )
+    log = (daemon.folder / "daemon.log").read_text(errors="replace")
+    tally.failed += [
+        line for line in log.splitlines() if any(event in line for event in FAULTS_OF_OURS)
+    ]
+
+
+def in_use(daemon: Daemon) -> dict[str, int]:
+    """Count the blocks of every cache and tier that somebody has, those of which there are any."""
+    counts = {
+        f"{cache.cache} {pool.tier} {state}": getattr(pool, state)
+        for cache in daemon.caches()
+        for pool in cache.pools
+        for state in TIERS_AND_STATES
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _every_tenth(seconds: float) -> Iterator[None]:
+    """Go on every tenth of a second for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.1)
+
+
+def _see(tally: Tally, look: Callable[[], object], wanted: object, what: str) -> None:
+    end = time.monotonic() + SECONDS_TO_REST
+    while (got := look()) != wanted and time.monotonic() < end:
+        time.sleep(0.1)
+    if got != wanted:
+        tally.leaked.append(f"{what}: {got}")
+
+
+def _control(daemon: Daemon) -> int:
+    try:
+        return daemon.control()
+    except OSError:
+        return 0
+
+
+def _delete_all(client: Client) -> None:
+    for cache in client.stats().caches:
+        client.delete_cache(cache.cache)
+
+
+def _num_descriptors(process_id: int) -> int:
+    return len(list(Path(f"/proc/{process_id}/fd").iterdir()))
+
+
+def say(what: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"\nsoak: {what}\n")
+    sys.stdout.flush()

@@ -1,0 +1,140 @@
+"""Own what is done to a daemon and to engines while they are soaked: one fault after the other, undone in time."""
+
+import contextlib
+import heapq
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from tests.integrations.vllm.daemon import Daemon
+from tests.integrations.vllm.soaking import Seat, Tally
+
+
+class Tormentor:
+    """Do one thing after the other to everybody."""
+
+    def __init__(self, seed: object, daemon: Daemon, seats: Sequence[Seat], tally: Tally) -> None:
+        self.random = random.Random(f"torments {seed}")  # noqa: S311 - faults, no secrets
+        self._daemon = daemon
+        self._seats = seats
+        self._tally = tally
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._is_away = False
+
+    def act(self) -> None:
+        """Do one thing at random."""
+        torments: dict[Callable[[], bool], int] = {
+            self.kill_control: 4,
+            self.stop_control: 4,
+            self.kill_daemon: 2,
+            self.stop_daemon: 3,
+            self.stop_supervisor: 1,
+            self.kill_engine: 5,
+            self.stop_engine: 5,
+            self.doom_engine: 5,
+        }
+        (torment,) = self.random.choices(list(torments), list(torments.values()))
+        if torment():
+            self._tally.faults[torment.__name__] += 1
+
+    def undo_due(self) -> None:
+        """Undo what is due."""
+        while self._later and self._later[0][0] <= time.monotonic():
+            heapq.heappop(self._later)[2]()
+
+    def undo_all(self) -> None:
+        """Undo everything."""
+        while self._later:
+            heapq.heappop(self._later)[2]()
+
+    def kill_control(self) -> bool:
+        """End the process that serves; the supervisor starts it again over the same memory."""
+        return self._signal(self._control(), signal.SIGKILL)
+
+    def stop_control(self) -> bool:
+        """Have it stand still, mostly for longer than an engine waits."""
+        return self._pause(self._control())
+
+    def stop_supervisor(self) -> bool:
+        """Have the supervisor stand still, so that nobody starts what ends."""
+        return not self._is_away and self._pause(self._daemon.pid)
+
+    def kill_daemon(self) -> bool:
+        """End the whole daemon, and with it its memory; another one comes after a while."""
+        if self._is_away:
+            return False
+        self._is_away = True
+        self._daemon.kill()
+        self._after(self.random.choice([0, 1, 3]), self._come_back)
+        return True
+
+    def stop_daemon(self) -> bool:
+        """Have the whole daemon stand still."""
+        if self._is_away:
+            return False
+        self._is_away = True
+        self._daemon.freeze()
+        self._after(self._moment(), self._thaw)
+        return True
+
+    def kill_engine(self) -> bool:
+        """End an engine in the middle of anything."""
+        self.random.choice(self._seats).kill()
+        return True
+
+    def stop_engine(self) -> bool:
+        """Have an engine stand still."""
+        seat = self.random.choice(self._seats)
+        if not seat.stop():
+            return False
+        self._after(self._moment(), seat.resume)
+        return True
+
+    def doom_engine(self) -> bool:
+        """Have an engine die between naming blocks and writing them."""
+        self.random.choice(self._seats).doom()
+        return False
+
+    def _come_back(self) -> None:
+        self._daemon.start()
+        self._is_away = False
+
+    def _thaw(self) -> None:
+        self._daemon.thaw()
+        self._is_away = False
+
+    def _control(self) -> int | None:
+        if not self._is_away:
+            with contextlib.suppress(OSError):
+                return self._daemon.control()
+        return None
+
+    def _moment(self) -> float:
+        """Return some seconds: mostly few, sometimes more than anybody waits."""
+        return min(6.0, self.random.expovariate(0.7))
+
+    def _pause(self, process_id: int | None) -> bool:
+        is_stopped = self._signal(process_id, signal.SIGSTOP)
+        if is_stopped:
+            self._after(self._moment(), lambda: self._go_on(process_id))
+        return is_stopped
+
+    def _go_on(self, process_id: int | None) -> None:
+        self._signal(process_id, signal.SIGCONT)
+
+    def _after(self, seconds: float, undo: Callable[[], None]) -> None:
+        heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), undo))
+
+    @staticmethod
+    def _signal(process_id: int | None, number: signal.Signals) -> bool:
+        if process_id is None:
+            return False
+        try:
+            os.kill(process_id, number)
+        except ProcessLookupError:
+            return False
+        return True
