@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -241,6 +241,9 @@ def inspect(run: Run) -> None:
         run.call("inspect", pb.InspectRequest(cache=CACHE, what=what))
 
 
+_SPANS: Final = re.compile(r"(under )?[0-9.]+ (s|min)( to (under )?[0-9.]+ (s|min))?\b")
+
+
 def explain(run: Run, token: str, other: str) -> None:
     """Reserve with an explanation, in a step too, and have leases explained, to those who may ask and who may not."""
     run.call("evict", pb.EvictRequest(num_blocks=1), cache=CACHE)
@@ -258,7 +261,7 @@ def explain(run: Run, token: str, other: str) -> None:
         for reply in (told, *(one.get("granted", {}) for one in told.get("reserves", ()))):
             for miss in reply.get("misses", ()):
                 miss.pop("age_ms", None)
-                miss["why"] = re.sub(r"[0-9.]+ (s|min)\b", "t", miss["why"])
+                miss["why"] = _SPANS.sub("t", miss["why"])
     run.call("release", pb.ReleaseRequest(lease_id=lease_id), token=token)
 
 

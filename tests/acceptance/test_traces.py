@@ -180,7 +180,7 @@ def test_replay_refuses_keys_of_another_size(daemon: Serving, tmp_path: Path) ->
         check=False,
     )
 
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "register a cache with tokens_per_block=512" in " ".join(run.stderr.split())
 
 

@@ -397,6 +397,10 @@ class Pool:
         idle = ready[self.holds[ready] == 0]
         self.order.add(deepest_first(idle, self.records.position[idle]))
 
+    def sealed(self) -> NDArray[np.bool_]:
+        """Tell of every block whether its seal matches its entry."""
+        return self.are_sealed(np.arange(len(self), dtype=np.intp))
+
     def are_sealed(self, ids: Ids) -> NDArray[np.bool_]:
         """Tell of each of the blocks whether its seal matches its entry."""
         return np.equal(self.records.seal[ids], seal(self.records, ids, self._layout_digest))

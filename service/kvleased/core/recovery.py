@@ -72,7 +72,7 @@ def give_back_retired(records: CacheRecords) -> None:
 def _distrust(pool: Pool) -> None:
     """Strip everything of its standing that a crash may have left half-written."""
     state = pool.records.state
-    unsealed = (state == State.READY) & ~pool.are_sealed(np.arange(len(pool)))
+    unsealed = (state == State.READY) & ~pool.sealed()
     state[unsealed | (state > State.BAD)] = State.RESERVED
     state[state == State.QUARANTINED] = State.RESERVED
     _drop_doubles(pool)

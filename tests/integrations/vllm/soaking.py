@@ -12,19 +12,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tests.integrations.vllm.engine import (
-    Job,
-    Life,
-    Round,
-    Said,
-    differences,
-    prompt,
-    reference,
-)
+from tests.integrations.vllm.engine import Life, reference
+from tests.integrations.vllm.jobs import Job, prompt
+from tests.integrations.vllm.rounds import Round, Said, differences
 
 REQUEST_SECONDS_MAX: Final = 120.0
 """Seconds within which a request must be answered that nobody holds up; this machine may be busy."""
@@ -40,6 +34,7 @@ SIGNS_OF_BUGS: Final = ("A mistake of kvlease", "are not this engine's any more"
 _NUM_PROMPTS: Final = 96
 _NUM_FAMILIES: Final = 8
 _ROUNDS_MAX: Final = 6
+_TOKENS_MAX: Final = 48
 
 
 class Questions:
@@ -55,9 +50,15 @@ class Questions:
             num_tokens = len(prefix) + chance.randrange(1, 180)
             self.prompts.append(prompt(num_tokens, seed=at, prefix=prefix))
         self.num_said = [chance.randrange(1, 48) for _ in self.prompts]
-        asked = Job(model=model, engine=ENGINE, sampling={"logprobs": None})
-        sampling = {str(at): {"max_tokens": count} for at, count in enumerate(self.num_said)}
-        self.answers = reference(asked, self.prompts, sampling_of=sampling).requests
+        sampling = {"logprobs": None, "max_tokens": _TOKENS_MAX}
+        asked = Job(model=model, engine=ENGINE, sampling=sampling)
+        # The likeliest token is said each time, so that a shorter answer is the beginning of a longer one.
+        self.answers = [
+            replace(said, tokens=said.tokens[:count])
+            for said, count in zip(
+                reference(asked, self.prompts).requests, self.num_said, strict=True
+            )
+        ]
 
 
 @dataclass(slots=True)

@@ -45,4 +45,5 @@ def test_mover_gives_way_to_who_wakes_it() -> None:
 
             assert os.sched_getscheduler(child.process.pid) == os.SCHED_BATCH
         finally:
-            child.kill()
+            child.process.kill()
+            child.process.wait()

@@ -4,7 +4,7 @@ A small engine and a small daemon play against each other with lost answers; the
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -355,6 +355,21 @@ def test_idle_keeper_asks_for_nothing() -> None:
 
     assert daemon.sequence == sequence
     assert not engine.keeper.has_work
+
+
+def test_silent_daemon_has_no_more_promised_than_a_whole_request_needs() -> None:
+    """What a request finds may be spare, and then leaves less for its new blocks than one step's need."""
+    daemon = PlayedDaemon(chance_of(0))
+    engine = warm(daemon, num_blocks=13)
+    keeper, num_free = engine.keeper, len(engine.free)
+    daemon.is_answering = False
+    num_private = keeper.num_private_free
+    assert NEEDS.blocks_per_request <= num_private < num_free
+    assert keeper.num_free(num_free) == num_free
+
+    keeper._needs = replace(NEEDS, longest_blocks=num_private + 1)
+
+    assert keeper.num_free(num_free) == num_private
 
 
 def test_switched_off_keeper_calls_nobody() -> None:

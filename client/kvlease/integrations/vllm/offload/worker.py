@@ -73,8 +73,6 @@ class _Transfer:
     is_store: bool
     num_bytes: int
     started_at: float
-    wrong: NDArray[np.bool_]
-    """For each row of a load: whether it carried another key before the copy."""
 
 
 class PoolWorker(OffloadingWorker):
@@ -148,6 +146,11 @@ class PoolWorker(OffloadingWorker):
         mapped = self._mapped()
         if mapped is None or mapped.pool != spec.pool or not mapped.rows.has(spec.rows):
             return None
+        wrong = self._wrong(mapped.rows, spec, is_store=is_store)
+        if wrong.any():
+            # Nothing is copied: what is no number would spoil all that is computed beside it, written over or not.
+            self.failures.wrong_rows.update(spec.rows[wrong].tolist())
+            return None
         moves = moves_of(
             self._layout, blocks.block_ids, blocks.group_sizes, blocks.block_indices, len(spec.rows)
         )
@@ -160,7 +163,6 @@ class PoolWorker(OffloadingWorker):
             is_store=is_store,
             num_bytes=sum(len(pages) * num_bytes for pages, _, num_bytes in pairs),
             started_at=time.monotonic(),
-            wrong=self._wrong(mapped.rows, spec, is_store=is_store),
         )
         self._transfers[job_id] = transfer
         if is_store:
@@ -189,9 +191,9 @@ class PoolWorker(OffloadingWorker):
 
     def _check(self, job_id: int, transfer: _Transfer) -> None:
         """See whether the rows still carry what they carried when the copy began."""
-        wrong = transfer.wrong
-        if self._verifies:
-            wrong = wrong | ~transfer.rows.carrying(transfer.row_ids, transfer.names)
+        if not self._verifies:
+            return
+        wrong = ~transfer.rows.carrying(transfer.row_ids, transfer.names)
         if not wrong.any():
             return
         blocks = [move.blocks[wrong[move.chunks]] for move in transfer.moves]

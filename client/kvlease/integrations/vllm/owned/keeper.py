@@ -114,10 +114,11 @@ class Keeper:
     def num_free(self, num_in_queue: int) -> int:
         """Return how many free blocks may be promised: all, where enough of them are private or become so.
 
-        Else those that are private. One request never gets more than `blocks_per_request` without asking again.
+        Else those that are private. No request uses more than `longest_blocks`, found or new, without asking again.
         """
         num_ours = num_in_queue - self._num_absent
-        need = min(self._needs.blocks_per_request, num_ours)
+        needs = self._needs
+        need = min(max(needs.blocks_per_request, needs.longest_blocks), num_ours)
         # Asked for every request of every step, so the usual answer comes first.
         is_enough = len(self.spare) + len(self.waiting) >= need or self.require(need)
         return num_ours if is_enough else self.num_private_free

@@ -199,6 +199,7 @@ def needs_of(vllm_config: Any, kv_cache_config: Any) -> Needs:
     return Needs(
         blocks_per_request=blocks_per_request,
         reserve_blocks=min(longest_blocks, kv_cache_config.num_blocks // _RESERVE_SHARE),
+        longest_blocks=longest_blocks,
     )
 
 

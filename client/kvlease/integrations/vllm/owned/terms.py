@@ -37,6 +37,8 @@ class Needs:
     """New blocks that one request gets in one step at most."""
     reserve_blocks: int
     """Spare blocks that are kept at least, where the pool is large enough."""
+    longest_blocks: int = 0
+    """Blocks of the longest request: what it finds may be spare, too, and is no longer when it is used again."""
 
 
 class Persistence(Enum):
