@@ -1,8 +1,6 @@
 """What is done to a daemon, its stores and its workers while they are soaked, one fault after the other at random."""
 
 import contextlib
-import heapq
-import itertools
 import os
 import random
 import signal
@@ -17,6 +15,7 @@ from kvlease.units import BYTES_PER_SECTOR
 from tests.acceptance.serving import ROOT, Serving
 from tests.acceptance.soaking import Board
 from tests.acceptance.tiering import child_or_none
+from tests.later import Later
 from tests.servers.redis import RedisServer
 
 SLACK_SECONDS = 10.0
@@ -96,8 +95,7 @@ class Tormentor:
         self._crew = crew
         self._redis = redis
         self._disk_dir = disk_dir
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._later = Later()
         self._is_redis_busy = False
 
     def act(self) -> None:
@@ -123,13 +121,11 @@ class Tormentor:
 
     def undo_due(self) -> None:
         """Undo what is due."""
-        while self._later and self._later[0][0] <= time.monotonic():
-            heapq.heappop(self._later)[2]()
+        self._later.do_due()
 
     def undo_all(self) -> None:
         """Undo everything."""
-        while self._later:
-            heapq.heappop(self._later)[2]()
+        self._later.do_all()
 
     def kill_mover(self) -> None:
         """End a mover."""
@@ -237,7 +233,7 @@ class Tormentor:
         self._after(seconds, lambda: self._signal(process_id, signal.SIGCONT))
 
     def _after(self, seconds: float, undo: Callable[[], None]) -> None:
-        heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), undo))
+        self._later.put(seconds, undo)
 
     @staticmethod
     def _signal(process_id: int | None, number: signal.Signals) -> None:

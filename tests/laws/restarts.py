@@ -15,7 +15,7 @@ from tests.laws.mended import Mutation
 
 def seals_are_not_checked(patch: pytest.MonkeyPatch) -> None:
     """A restart believes a block that a crash left between two columns."""
-    patch.setattr(Pool, "sealed", lambda self: np.ones(len(self), np.bool_))
+    patch.setattr(recovery, "sealed", lambda pool: np.ones(len(pool), np.bool_))
 
 
 def half_moved_row_is_taken_for_active(patch: pytest.MonkeyPatch) -> None:

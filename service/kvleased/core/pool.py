@@ -347,8 +347,7 @@ class Pool:
 
     def put_last(self, ids: Ids) -> None:
         """Have free blocks taken after all others; those that were retired are free no more."""
-        free = self.free_ids
-        free = free[np.isin(free, ids, invert=True).argsort(kind="stable")]
+        free = self.free_ids[np.isin(self.free_ids, ids, invert=True).argsort(kind="stable")]
         free = free[self.records.state[free] == State.FREE]
         self._num_free, self._offered = len(free), None
         self._free[: len(free)] = free
@@ -396,10 +395,6 @@ class Pool:
         self.index.add(ready)
         idle = ready[self.holds[ready] == 0]
         self.order.add(deepest_first(idle, self.records.position[idle]))
-
-    def sealed(self) -> NDArray[np.bool_]:
-        """Tell of every block whether its seal matches its entry."""
-        return self.are_sealed(np.arange(len(self), dtype=np.intp))
 
     def are_sealed(self, ids: Ids) -> NDArray[np.bool_]:
         """Tell of each of the blocks whether its seal matches its entry."""

@@ -72,10 +72,15 @@ def give_back_retired(records: CacheRecords) -> None:
 def _distrust(pool: Pool) -> None:
     """Strip everything of its standing that a crash may have left half-written."""
     state = pool.records.state
-    unsealed = (state == State.READY) & ~pool.sealed()
+    unsealed = (state == State.READY) & ~sealed(pool)
     state[unsealed | (state > State.BAD)] = State.RESERVED
     state[state == State.QUARANTINED] = State.RESERVED
     _drop_doubles(pool)
+
+
+def sealed(pool: Pool) -> NDArray[np.bool_]:
+    """Tell of every entry whether its seal matches it."""
+    return pool.are_sealed(np.arange(len(pool), dtype=np.intp))
 
 
 def _drop_doubles(pool: Pool) -> None:

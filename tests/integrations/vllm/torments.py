@@ -1,16 +1,14 @@
 """Own what is done to a daemon and to engines while they are soaked: one fault after the other, undone in time."""
 
 import contextlib
-import heapq
-import itertools
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Sequence
 
 from tests.integrations.vllm.daemon import Daemon
 from tests.integrations.vllm.soaking import Seat, Tally
+from tests.later import Later
 
 
 class Tormentor:
@@ -21,8 +19,7 @@ class Tormentor:
         self._daemon = daemon
         self._seats = seats
         self._tally = tally
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._later = Later()
         self._is_away = False
 
     def act(self) -> None:
@@ -43,13 +40,11 @@ class Tormentor:
 
     def undo_due(self) -> None:
         """Undo what is due."""
-        while self._later and self._later[0][0] <= time.monotonic():
-            heapq.heappop(self._later)[2]()
+        self._later.do_due()
 
     def undo_all(self) -> None:
         """Undo everything."""
-        while self._later:
-            heapq.heappop(self._later)[2]()
+        self._later.do_all()
 
     def kill_control(self) -> bool:
         """End the process that serves; the supervisor starts it again over the same memory."""
@@ -127,7 +122,7 @@ class Tormentor:
         self._signal(process_id, signal.SIGCONT)
 
     def _after(self, seconds: float, undo: Callable[[], None]) -> None:
-        heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), undo))
+        self._later.put(seconds, undo)
 
     @staticmethod
     def _signal(process_id: int | None, number: signal.Signals) -> bool:

@@ -7,34 +7,23 @@ index and keeps the fence. No byte is copied, and no hook waits longer than its 
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
-    SupportsHMA,
 )
 
 from kvlease.errors import InvalidError
-from kvlease.integrations.vllm.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.memory_connector import MemoryConnector
 from kvlease.integrations.vllm.owned.memory import Claim, OwnedMemory, num_warmup_blocks
 from kvlease.integrations.vllm.owned.scheduler import OwnedScheduler, needs_of
-from kvlease.integrations.vllm.planning import agreement, plan_inputs
-from kvlease.integrations.vllm.session import EngineSession, Terms
-from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.planning import plan_inputs
 from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kvlease.plan import CachePlan, PlanInputs
-
 _logger: Final = logging.getLogger(__name__)
-
-MODE: Final = "owned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +33,21 @@ class RankClaim(KVConnectorHandshakeMetadata):  # type: ignore[misc,unused-ignor
     claim: Claim
 
 
-class KVLeaseOwnedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+class KVLeaseOwnedConnector(MemoryConnector):
     """Keep an engine's whole KV cache in the daemon's memory, where the engine's next life finds it."""
 
     scheduler_class = OwnedScheduler
 
+    mode = "owned"
+    _memory: OwnedMemory | None
+    _scheduler: OwnedScheduler | None
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Read the settings; memory and daemon come with the hooks that need them."""
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._settings = ConnectorSettings.read(extra)
-        self._num_ranks = vllm_config.parallel_config.world_size
-        self._memory: OwnedMemory | None = None
-        self._scheduler: OwnedScheduler | None = None
-        self._step_id = 0
         if role is KVConnectorRole.SCHEDULER:
             needs = needs_of(vllm_config, kv_cache_config)
             self._scheduler = self.scheduler_class(needs, self._open_session)
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """Whether a request waits until its blocks are handed over: a cache never asks for that."""
-        return False
 
     # The worker
 
@@ -84,42 +66,17 @@ class KVLeaseOwnedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         self._memory = OwnedMemory(session, self._rank, num_warmup)
         return session.guard.shield(self._memory.context, None, "the claim of memory")
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """See whether the cache lies in the daemon's memory."""
-        if self._memory is not None:
-            self._memory.check(kv_caches)
-
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Tell the scheduler what this rank has claimed."""
         if self._memory is None or self._memory.claim is None:
             return None
         return RankClaim(self._memory.claim)
 
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Remember which step this is."""
-        super().bind_connector_metadata(connector_metadata)
-        assert isinstance(connector_metadata, StepMetadata), "the scheduler's half makes it"
-        self._step_id = connector_metadata.step_id
-
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Tell that the step is carried out."""
         if self._memory is not None:
             self._memory.poll()
         return StepsBack(self._step_id) if self._step_id else None
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing: what is cached lies where it is read."""
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing: what is written lies where it is kept."""
-
-    def wait_for_save(self) -> None:
-        """Do nothing."""
 
     # The scheduler
 
@@ -146,15 +103,6 @@ class KVLeaseOwnedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         may_be_claimed = self._vllm_config.kv_transfer_config.kv_connector == "MultiConnector"
         if claims or may_be_claimed:
             self._scheduler.begin(claims, is_whole=is_whole)
-
-    def get_num_new_matched_tokens(
-        self,
-        request: Any,
-        num_computed_tokens: int,
-    ) -> tuple[int, bool]:
-        """Find nothing beyond vLLM's own index, which has it all."""
-        del request, num_computed_tokens
-        return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Do nothing."""
@@ -189,52 +137,11 @@ class KVLeaseOwnedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         del request, block_ids
         return False, None
 
-    def has_pending_push_work(self) -> bool:
-        """Tell whether an idle engine should go on with empty steps, so that the last blocks are published."""
-        return self._scheduler is not None and self._scheduler.has_work
-
     def reset_cache(self) -> bool | None:
         """Begin a new era of keys."""
         if self._scheduler is not None:
             self._scheduler.reset()
         return True
-
-    def shutdown(self) -> None:
-        """Publish what is written, and detach."""
-        if self._scheduler is not None:
-            self._scheduler.close()
-        if self._memory is not None:
-            self._memory.close()
-
-    # Both
-
-    @property
-    def _rank(self) -> int:
-        return (
-            0
-            if self._role is KVConnectorRole.SCHEDULER
-            else int(self._vllm_config.parallel_config.rank)
-        )
-
-    def _open_session(self) -> EngineSession:
-        config, kv_cache_config = self._vllm_config, self._kv_cache_config
-        identity = Identity.of(config, kv_cache_config, weights=self._settings.weights)
-        inputs: PlanInputs | None = None
-        if self._role is KVConnectorRole.WORKER:
-            inputs = plan_inputs(config, kv_cache_config)
-
-        def disagreements(plan: "CachePlan") -> "Sequence[str]":
-            return [str(one) for one in agreement(plan, kv_cache_config, rank=self._rank)]
-
-        terms = Terms(
-            identity=identity,
-            inputs=inputs,
-            cache=identity.cache_name(MODE),
-            rank=self._rank,
-            magazine=magazine_name(config, MODE),
-            disagreements=disagreements,
-        )
-        return EngineSession.open(self._settings, terms)
 
 
 def unfit(vllm_config: Any, kv_cache_config: Any) -> str:

@@ -10,27 +10,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
-    SupportsHMA,
 )
 
 from kvlease.errors import InvalidError
-from kvlease.integrations.vllm.namespace import Identity, magazine_name
-from kvlease.integrations.vllm.planning import agreement, plan_inputs
-from kvlease.integrations.vllm.session import EngineSession, Terms
-from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.memory_connector import MemoryConnector
+from kvlease.integrations.vllm.planning import plan_inputs
 from kvlease.integrations.vllm.shared.memory import Mapped, RankMemory
 from kvlease.integrations.vllm.shared.scheduling import SharedScheduler, supply_of
 from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
-from kvlease.plan import CachePlan
 
 _logger: Final = logging.getLogger(__name__)
 
-MODE: Final = "shared"
 _UNFIT_KINDS: Final = ("Mamba", "CrossAttention", "CircularBuffer", "HiSparse", "HiddenState")
 
 
@@ -41,27 +35,22 @@ class RankMapped(KVConnectorHandshakeMetadata):  # type: ignore[misc,unused-igno
     mapped: Mapped
 
 
-class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+class KVLeaseSharedConnector(MemoryConnector):
     """Let several engines of one model serve from one pool, whose blocks the daemon gives out."""
+
+    mode = "shared"
+    _memory: RankMemory | None
+    _scheduler: SharedScheduler | None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Read the settings; memory and daemon come with the hooks that need them."""
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._settings = ConnectorSettings.read(extra)
-        self._memory: RankMemory | None = None
-        self._scheduler: SharedScheduler | None = None
-        self._step_id = 0
         if role is KVConnectorRole.SCHEDULER:
             supply = supply_of(vllm_config, kv_cache_config, self._settings.magazine_blocks)
-            num_ranks = vllm_config.parallel_config.world_size
             engine_id = str(vllm_config.kv_transfer_config.engine_id)
-            self._scheduler = SharedScheduler(num_ranks, supply, self._open_session, engine_id)
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """Whether a request waits until its blocks are handed over: a cache never asks for that."""
-        return False
+            self._scheduler = SharedScheduler(
+                self._num_ranks, supply, self._open_session, engine_id
+            )
 
     # The worker
 
@@ -78,22 +67,11 @@ class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         self._memory = RankMemory(session, self._rank)
         return session.guard.shield(self._memory.context, None, "the map of the pool")
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """See whether the cache lies in the daemon's pool."""
-        if self._memory is not None:
-            self._memory.check(kv_caches)
-
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Tell the scheduler where this rank's cache lies."""
         if self._memory is None or self._memory.mapped is None:
             return None
         return RankMapped(self._memory.mapped)
-
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Remember which step this is."""
-        super().bind_connector_metadata(connector_metadata)
-        assert isinstance(connector_metadata, StepMetadata), "the scheduler's half makes it"
-        self._step_id = connector_metadata.step_id
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Tell that the step is carried out."""
@@ -102,20 +80,6 @@ class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         self._memory.poll()
         is_apart = self._memory.is_apart
         return StepsBack(self._step_id, is_apart=is_apart) if self._step_id else None
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing: what is cached lies where it is read."""
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing: what is written lies where it is kept."""
-
-    def wait_for_save(self) -> None:
-        """Do nothing."""
 
     # The scheduler
 
@@ -137,14 +101,6 @@ class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         """Note a request whose prefix will be sought."""
         if self._scheduler is not None:
             self._scheduler.arrived(request)
-
-    def get_num_new_matched_tokens(
-        self,
-        request: Any,  # noqa: ARG002 - the hook's own signature, here and below
-        num_computed_tokens: int,  # noqa: ARG002
-    ) -> tuple[int, bool]:
-        """Find nothing beyond what the pool has: a hit in the other engine is one of this engine's own."""
-        return 0, False
 
     def update_state_after_alloc(
         self,
@@ -188,45 +144,9 @@ class KVLeaseSharedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
             self._scheduler.finished(request.request_id)
         return False, None
 
-    def has_pending_push_work(self) -> bool:
-        """Tell whether an idle engine should go on with empty steps, so that the last blocks are published."""
-        return self._scheduler is not None and self._scheduler.has_work
-
     def reset_cache(self) -> bool | None:
         """Agree: the pool's own reset has begun a new era of keys."""
         return True
-
-    def shutdown(self) -> None:
-        """Detach."""
-        if self._scheduler is not None:
-            self._scheduler.close()
-        if self._memory is not None:
-            self._memory.close()
-
-    # Both
-
-    @property
-    def _rank(self) -> int:
-        is_scheduler = self._role is KVConnectorRole.SCHEDULER
-        return 0 if is_scheduler else int(self._vllm_config.parallel_config.rank)
-
-    def _open_session(self) -> EngineSession:
-        config, kv_cache_config = self._vllm_config, self._kv_cache_config
-        identity = Identity.of(config, kv_cache_config, weights=self._settings.weights)
-        is_worker = self._role is KVConnectorRole.WORKER
-
-        def disagreements(plan: CachePlan) -> list[str]:
-            return [str(one) for one in agreement(plan, kv_cache_config, rank=self._rank)]
-
-        terms = Terms(
-            identity=identity,
-            inputs=plan_inputs(config, kv_cache_config) if is_worker else None,
-            cache=identity.cache_name(MODE),
-            rank=self._rank,
-            magazine=magazine_name(config, MODE),
-            disagreements=disagreements,
-        )
-        return EngineSession.open(self._settings, terms)
 
 
 def unfit(vllm_config: Any, kv_cache_config: Any) -> str:

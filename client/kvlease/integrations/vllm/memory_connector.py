@@ -1,0 +1,139 @@
+"""Own what the connectors have in common whose engine has its KV cache in the daemon's memory: `owned` and `shared`.
+
+The worker's half lays the engine's one allocation into the daemon's pool and says which steps came back; the
+scheduler's half has the account of blocks. No byte is copied, so the hooks of loads and saves have nothing to do.
+"""
+
+from typing import Any, ClassVar, Protocol
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from kvlease.integrations.vllm.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.planning import agreement, plan_inputs
+from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.steps import StepMetadata
+from kvlease.plan import CachePlan
+
+
+class WorkersHalf(Protocol):
+    """What a rank's process has."""
+
+    def check(self, kv_caches: dict[str, Any]) -> None:
+        """See whether the cache lies where it should."""
+
+    def close(self) -> None:
+        """Detach."""
+
+
+class SchedulersHalf(Protocol):
+    """What the scheduler's process has."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether more steps of the engine, empty ones too, lead to more being published."""
+
+    def close(self) -> None:
+        """Detach."""
+
+
+class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unused-ignore] # vLLM has no types here
+    """Answer the hooks that mean the same, whoever decides which block is whose."""
+
+    mode: ClassVar[str]
+    """The name of the mode, which caches and magazines are told apart by."""
+    _memory: WorkersHalf | None
+    _scheduler: SchedulersHalf | None
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Read the settings; memory and daemon come with the hooks that need them."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._settings = ConnectorSettings.read(extra)
+        self._num_ranks = vllm_config.parallel_config.world_size
+        self._memory = None
+        self._scheduler = None
+        self._step_id = 0
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether a request waits until its blocks are handed over: a cache never asks for that."""
+        return False
+
+    # The worker
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """See whether the cache lies in the daemon's memory."""
+        if self._memory is not None:
+            self._memory.check(kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Remember which step this is."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata), "the scheduler's half makes it"
+        self._step_id = connector_metadata.step_id
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Do nothing: what is cached lies where it is read."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: what is written lies where it is kept."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing."""
+
+    # The scheduler
+
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,  # noqa: ARG002 - the hook's own signature
+        num_computed_tokens: int,  # noqa: ARG002
+    ) -> tuple[int, bool]:
+        """Find nothing beyond the engine's own pool, whose index has it all."""
+        return 0, False
+
+    def has_pending_push_work(self) -> bool:
+        """Tell whether an idle engine should go on with empty steps, so that the last blocks are published."""
+        return self._scheduler is not None and self._scheduler.has_work
+
+    def shutdown(self) -> None:
+        """Publish what may be, and detach."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    # Both
+
+    @property
+    def _rank(self) -> int:
+        is_scheduler = self._role is KVConnectorRole.SCHEDULER
+        return 0 if is_scheduler else int(self._vllm_config.parallel_config.rank)
+
+    def _open_session(self) -> EngineSession:
+        config, kv_cache_config = self._vllm_config, self._kv_cache_config
+        identity = Identity.of(config, kv_cache_config, weights=self._settings.weights)
+        is_worker = self._role is KVConnectorRole.WORKER
+
+        def disagreements(plan: CachePlan) -> list[str]:
+            return [str(one) for one in agreement(plan, kv_cache_config, rank=self._rank)]
+
+        terms = Terms(
+            identity=identity,
+            inputs=plan_inputs(config, kv_cache_config) if is_worker else None,
+            cache=identity.cache_name(self.mode),
+            rank=self._rank,
+            magazine=magazine_name(config, self.mode),
+            disagreements=disagreements,
+        )
+        return EngineSession.open(self._settings, terms)
