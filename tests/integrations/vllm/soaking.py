@@ -3,6 +3,7 @@
 Nothing here waits: engines are looked after in turn, for some of them stand still.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -143,14 +144,18 @@ class Seat:
         """Have the engine stand still; tell whether there is one that went."""
         if self.life is None or self._stopped_at is not None:
             return False
-        self.life.stop()
+        try:
+            self.life.stop()
+        except ProcessLookupError:  # doomed, and not found dead yet
+            return False
         self._stopped_at = time.monotonic()
         return True
 
     def resume(self) -> None:
         """Have it go on; the time that it stood still is not its own."""
         if self.life is not None and self._stopped_at is not None:
-            self.life.resume()
+            with contextlib.suppress(ProcessLookupError):  # it was stopped as it died
+                self.life.resume()
             self._due_at += time.monotonic() - self._stopped_at
         self._stopped_at = None
 

@@ -337,7 +337,8 @@ def test_engines_of_a_wiped_daemon_have_room_for_all(
     model: str, daemon: Daemon, tmp_path: Path
 ) -> None:
     """Each goes on as if alone in the memory of before; what one writes there the other does not see."""
-    job = sharing(daemon, model=model, engine=TINY, extra={"retry_seconds": 0.2})
+    engine = TINY if model == "llama" else TINY | {"max_model_len": 480}
+    job = sharing(daemon, model=model, engine=engine, extra={"retry_seconds": 0.2})
     wanted = reference(job, MANY)
 
     with living(job, tmp_path) as one, living(job, tmp_path) as two:

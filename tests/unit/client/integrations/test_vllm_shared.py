@@ -395,9 +395,19 @@ def test_refill_is_a_small_part_of_what_is_there(
     num_available: int, num_magazines: int, refill: int
 ) -> None:
     """An engine fills its stock up, but never takes much of what is scarce."""
-    supply = Supply(num_blocks=100, stock_wanted=16)
+    supply = Supply(num_blocks=100, stock_wanted=16, longest_blocks=20)
 
     assert supply.refill(4, num_available, num_magazines) == refill
+
+
+@pytest.mark.parametrize("longest_blocks", [1, 500, 999, 1000, 2000])
+def test_engines_at_rest_leave_room_for_the_longest_request(longest_blocks: int) -> None:
+    """Eight engines that do nothing keep less than what the longest request of a ninth leaves."""
+    supply = Supply(num_blocks=1001, stock_wanted=64, longest_blocks=longest_blocks)
+
+    at_rest = 8 * (supply.idle_max + supply.rest_max)
+
+    assert at_rest <= max(0, 1000 - longest_blocks)
 
 
 def test_isolated_books_have_every_block_but_the_null_one() -> None:

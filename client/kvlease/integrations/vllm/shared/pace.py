@@ -9,8 +9,9 @@ _SHARE_OF_AVAILABLE: Final = 4
 """An engine fetches this part at most of what each of them could have."""
 _SHARE_AHEAD: Final = 2
 """The same, where requests wait that want them."""
-_SHARE_OF_POOL: Final = 16
-"""This part of the pool at most stays held without a user, or in the stock of an engine that does nothing."""
+_SHARE_OF_SPARE: Final = 16
+"""This part, of what the longest request leaves of the pool, stays held without a user at most, and in the stock of an
+engine that does nothing: what engines at rest keep must not keep a request of another one from ever fitting."""
 _IDLE_BLOCKS_MAX: Final = 256
 
 
@@ -53,11 +54,13 @@ class Supply:
     """Blocks of the pool."""
     stock_wanted: int
     """Private blocks that an engine under load keeps in stock."""
+    longest_blocks: int
+    """Blocks that the longest request takes."""
 
     @property
     def idle_max(self) -> int:
         """Held blocks without a user that stay, so that the next turn of a talk needs no call."""
-        return min(_IDLE_BLOCKS_MAX, self.num_blocks // _SHARE_OF_POOL)
+        return min(_IDLE_BLOCKS_MAX, self._rest_share)
 
     @property
     def stock_max(self) -> int:
@@ -67,7 +70,12 @@ class Supply:
     @property
     def rest_max(self) -> int:
         """Private blocks that an engine keeps that has nothing to do."""
-        return min(self.stock_wanted, self.num_blocks // _SHARE_OF_POOL)
+        return min(self.stock_wanted, self._rest_share)
+
+    @property
+    def _rest_share(self) -> int:
+        num_usable = self.num_blocks - 1  # without the null block
+        return max(0, num_usable - self.longest_blocks) // _SHARE_OF_SPARE
 
     def ahead(self, wanted: int, num_stock: int, num_available: int, num_magazines: int) -> int:
         """Return how many of the blocks that waiting requests may want to fetch at once, so that each needs no call."""

@@ -151,10 +151,15 @@ class SharedScheduler:
 def supply_of(vllm_config: Any, kv_cache_config: Any, magazine_blocks: int) -> Supply:
     """Return how much an engine keeps in stock: what was set, else what a few steps take at most."""
     tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    blocks_per_step = sum(
-        ceil_div(tokens, group.kv_cache_spec.block_size)
-        for group in kv_cache_config.kv_cache_groups
-    )
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    blocks_per_step = sum(ceil_div(tokens, spec.block_size) for spec in specs)
     num_blocks = kv_cache_config.num_blocks
     wanted = magazine_blocks or _STEPS_IN_STOCK * blocks_per_step
-    return Supply(num_blocks=num_blocks, stock_wanted=min(wanted, num_blocks // _SHARE_IN_STOCK))
+    return Supply(
+        num_blocks=num_blocks,
+        stock_wanted=min(wanted, num_blocks // _SHARE_IN_STOCK),
+        longest_blocks=sum(
+            ceil_div(spec.max_memory_usage_bytes(vllm_config), spec.page_size_bytes)
+            for spec in specs
+        ),
+    )
