@@ -1,14 +1,79 @@
-# The daemon, on CPU memory. The library goes into the inference container by pip.
-FROM python:3.11-slim AS build
-WORKDIR /src
-COPY . .
-RUN python -m venv /opt/kvlease && /opt/kvlease/bin/pip install --no-cache-dir ".[service]"
+# The daemon, on Python's slim image. The library goes into the inference container by pip.
+#
+#   docker build -t kvlease:0.1.0 .
+#   docker build -t kvlease:0.1.0-cuda --build-arg FLAVOUR=cuda .
+#   docker build --target sbom --output build/sbom .
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG FLAVOUR=cpu
 
-FROM python:3.11-slim
-COPY --from=build /opt/kvlease /opt/kvlease
-ENV PATH=/opt/kvlease/bin:$PATH XDG_RUNTIME_DIR=/run/user/10001 PYTHONUNBUFFERED=1
-RUN useradd --uid 10001 --no-create-home kvlease && install -d -m 0700 -o kvlease -g kvlease /run/user/10001
-USER 10001
-# Sockets are in $XDG_RUNTIME_DIR/kvlease; REST and gRPC listen on the loopback address alone, which a pod shares.
+# What builds wheels stays out of what runs.
+FROM ${PYTHON_IMAGE} AS build
+WORKDIR /src
+COPY requirements/build.lock requirements/build.lock
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv /opt/build && /opt/build/bin/pip install --require-hashes -r requirements/build.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY client client
+COPY service service
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
+
+# What runs, each package with the hash that it was locked with.
+FROM ${PYTHON_IMAGE} AS packages-cpu
+WORKDIR /src
+COPY requirements/service.lock requirements/packages.lock
+
+# For memory of GPUs; the driver comes from the node's container runtime.
+FROM ${PYTHON_IMAGE} AS packages-cuda
+WORKDIR /src
+COPY requirements/cuda.lock requirements/packages.lock
+
+# hadolint ignore=DL3006
+FROM packages-${FLAVOUR} AS packages
+WORKDIR /src
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv /opt/kvlease && /opt/kvlease/bin/pip install --require-hashes -r requirements/packages.lock
+COPY --from=build /wheels /wheels
+RUN /opt/kvlease/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
+    && /opt/kvlease/bin/pip check \
+    && /opt/kvlease/bin/pip uninstall --yes setuptools pip
+
+# A list of all that runs, in CycloneDX's format.
+FROM packages AS sbom-maker
+WORKDIR /src
+COPY requirements/sbom.lock requirements/sbom.lock
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv /opt/sbom && /opt/sbom/bin/pip install --require-hashes -r requirements/sbom.lock
+RUN /opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON -o /kvlease.cdx.json /opt/kvlease/bin/python
+
+FROM scratch AS sbom
+COPY --from=sbom-maker /kvlease.cdx.json /
+
+FROM ${PYTHON_IMAGE} AS daemon
+ARG FLAVOUR
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL org.opencontainers.image.title="kvlease" \
+      org.opencontainers.image.description="A per-node KV-cache daemon for LLM inference (${FLAVOUR})" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN groupadd --gid 10001 kvlease \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin kvlease \
+    && install -d -m 0700 -o 10001 -g 10001 /run/kvlease
+COPY --from=packages /opt/kvlease /opt/kvlease
+ENV PATH=/opt/kvlease/bin:$PATH \
+    XDG_RUNTIME_DIR=/run/kvlease \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+# Only the directory of the sockets is written to: the root may be read-only. Sockets are in /run/kvlease/kvlease; REST and gRPC
+# listen on the loopback address alone, which a pod shares.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --start-interval=1s --retries=3 CMD ["kvleased", "probe", "livez"]
+STOPSIGNAL SIGTERM
 ENTRYPOINT ["kvleased"]
 CMD ["serve"]

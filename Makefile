@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-vllm check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-deploy lock chart-files test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 
@@ -20,8 +20,22 @@ serve: setup ## run the daemon in the foreground on CPU memory
 	@$(BIN)/kvleased serve
 
 test: setup ## run all tests: units side by side, then those that start processes one by one
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not gpu and not vllm"
-	@$(BIN)/python -m pytest -q -n 0 -m "acceptance and not gpu and not vllm"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not gpu and not vllm and not deploy"
+	@$(BIN)/python -m pytest -q -n 0 -m "acceptance and not gpu and not vllm and not deploy"
+
+test-deploy: setup build/venv-deploy/.ready ## check what is deployed: chart, image, units; installs what it needs
+	@$(BIN)/python -m pytest -q -n 0 -m deploy tests/deploy
+
+build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/requirements.txt
+	@bash tests/deploy/setup.sh
+
+lock: setup ## lock what the image is made of, with hashes
+	@bash requirements/lock
+
+chart-files: ## copy rules and dashboards of deploy/ into the chart
+	@rm -f helm/kvlease/files/rules/*.yaml helm/kvlease/files/dashboards/*.json
+	@for file in deploy/prometheus/*rules*.yaml; do [ ! -f $$file ] || cp $$file helm/kvlease/files/rules/; done
+	@for file in deploy/grafana/*.json; do [ ! -f $$file ] || cp $$file helm/kvlease/files/dashboards/; done
 
 test-vllm: setup .venv-vllm/.ready ## run vLLM 0.32 itself: compare plans, then engines with the daemon
 	@$(BIN)/python tests/vllm/run.py

@@ -22,6 +22,7 @@ _MOVERS: Final = {
 }
 """The modules of the processes that move bytes, by role."""
 _USAGE: Final = """usage: kvleased serve [options]
+       kvleased probe [livez|readyz|startupz]
        kvleased --version
 
 Run the KV-cache daemon of this node. `kvleased serve --help` lists every setting with its unit and its default.
@@ -41,6 +42,10 @@ def run(argv: Sequence[str]) -> int:
         return _serve(argv[1:])
     if role in {"supervise", "control", *_MOVERS}:
         return _run_role(role, argv[1:])
+    if role == "probe":
+        from kvleased import probing  # noqa: PLC0415 - no other role needs it
+
+        return probing.run(argv[1:])
     if role == "--version":
         return _print_version()
     is_help = role in {"-h", "--help"}

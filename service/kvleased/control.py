@@ -22,6 +22,7 @@ from kvleased.settings import Settings, TenantSettings
 from kvleased.verbs.figures import figures
 
 if TYPE_CHECKING:
+    from kvleased.api.health import Probes
     from kvleased.metrics import Metrics
 
 EX_OK: Final = 0
@@ -89,6 +90,8 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         )
         servers.append(rest)
         await rest.start(daemon, settings)
+        if settings.probe_host:
+            servers.append(await _start_probes(rest.probes, settings))
         if settings.serve_grpc and settings.listen_tcp and settings.grpc_port:
             _check_free(settings.tcp_host, settings.grpc_port)
         daemon.serve()
@@ -102,7 +105,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
             error=str(error),
             http_port=settings.http_port,
             grpc_port=settings.grpc_port,
-            advice="stop what listens there, or choose another --http-port, --grpc-port or --runtime-dir",
+            advice="stop what listens there, or choose another --http-port, --grpc-port, --probe-port or --runtime-dir",
         )
         return EX_CONFIG
     # Only now: a first start that cannot listen somewhere shall end the supervisor, too.
@@ -115,6 +118,19 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         await server.stop()
     await daemon.stop()
     return EX_OK
+
+
+async def _start_probes(probes: "Probes", settings: Settings) -> Server:
+    """Let those beyond loopback look, where the settings say so; whoever reaches the address may."""
+    module = await asyncio.to_thread(importlib.import_module, "kvleased.api.probes")
+    server = module.ProbeServer(probes)
+    await server.start(settings.probe_host, settings.probe_port)
+    _LOG.warning(
+        "probes_open",
+        address=f"{settings.probe_host}:{server.port}",
+        advice="anyone who reaches it may read the metrics; let a network policy say who does",
+    )
+    return cast("Server", server)
 
 
 async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") -> Server:

@@ -77,6 +77,16 @@ class Settings(BaseModel):
     )
     http_port: Port = Field(default=7070, description="TCP port of REST; 0 takes any free port.")
     grpc_port: Port = Field(default=7071, description="TCP port of gRPC; 0 takes any free port.")
+    probe_host: str = Field(
+        default="",
+        description=(
+            "Address, such as 0.0.0.0, on which anyone who reaches it may read /livez, /readyz, /startupz and "
+            "/metrics, without TLS; nothing else is served there. None by default."
+        ),
+    )
+    probe_port: Port = Field(
+        default=7072, description="TCP port of the probes at probe_host; 0 takes any free port."
+    )
     serve_grpc: bool = Field(default=True, description="Whether gRPC is served at all.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least severe log events that are written."
@@ -269,6 +279,11 @@ class Settings(BaseModel):
             message = "must be a loopback address, such as 127.0.0.1"
             raise ValueError(message)
         return host
+
+    @field_validator("probe_host")
+    @classmethod
+    def _address_or_none(cls, host: str) -> str:
+        return str(ipaddress.ip_address(host)) if host else host
 
     @model_validator(mode="after")
     def _beats_fit(self) -> Self:

@@ -51,6 +51,11 @@ class RestServer:
         self.http_port = 0
         """The TCP port; 0 where there is none."""
 
+    @property
+    def probes(self) -> Probes:
+        """The probes, once started: another server may answer them, too."""
+        return self._probes
+
     async def start(self, daemon: Backend, settings: Limits) -> None:
         """Begin to listen at `http.sock` in the runtime directory and, where wanted, on TCP."""
 

@@ -46,10 +46,14 @@ def remove_unix(listener: socket.socket) -> None:
 
 def listen_tcp(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket on a loopback address."""
-    address = ipaddress.ip_address(host)
-    assert address.is_loopback, "only loopback is ever bound"
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET  # noqa: PLR2004 - IP's own number
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    assert ipaddress.ip_address(host).is_loopback, "the API is bound to loopback only"
+    return listen_beyond(host, port)
+
+
+def listen_beyond(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket on any address; whoever calls must serve nothing there but probes and metrics."""
+    is_v6 = ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - IP's own number
+    listener = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

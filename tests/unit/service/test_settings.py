@@ -35,6 +35,7 @@ def test_flags_win_over_environment_over_file(
     ("arguments", "says"),
     [
         pytest.param(["--tcp-host", "0.0.0.0"], "loopback", id="public address"),  # noqa: S104
+        pytest.param(["--probe-host", "everywhere"], "everywhere", id="no address of probes"),
         pytest.param(["--http-port", "70000"], "http_port", id="no port"),
         pytest.param(["--drain-seconds", "-1"], "drain_seconds", id="negative"),
         pytest.param(["--lease-seconds", "5"], "twice", id="lease shorter than its heartbeats"),

@@ -1,0 +1,136 @@
+{{/* vLLM of the example: its container and its volumes. */}}
+
+{{- define "kvlease.connectorName" -}}
+{{- get (dict "offload" "KVLeaseOffloadingConnector" "owned" "KVLeaseOwnedConnector" "shared" "KVLeaseSharedConnector") .Values.engine.connector -}}
+{{- end -}}
+
+{{- define "kvlease.transferConfig" -}}
+{{- $extra := dict "socket" "/run/kvlease/kvlease/kvlease.sock" -}}
+{{- if eq .Values.engine.connector "offload" -}}
+{{- $_ := set $extra "pool_bytes" (int64 (mul .Values.pools.deviceMiB 1048576)) -}}
+{{- end -}}
+{{- $extra = mergeOverwrite $extra (deepCopy .Values.engine.connectorConfig) -}}
+{{- dict "kv_connector" (include "kvlease.connectorName" .) "kv_connector_module_path" "kvlease.integrations.vllm" "kv_role" "kv_both" "kv_load_failure_policy" "recompute" "kv_connector_extra_config" $extra | toJson -}}
+{{- end -}}
+
+{{- define "kvlease.engine" -}}
+{{- $engine := .Values.engine -}}
+- name: engine
+  image: {{ include "kvlease.image" (dict "image" $engine.image "default" "latest") }}
+  imagePullPolicy: {{ $engine.image.pullPolicy }}
+  args:
+    - --model={{ $engine.model }}
+    - --port={{ $engine.port }}
+    - --kv-cache-memory-bytes={{ include "kvlease.bytes" $engine.kvCacheMiB }}
+    - {{ printf "--kv-transfer-config=%s" (include "kvlease.transferConfig" .) | squote }}
+    {{- range $engine.args }}
+    - {{ . | quote }}
+    {{- end }}
+  env:
+    {{- include "kvlease.clientEnv" . | nindent 4 }}
+    - {name: HOME, value: /tmp}
+    - {name: HF_HOME, value: /models}
+    {{- if eq .Values.gpu.kind "runtimeClass" }}
+    - {name: NVIDIA_VISIBLE_DEVICES, value: {{ .Values.gpu.visibleDevices | quote }}}
+    - {name: NVIDIA_DRIVER_CAPABILITIES, value: {{ .Values.gpu.driverCapabilities | quote }}}
+    {{- end }}
+    {{- with $engine.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  ports:
+    - {name: http, containerPort: {{ $engine.port }}, protocol: TCP}
+  startupProbe:
+    httpGet: {path: /health, port: http}
+    periodSeconds: 5
+    timeoutSeconds: 3
+    failureThreshold: 360
+  livenessProbe:
+    httpGet: {path: /health, port: http}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  readinessProbe:
+    httpGet: {path: /health, port: http}
+    periodSeconds: 5
+    timeoutSeconds: 3
+  resources:
+    requests:
+      cpu: {{ $engine.resources.cpuRequest | quote }}
+      memory: {{ $engine.resources.memoryMiB }}Mi
+      {{- if eq .Values.gpu.kind "devicePlugin" }}
+      {{ .Values.gpu.resourceName }}: {{ .Values.gpu.count }}
+      {{- end }}
+    limits:
+      {{- with $engine.resources.cpuLimit }}
+      cpu: {{ . | quote }}
+      {{- end }}
+      memory: {{ $engine.resources.memoryMiB }}Mi
+      {{- if eq .Values.gpu.kind "devicePlugin" }}
+      {{ .Values.gpu.resourceName }}: {{ .Values.gpu.count }}
+      {{- end }}
+    {{- if eq .Values.gpu.kind "dra" }}
+    claims: [{name: kvlease-gpu}]
+    {{- end }}
+  securityContext:
+    {{- include "kvlease.securityContext" . | nindent 4 }}
+  volumeMounts:
+    {{- include "kvlease.clientMounts" . | nindent 4 }}
+    - {name: engine-tmp, mountPath: /tmp}
+    - {name: engine-shm, mountPath: /dev/shm}
+    - {name: engine-models, mountPath: /models}
+{{- end -}}
+
+{{- define "kvlease.engineVolumes" -}}
+- {name: engine-tmp, emptyDir: {}}
+- {name: engine-shm, emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.shmMiB }}Mi}}
+- name: engine-models
+  {{- if eq .Values.engine.models.kind "persistentVolumeClaim" }}
+  persistentVolumeClaim: {claimName: {{ .Values.engine.models.claimName }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ .Values.engine.models.capacityMiB }}Mi}
+  {{- end }}
+{{- end -}}
+
+{{/* What both kinds of pods have. */}}
+{{- define "kvlease.podSettings" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if eq .Values.gpu.kind "runtimeClass" }}
+runtimeClassName: {{ .Values.gpu.runtimeClassName }}
+{{- end }}
+{{- with include "kvlease.resourceClaims" . }}
+resourceClaims: {{- . | nindent 2 }}
+{{- end }}
+terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+securityContext: {{- include "kvlease.podSecurityContext" . | nindent 2 }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "kvlease.podMetadata" -}}
+labels:
+  {{- include "kvlease.selectorLabels" . | nindent 2 }}
+  app.kubernetes.io/component: {{ ternary "sidecar" "daemon" (eq .Values.mode "sidecar") }}
+  {{- with .Values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

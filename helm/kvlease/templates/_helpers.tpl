@@ -1,0 +1,138 @@
+{{/* Names, labels, and numbers that are computed. */}}
+
+{{- define "kvlease.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "kvlease.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvlease.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "kvlease.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kvlease.labels" -}}
+{{ include "kvlease.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: {{ ternary "sidecar" "daemon" (eq .Values.mode "sidecar") }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* An image by digest or by tag: (dict "image" … "default" …). */}}
+{{- define "kvlease.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ .image.tag | default .default }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvlease.daemonImage" -}}
+{{- include "kvlease.image" (dict "image" .Values.image "default" .Chart.AppVersion) -}}
+{{- end -}}
+
+{{/* The memory of all pools together, MiB. */}}
+{{- define "kvlease.poolsMiB" -}}
+{{- add .Values.pools.deviceMiB .Values.pools.hostMiB -}}
+{{- end -}}
+
+{{/* The memory of the daemon's container, MiB: memory of tmpfs counts, too. */}}
+{{- define "kvlease.memoryMiB" -}}
+{{- add .Values.pools.deviceMiB .Values.pools.hostMiB .Values.pools.overheadMiB -}}
+{{- end -}}
+
+{{- define "kvlease.bytes" -}}
+{{- mul . 1048576 -}}
+{{- end -}}
+
+{{- define "kvlease.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.securityContext.runAsUser }}
+runAsGroup: {{ .Values.securityContext.runAsGroup }}
+fsGroup: {{ .Values.securityContext.runAsGroup }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "kvlease.securityContext" -}}
+allowPrivilegeEscalation: false
+privileged: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: {{ .Values.securityContext.runAsUser }}
+runAsGroup: {{ .Values.securityContext.runAsGroup }}
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* What the daemon keeps in directories of its own, which must be private: "host", "disk", "secret". */}}
+{{- define "kvlease.hasHostDir" -}}
+{{- if and .Values.pools.hostOutlivesContainer (gt (int .Values.pools.hostMiB) 0) }}true{{ end -}}
+{{- end -}}
+{{- define "kvlease.hasDisk" -}}
+{{- if gt (int .Values.pools.diskMiB) 0 }}true{{ end -}}
+{{- end -}}
+
+{{/* Refuse values that are each good and together wrong. */}}
+{{- define "kvlease.check" -}}
+{{- $values := .Values -}}
+{{- $kube := .Capabilities.KubeVersion.Version -}}
+{{- if semverCompare "<1.29.0-0" $kube -}}
+{{- fail (printf "Kubernetes %s has no native sidecars; kvlease needs 1.29 or later" $kube) -}}
+{{- end -}}
+{{- if eq $values.gpu.kind "dra" -}}
+{{- $since := get (dict "resource.k8s.io/v1" "1.34" "resource.k8s.io/v1beta2" "1.33" "resource.k8s.io/v1beta1" "1.32") $values.gpu.dra.apiVersion -}}
+{{- if semverCompare (printf "<%s.0-0" $since) $kube -}}
+{{- fail (printf "gpu.dra.apiVersion %s is there from Kubernetes %s, and this is %s; name an older one, or another gpu.kind" $values.gpu.dra.apiVersion $since $kube) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (ne $values.engine.connector "offload") (eq $values.mode "sidecar") $values.engine.enabled -}}
+{{- if ne $values.gpu.kind "none" -}}
+{{- fail (printf "engine.connector %s lends the engine the daemon's memory, which is CPU memory; use connector offload with gpu.kind %s" $values.engine.connector $values.gpu.kind) -}}
+{{- end -}}
+{{- if gt (int $values.engine.kvCacheMiB) (int $values.pools.deviceMiB) -}}
+{{- fail (printf "engine.kvCacheMiB (%d) must be at most pools.deviceMiB (%d): with connector %s it is part of that pool" (int $values.engine.kvCacheMiB) (int $values.pools.deviceMiB) $values.engine.connector) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $values.mode "daemonset") (eq $values.gpu.kind "devicePlugin") -}}
+{{- fail "gpu.kind devicePlugin would take GPUs away from engines; with mode daemonset use none, dra or runtimeClass" -}}
+{{- end -}}
+{{- if and $values.podMonitor.enabled (not $values.metrics.enabled) -}}
+{{- fail "podMonitor.enabled needs metrics.enabled: nothing beyond the pod can read the metrics otherwise" -}}
+{{- end -}}
+{{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) (not $values.disk.claimName) -}}
+{{- fail "disk.kind persistentVolumeClaim needs disk.claimName" -}}
+{{- end -}}
+{{- if and (eq $values.disk.kind "hostPath") (include "kvlease.hasDisk" .) (not $values.disk.path) -}}
+{{- fail "disk.kind hostPath needs disk.path, a directory of the user's own" -}}
+{{- end -}}
+{{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) (eq $values.mode "daemonset") -}}
+{{- fail "one claim cannot serve the daemons of several nodes: with mode daemonset use disk.kind hostPath or emptyDir" -}}
+{{- end -}}
+{{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) $values.engine.enabled (gt (int $values.engine.replicas) 1) -}}
+{{- fail (printf "disk.claimName names one claim, and engine.replicas is %d: each daemon needs a store of its own" (int $values.engine.replicas)) -}}
+{{- end -}}
+{{- if ge (float64 (default 10 $values.settings.drain_seconds)) (float64 $values.terminationGracePeriodSeconds) -}}
+{{- fail (printf "settings.drain_seconds (%v) must be less than terminationGracePeriodSeconds (%d)" (default 10 $values.settings.drain_seconds) (int $values.terminationGracePeriodSeconds)) -}}
+{{- end -}}
+{{- if and (eq $values.engine.models.kind "persistentVolumeClaim") (not $values.engine.models.claimName) -}}
+{{- fail "engine.models.kind persistentVolumeClaim needs engine.models.claimName" -}}
+{{- end -}}
+{{- if and $values.remote.url $values.remote.existingSecret -}}
+{{- fail "remote.url and remote.existingSecret name the same setting; give one of them" -}}
+{{- end -}}
+{{- if ge (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB) -}}
+{{- fail (printf "engine.shmMiB (%d) must be less than engine.resources.memoryMiB (%d), which it is part of" (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
+{{- end -}}
+{{- if eq (int $values.engine.port) (int $values.metrics.port) -}}
+{{- fail (printf "engine.port and metrics.port are both %d; one pod has one of each" (int $values.metrics.port)) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,1 @@
+"""What is deployed, checked by the tools that will read it; `make test-deploy` only."""

@@ -1,0 +1,117 @@
+"""Own the combinations of values that the chart is rendered with, and those that it must refuse."""
+
+from typing import Any, Final
+
+Values = dict[str, Any]
+_ENGINE_OFF: Final[Values] = {"engine": {"enabled": False}}
+_DAEMONSET: Final[Values] = {"mode": "daemonset"}
+_DISK: Final[Values] = {"pools": {"diskMiB": 1024}}
+_DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
+
+COMBINATIONS: Final[dict[str, Values]] = {
+    "defaults": {},
+    "daemonset": _DAEMONSET,
+    "library": _ENGINE_OFF,
+    "names": {"nameOverride": "cache", "fullnameOverride": "a" * 63},
+    "name over": {"nameOverride": "cache"},
+    "digests": {"image": {"digest": _DIGEST}, "engine": {"image": {"digest": _DIGEST}}},
+    "pull secrets": {"imagePullSecrets": [{"name": "registry"}], "image": {"pullPolicy": "Always"}},
+    "pod words": {"podLabels": {"team": "x"}, "podAnnotations": {"note": "true"}, "serviceAccountName": "s"},
+    "daemonset words": {**_DAEMONSET, "podLabels": {"team": "x"}, "podAnnotations": {"note": "1"},
+                        "imagePullSecrets": [{"name": "registry"}], "priorityClassName": "system-node-critical"},
+    "placed": {"nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}],
+               "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                   {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}}}},
+    "daemonset placed": {**_DAEMONSET, "nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}]},
+    "another user": {"securityContext": {"runAsUser": 20001, "runAsGroup": 20002}},
+    "daemonset another user": {**_DAEMONSET, "securityContext": {"runAsUser": 20001, "runAsGroup": 20002}},
+    "one process namespace": {"shareProcessNamespace": True},
+    "small": {"pools": {"deviceMiB": 64, "overheadMiB": 256}, "resources": {"cpuRequest": "250m", "cpuLimit": "2"}},
+    "huge": {"pools": {"deviceMiB": 1 << 20, "hostMiB": 1 << 21, "overheadMiB": 8192}},
+    "host": {"pools": {"hostMiB": 4096}},
+    "host on tmpfs": {"pools": {"hostMiB": 4096, "hostOutlivesContainer": True}},
+    "no host to outlive": {"pools": {"hostMiB": 0, "hostOutlivesContainer": True}},
+    "disk": _DISK,
+    "disk of a claim": {**_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "nvme"}},
+    "disk of the node": {**_DISK, "disk": {"kind": "hostPath", "path": "/mnt/nvme/kvlease"}},
+    "daemonset, disk of the node": {**_DAEMONSET, **_DISK, "disk": {"kind": "hostPath", "path": "/mnt/nvme"}},
+    "daemonset, all tiers": {**_DAEMONSET, "remote": {"url": "redis://redis:6379"},
+                             "sharedSecret": {"existingSecret": "s"},
+                             "pools": {"hostMiB": 64, "hostOutlivesContainer": True, "diskMiB": 64}},
+    "remote": {"remote": {"url": "rediss://redis:6379/1"}},
+    "remote of a secret": {"remote": {"existingSecret": "redis", "key": "address"}},
+    "shared secret": {"sharedSecret": {"existingSecret": "s", "key": "bytes"}},
+    "tenants": {"tenants": {"chat": {"min_percent": 40, "weight": 3}, 'a "b" <c>': {"max_percent": 50.5}}},
+    "settings": {"settings": {"lease_seconds": 60.5, "max_leases": 1048576, "serve_grpc": False, "log_level": "debug"}},
+    "large numbers": {"settings": {"populate_chunk_bytes": 1 << 40}},
+    "no TCP": {"settings": {"listen_tcp": False, "serve_grpc": False}, "metrics": {"enabled": False}},
+    "no metrics": {"metrics": {"enabled": False}},
+    "daemonset without metrics": {**_DAEMONSET, "metrics": {"enabled": False}},
+    "other ports": {"metrics": {"port": 9100}, "engine": {"port": 8080}},
+    "patient probes": {"probes": {"startup": {"failureThreshold": 900, "initialDelaySeconds": 5}}},
+    "device plugin": {"gpu": {"kind": "devicePlugin", "count": 2}},
+    "MIG": {"gpu": {"kind": "devicePlugin", "resourceName": "nvidia.com/mig-3g.40gb"}},
+    "claim": {"gpu": {"kind": "dra", "count": 2}},
+    "claim of v1beta2": {"gpu": {"kind": "dra", "dra": {"apiVersion": "resource.k8s.io/v1beta2"}}},
+    "claim of v1beta1": {"gpu": {"kind": "dra", "dra": {"apiVersion": "resource.k8s.io/v1beta1"}}},
+    "daemonset with a claim": {**_DAEMONSET, "gpu": {"kind": "dra"}},
+    "runtime class": {"gpu": {"kind": "runtimeClass", "visibleDevices": "0,1"}},
+    "daemonset with a runtime class": {**_DAEMONSET, "gpu": {"kind": "runtimeClass", "runtimeClassName": "nvidia-cdi"}},
+    "owned": {"engine": {"connector": "owned", "kvCacheMiB": 8192}},
+    "shared": {"engine": {"connector": "shared", "kvCacheMiB": 4096, "connectorConfig": {"magazine_blocks": 64}}},
+    "engine's words": {"engine": {"args": ["--max-model-len=8192", "--served-model-name=it's"], "replicas": 3,
+                       "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+                       "models": {"kind": "persistentVolumeClaim", "claimName": "models"}}},
+    "more for the connector": {
+        "engine": {"connectorConfig": {"host_bytes": 1 << 36, "tenant": "chat", "verify": False}}},
+    "no service": {"engine": {"service": {"enabled": False}}},
+    "budget": {"engine": {"podDisruptionBudget": {"enabled": True}}},
+    "no policy": {"networkPolicy": {"enabled": False}},
+    "closed policy": {"networkPolicy": {"metricsFrom": [], "engineFrom": []}},
+    "daemonset with a closed policy": {**_DAEMONSET, "networkPolicy": {"metricsFrom": []}},
+    "policy of blocks": {**_DAEMONSET, "networkPolicy": {"egress": [
+        {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 6379, "protocol": "TCP"}]}]}},
+    "monitored": {"podMonitor": {"enabled": True, "labels": {"release": "p"}}, "prometheusRule": {"enabled": True},
+                  "dashboards": {"enabled": True}},
+    "daemonset monitored": {**_DAEMONSET, "podMonitor": {"enabled": True}, "prometheusRule": {
+        "enabled": True, "labels": {"release": "p"}}, "dashboards": {"enabled": True, "folder": "LLM"}},
+    "own path": {**_DAEMONSET, "daemonset": {
+        "hostPath": "/var/run/kv", "prepareHostPath": False, "maxUnavailable": "10%"}},
+    "no tests": {"tests": {"enabled": False}},
+}  # fmt: skip
+
+REFUSED: Final[dict[str, tuple[Values, str]]] = {
+    "unknown key": ({"replicas": 2}, "replicas"),
+    "unknown key below": ({"pools": {"gpuMiB": 1}}, "gpuMiB"),
+    "unknown setting": ({"settings": {"lease_secs": 1}}, "lease_secs"),
+    "a setting that the chart makes": ({"settings": {"runtime_dir": "/x"}}, "runtime_dir"),
+    "unknown key of a tenant": ({"tenants": {"chat": {"min": 1}}}, "min"),
+    "wrong mode": ({"mode": "statefulset"}, "/mode"),
+    "wrong connector": ({"engine": {"connector": "copy"}}, "/engine/connector"),
+    "wrong kind of GPU": ({"gpu": {"kind": "mps"}}, "/gpu/kind"),
+    "text for a number": ({"pools": {"deviceMiB": "8Gi"}}, "/pools/deviceMiB"),
+    "negative pool": ({"pools": {"hostMiB": -1}}, "/pools/hostMiB"),
+    "root": ({"securityContext": {"runAsUser": 0}}, "/securityContext/runAsUser"),
+    "privileged port": ({"metrics": {"port": 80}}, "/metrics/port"),
+    "relative path": ({"daemonset": {"hostPath": "run"}}, "/daemonset/hostPath"),
+    "no digest": ({"image": {"digest": "latest"}}, "/image/digest"),
+    "unknown store": ({"remote": {"url": "http://x"}}, "/remote/url"),
+    "owned on a GPU": ({"gpu": {"kind": "dra"}, "engine": {"connector": "owned"}}, "CPU memory"),
+    "cache above its pool": (
+        {"engine": {"connector": "shared", "kvCacheMiB": 9000}}, "(9000) must be at most pools.deviceMiB (8192)"),
+    "daemonset that takes GPUs": ({**_DAEMONSET, "gpu": {"kind": "devicePlugin"}}, "take GPUs away"),
+    "monitor of nothing": ({"podMonitor": {"enabled": True}, "metrics": {"enabled": False}}, "metrics.enabled"),
+    "claim without a name": ({**_DISK, "disk": {"kind": "persistentVolumeClaim"}}, "disk.claimName"),
+    "path without a name": ({**_DISK, "disk": {"kind": "hostPath"}}, "disk.path"),
+    "one claim for all nodes": (
+        {**_DAEMONSET, **_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "x"}}, "several nodes"),
+    "one claim for all replicas": (
+        {**_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "x"}, "engine": {"replicas": 2}},
+        "store of its own"),
+    "models without a claim": ({"engine": {"models": {"kind": "persistentVolumeClaim"}}}, "engine.models.claimName"),
+    "two addresses": ({"remote": {"url": "redis://x", "existingSecret": "y"}}, "give one of them"),
+    "no memory beside /dev/shm": ({"engine": {"shmMiB": 16384}}, "engine.shmMiB (16384)"),
+    "one port twice": ({"engine": {"port": 7072}}, "both 7072"),
+    "drain longer than the pod": ({"settings": {"drain_seconds": 60}}, "terminationGracePeriodSeconds (60)"),
+    "no rules": ({"prometheusRule": {"enabled": True, "groups": [{"name": "x"}]}}, "rules"),
+}  # fmt: skip

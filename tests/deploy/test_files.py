@@ -1,0 +1,183 @@
+"""Laws of what is deployed beside the chart: linters are silent, hashes are complete, units and pods are locked."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvleased.sources import load, unknown_variables
+from tests.deploy.tools import ROOT, VENV, Document, Helm
+
+pytestmark = pytest.mark.deploy
+
+_DEPLOY: Final = ROOT / "deploy"
+_UNIT: Final = _DEPLOY / "systemd" / "kvleased.service"
+_DOCKERFILE: Final = (ROOT / "Dockerfile").read_text()
+_EXPOSURE_MAX: Final = 2.0
+"""Of ten, by the systemd that rates it."""
+_SCRIPTS: Final = (ROOT / "tests" / "deploy" / "setup.sh", ROOT / "requirements" / "lock")
+_LOCKS: Final = {"service": ("service",), "cuda": ("service", "cuda")}
+
+
+def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("path", ["Dockerfile", "examples/vllm/Dockerfile"])
+def test_dockerfile_is_clean(path: str) -> None:
+    """The linter of Dockerfiles has nothing to say."""
+    done = _run(VENV / "hadolint", ROOT / path)
+
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def test_yaml_is_clean() -> None:
+    """The linter of YAML has nothing to say, not even a warning."""
+    done = _run(VENV / "yamllint", "-s", "deploy", "helm")
+
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("script", _SCRIPTS, ids=lambda path: path.name)
+def test_script_is_clean(script: Path) -> None:
+    """The linter of shell scripts has nothing to say."""
+    done = _run(VENV / "shellcheck", script)
+
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def test_image_is_nobody_and_starts_without_a_shell() -> None:
+    """The user is a number above 10,000, and signals reach the daemon itself."""
+    last = _DOCKERFILE.rpartition("\nFROM ")[2]
+
+    assert "\nUSER 10001:10001\n" in last
+    assert '\nENTRYPOINT ["kvleased"]\nCMD ["serve"]\n' in last
+    assert 'CMD ["kvleased", "probe", "livez"]' in last
+    for label in ("title", "description", "version", "revision", "created", "licenses"):
+        assert f"org.opencontainers.image.{label}=" in last
+
+
+def test_every_install_is_locked() -> None:
+    """Pip installs nothing in the image but by hash, or our own wheel without asking anywhere."""
+    installs = re.findall(r"pip (?:install|wheel) [^\n&]*", _DOCKERFILE)
+
+    assert len(installs) == 5
+    for line in installs:
+        assert "--require-hashes" in line or "--no-deps" in line
+
+
+@pytest.mark.parametrize(("name", "extras"), _LOCKS.items(), ids=_LOCKS.keys())
+def test_lock_has_all_that_is_required(name: str, extras: tuple[str, ...]) -> None:
+    """Each requirement is locked to one version with its hashes; torch is not among them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = list(project["dependencies"])
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    wanted = {re.split(r"[\[<>=!~; ]", line)[0].lower() for line in lines}
+
+    entries = re.split(r"\n(?=\S)", (ROOT / "requirements" / f"{name}.lock").read_text())
+    locked = {entry.partition("==")[0].split("[")[0] for entry in entries if "==" in entry}
+    assert wanted <= locked
+    assert "torch" not in locked
+    assert all("--hash=sha256:" in entry for entry in entries if "==" in entry)
+
+
+def test_version_of_the_image_is_the_project_s() -> None:
+    """Chart, image and examples name the version that is built."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    assert f"ARG VERSION={version}\n" in _DOCKERFILE
+    assert f"appVersion: {version}\n" in (ROOT / "helm" / "kvlease" / "Chart.yaml").read_text()
+    for path in ("compose.yaml", "sidecar.yaml"):
+        assert f"image: kvlease:{version}\n" in (_DEPLOY / path).read_text()
+
+
+def test_context_has_what_the_image_copies() -> None:
+    """All that the Dockerfile copies is let in, and nothing else is."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", _DOCKERFILE, flags=re.MULTILINE)
+    copied = {path for line in copies for path in line.split()}
+
+    assert {re.sub(r"requirements/\w+\.lock", "requirements", path) for path in copied} == let_in
+    assert all((ROOT / path).exists() for path in copied)
+
+
+def test_sidecar_is_valid_and_locked(helm: Helm) -> None:
+    """Every version of Kubernetes with native sidecars takes the pod, and nothing in it can become more than it is."""
+    (pod,) = helm.load_yaml((_DEPLOY / "sidecar.yaml").read_text())
+
+    for version in ("1.29", "1.31", "1.33", "1.34", "1.37"):
+        assert helm.validate(pod, version) == ""
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["runAsUser"] == 10001
+
+
+def test_sidecar_s_daemon_takes_its_environment(
+    helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod's settings are settings, and its pools fit into its memory."""
+    (pod,) = helm.load_yaml((_DEPLOY / "sidecar.yaml").read_text())
+    (daemon,) = pod["spec"]["initContainers"]
+    for entry in daemon["env"]:
+        monkeypatch.setenv(entry["name"], entry["value"])
+
+    settings = load([])
+
+    assert not unknown_variables()
+    gibibytes = int(daemon["resources"]["limits"]["memory"].removesuffix("Gi"))
+    assert settings.memory_bytes_max <= (gibibytes - 1) << 30
+
+
+def test_compose_is_locked(helm: Helm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No service may write its root or gain rights, no port is open beyond this machine, and settings are settings."""
+    (compose,) = helm.load_yaml((_DEPLOY / "compose.yaml").read_text())
+    services: dict[str, Document] = compose["services"]
+
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert services["kvleased"]["user"] == "10001:10001"
+    for name, value in services["kvleased"]["environment"].items():
+        monkeypatch.setenv(name, re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value))
+    assert load([]).probe_host == "0.0.0.0"  # noqa: S104 - the value that is looked for
+    assert not unknown_variables()
+
+
+def test_unit_is_understood(tmp_path: Path) -> None:
+    """Systemd knows every word of the unit."""
+    assert shutil.which("systemd-analyze"), "tests/deploy/setup.sh installs it on Debian, as root"
+    here = tmp_path / _UNIT.name
+    # The only thing it may miss is the program, which is not installed where this is checked.
+    here.write_text(_UNIT.read_text().replace("/opt/kvlease/bin/", f"{ROOT}/.venv/bin/"))
+
+    done = _run("systemd-analyze", "verify", "--man=no", here)
+
+    assert (done.stdout + done.stderr, done.returncode) == ("", 0)
+
+
+def test_unit_is_hardened() -> None:
+    """The unit's exposure, as systemd rates it, is small."""
+    done = _run("systemd-analyze", "security", "--offline=yes", "--no-pager", _UNIT)
+
+    found = re.search(r"Overall exposure level for \S+ ([\d.]+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert float(found[1]) <= _EXPOSURE_MAX
+
+
+def test_unit_s_settings_are_settings() -> None:
+    """The file of settings beside the unit is taken as it is."""
+    settings = load(["--config", str(_DEPLOY / "systemd" / "kvleased.toml")])
+
+    assert settings.device_bytes_default == 8 << 30
+    assert settings.tenants["chat"].weight == 3

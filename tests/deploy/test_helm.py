@@ -1,0 +1,319 @@
+"""Laws of the chart: whatever the values, what Helm makes of it is valid, safe, and tells the daemon what it should."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.deploy.helm.combinations import COMBINATIONS, REFUSED, Values
+from tests.deploy.helm.custom_kinds import CUSTOM_KINDS, mistake_in
+from tests.deploy.tools import (
+    CHART,
+    ROOT,
+    Document,
+    Helm,
+    RefusedError,
+    Rendered,
+    containers_of,
+)
+
+pytestmark = pytest.mark.deploy
+
+_VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+_CLAIMS_SINCE: Final = {
+    "resource.k8s.io/v1beta1": "1.32",
+    "resource.k8s.io/v1beta2": "1.33",
+    "resource.k8s.io/v1": "1.34",
+}
+_SAMPLES: Final = sorted((CHART / "ci").glob("*-values.yaml"))
+_every = pytest.mark.parametrize("values", COMBINATIONS.values(), ids=COMBINATIONS.keys())
+_ROOT_MAY: Final = {"kvleased-host-path"}
+"""The one container that is root, for two capabilities, where a directory of the node must be made."""
+
+
+def _versions(values: Values, index: int) -> list[str]:
+    """Return the oldest and the first with claims for all, and each other version in turn, if it has what is used."""
+    wanted = {"1.29", "1.34", _VERSIONS[index % len(_VERSIONS)]}
+    return sorted(wanted & set(_usable(values)))
+
+
+def _usable(values: Values) -> list[str]:
+    """Return the versions that have the claims that are used, or all."""
+    gpu = values.get("gpu", {})
+    api_version = gpu.get("dra", {}).get("apiVersion", "resource.k8s.io/v1")
+    since = _CLAIMS_SINCE[api_version] if gpu.get("kind") == "dra" else _VERSIONS[0]
+    return [version for version in _VERSIONS if version >= since]
+
+
+def _wrong(helm: Helm, rendered: Rendered, version: str) -> list[str]:
+    found = []
+    for document in rendered.documents:
+        if document["apiVersion"].startswith("monitoring.coreos.com/"):
+            found.append(mistake_in(document))
+        else:
+            found.append(helm.validate(document, version))
+    return [f"{version}: {mistake}" for mistake in found if mistake]
+
+
+def test_there_are_enough_combinations() -> None:
+    """At least forty, all different."""
+    assert len({json.dumps(values, sort_keys=True) for values in COMBINATIONS.values()}) >= 40
+
+
+@pytest.mark.parametrize(
+    ("index", "values"), list(enumerate(COMBINATIONS.values())), ids=COMBINATIONS.keys()
+)
+def test_rendered_is_valid(helm: Helm, index: int, values: Values) -> None:
+    """Kubernetes, old and new, takes every document."""
+    wrong = [
+        mistake
+        for version in _versions(values, index)
+        for mistake in _wrong(helm, helm.render(values, kube_version=f"v{version}.0"), version)
+    ]
+
+    assert wrong == []
+
+
+@_every
+def test_linter_is_silent(helm: Helm, values: Values) -> None:
+    """The linter has no error, no warning and no advice."""
+    assert helm.lint(values) == []
+
+
+@pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.stem)
+def test_sample_is_valid(helm: Helm, sample: Path) -> None:
+    """What the samples show works in every version."""
+    (values,) = helm.load_yaml(sample.read_text())
+
+    assert helm.lint(values) == []
+    for version in _usable(values):
+        assert _wrong(helm, helm.render(values, kube_version=f"v{version}.0"), version) == []
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kube_version"),
+    [("", "1.28"), *zip(_CLAIMS_SINCE, ("1.31", "1.32", "1.33"), strict=True)],
+)
+def test_old_kubernetes_is_refused(helm: Helm, api_version: str, kube_version: str) -> None:
+    """What a version of Kubernetes does not have is refused with what it needs."""
+    values = {"gpu": {"kind": "dra", "dra": {"apiVersion": api_version}}} if api_version else {}
+
+    with pytest.raises(RefusedError, match=f"Kubernetes .*{kube_version}"):
+        helm.render(values, kube_version=f"v{kube_version}.0")
+
+
+@pytest.mark.parametrize(("values", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_wrong_values_are_refused(helm: Helm, values: Values, says: str) -> None:
+    """The refusal names what is wrong."""
+    with pytest.raises(RefusedError, match=re.escape(says)):
+        helm.render(values)
+
+
+@_every
+def test_containers_are_locked(helm: Helm, values: Values) -> None:
+    """No container can write its root, gain rights, or use a capability; but for one, none is root."""
+    for pod in helm.render(values).pods:
+        for container in containers_of(pod):
+            context = container["securityContext"]
+            is_root = container["name"] in _ROOT_MAY
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["privileged"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert context["capabilities"].get("add", []) == (
+                ["CHOWN", "FOWNER"] if is_root else []
+            )
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert (context["runAsUser"] == 0) is is_root
+            assert context["runAsNonRoot"] is not is_root
+
+
+@_every
+def test_pods_are_modest(helm: Helm, values: Values) -> None:
+    """A pod has no token, no variables of services, no namespace of the host, and a group for its volumes."""
+    for pod in helm.render(values).pods:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert not {"hostPID", "hostIPC", "hostNetwork"} & pod.keys()
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 10000
+        assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+
+
+@_every
+def test_sidecar_needs_no_directory_of_the_node(helm: Helm, values: Values) -> None:
+    """Pods of mode sidecar fit Pod Security "restricted", unless the user names a directory of the node."""
+    rendered = helm.render(values)
+    if values.get("mode") == "daemonset" or values.get("disk", {}).get("kind") == "hostPath":
+        return
+
+    assert "hostPath" not in json.dumps(rendered.documents)
+    assert all(
+        container["name"] not in _ROOT_MAY
+        for pod in rendered.pods
+        for container in containers_of(pod)
+    )
+
+
+@_every
+def test_every_container_has_its_limits(helm: Helm, values: Values) -> None:
+    """Memory is requested and limited to the same number, and CPU is requested."""
+    for pod in helm.render(values).pods:
+        for container in containers_of(pod):
+            resources = container["resources"]
+            assert resources["requests"]["memory"] == resources["limits"]["memory"]
+            assert resources["requests"]["cpu"]
+
+
+@_every
+def test_memory_includes_the_pools(helm: Helm, values: Values) -> None:
+    """The container's limit is all pools and what processes need; the daemon is told of the pools."""
+    rendered = helm.render(values)
+    if not rendered.pods or values.get("engine", {}).get("enabled") is False:
+        return
+    pools = {"deviceMiB": 8192, "hostMiB": 0, "overheadMiB": 1024, **values.get("pools", {})}
+
+    in_pools = pools["deviceMiB"] + pools["hostMiB"]
+    limit = rendered.daemon["resources"]["limits"]["memory"]
+    assert limit == f"{in_pools + pools['overheadMiB']}Mi"
+    assert rendered.environment["KVLEASED_MEMORY_BYTES_MAX"] == str(in_pools << 20)
+    assert rendered.environment["KVLEASED_DEVICE_BYTES_DEFAULT"] == str(pools["deviceMiB"] << 20)
+
+
+@_every
+def test_daemon_has_its_probes(helm: Helm, values: Values) -> None:
+    """Each probe asks its own path, over the port where there is one, else by a command."""
+    rendered = helm.render(values)
+    if not rendered.pods:
+        return
+    has_port = values.get("metrics", {}).get("enabled", True)
+
+    for probe, path in (("startup", "startupz"), ("liveness", "livez"), ("readiness", "readyz")):
+        asked = rendered.daemon[f"{probe}Probe"]
+        if has_port:
+            assert asked["httpGet"] == {"path": f"/{path}", "port": "kvlease-metrics"}
+        else:
+            assert asked["exec"] == {"command": ["kvleased", "probe", path]}
+    assert ("KVLEASED_PROBE_HOST" in rendered.environment) is has_port
+    assert ("ports" in rendered.daemon) is has_port
+
+
+@_every
+def test_names_and_selectors_agree(helm: Helm, values: Values) -> None:
+    """Names are short enough; what selects pods selects those that there are, by labels that stay."""
+    rendered = helm.render(values)
+    labels = [
+        document["spec"]["template"]["metadata"]["labels"]
+        for kind in ("Deployment", "DaemonSet")
+        for document in rendered.of_kind(kind)
+    ]
+    selectors = [found for document in rendered.documents for found in _selectors(document)]
+
+    assert all(len(document["metadata"]["name"]) <= 63 for document in rendered.documents)
+    assert all(document["metadata"]["namespace"] == "inference" for document in rendered.documents)
+    for selector in selectors:
+        assert sorted(selector) == ["app.kubernetes.io/instance", "app.kubernetes.io/name"]
+        assert all(selector.items() <= found.items() for found in labels)
+
+
+@_every
+def test_mounts_have_their_volumes(helm: Helm, values: Values) -> None:
+    """Every volume is mounted, and every mount is of a volume."""
+    for pod in helm.render(values).pods:
+        mounted = {
+            mount["name"] for container in containers_of(pod) for mount in container["volumeMounts"]
+        }
+
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern", "copies"),
+    [("prometheus", "*rules*.yaml", "rules"), ("grafana", "*.json", "dashboards")],
+)
+def test_chart_carries_what_is_deployed(source: str, pattern: str, copies: str) -> None:
+    """Rules and boards of the chart are those of deploy/; `make chart-files` copies them."""
+    wanted = {path.name: path.read_text() for path in (ROOT / "deploy" / source).glob(pattern)}
+    found = {
+        path.name: path.read_text()
+        for path in (CHART / "files" / copies).glob("*.*")
+        if path.name != ".gitkeep"
+    }
+
+    assert found == wanted
+
+
+def test_templates_serve_a_chart_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
+    """A chart that depends on this one includes the daemon in its own pod, with nothing else made."""
+    chart = tmp_path / "own"
+    shutil.copytree(CHART, chart / "charts" / "kvlease")
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: own\nversion: 1.0.0\n")
+    (chart / "values.yaml").write_text(
+        "kvlease: {engine: {enabled: false}, tests: {enabled: false}}\n"
+    )
+    (chart / "templates").mkdir()
+    example = re.search(
+        r"```yaml\n(# templates/pod.yaml\n.*?)```", (CHART / "README.md").read_text(), re.DOTALL
+    )
+    assert example is not None
+    (chart / "templates" / "pod.yaml").write_text(example[1])
+
+    rendered = helm.render({"kvlease": {"pools": {"deviceMiB": 512}}}, chart=chart)
+
+    assert [document["kind"] for document in rendered.documents] == ["Pod"]
+    assert rendered.daemon["restartPolicy"] == "Always"
+    assert rendered.daemon["resources"]["limits"]["memory"] == "1536Mi"
+    assert _wrong(helm, rendered, "1.29") == []
+
+
+def test_readme_lists_every_value(helm: Helm) -> None:
+    """The table has each value with its default, and no other."""
+    (values,) = helm.load_yaml((CHART / "values.yaml").read_text())
+    rows = dict(
+        re.findall(
+            r"^\| `([\w.]+)` \| `([^`]*)` \|", (CHART / "README.md").read_text(), re.MULTILINE
+        )
+    )
+
+    assert rows == {name: json.dumps(value) for name, value in _flat(values)}
+
+
+def test_notes_say_what_was_made(helm: Helm) -> None:
+    """They name the memory, and what does not work together."""
+    rendered = helm.render({"mode": "daemonset", "remote": {"url": "redis://r:6379"}})
+
+    assert "9216 MiB" in rendered.notes
+    assert "networkPolicy.egress" in rendered.notes
+    assert "sharedSecret" in rendered.notes
+
+
+def test_own_schemas_find_mistakes(helm: Helm) -> None:
+    """The small schemas of kinds that Kubernetes does not know are no rubber stamps."""
+    rendered = helm.render({"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}})
+
+    for kind in CUSTOM_KINDS:
+        document = rendered.one(kind)
+        assert mistake_in(document) == ""
+        assert mistake_in({**document, "spec": {**document["spec"], "selectr": {}}})
+        assert mistake_in({**document, "spec": {}})
+
+
+def _selectors(document: Document) -> list[dict[str, str]]:
+    spec = document.get("spec", {})
+    if document["kind"] == "Service":
+        return [spec["selector"]]
+    found = spec.get("podSelector") or spec.get("selector")
+    return [found["matchLabels"]] if found else []
+
+
+def _flat(values: dict[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        inner = (
+            isinstance(value, dict) and value and name not in {"startup", "liveness", "readiness"}
+        )
+        found += _flat(value, f"{above}{name}.") if inner else [(f"{above}{name}", value)]
+    return found

@@ -1,0 +1,60 @@
+"""`kvleased probe` asks a daemon's Unix socket, and its status says the answer."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvleased import probing
+
+
+@contextlib.contextmanager
+def _answering(directory: Path, answer: bytes) -> Iterator[list[bytes]]:
+    """Answer one request at the socket of REST."""
+    asked: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            asked.append(connection.recv(4096))
+            connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "http.sock"))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield asked
+        thread.join()
+
+
+@pytest.mark.parametrize(("status", "wanted"), [(200, 0), (503, 1)])
+def test_status_is_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, wanted: int
+) -> None:
+    """A good answer is 0, any other 1."""
+    monkeypatch.setenv("KVLEASED_RUNTIME_DIR", str(tmp_path))
+    with _answering(tmp_path, b"HTTP/1.1 %d X\r\n\r\nready\n" % status) as asked:
+        assert probing.run(["readyz"]) == wanted
+
+    assert asked[0].startswith(b"GET /readyz HTTP/1.1\r\n")
+
+
+def test_no_daemon_is_not_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nobody listens, the socket is named."""
+    monkeypatch.delenv("KVLEASED_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    assert probing.run([]) == 1
+    assert str(tmp_path / "kvlease" / "http.sock") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["v1/stats"], ["livez", "readyz"]])
+def test_other_paths_are_refused(argv: list[str]) -> None:
+    """Only the three probes are asked."""
+    assert probing.run(argv) == 2
