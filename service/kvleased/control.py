@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -24,6 +25,7 @@ from kvleased.verbs.figures import figures
 if TYPE_CHECKING:
     from kvleased.api.health import Probes
     from kvleased.metrics import Metrics
+    from kvleased.web import Page
 
 EX_OK: Final = 0
 EX_CONFIG: Final = 78
@@ -86,7 +88,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         # Workers of an earlier life come back over the local socket, while REST is still being imported.
         await servers[0].start(daemon, settings)
         rest = (await asyncio.to_thread(importlib.import_module, "kvleased.api.rest")).RestServer(
-            metrics
+            metrics, await asyncio.to_thread(_page, daemon, metrics)
         )
         servers.append(rest)
         await rest.start(daemon, settings)
@@ -145,6 +147,22 @@ async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") ->
     return cast("Server", server)
 
 
+def _page(daemon: Daemon, metrics: "Metrics") -> "Page":
+    """Return the page at /ui, which computes nothing until somebody looks."""
+    from kvleased.verbs.picturing import Gallery  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.web import Page  # noqa: PLC0415
+
+    gallery = Gallery(
+        daemon.registry,
+        epoch=daemon.epoch,
+        codes=lambda: metrics.codes,
+        movers=lambda: {
+            name: asdict(figures) for name, figures in daemon.tiers.figures(monotonic()).items()
+        },
+    )
+    return Page(gallery)
+
+
 def _tell_of_pins(daemon: Daemon) -> None:
     """Say whose pins, if there were any, ended with an earlier life; none is in a record, so nobody can know."""
     if caches := [entry.name for entry in daemon.registry]:
@@ -169,6 +187,7 @@ def _announce(settings: Settings, epoch: int, http_port: int, seconds: float) ->
         "REST": f"http+unix://{settings.http_socket}",
         "REST on TCP": http,
         "REST docs": http and f"{http}/docs",
+        "page": http and f"{http}/ui",
         "metrics": http and f"{http}/metrics",
         "gRPC": f"grpc+unix://{settings.grpc_socket}" if settings.serve_grpc else "",
     }

@@ -154,6 +154,11 @@ class Metrics:
         copies.num_bytes += num_bytes
         copies.seconds += seconds
 
+    @property
+    def codes(self) -> Mapping[tuple[str, str, str], int]:
+        """Answered calls so far, by verb, transport and code."""
+        return self._codes
+
     def render(self) -> bytes:
         """Return everything in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -226,6 +226,24 @@ def health(*, address: Address = "") -> None:
     typer.echo(f"ok: epoch {stats.epoch}, {len(stats.caches)} caches, {num_leases} leases")
 
 
+@app.command()
+def top(
+    *,
+    address: Address = "",
+    cache: Annotated[
+        str, typer.Option(help="The cache to begin with.", show_default="the first")
+    ] = "",
+    every_seconds: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show pools, hit rates, leases and what waits on one live screen; q leaves it."""
+    # Imported here: no other command draws a screen.
+    from kvlease.cli.top import run  # noqa: PLC0415
+
+    with connected(address, on_doubt="raise") as client:
+        client.stats()
+        run(client, cache, every_seconds)
+
+
 def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) -> None:
     """Show one list of one cache, or of all; at its end, what was left out."""
     with connected(address) as client:

@@ -26,7 +26,7 @@ from kvleased.api.rest_endpoints import Endpoint, refusal
 from kvleased.api.rest_events import EventsEndpoint, Streams
 from kvleased.api.rest_protocol import GuardedProtocol
 from kvleased.api.rest_routes import ROUTES, Route
-from kvleased.api.seam import Backend, Limits, Observer
+from kvleased.api.seam import Backend, Beside, Limits, Observer
 from kvleased.api.sockets import BACKLOG, listen_tcp, listen_unix, remove_unix
 
 KEEP_ALIVE_SECONDS: Final = 75
@@ -40,9 +40,10 @@ Answers = Callable[[Request], Awaitable[Response]]
 class RestServer:
     """REST, from `start` to `stop`."""
 
-    def __init__(self, metrics: Observer) -> None:
-        """Remember who counts."""
+    def __init__(self, metrics: Observer, page: Beside | None = None) -> None:
+        """Remember who counts, and what is served beside the API."""
         self._metrics = metrics
+        self._page = page
         self._server: uvicorn.Server | None = None
         self._sockets: list[socket.socket] = []
         self._streams: Streams = set()
@@ -68,6 +69,8 @@ class RestServer:
             self._sockets.append(tcp)
             self.http_port = tcp.getsockname()[1]
         app = make_app(daemon, self._metrics, message_bytes_max=settings.max_message_bytes)
+        if self._page is not None:
+            self._page.add_to(app)
         self._streams, self._behind = app.state.streams, app.state.behind
         self._probes = app.state.probes
         config = uvicorn.Config(

@@ -168,6 +168,17 @@ async def until_gone(request: Request) -> None:
         pass
 
 
+def caller_of(request: Request) -> Caller:
+    """Return who asks, where the request is for no verb.
+
+    Raises:
+        InvalidError: a name that leads to loopback was used, as a web page of somebody else's would.
+        UnknownWorkerError: the Authorization header is not a bearer token.
+    """
+    fields, _ = _caller(request)
+    return Caller(**fields)
+
+
 def _caller(request: Request) -> tuple[dict[str, Any], bytes]:
     """Return the fields of the caller, and the content type."""
     peer: Peer = request.scope.get("extensions", {}).get("peercred", _NOBODY)

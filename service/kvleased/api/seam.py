@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from google.protobuf.message import Message
+from starlette.applications import Starlette
 
 from kvleased.callers import Caller
 
@@ -61,6 +62,14 @@ class Observer(Protocol):
 
     def render(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
+        ...
+
+
+class Beside(Protocol):
+    """What is served beside the API."""
+
+    def add_to(self, app: Starlette) -> None:
+        """Add its routes."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Own one cache: `Cache.handle(command, now)` is the only way in, its Outcome the only way out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
 import numpy as np
@@ -24,7 +24,7 @@ from kvleased.core import commands as c
 from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
 from kvleased.core.cleaning import clean
-from kvleased.core.effects import Effect, Outcome, Wake
+from kvleased.core.effects import Effect, Outcome, Tier, Wake
 from kvleased.core.listing import (
     LeaseFacts,
     MagazineFacts,
@@ -34,6 +34,7 @@ from kvleased.core.listing import (
     list_pins,
 )
 from kvleased.core.magazines import NO_MAGAZINES
+from kvleased.core.picture import BlockFacts, Picture, block_facts, picture
 from kvleased.core.ranks import NO_PLACES, Place
 from kvleased.core.records import CacheRecords
 from kvleased.core.recovery import recover
@@ -202,6 +203,21 @@ class Cache:
         """Return up to `limit` waiting calls whose ids are above `after_id`, by id; `now` is in monotonic seconds."""
         self.settle()
         return list_waiting(self._state, after_id, limit, now)
+
+    def picture(self, tier: Tier, tenants: Sequence[int]) -> Picture:
+        """Return what a tier looks like at this instant; `tenants` are the digests of those that are told apart."""
+        self.settle()
+        return picture(self._state, tier, tenants)
+
+    def block_facts(self, tier: Tier, block_id: int, now: float) -> BlockFacts:
+        """Describe one block of a tier; `now` is in monotonic seconds.
+
+        Raises:
+            InvalidError: The tier has no such block.
+
+        """
+        self.settle()
+        return block_facts(self._state, tier, block_id, now)
 
     def num_leases_of(self, worker_id: WorkerId) -> int:
         """Count a worker's leases."""

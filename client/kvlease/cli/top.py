@@ -1,0 +1,185 @@
+"""Own `kvlease top`: the daemon's pools, leases and hit rates on one screen of a terminal, drawn anew every moment.
+
+What each part says is `top_parts`'s business.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import ClassVar, Final
+
+from rich.console import RenderableType
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import DataTable, Footer, Header, Static
+
+from kvlease.cli import top_parts as parts
+from kvlease.client import Client
+from kvlease.errors import KVLeaseError
+from kvlease.replies import CacheInfo, Inspection, Stats
+
+HISTORY_MAX: Final = 240
+"""Moments of which the timelines tell."""
+ROWS_MAX: Final = 50
+"""Rows of each list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What was read of the daemon at once."""
+
+    seconds: float
+    """On a clock that never goes back."""
+    stats: Stats
+    caches: tuple[CacheInfo, ...]
+    lists: dict[str, Inspection]
+    """The leases, waiting calls and tenants of the cache that is looked at, by what they are."""
+
+
+def read(client: Client, cache: str) -> Moment:
+    """Read everything that is shown; `cache` may be empty, or be no more."""
+    stats = client.stats()
+    caches = tuple(client.list_caches())
+    names = [one.cache for one in caches]
+    chosen = cache if cache in names else (names[0] if names else "")
+    lists = {}
+    if chosen:
+        lists = {
+            "leases": client.inspect(chosen, "leases", limit=ROWS_MAX),
+            "waiting": client.inspect(chosen, "waiting", limit=ROWS_MAX),
+            "tenants": client.inspect(chosen, "tenants", limit=ROWS_MAX),
+        }
+    return Moment(seconds=monotonic(), stats=stats, caches=caches, lists=lists)
+
+
+class Top(App[None]):
+    """The screen."""
+
+    TITLE = "kvlease top"
+    CSS = """
+    Screen { layout: vertical; }
+    #body { padding: 0 1; }
+    .part { height: auto; margin-bottom: 1; }
+    #leases, #waiting, #tenants { height: auto; max-height: 14; margin-bottom: 1; }
+    #trouble { color: $error; height: auto; display: none; }
+    #trouble.shown { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("q", "quit", "Quit"),
+        ("p", "pause", "Pause"),
+        ("c", "next_cache", "Next cache"),
+        ("r", "refresh_now", "Read now"),
+    ]
+
+    def __init__(
+        self, read_moment: Callable[[str], Moment], cache: str = "", every_seconds: float = 1.0
+    ) -> None:
+        """Take what reads the daemon, given the cache that is looked at."""
+        super().__init__()
+        self._read_moment = read_moment
+        self.cache = cache
+        self.every_seconds = every_seconds
+        self.is_paused = False
+        self.moments: deque[Moment] = deque(maxlen=HISTORY_MAX)
+
+    def compose(self) -> ComposeResult:
+        """Lay the parts out."""
+        yield Header()
+        yield Static(id="trouble")
+        with VerticalScroll(id="body"):
+            for name in ("summary", "pools", "timelines", "moves", "ghosts"):
+                yield Static(id=name, classes="part")
+            for name in parts.LISTS:
+                table: DataTable[str] = DataTable(id=name, cursor_type="row", zebra_stripes=True)
+                table.border_title = name
+                yield table
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to read."""
+        for name, columns in parts.LISTS.items():
+            self._table(name).add_columns(*columns)
+        self.set_interval(self.every_seconds, self._tick)
+        self._tick()
+
+    def action_pause(self) -> None:
+        """Stop or go on."""
+        self.is_paused = not self.is_paused
+        self.sub_title = "paused" if self.is_paused else self.cache
+
+    def action_next_cache(self) -> None:
+        """Look at the next cache."""
+        if not self.moments:
+            return
+        names = [one.cache for one in self.moments[-1].caches]
+        if names:
+            at = names.index(self.cache) + 1 if self.cache in names else 0
+            self.cache = names[at % len(names)]
+            self.action_refresh_now()
+
+    def action_refresh_now(self) -> None:
+        """Read at once."""
+        self._read()
+
+    def _tick(self) -> None:
+        if not self.is_paused:
+            self._read()
+
+    @work(thread=True, exclusive=True, exit_on_error=False)
+    def _read(self) -> None:
+        """Read in a thread of its own: a daemon that does not answer must not stop the keys."""
+        try:
+            moment = self._read_moment(self.cache)
+        except KVLeaseError as error:
+            self.call_from_thread(self.show_trouble, f"{error.code}: {error.message}")
+        else:
+            self.call_from_thread(self.show, moment)
+
+    def show_trouble(self, words: str) -> None:
+        """Say why nothing new is shown."""
+        trouble = self.query_one("#trouble", Static)
+        trouble.set_class(bool(words), "shown")
+        trouble.update(words)
+
+    def show(self, moment: Moment) -> None:
+        """Show what was read."""
+        self.show_trouble("")
+        if self.moments and self.moments[-1].stats.epoch != moment.stats.epoch:
+            # Counters begin anew with each life of the daemon.
+            self.moments.clear()
+        self.moments.append(moment)
+        names = [one.cache for one in moment.caches]
+        if names and self.cache not in names:
+            self.cache = names[0]
+        self.sub_title = self.cache
+        history = [(one.seconds, one.stats) for one in self.moments]
+        found: dict[str, RenderableType] = {
+            "summary": parts.summary(moment.stats, moment.caches, self.cache),
+            "pools": parts.pools(moment.stats, self.cache, max(20, self.size.width - 34)),
+            "timelines": parts.timelines(history, self.cache, max(20, self.size.width - 34)),
+            "moves": parts.moves(history, self.cache),
+            "ghosts": parts.ghosts(moment.stats, self.cache),
+        }
+        for name, part in found.items():
+            self.query_one(f"#{name}", Static).update(part)
+        for name in parts.LISTS:
+            self._fill(name, parts.rows(name, moment.lists.get(name)))
+
+    def _fill(self, name: str, rows: list[tuple[str, ...]]) -> None:
+        table = self._table(name)
+        cursor = table.cursor_row
+        table.clear()
+        table.add_rows(rows)
+        table.move_cursor(row=min(cursor, len(rows) - 1))
+        table.display = bool(rows)
+
+    def _table(self, name: str) -> "DataTable[str]":
+        return self.query_one(f"#{name}", DataTable)
+
+
+def run(client: Client, cache: str, every_seconds: float) -> None:
+    """Show the screen until it is left."""
+    Top(lambda name: read(client, name), cache, every_seconds).run()

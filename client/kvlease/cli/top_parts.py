@@ -1,0 +1,235 @@
+"""Own what the parts of `kvlease top` say: pools as squares, timelines as bars, and the rows of its lists."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from kvlease.cli.tables import show_age
+from kvlease.replies import CacheInfo, CacheStats, Inspection, PoolStats, Stats
+from kvlease.units import show_bytes
+
+History = Sequence[tuple[float, Stats]]
+"""What was read, and when, in seconds; the newest last."""
+
+LOOKS: Final = (
+    ("held", "cached, in use", "█", "#3ad0a4"),
+    ("reserved", "being written", "▓", "#4aa8ea"),
+    ("filling", "being filled", "▒", "#a5dbff"),
+    ("idle", "cached, idle", "▒", "#5d9c8b"),
+    ("quarantined", "quarantined", "!", "#f5b731"),
+    ("scrubbing", "being zeroed", "~", "#dc93c0"),
+    ("bad", "retired", "x", "#ff6a3a"),
+    ("free", "free", "·", "#7d8b99"),
+)
+"""The looks of blocks: name, words, the character that says the same as the colour, and the colour."""
+
+SOURCES: Final = ("device", "host", "disk", "remote")
+COUNTERS: Final = (
+    ("granted", ("leases_granted",)),
+    ("evicted", ("evictions",)),
+    ("offloaded", ("offloads",)),
+    ("stored", ("disk_stores", "remote_stores")),
+    ("reloaded", ("reloads", "disk_loads", "remote_loads")),
+    ("expired", ("leases_expired",)),
+    ("failed copies", ("copies_failed", "copies_lost")),
+)
+"""What is told by the second, and the counters that it is the sum of."""
+
+LISTS: Final[dict[str, tuple[str, ...]]] = {
+    "leases": ("lease", "phase", "blocks", "tokens", "age", "expires in"),
+    "waiting": ("call", "waits for", "priority", "needs", "there are", "since"),
+    "tenants": ("tenant", "used", "held", "pinned", "at least", "at most"),
+}
+"""The lists and their columns."""
+
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+_ROWS_OF_SQUARES: Final = 4
+_NAME_COLUMNS: Final = 12
+
+
+def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> RenderableType:
+    """Return one line on the daemon and one on the cache that is looked at."""
+    names = ", ".join(f"[{one.cache}]" if one.cache == cache else one.cache for one in caches)
+    lines = [Text(f"epoch {stats.epoch}   caches: {names or 'none yet'}")]
+    found, info = of(stats, cache), next((one for one in caches if one.cache == cache), None)
+    if found is not None and info is not None:
+        text = (
+            f"{found.num_leases:,} leases of {found.num_workers:,} workers, {found.num_waiting:,} waiting; "
+            f"{info.options.eviction_policy or 'default policy'}; "
+            f"device {show_bytes(info.plan.device_bytes)}, host {show_bytes(info.plan.host_bytes)}"
+        )
+        lines.append(Text(text))
+        off = [f"{tier.tier} is off: {tier.reason}" for tier in info.tiers if tier.status == "off"]
+        lines += [Text(words, style="bold red") for words in off]
+    return Group(*lines)
+
+
+def pools(stats: Stats, cache: str, columns: int) -> RenderableType:
+    """Return each pool of a cache as rows of squares in proportion to its blocks, and what the squares mean."""
+    found = of(stats, cache)
+    if found is None:
+        return Text("no cache is registered")
+    lines: list[RenderableType] = []
+    shown: set[str] = set()
+    for pool in found.pools:
+        counts = counts_of(pool)
+        shown |= {name for name, count in counts.items() if count}
+        used = pool.num_blocks - pool.free
+        share = used / pool.num_blocks if pool.num_blocks else 0.0
+        squares = _squares(counts, pool.num_blocks, columns)
+        heads = (pool.tier, f"{share:.0%} used", f"{used:,} of", f"{pool.num_blocks:,}")
+        for head, row in zip(heads, squares, strict=True):
+            lines.append(Text(f"{head:<{_NAME_COLUMNS}}") + row)
+        lines.append(Text(""))
+    key = Text(" " * _NAME_COLUMNS)
+    for name, words, character, colour in LOOKS:
+        if name in shown:
+            key += Text(f"{character} ", style=colour) + Text(f"{words}   ")
+    return Group(*lines, key)
+
+
+def timelines(history: History, cache: str, columns: int) -> RenderableType:
+    """Return how full the device pool was and which share of the tokens was found, the newest at the right."""
+    uses, hits = [], []
+    for (_, before), (_, after) in pairwise(history):
+        then, now = of(before, cache), of(after, cache)
+        if then is None or now is None:
+            continue
+        uses.append(_use(now))
+        hits.append(_hit_share(then, now))
+    return Group(_timeline("in use", uses, columns), _timeline("tokens hit", hits, columns))
+
+
+def moves(history: History, cache: str) -> RenderableType:
+    """Return what happened in a second, between the last two looks."""
+    if len(history) < 2:  # noqa: PLR2004 - a rate is of two looks
+        return Text("")
+    (then_at, before), (now_at, after) = history[-2:]
+    then, now = of(before, cache), of(after, cache)
+    if then is None or now is None or now_at <= then_at:
+        return Text("")
+    parts = []
+    for words, names in COUNTERS:
+        total = sum(now.counters.get(name, 0) for name in names)
+        grown = total - sum(then.counters.get(name, 0) for name in names)
+        if total:
+            parts.append(f"{words} {max(0, grown) / (now_at - then_at):,.1f}")
+    return Text(f"{'per second':<{_NAME_COLUMNS}}{', '.join(parts) or 'nothing yet'}")
+
+
+def ghosts(stats: Stats, cache: str) -> RenderableType:
+    """Return what other policies and sizes would have found."""
+    found = of(stats, cache)
+    seen = [one for one in found.ghosts if one.num_keys] if found is not None else []
+    if not seen:
+        return Text("")
+    words = ", ".join(f"{one.name} {one.num_hits / one.num_keys:.0%}" for one in seen)
+    return Text(f"{'would hit':<{_NAME_COLUMNS}}{words}")
+
+
+def rows(name: str, page: Inspection | None) -> list[tuple[str, ...]]:
+    """Return the rows of a list."""
+    return [] if page is None else [_ROWS[name](one) for one in getattr(page, name)]
+
+
+def of(stats: Stats, cache: str) -> CacheStats | None:
+    """Return the figures of a cache, if there is such a one."""
+    return next((one for one in stats.caches if one.cache == cache), None)
+
+
+def counts_of(pool: PoolStats) -> dict[str, int]:
+    """Return the blocks of a pool by look, which add up to all of them."""
+    return {
+        "held": pool.ready_held,
+        "reserved": pool.reserved,
+        "filling": pool.filling,
+        "idle": pool.ready - pool.ready_held,
+        "quarantined": pool.quarantined,
+        "scrubbing": pool.scrubbing,
+        "bad": pool.bad,
+        "free": pool.free,
+    }
+
+
+def _squares(counts: dict[str, int], num_blocks: int, columns: int) -> list[Text]:
+    """Return rows of squares in proportion to counts; what there is at all has one square at least."""
+    if not num_blocks:
+        return [Text() for _ in range(_ROWS_OF_SQUARES)]
+    num_squares = _ROWS_OF_SQUARES * columns
+    wanted = {
+        name: max(1, round(count * num_squares / num_blocks)) if count else 0
+        for name, count in counts.items()
+    }
+    while over := sum(wanted.values()) - num_squares:
+        # Rounding left some too few, or the least of all took too many.
+        largest = max(wanted, key=lambda name: wanted[name])
+        wanted[largest] -= over
+    squares = [
+        (character, colour) for name, _, character, colour in LOOKS for _ in range(wanted[name])
+    ]
+    lines = [Text() for _ in range(_ROWS_OF_SQUARES)]
+    for at, line in enumerate(lines):
+        for character, colour in squares[at * columns : (at + 1) * columns]:
+            line.append(character, style=colour)
+    return lines
+
+
+def _use(cache: CacheStats) -> float | None:
+    device = next((pool for pool in cache.pools if pool.tier == "device"), None)
+    if device is None or not device.num_blocks:
+        return None
+    idle = device.ready - device.ready_held
+    return (device.num_blocks - device.free - idle) / device.num_blocks
+
+
+def _hit_share(then: CacheStats, now: CacheStats) -> float | None:
+    def grown(source: str) -> int:
+        name = f"prefix_tokens_{source}"
+        return max(0, now.counters.get(name, 0) - then.counters.get(name, 0))
+
+    found, computed = sum(map(grown, SOURCES)), grown("computed")
+    return found / (found + computed) if found + computed else None
+
+
+def _timeline(words: str, shares: Sequence[float | None], columns: int) -> Text:
+    """Return shares as bars of eight heights, the newest at the right; blank where nothing is known."""
+    shown = list(shares)[-columns:]
+    bars = "".join(" " if one is None else _bar(one) for one in shown)
+    known = [one for one in shown if one is not None]
+    newest = f"  {known[-1]:.0%}" if known else "  no requests yet"
+    return Text(f"{words:<{_NAME_COLUMNS}}") + Text(f"{bars:>{columns}}", style="#3ad0a4") + newest
+
+
+def _bar(share: float) -> str:
+    return _BARS[max(1, min(8, round(share * 8)))] if share else "▁"
+
+
+_ROWS: Final[dict[str, Callable[[Any], tuple[str, ...]]]] = {
+    "leases": lambda one: (
+        str(one.lease_id),
+        one.phase,
+        f"{one.num_blocks:,}",
+        f"{one.num_tokens:,}",
+        "earlier life" if one.age_ms is None else show_age(one.age_ms),
+        show_age(one.left_ms),
+    ),
+    "waiting": lambda one: (
+        one.verb,
+        one.reason,
+        one.priority,
+        f"{one.num_blocks:,}",
+        f"{one.available_blocks:,}",
+        show_age(one.age_ms),
+    ),
+    "tenants": lambda one: (
+        one.tenant,
+        f"{one.used_blocks:,}",
+        f"{one.held_blocks:,}",
+        f"{one.pinned_blocks:,}",
+        f"{one.min_blocks:,}",
+        f"{one.max_blocks:,}",
+    ),
+}

@@ -1,0 +1,251 @@
+"""Own what the page is told: pictures of pools and a sheet of all figures; how they travel is not known here.
+
+Nothing is computed unless somebody asks, and no more than once a moment however many do.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from time import monotonic, time
+from typing import Final, NamedTuple
+
+from kvlease.errors import BY_CODE, NotYoursError
+from kvleased import checks
+from kvleased.callers import Caller
+from kvleased.core.effects import Tier
+from kvleased.core.listing import LeaseFacts
+from kvleased.core.picture import TENANTS_MAX, Picture
+from kvleased.core.waiting_list import WaitingFacts
+from kvleased.registry import CacheEntry, Registry
+from kvleased.verbs.figures import Figures, figures
+
+POOLS_MAX: Final = 16
+"""Pools of which one onlooker sees pictures."""
+LEASES_SHOWN_MAX: Final = 50
+WAITING_SHOWN_MAX: Final = 20
+FRESH_SECONDS: Final = 0.4
+"""For so long what one onlooker was shown is shown to others, too."""
+
+Sheet = dict[str, object]
+"""A part of what is told, ready to be written as JSON."""
+Codes = Mapping[tuple[str, str, str], int]
+"""Answered calls by verb, transport and code, which is "OK" or an error's."""
+
+
+class PoolName(NamedTuple):
+    """Which pool a picture is of."""
+
+    cache: str
+    tier: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A picture and the names of the tenants in it, by number from 1."""
+
+    picture: Picture
+    tenants: tuple[str, ...]
+
+
+def require_onlooker(caller: Caller) -> None:
+    """Refuse who may not see everything: a worker, which may know of its own tenant alone.
+
+    Raises:
+        NotYoursError: a worker's token came with the request.
+    """
+    if caller.token:
+        message = "the page tells of all tenants' blocks; send no token of a worker"
+        raise NotYoursError(message, resource="token")
+
+
+class Gallery:
+    """What can be looked at of all caches."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        epoch: int,
+        codes: Callable[[], Codes],
+        movers: Callable[[], Mapping[str, Sheet]],
+    ) -> None:
+        """Take the caches, and who knows of answered calls and of copies."""
+        self._registry = registry
+        self._epoch = epoch
+        self._codes = codes
+        self._movers = movers
+        self._shown: dict[PoolName, tuple[float, Shown]] = {}
+        self._sheet: tuple[float, Sheet] = (-FRESH_SECONDS, {})
+
+    def __repr__(self) -> str:
+        """Show life: pictures that are kept."""
+        return f"<Gallery {len(self._shown)} pictures>"
+
+    def pools(self, cache: str = "") -> list[PoolName]:
+        """Return the pools of a cache, or of all, that there are pictures of; no more than can be shown.
+
+        Raises:
+            UnknownCacheError: there is no such cache.
+        """
+        entries = [self._registry.cache(cache)] if cache else list(self._registry)
+        found = [PoolName(one.name, tier.value) for one in entries for tier in _tiers(one)]
+        self._shown = {name: self._shown[name] for name in self._shown if name in found or cache}
+        return found[:POOLS_MAX]
+
+    def shown(self, name: PoolName) -> Shown:
+        """Return the picture of a pool, which may be a moment old.
+
+        Raises:
+            UnknownCacheError: there is no such cache.
+            InvalidError: the cache has no such tier.
+        """
+        taken_at, shown = self._shown.get(name, (0.0, None))
+        if shown is None or monotonic() - taken_at > FRESH_SECONDS:
+            shown = self._take(name)
+            self._shown[name] = monotonic(), shown
+        return shown
+
+    def block(self, name: PoolName, block_id: int) -> Sheet:
+        """Describe one block.
+
+        Raises:
+            UnknownCacheError: there is no such cache.
+            InvalidError: the cache has no such tier, or the tier no such block.
+        """
+        entry = self._registry.cache(name.cache)
+        facts = entry.core.block_facts(_tier(entry, name.tier), block_id, monotonic())
+        sheet: Sheet = asdict(facts)
+        digest = facts.tenant_digest
+        del sheet["tenant_digest"]
+        names = self._registry.tenant_names()
+        sheet["tenant"] = names.get(digest, f"{digest:016x}") if digest else ""
+        sheet["leases"] = [asdict(one) | {"lease_id": str(one.lease_id)} for one in facts.leases]
+        return sheet
+
+    def sheet(self) -> Sheet:
+        """Return all figures, which may be a moment old."""
+        taken_at, sheet = self._sheet
+        if monotonic() - taken_at > FRESH_SECONDS:
+            sheet = self._make_sheet()
+            self._sheet = monotonic(), sheet
+        return sheet
+
+    def _take(self, name: PoolName) -> Shown:
+        entry = self._registry.cache(name.cache)
+        tier = _tier(entry, name.tier)
+        named = sorted(self._registry.tenant_names().items(), key=lambda one: one[1])
+        named = named[:TENANTS_MAX]
+        picture = entry.core.picture(tier, [digest for digest, _ in named])
+        return Shown(picture=picture, tenants=tuple(tenant for _, tenant in named))
+
+    def _make_sheet(self) -> Sheet:
+        now = monotonic()
+        found = figures(self._registry)
+        return {
+            "epoch": str(self._epoch),
+            "unix_seconds": time(),
+            "caches": [_cache(entry, found[entry.name], now) for entry in self._registry],
+            "movers": self._movers(),
+            "refusals": refusals(self._codes()),
+        }
+
+
+def refusals(codes: Codes) -> list[Sheet]:
+    """Return how often each verb was refused and why, the most frequent first."""
+    counts: dict[tuple[str, str], int] = {}
+    for (verb, _, code), count in codes.items():
+        if code != "OK":
+            counts[verb, code] = counts.get((verb, code), 0) + count
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return [
+        {"verb": verb, "code": code, "count": count, "why": _why(code)}
+        for (verb, code), count in ordered
+    ]
+
+
+def _why(code: str) -> str:
+    """Return what an error says of itself."""
+    kind = BY_CODE.get(code)
+    text = (kind.__doc__ or "") if kind is not None else ""
+    return text.strip().partition("\n")[0]
+
+
+def _tiers(entry: CacheEntry) -> Iterable[Tier]:
+    """Return the tiers whose blocks are counted."""
+    return (
+        tier
+        for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)
+        if tier is Tier.DEVICE or entry.has_tier(tier)
+    )
+
+
+def _tier(entry: CacheEntry, written: str) -> Tier:
+    names = [tier.value for tier in _tiers(entry)]
+    return Tier(checks.one_of("tier", written, names))
+
+
+def _cache(entry: CacheEntry, found: Figures, now: float) -> Sheet:
+    plan, options = entry.plan, entry.options
+    return {
+        "cache": entry.name,
+        "status": entry.status,
+        "policy": options.eviction_policy,
+        "write_policy": options.write_policy,
+        "usable_blocks": plan.usable_blocks,
+        "bytes_per_block": plan.bytes_per_block,
+        "num_leases": found.census.num_leases,
+        "num_waiting": found.census.num_waiting,
+        "num_workers": found.census.num_workers,
+        "num_pins": found.census.num_pins,
+        "num_copies": found.census.num_copies,
+        "pools": {tier: dict(counts) for tier, counts in found.pools.items()},
+        "tiers": [
+            {"tier": one.tier, "status": one.status, "reason": one.reason} for one in entry.tiers()
+        ],
+        "counters": dict(found.census.counters),
+        "tenants": _tenants(found),
+        "magazines": [
+            {"place": place, "private": private, "findable": findable}
+            for place, private, findable in found.census.magazines
+        ],
+        "ghosts": [
+            {"name": one.name, "keys": one.num_keys, "hits": one.num_hits} for one in found.ghosts
+        ],
+        "ghost_keys_dropped": found.num_ghost_keys_dropped,
+        "leases": [_lease(one) for one in entry.core.list_leases(0, LEASES_SHOWN_MAX, now)],
+        "waiting": [_waiting(one) for one in entry.core.list_waiting(0, WAITING_SHOWN_MAX, now)],
+    }
+
+
+def _tenants(found: Figures) -> list[Sheet]:
+    names = sorted({tenant for tenant, _ in found.tenants})
+    return [
+        {
+            "tenant": name,
+            **{state: found.tenants[name, state] for state in ("used", "held", "pinned")},
+        }
+        for name in names[: TENANTS_MAX + 1]
+    ]
+
+
+def _lease(facts: LeaseFacts) -> Sheet:
+    return {
+        "lease_id": str(facts.lease_id),
+        "worker_id": str(facts.worker_id),
+        "phase": facts.phase,
+        "num_blocks": facts.num_blocks,
+        "num_tokens": facts.num_tokens,
+        "age_seconds": facts.age_seconds,
+        "seconds_left": facts.seconds_left,
+    }
+
+
+def _waiting(facts: WaitingFacts) -> Sheet:
+    return {
+        "call_id": str(facts.call_id),
+        "verb": facts.verb,
+        "priority": checks.PRIORITIES[facts.priority],
+        "num_blocks": facts.num_blocks,
+        "available_blocks": facts.available_blocks,
+        "reason": facts.reason,
+        "age_seconds": facts.age_seconds,
+    }

@@ -1,0 +1,109 @@
+"""Own the live stream: who looks, and what each is sent how often."""
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from kvlease.errors import BusyError, UnknownCacheError
+from kvleased.api.rest_endpoints import Answer, until_gone
+from kvleased.verbs.picturing import Gallery, PoolName, Shown
+from kvleased.web.deltas import change
+
+if TYPE_CHECKING:
+    from kvleased.api.rest_events import Streams
+
+PERIOD_SECONDS: Final = 1.0
+"""Seconds between two looks."""
+VIEWERS_MAX: Final = 16
+"""Streams at once."""
+
+
+class Viewers:
+    """Those who look."""
+
+    def __init__(self, gallery: Gallery) -> None:
+        """Remember what there is to be seen."""
+        self.gallery = gallery
+        self.num_viewers = 0
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Viewers {self.num_viewers} of {VIEWERS_MAX}>"
+
+    def begin(self, request: Request, cache: str, headers: list[tuple[bytes, bytes]]) -> "Live":
+        """Return a stream of one cache, or of all.
+
+        Raises:
+            UnknownCacheError: there is no such cache.
+            BusyError: too many look already.
+        """
+        if self.num_viewers >= VIEWERS_MAX:
+            message = f"{self.num_viewers} look already, the most that are allowed; close a page"
+            raise BusyError(message, resource="viewers", need=1, available=0, limit=VIEWERS_MAX)
+        self.gallery.pools(cache)
+        return Live(request, self, cache, headers)
+
+
+class Live(Answer):
+    """A response that goes on until the onlooker leaves or the daemon stops."""
+
+    def __init__(
+        self, request: Request, viewers: Viewers, cache: str, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        """Remember who looks at what."""
+        super().__init__(200, headers, b"")
+        self._request = request
+        self._viewers = viewers
+        self._cache = cache
+        self._seen: dict[PoolName, Shown] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        """Send what is to be seen until one side has had enough."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        gone = asyncio.ensure_future(until_gone(self._request))
+        streams: Streams = self._request.app.state.streams
+        streams.add(gone)
+        self._viewers.num_viewers += 1
+        try:
+            while not gone.done():
+                await self._look(send)
+                await asyncio.wait({gone}, timeout=PERIOD_SECONDS)
+        finally:
+            self._viewers.num_viewers -= 1
+            streams.discard(gone)
+            gone.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _look(self, send: Send) -> None:
+        """Send what has changed; one pool after the other, so that calls are answered in between."""
+        gallery = self._viewers.gallery
+        await send(_event(b"figures", gallery.sheet()))
+        try:
+            pools = gallery.pools(self._cache)
+        except UnknownCacheError:
+            # It was deleted; the figures tell.
+            return
+        self._seen = {name: self._seen[name] for name in pools if name in self._seen}
+        for name in pools:
+            await asyncio.sleep(0)
+            try:
+                shown = gallery.shown(name)
+            except UnknownCacheError:
+                continue
+            changed = change(name, shown, self._seen.get(name))
+            self._seen[name] = shown
+            if changed is not None:
+                await send(_event(b"map", changed))
+
+    @staticmethod
+    def written(sheet: object) -> bytes:
+        """Return a sheet as JSON."""
+        return json.dumps(sheet, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _event(kind: bytes, sheet: object) -> dict[str, object]:
+    body = b"event: %b\ndata: %b\n\n" % (kind, Live.written(sheet))
+    return {"type": "http.response.body", "body": body, "more_body": True}

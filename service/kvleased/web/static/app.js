@@ -1,0 +1,336 @@
+// Own the page: takes what the stream brings and hands it to the map, the timelines and the tables.
+
+import { POINTS_MAX, Timeline, spark } from "/ui/charts.js";
+import * as colours from "/ui/colours.js";
+import { Stream, setToken, takeToken } from "/ui/live.js";
+import { BlockMap } from "/ui/map.js";
+import { age, badge, bytes, count, el, meter, percent, rate, table, text } from "/ui/panels.js";
+
+const SOURCES = ["device", "host", "disk", "remote", "computed"];
+const USES = ["held", "reserved", "filling", "quarantined", "scrubbing", "bad", "ready"];
+const WAYS = [
+  ["device → host", "offloads", "device"], ["host → device", "reloads", "host"],
+  ["host → disk", "disk_stores", "host"], ["disk → device", "disk_loads", "disk"],
+  ["host → remote", "remote_stores", "host"], ["remote → device", "remote_loads", "remote"],
+];
+const PHASES_ODD = new Set(["quarantined"]);
+const THEMES = ["auto", "light", "dark"];
+const $ = (id) => document.getElementById(id);
+
+const map = new BlockMap();
+const usage = new Timeline($("usage"), USES, colours.ofState);
+const hits = new Timeline($("hits"), SOURCES, colours.ofSource);
+const moved = new Map();
+let before = null;
+let newest = null;
+let chosen = new URLSearchParams(location.search).get("cache") ?? "";
+let isPaused = false;
+
+// What the stream brings
+
+const stream = new Stream((kind, value) => {
+  if (kind === "state") state(value.state, value.why);
+  else if (kind === "map") { map.take(value); if (map.by !== "state") legend(); }
+  else if (kind === "figures") figures(value);
+});
+
+function state(name, why = "") {
+  $("status").dataset.state = name;
+  text($("status-text"), { live: "live", paused: "paused", connecting: "connecting", lost: "connection lost, trying again", refused: "not allowed" }[name]);
+  text($("notice"), why ? `${why[0].toUpperCase()}${why.slice(1)}.` : "");
+  $("notice").hidden = !(why && (name === "lost" || name === "refused"));
+  $("token-form").hidden = name !== "refused";
+  if (name === "refused") $("token").focus();
+}
+
+function figures(sheet) {
+  state("live");
+  if (before && before.epoch !== sheet.epoch) { before = null; usage.clear(); hits.clear(); }
+  newest = sheet;
+  const caches = sheet.caches.filter((one) => !chosen || one.cache === chosen);
+  const seconds = before ? sheet.unix_seconds - before.unix_seconds : 0;
+  choices(sheet.caches);
+  map.figures(sheet.caches, chosen);
+  if (!before || seconds > 0.2) {
+    const now = summed(caches);
+    const was = before ? summed(before.caches.filter((one) => !chosen || one.cache === chosen)) : null;
+    lines(sheet, now, was);
+    tiles(sheet, caches, now, was, seconds);
+    flows(caches, now, was, seconds);
+    before = sheet;
+  }
+  legend();
+  tables(sheet, caches);
+  text($("foot"), `Daemon life ${sheet.epoch}. Timelines begin when the page is opened; nothing is computed while nobody looks.`);
+}
+
+/** Sum what several caches have and did. */
+function summed(caches) {
+  const found = { device: {}, counters: {}, total: 0 };
+  for (const cache of caches) {
+    const device = cache.pools.device;
+    for (const look of colours.LOOKS) found.device[look] = (found.device[look] ?? 0) + (look === "held" ? device.ready_held : look === "ready" ? device.ready - device.ready_held : device[look]);
+    for (const [name, value] of Object.entries(cache.counters)) found.counters[name] = (found.counters[name] ?? 0) + value;
+  }
+  found.total = Object.values(found.device).reduce((sum, one) => sum + one, 0);
+  return found;
+}
+
+const grown = (now, was, name) => Math.max(0, (now.counters[name] ?? 0) - (was?.counters[name] ?? 0));
+
+// Timelines and tiles
+
+function lines(sheet, now, was) {
+  usage.push(sheet.unix_seconds, now.total ? Object.fromEntries(USES.map((look) => [look, now.device[look] / now.total])) : null);
+  const tokens = Object.fromEntries(SOURCES.map((name) => [name, was ? grown(now, was, `prefix_tokens_${name}`) : 0]));
+  const sum = Object.values(tokens).reduce((total, one) => total + one, 0);
+  hits.push(sheet.unix_seconds, sum ? Object.fromEntries(SOURCES.map((name) => [name, tokens[name] / sum])) : null);
+}
+
+const hitShare = (shares) => 1 - (shares.computed ?? 0);
+usage.onPoint = (point, last) => {
+  if (!point) return;
+  const idle = point.shares.ready;
+  const busy = USES.reduce((sum, look) => sum + point.shares[look], 0) - idle;
+  $("usage-now").replaceChildren(...ago(point, last), el("b", {}, percent(busy)), " in use, ", el("b", {}, percent(idle)), " cached and idle");
+};
+hits.onPoint = (point, last) => {
+  if (!point) { text($("hits-now"), "no requests yet"); return; }
+  $("hits-now").replaceChildren(...ago(point, last), el("b", {}, percent(hitShare(point.shares))), " of tokens found");
+};
+const ago = (point, last) => (last - point.seconds > 2 ? [`${age(last - point.seconds)} ago: `] : []);
+
+function tiles(sheet, caches, now, was, seconds) {
+  const sum = (name) => caches.reduce((total, one) => total + one[name], 0);
+  const busy = now.total - now.device.free - now.device.ready;
+  const tokens = SOURCES.map((name) => now.counters[`prefix_tokens_${name}`] ?? 0);
+  const all = tokens.reduce((total, one) => total + one, 0);
+  const odd = now.device.quarantined + now.device.bad;
+  const refused = sheet.refusals.reduce((total, one) => total + one.count, 0);
+  const refusedBefore = before ? before.refusals.reduce((total, one) => total + one.count, 0) : refused;
+  const perSecond = (number) => (seconds ? rate(number / seconds) : "–");
+  const size = caches.reduce((total, one) => total + one.usable_blocks * one.bytes_per_block, 0);
+  const cells = [
+    ["In use", percent(now.total ? busy / now.total : NaN), `of ${count(now.total)} blocks, ${bytes(size)}`, busy / now.total > 0.95],
+    ["Free or evictable", count(now.device.free + now.device.ready), `${count(now.device.free)} of them free`, false],
+    ["Prompt found", percent(all ? 1 - tokens.at(-1) / all : NaN), `of ${count(all)} tokens`, false],
+    ["Leases", count(sum("num_leases")), `workers ${count(sum("num_workers"))}, pins ${count(sum("num_pins"))}`, false],
+    ["Waiting calls", count(sum("num_waiting")), sum("num_copies") ? `${count(sum("num_copies"))} ${sum("num_copies") === 1 ? "copy" : "copies"} under way` : "no copy under way", sum("num_waiting") > 0],
+    ["Evictions/s", perSecond(grown(now, was, "evictions")), `${count(now.counters.evictions ?? 0)} since start`, false],
+    ["Refusals/s", perSecond(refused - refusedBefore), `${count(refused)} since start`, refused > refusedBefore],
+    ["Out of use", count(odd), odd ? now.device.bad ? `${count(now.device.bad)} of them retired` : "all quarantined" : "no block quarantined", odd > 0],
+  ];
+  const room = $("tiles");
+  while (room.children.length < cells.length) {
+    room.append(el("div", { class: "tile" }, el("dt"), el("dd", { class: "value" }), el("dd", { class: "more" })));
+  }
+  cells.forEach(([name, value, more, isOdd], at) => {
+    const tile = room.children[at];
+    [name, value, more].forEach((words, place) => text(tile.children[place], words));
+    tile.dataset.tone = isOdd ? "warn" : "";
+  });
+}
+
+function flows(caches, now, was, seconds) {
+  const room = $("flows");
+  const perBlock = caches[0]?.bytes_per_block ?? 0;
+  const shown = WAYS.filter(([, counter]) => now.counters[counter]);
+  if (room.dataset.shown !== shown.map(([way]) => way).join() || !room.children.length) {
+    room.dataset.shown = shown.map(([way]) => way).join();
+    room.replaceChildren(...(shown.length ? shown.map(([way]) => el("div", { class: "flow" }, el("span", { class: "way" }, way), el("span", { class: "rate" }), el("span", { class: "sum" }), el("canvas", { "aria-hidden": "true" })))
+      : [el("p", { class: "empty" }, "No block has moved between tiers yet.")]));
+  }
+  shown.forEach(([way, counter, source], at) => {
+    const values = moved.get(way) ?? [];
+    const blocks = was && seconds ? grown(now, was, counter) / seconds : 0;
+    values.push(blocks);
+    if (values.length > POINTS_MAX) values.shift();
+    moved.set(way, values);
+    const flow = room.children[at];
+    text(flow.children[1], `${rate(blocks)} blocks/s`);
+    text(flow.children[2], `${bytes(blocks * perBlock)}/s, ${count(now.counters[counter])} blocks since start`);
+    spark(flow.children[3], values, colours.ofSource(source));
+  });
+}
+
+// The legend
+
+function item(colour, words, number, mark) {
+  const swatch = el("span", { class: "swatch", ...(mark ? { "data-mark": mark } : {}) });
+  swatch.style.background = colour;
+  const made = el("li", {}, swatch, words);
+  if (number !== null) made.append(el("b", {}, count(number)));
+  if (number === 0) made.dataset.none = "";
+  return made;
+}
+
+function legend() {
+  if (!newest) return;
+  const caches = newest.caches.filter((one) => !chosen || one.cache === chosen);
+  const fade = item(colours.faded(colours.soft().startsWith("#") ? colours.soft() : "#808080", 0.5), "paler: cached and idle", null);
+  const parts = {
+    state: () => colours.ORDER.map((look) => {
+      const number = caches.reduce((sum, one) => sum + Object.values(one.pools).reduce((total, pool) => total + (look === "held" ? pool.ready_held : look === "ready" ? pool.ready - pool.ready_held : pool[look]), 0), 0);
+      return item(colours.ofState(look), colours.WORDS[look], number, colours.MARKS[look]);
+    }),
+    tenant: () => {
+      const named = [...map.pools.values()][0]?.tenants ?? [];
+      const used = (name) => caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0);
+      return [...named.slice(0, 24).map((name, at) => item(colours.ofNumber(at), name, used(name))), item(colours.ofNumber(-1), "others", used("(others)")), fade];
+    },
+    tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? Object.entries(one.pools[tier]).reduce((total, [look, number]) => total + (look === "free" || look === "ready_held" ? 0 : number), 0) : 0), 0))), fade],
+    cache: () => [...newest.caches.map((one, at) => (caches.includes(one) ? item(colours.ofNumber(at), one.cache, null) : "")).filter(Boolean), fade],
+  };
+  const made = parts[map.by]();
+  if ($("legend").textContent !== made.map((one) => one.textContent).join("") || $("legend").dataset.by !== map.by + colours.mode()) {
+    $("legend").replaceChildren(...made);
+    $("legend").dataset.by = map.by + colours.mode();
+  }
+}
+
+function seriesLegends() {
+  $("usage-legend").replaceChildren(...USES.map((look) => item(colours.ofState(look), colours.WORDS[look], null, colours.MARKS[look])));
+  const words = { device: "device hit", host: "host hit", disk: "disk hit", remote: "remote hit", computed: "computed" };
+  $("hits-legend").replaceChildren(...SOURCES.map((name) => item(colours.ofSource(name), words[name], null)));
+}
+
+// Tables
+
+function tables(sheet, caches) {
+  const isMany = caches.length > 1;
+  const named = (one, words) => (isMany ? `${one.cache} · ${words}` : words);
+  leases(caches, named);
+  table($("tenants"), "Device blocks by tenant", [["Tenant"], ["Used", true], ["Held", true], ["Pinned", true]],
+    caches.flatMap((one) => one.tenants.filter((tenant) => tenant.used).map((tenant) => [named(one, tenant.tenant), count(tenant.used), count(tenant.held), count(tenant.pinned)])),
+    "No tenant has a block.");
+  table($("magazines"), "Magazines: what engines hold by block id", [["Magazine"], ["Private", true], ["Findable", true]],
+    caches.flatMap((one) => one.magazines.map((magazine) => [named(one, `number ${magazine.place}`), count(magazine.private), count(magazine.findable)])),
+    "No engine has a magazine.");
+  table($("waiting"), "Calls that wait", [["Call"], ["For"], ["Priority"], ["Needs", true], ["There are", true], ["Since", true]],
+    caches.flatMap((one) => one.waiting.map((call) => [named(one, call.verb), call.reason, call.priority, count(call.num_blocks), count(call.available_blocks), age(call.age_seconds)])),
+    "No call waits.");
+  table($("refusals"), "Refusals since the start", [["Verb"], ["Code"], ["Times", true], ["Why"]],
+    sheet.refusals.slice(0, 12).map((one) => [one.verb, one.code, count(one.count), one.why]),
+    "Nothing was refused.");
+  movers(sheet, caches);
+  ghosts(caches);
+}
+
+function leases(caches, named) {
+  const all = caches.flatMap((one) => one.leases.map((lease) => [one, lease]));
+  const total = caches.reduce((sum, one) => sum + one.num_leases, 0);
+  text($("leases-now"), total > all.length ? `the ${count(all.length)} oldest of ${count(total)}` : total ? `${count(total)}, the oldest first` : "");
+  table($("leases"), "", [["Lease"], ["Phase"], ["Blocks", true], ["Tokens", true], ["Age", true], ["Expires in", true]],
+    all.map(([one, lease]) => [named(one, lease.lease_id), badge(lease.phase, PHASES_ODD.has(lease.phase)), count(lease.num_blocks), count(lease.num_tokens),
+      lease.age_seconds === null ? "earlier life" : age(lease.age_seconds), age(lease.seconds_left)]),
+    "There is no lease.");
+}
+
+function movers(sheet, caches) {
+  const rows = Object.entries(sheet.movers).map(([name, one]) => [`${name} mover`, "", count(one.num_waiting), count(one.num_sent), one.oldest_seconds ? age(one.oldest_seconds) : "–"]);
+  const tiers = caches.flatMap((cache) => cache.tiers.map((one) => {
+    const pool = cache.pools[one.tier];
+    const used = pool ? Object.entries(pool).reduce((sum, [look, number]) => sum + (look === "free" || look === "ready_held" ? 0 : number), 0) : 0;
+    const room = pool ? used + pool.free : 0;
+    const words = el("span", {}, badge(one.status, one.status !== "ready"), ...(one.reason ? [` ${one.reason}`] : []), ...(room ? [" ", meter(used / room), percent(used / room)] : []));
+    return [`${caches.length > 1 ? `${cache.cache} · ` : ""}${one.tier}`, words, "", "", ""];
+  }));
+  table($("movers"), "Lower tiers, and batches of copies that are not done", [["Name"], ["State"], ["Waiting", true], ["Under way", true], ["Oldest", true]], [...tiers, ...rows], "");
+}
+
+function ghosts(caches) {
+  const parts = caches.filter((one) => one.ghosts.length).map((cache) => {
+    const counters = cache.counters;
+    const tokens = SOURCES.map((name) => counters[`prefix_tokens_${name}`] ?? 0);
+    const all = tokens.reduce((sum, one) => sum + one, 0);
+    const own = all ? (counters.prefix_tokens_device ?? 0) / all : NaN;
+    const shares = cache.ghosts.filter((one) => one.keys).map((one) => ({ name: one.name, share: one.hits / one.keys }));
+    const best = shares.reduce((found, one) => (!found || one.share > found.share ? one : found), null);
+    const same = shares.find((one) => one.name === `${cache.policy}@${cache.usable_blocks}`);
+    const base = same ? same.share : own;
+    const gain = best ? best.share - base : 0;
+    const line = (name, share, isOwn) => {
+      const bar = el("i");
+      bar.style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
+      return el("div", { class: isOwn ? "line own" : "line" }, el("span", {}, name), el("span", { class: "track", "aria-hidden": "true" }, bar), el("span", { class: "value" }, percent(share)));
+    };
+    const words = !best ? "The ghosts have seen no request yet."
+      : gain > 0.01 ? `${best.name} would find ${Math.round(gain * 100)} points more than ${same ? "the policy in use" : "the device pool does"}.`
+        : "No ghost would find more than the policy in use: neither another policy nor more blocks would help much.";
+    return el("div", { class: "ghost" }, el("h3", { class: "unseen" }, cache.cache),
+      line(`${caches.length > 1 ? `${cache.cache}: ` : ""}device pool, as it is`, own, true),
+      ...shares.map((one) => line(one.name, one.share, false)), el("p", { class: "advice" }, words), el("p", { class: "hint" }, "The first line is of tokens, the others are of keys; compare a ghost with the ghost of the policy in use."));
+  });
+  $("ghosts").replaceChildren(...(parts.length ? parts : [el("p", { class: "empty" }, "No cache has ghosts. Register one with ghosts, such as ", el("code", {}, 'ghosts=("lru", "adaptive@20000")'), ", to see what another policy or size would find.")]));
+}
+
+// Controls
+
+function choices(caches) {
+  const names = ["", ...caches.map((one) => one.cache)];
+  const select = $("cache");
+  if ([...select.options].map((one) => one.value).join("\n") !== names.join("\n")) {
+    select.replaceChildren(...names.map((name) => el("option", { value: name }, name || "all")));
+  }
+  if (chosen && !names.includes(chosen)) { chosen = ""; stream.start(chosen); }
+  select.value = chosen;
+}
+
+function go() {
+  if (isPaused || document.hidden) stream.stop();
+  else { state("connecting"); stream.start(chosen); }
+  if (isPaused) state("paused");
+}
+
+function theme(name) {
+  if (name === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  text($("theme"), `Theme: ${name}`);
+  repaint();
+}
+
+function repaint() {
+  seriesLegends();
+  legend();
+  map.draw();
+  usage.draw();
+  hits.draw();
+}
+
+$("cache").addEventListener("change", (event) => {
+  chosen = event.target.value;
+  const query = chosen ? `?cache=${encodeURIComponent(chosen)}` : "";
+  history.replaceState(null, "", location.pathname + query);
+  before = null;
+  usage.clear();
+  hits.clear();
+  go();
+});
+$("pause").addEventListener("click", () => {
+  isPaused = !isPaused;
+  $("pause").setAttribute("aria-pressed", String(isPaused));
+  text($("pause"), isPaused ? "Go on" : "Pause");
+  go();
+});
+$("theme").addEventListener("click", () => {
+  const now = localStorage.getItem("kvlease-theme") ?? "auto";
+  const next = THEMES[(THEMES.indexOf(now) + 1) % THEMES.length];
+  localStorage.setItem("kvlease-theme", next);
+  theme(next);
+});
+$("colour-by").addEventListener("change", (event) => {
+  map.by = event.target.value;
+  repaint();
+});
+$("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setToken($("token").value);
+  $("token").value = "";
+  go();
+});
+document.addEventListener("visibilitychange", go);
+colours.onModeChange(repaint);
+
+takeToken();
+theme(localStorage.getItem("kvlease-theme") ?? "auto");
+go();

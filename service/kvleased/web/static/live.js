@@ -1,0 +1,100 @@
+// Own the connection: the stream of server-sent events, its token, and coming back after it was lost.
+
+const RETRY_MS = [500, 1000, 2000, 4000];
+const KEPT = "kvlease-token";
+
+/** Take a token that came behind the address, and take it out of the address. */
+export function takeToken() {
+  const found = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (found) {
+    sessionStorage.setItem(KEPT, found);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+}
+export const setToken = (token) => sessionStorage.setItem(KEPT, token);
+
+function headers() {
+  const token = sessionStorage.getItem(KEPT);
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+export async function ask(path, signal) {
+  const answer = await fetch(path, { headers: headers(), signal, cache: "no-store" });
+  if (!answer.ok) throw Object.assign(new Error(answer.statusText), { status: answer.status });
+  return answer.json();
+}
+
+/** Follow the stream until it is stopped; `tell` gets (kind, value), where a kind is "state" or an event's. */
+export class Stream {
+  constructor(tell) {
+    this.tell = tell;
+    this.cache = "";
+    this.controller = null;
+    this.tries = 0;
+  }
+
+  start(cache) {
+    this.stop();
+    this.cache = cache;
+    this.controller = new AbortController();
+    this.#run(this.controller);
+  }
+
+  stop() {
+    this.controller?.abort();
+    this.controller = null;
+  }
+
+  async #run(controller) {
+    while (!controller.signal.aborted) {
+      let why = "the daemon does not answer";
+      try {
+        const query = this.cache ? `?cache=${encodeURIComponent(this.cache)}` : "";
+        const answer = await fetch(`/ui/data/live${query}`, { headers: headers(), signal: controller.signal, cache: "no-store" });
+        if (answer.status === 401 || answer.status === 403) {
+          this.tell("state", { state: "refused", why: (await answer.json()).detail ?? "not allowed" });
+          return;
+        }
+        if (!answer.ok) {
+          const problem = await answer.json().catch(() => ({}));
+          if (answer.status === 404) this.cache = "";
+          throw new Error(problem.detail ?? answer.statusText);
+        }
+        this.tries = 0;
+        await this.#read(answer.body.getReader());
+        why = "the daemon ended the stream";
+      } catch (error) {
+        if (controller.signal.aborted) return;
+        if (error instanceof Error && !(error instanceof TypeError)) why = error.message;
+      }
+      if (controller.signal.aborted) return;
+      this.tell("state", { state: "lost", why });
+      const pause = RETRY_MS[Math.min(this.tries++, RETRY_MS.length - 1)];
+      await new Promise((done) => setTimeout(done, pause));
+    }
+  }
+
+  async #read(reader) {
+    const decoder = new TextDecoder();
+    let kept = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      kept += decoder.decode(value, { stream: true });
+      const events = kept.split("\n\n");
+      kept = events.pop();
+      for (const event of events) {
+        const kind = /^event: (.*)$/m.exec(event)?.[1];
+        const data = /^data: (.*)$/m.exec(event)?.[1];
+        if (kind && data) this.tell(kind, JSON.parse(data));
+      }
+    }
+  }
+}
+
+export function bytesOf(text) {
+  const binary = atob(text);
+  const found = new Uint8Array(binary.length);
+  for (let at = 0; at < binary.length; at++) found[at] = binary.charCodeAt(at);
+  return found;
+}

@@ -1,0 +1,112 @@
+"""What the page's tests need: a browser, the daemon under its load, and a way to ask the browser for facts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance.serving import ROOT, Serving
+
+BUILD = ROOT / "build" / "ui"
+LOOK = Path(__file__).with_name("look.mjs")
+SECONDS_MAX = 120
+
+
+def browser() -> str:
+    """Return a Chromium, which is installed where there is none."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        packages = ["chromium", "fonts-dejavu-core"]
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        if subprocess.run(install, env=environment, capture_output=True, check=False).returncode:
+            subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=True)
+            subprocess.run(install, env=environment, capture_output=True, check=True)
+        found = shutil.which("chromium")
+    assert found, "there is no Chromium, and none could be installed"
+    if not (BUILD / "node_modules" / "playwright-core").is_dir():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", ".", "playwright-core"]
+        subprocess.run(command, cwd=BUILD, capture_output=True, check=True)
+    return found
+
+
+class Eyes:
+    """One browser, which does what it is told and says what it sees."""
+
+    def __init__(self, url: str) -> None:
+        """Start it."""
+        self._url = url
+        self._browser = browser()
+        self._process = subprocess.Popen(
+            ["node", str(LOOK)], cwd=BUILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def look(self, *acts: tuple[object, ...], path: str = "/ui", **view: Any) -> list[Any]:
+        """Open the page anew, act, and return what each act brought; a script's error or another host's file fails."""
+        job = {"url": self._url + path, "browser": self._browser, "acts": acts, **view}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        found = json.loads(self._process.stdout.readline())
+        assert "failure" not in found, found["failure"]
+        assert found["errors"] == []
+        assert all(one.startswith(self._url) for one in found["requests"]), found["requests"]
+        facts: list[Any] = found["facts"]
+        return facts
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(SECONDS_MAX)
+        self._process.stdout.close()
+
+
+@contextmanager
+def loaded(directory: Path) -> Iterator[str]:
+    """Run a daemon and its load; gives the address of its page's host."""
+    options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
+    options += ["--lease-seconds", "4", "--heartbeat-seconds", "2"]
+    serving = Serving(directory / "run", *options)
+    try:
+        serving.wait_until_ready()
+        http = _address(Path(serving.log.name))
+        command = [sys.executable, "-m", "tests.deploy.ui.load", serving.address("unix"), http]
+        with subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as load:
+            assert load.stdin is not None
+            assert load.stdout is not None
+            assert load.stdout.readline() == "running\n"
+            serving.until(lambda: _is_quarantined(http))
+            yield http
+            load.stdin.close()
+            load.wait(SECONDS_MAX)
+    finally:
+        serving.stop()
+
+
+def _address(log: Path) -> str:
+    (found,) = {
+        json.loads(line)["rest_on_tcp"]
+        for line in log.read_text().splitlines()
+        if line.startswith("{") and "rest_on_tcp" in line
+    }
+    return str(found)
+
+
+def _is_quarantined(http: str) -> bool:
+    """Tell whether the worker that vanished has been noticed."""
+    with urllib.request.urlopen(f"{http}/ui/data/map?cache=llama-8b", timeout=10) as answer:  # noqa: S310 - loopback
+        head, _, planes = answer.read().partition(b"\n")
+    told = json.loads(head)
+    return told["looks"].index("quarantined") in planes[: told["num_cells"]]

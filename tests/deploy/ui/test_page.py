@@ -1,0 +1,199 @@
+"""The page in a real browser over a real daemon under load: it moves, tells, obeys keys, and can be read anywhere."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.ui.browsing import Eyes, loaded
+
+pytestmark = pytest.mark.deploy
+
+SHOTS = Path(os.environ.get("KVLEASE_SHOTS", ""))
+"""Where screenshots go, such as docs/ui; unset for a temporary directory."""
+WAIT = ("wait", "canvas.map >> nth=3")
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give the address of a daemon under load."""
+    with loaded(tmp_path_factory.mktemp("ui")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def eyes(http: str) -> Iterator[Eyes]:
+    """Give a browser."""
+    made = Eyes(http)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> str:
+    """Give the directory of screenshots."""
+    return str(SHOTS.absolute() if SHOTS.name else tmp_path)
+
+
+def test_map_moves_while_a_load_runs(eyes: Eyes) -> None:
+    """The squares change from one look to the next, and a paused page stands still."""
+    _, before, _, after, _, _, paused, _, later, said = eyes.look(
+        WAIT,
+        ("pixels",),
+        ("pause", 4000),
+        ("pixels",),
+        ("click", "#pause"),
+        ("pause", 1500),
+        ("pixels",),
+        ("pause", 2500),
+        ("pixels",),
+        ("text", "#status"),
+    )
+
+    assert before != after
+    assert paused == later
+    assert said == "paused"
+
+
+def test_hover_tells_of_a_block(eyes: Eyes, shots: str) -> None:
+    """Under the pointer there is a block with its state, tenant, lease, age and the beginning of its key."""
+    acts: list[tuple[object, ...]] = [WAIT, ("pause", 18000)]
+    for left in range(200, 440, 30):
+        acts += [
+            ("hover", "canvas.map >> nth=2", left, 120),
+            ("wait", "#tip dt:has-text('Unchanged')"),
+            ("pause", 700),
+            ("text", "#tip"),
+        ]
+    acts.append(("shot", f"{shots}/light.png", False))
+
+    tips = eyes.look(*acts)[5:-1:4]
+
+    assert all(re.search(r"Block\s+[\d,]+", tip) for tip in tips)
+    told = [tip for tip in tips if "Lease" in tip and "Key" in tip]
+    assert told, tips
+    assert re.search(r"Key\s+[0-9a-f]{8}… at position \d+", told[0])
+    assert re.search(r"Age\s+[\d.]+ (s|min)", told[0])
+    assert re.search(r"Tenant\s+(chat|search|batch|default)", told[0])
+
+
+def test_keys_alone_reach_every_block(eyes: Eyes) -> None:
+    """The map is reached with Tab, walked with arrows, read aloud, and left with Escape."""
+    acts: list[tuple[object, ...]] = [
+        WAIT,
+        ("focus", "canvas.map >> nth=2"),
+        ("press", "End"),
+        ("press", "Home"),
+        ("press", "ArrowRight"),
+        ("press", "ArrowDown"),
+        ("wait", "#tip dt:has-text('Block')"),
+        ("pause", 1200),
+        ("text", "#tip"),
+        ("evaluate", "document.querySelector('#spoken').textContent"),
+        ("attribute", "canvas.map >> nth=2", "aria-label"),
+        ("press", "Escape"),
+        ("count", "#tip[hidden]"),
+    ]
+
+    *_, tip, spoken, label, _, hidden = eyes.look(*acts)
+
+    assert re.search(r"Block\s+[\d,]+", tip)
+    assert "Block" in spoken
+    assert "llama-8b, device:" in label
+    assert hidden == 1
+
+
+def test_tab_goes_from_top_to_bottom(eyes: Eyes) -> None:
+    """The order of the focus is that of the page: the skip link, the controls, the colours, the maps."""
+    acts: list[tuple[object, ...]] = [WAIT]
+    for _ in range(8):
+        acts += [("press", "Tab"), ("focused",)]
+
+    found = eyes.look(*acts)[2::2]
+
+    assert found[0] == "a.skip"
+    assert found[1:4] == ["select#cache.", "button#pause.", "button#theme."]
+    assert found[4].startswith("input")
+    assert found[5:] == ["canvas.map"] * 3
+
+
+def test_dark_view_by_tenant(eyes: Eyes, shots: str) -> None:
+    """In the dark the page is dark, and blocks can be coloured by tenant, tier and cache."""
+    _, _, _, ground, legend, *_ = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("check", "input[value=tenant]"),
+        ("pause", 16000),
+        ("evaluate", "getComputedStyle(document.body).backgroundColor"),
+        ("text", "#legend"),
+        ("shot", f"{shots}/dark.png", True),
+        ("check", "input[value=tier]"),
+        ("check", "input[value=cache]"),
+        path="/ui?cache=llama-8b",
+        dark=True,
+    )
+
+    assert max(int(one) for one in re.findall(r"\d+", ground)[:3]) < 40
+    assert {"chat", "search", "batch"} <= set(legend.split())
+
+
+def test_phone_view_fits(eyes: Eyes, shots: str) -> None:
+    """On a phone nothing runs out of the screen, and a tap tells what a pointer would."""
+    _, _, overflow, _, _, tip, _ = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("pause", 4000),
+        ("overflow",),
+        ("tap", "canvas.map", 100, 60),
+        ("wait", "#tip dt:has-text('Block')"),
+        ("text", "#tip"),
+        ("shot", f"{shots}/phone.png", False),
+        path="/ui?cache=llama-8b",
+        width=390,
+        height=844,
+        scale=2,
+        mobile=True,
+    )
+
+    assert overflow <= 0
+    assert "Block" in tip
+
+
+def test_figures_are_told(eyes: Eyes) -> None:
+    """Leases, tenants, transfers, refusals with their reasons, magazines and ghosts are all there."""
+    _, _, *texts = eyes.look(
+        WAIT,
+        ("wait", "#refusals td"),
+        *(
+            ("text", f"#{part}")
+            for part in ("leases", "tenants", "flows", "refusals", "magazines", "ghosts")
+        ),
+        still=True,
+    )
+
+    leases, tenants, flows, refusals, magazines, ghosts = texts
+    assert "quarantined" in leases
+    assert "chat" in tenants
+    assert "device → host" in flows
+    assert "NEVER_FITS" in refusals
+    assert "ask for less" in refusals
+    assert "48" in magazines
+    assert "adaptive@2400" in ghosts
+
+
+def test_every_part_has_a_name(eyes: Eyes) -> None:
+    """Whatever can be focused has a name, each section a heading, each table head a scope, and there is one h1."""
+    nameless = """
+      [...document.querySelectorAll("button, select, input, canvas, [tabindex='0'], img")].filter((one) => !(
+        ["aria-label", "aria-labelledby", "alt", "aria-hidden"].some((name) => one.hasAttribute(name))
+        || one.textContent.trim() || one.closest("label") || one.labels?.length)).length"""
+    _, found, headings, sections, heads = eyes.look(
+        WAIT,
+        ("evaluate", nameless),
+        ("count", "h1"),
+        ("count", "section:not([aria-labelledby])"),
+        ("count", "th:not([scope])"),
+        still=True,
+    )
+
+    assert (found, headings, sections, heads) == (0, 1, 0, 0)

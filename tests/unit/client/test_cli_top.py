@@ -1,0 +1,231 @@
+"""Laws of `kvlease top`: what was read is shown, keys work, and a daemon that has gone is told and come back to."""
+
+from dataclasses import replace
+
+import pytest
+from textual.widgets import DataTable, Static
+from typer.testing import CliRunner
+
+from kvlease.cli import top_parts as parts
+from kvlease.cli.app import app
+from kvlease.cli.top import Moment, Top, read
+from kvlease.errors import UnavailableError
+from kvlease.replies import CacheStats, GhostStats, Inspection, LeaseInfo, PoolStats, Stats
+from tests.unit.client.test_cli import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
+
+GHOSTS = (GhostStats(name="lfu@64", num_keys=4, num_hits=3),)
+OTHER = replace(CACHE, cache="other", num_leases=0)
+
+
+class Told:
+    """A daemon that answers as it is told to, and counts how often."""
+
+    def __init__(self) -> None:
+        self.trouble: UnavailableError | None = None
+        self.num_read = 0
+        self.caches: list[str] = []
+        self.leases: tuple[LeaseInfo, ...] = (LEASE,)
+
+    def __call__(self, cache: str) -> Moment:
+        """Answer once."""
+        self.num_read += 1
+        self.caches.append(cache)
+        if self.trouble is not None:
+            raise self.trouble
+        grown = {"leases_granted": 9 + self.num_read, "prefix_tokens_device": 4096 * self.num_read}
+        stats = replace(STATS, caches=(replace(CACHE, counters=grown, ghosts=GHOSTS), OTHER))
+        return Moment(
+            seconds=float(self.num_read),
+            stats=stats,
+            caches=(INFO, replace(INFO, cache="other")),
+            lists={
+                "leases": Inspection(num_total=1, leases=self.leases),
+                "waiting": Inspection(num_total=1, waiting=(WAITING,)),
+                "tenants": Inspection(num_total=1, tenants=(TENANT,)),
+            },
+        )
+
+
+def words(top: Top, name: str) -> str:
+    """Return what a part says."""
+    return str(top.query_one(f"#{name}", Static).render())
+
+
+async def test_screen_shows_pools_lists_and_ghosts() -> None:
+    """Pools, rates, leases, waiting calls, tenants and ghosts are on the one screen."""
+    top = Top(Told(), every_seconds=60)
+
+    async with top.run_test(size=(120, 60)) as pilot:
+        await top.workers.wait_for_complete()
+        await pilot.press("r")
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+
+        leases = top.query_one("#leases", DataTable)
+        assert leases.get_row_at(0)[:3] == ["1", "active", "2"]
+        assert top.query_one("#waiting", DataTable).get_row_at(0)[1] == "blocks"
+        assert top.query_one("#tenants", DataTable).get_row_at(0)[0] == "acme"
+        assert (top.cache, len(top.moments)) == ("demo", 2)
+
+
+async def test_pause_stops_reading_and_r_reads() -> None:
+    """P stops the screen; r reads all the same; p goes on."""
+    told = Told()
+    top = Top(told, every_seconds=60)
+
+    async with top.run_test() as pilot:
+        await top.workers.wait_for_complete()
+        await pilot.press("p")
+        top._tick()
+        assert (told.num_read, top.sub_title) == (1, "paused")
+
+        await pilot.press("r")
+        await top.workers.wait_for_complete()
+        assert told.num_read == 2
+        await pilot.press("p")
+        assert not top.is_paused
+
+
+async def test_c_goes_to_the_next_cache_and_round() -> None:
+    """C looks at one cache after the other."""
+    told = Told()
+    top = Top(told, every_seconds=60)
+
+    async with top.run_test() as pilot:
+        await pilot.press("c")
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+        seen = []
+        for _ in range(2):
+            await pilot.press("c")
+            await top.workers.wait_for_complete()
+            await pilot.pause()
+            seen.append(top.cache)
+
+    assert sorted(seen) == ["demo", "other"]
+
+
+async def test_daemon_that_has_gone_is_told_and_come_back_to() -> None:
+    """A refusal is a sentence above what was last seen; it goes when the daemon answers again."""
+    told = Told()
+    top = Top(told, every_seconds=60)
+
+    async with top.run_test() as pilot:
+        await top.workers.wait_for_complete()
+        told.trouble = UnavailableError("nobody is there")
+        await pilot.press("r")
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+        trouble = top.query_one("#trouble", Static)
+        assert trouble.has_class("shown")
+        assert "nobody is there" in words(top, "trouble")
+        assert top.query_one("#leases", DataTable).row_count == 1
+
+        told.trouble = None
+        await pilot.press("r")
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+        assert not trouble.has_class("shown")
+
+
+async def test_new_life_begins_a_new_history() -> None:
+    """Counters begin anew with a daemon, so rates are not told across its lives."""
+    top = Top(Told(), every_seconds=60)
+
+    async with top.run_test():
+        await top.workers.wait_for_complete()
+        moment = top.moments[-1]
+        top.show(replace(moment, stats=replace(moment.stats, epoch=moment.stats.epoch + 1)))
+
+        assert len(top.moments) == 1
+
+
+def test_daemon_that_is_not_there_is_a_sentence_and_a_status() -> None:
+    """The screen is not even begun where nobody answers; the address is that of every other command."""
+    result = CliRunner().invoke(app, ["top", "--address", "unix:///nowhere/kvlease.sock"])
+
+    assert (result.exit_code, "UNAVAILABLE" in result.output) == (1, True)
+
+
+# What the parts say ---------------------------------------------------------------------------------------------------
+
+
+def test_looks_add_up_to_the_pool() -> None:
+    """The looks of a pool are all of its blocks, each once."""
+    assert sum(parts.counts_of(POOL).values()) == POOL.num_blocks
+
+
+@pytest.mark.parametrize("columns", [20, 33, 100])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        pytest.param(POOL, id="some-of-all"),
+        pytest.param(replace(POOL, num_blocks=10**6, free=10**6 - 14), id="few-of-many"),
+        pytest.param(replace(POOL, num_blocks=14, free=0), id="full"),
+        pytest.param(PoolStats(tier="host", num_blocks=0, free=0, reserved=0, filling=0, ready=0, ready_held=0,
+                               quarantined=0, scrubbing=0, bad=0), id="none"),
+    ],
+)  # fmt: skip
+def test_squares_fill_their_rows_and_hide_nothing(pool: PoolStats, columns: int) -> None:
+    """There are as many squares as fit, and at least one for every look that there is."""
+    counts = parts.counts_of(pool)
+
+    rows = parts._squares(counts, pool.num_blocks, columns)
+
+    text = "".join(row.plain for row in rows)
+    assert len(text) == (4 * columns if pool.num_blocks else 0)
+    for name, _, character, _ in parts.LOOKS:
+        assert not counts[name] or character in text
+
+
+def test_timelines_are_shares_between_two_looks() -> None:
+    """The share of tokens that were found is that of the time between two looks."""
+    then = replace(CACHE, counters={"prefix_tokens_device": 0, "prefix_tokens_computed": 0})
+    now = replace(CACHE, counters={"prefix_tokens_device": 30, "prefix_tokens_computed": 10})
+
+    assert parts._hit_share(then, now) == 0.75
+    assert parts._hit_share(now, now) is None
+    assert parts._use(CACHE) == (64 - 50 - 4) / 64
+    assert parts._use(replace(CACHE, pools=())) is None
+
+
+def test_parts_of_no_cache_say_so() -> None:
+    """Before a cache is registered there is nothing to be drawn, and nothing fails."""
+    empty = Stats(epoch=1, caches=())
+
+    assert "no cache" in str(parts.pools(empty, "", 40))
+    assert str(parts.moves([(0.0, empty)], "")) == ""
+    assert str(parts.moves([(0.0, empty), (1.0, empty)], "")) == ""
+    assert parts.rows("leases", None) == []
+    assert str(parts.ghosts(empty, "")) == ""
+
+
+def test_moves_are_by_the_second() -> None:
+    """What grew is divided by the seconds between two looks."""
+
+    def at(granted: int) -> Stats:
+        cache: CacheStats = replace(CACHE, counters={"leases_granted": granted})
+        return replace(STATS, caches=(cache,))
+
+    assert "granted 5.0" in str(parts.moves([(1.0, at(0)), (3.0, at(10))], "demo"))
+
+
+def test_read_asks_for_the_lists_of_one_cache() -> None:
+    """What was asked for is read where it is; else the first cache is."""
+    asked: list[str] = []
+
+    class Answering:
+        def stats(self) -> Stats:
+            return STATS
+
+        def list_caches(self) -> list[object]:
+            return [INFO]
+
+        def inspect(self, cache: str, what: str, *, limit: int) -> Inspection:
+            asked.append(f"{cache} {what} {limit}")
+            return Inspection(num_total=0)
+
+    moment = read(Answering(), "gone")  # type: ignore[arg-type]  # what of a client is used
+
+    assert asked == ["demo leases 50", "demo waiting 50", "demo tenants 50"]
+    assert moment.stats is STATS

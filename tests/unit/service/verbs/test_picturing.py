@@ -1,0 +1,136 @@
+"""Laws of what is told to onlookers: the truth of one instant, computed seldom, and only for those who may see it."""
+
+from typing import Any
+
+import pytest
+
+from kvlease.errors import InvalidError, NotYoursError, UnknownCacheError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.core.picture import LOOKS
+from kvleased.verbs import picturing
+from kvleased.verbs.picturing import Gallery, PoolName, refusals, require_onlooker
+from tests.unit.service.conftest import Node, keys
+
+DEVICE = PoolName("main", "device")
+
+
+def gallery(node: Node, **changes: Any) -> Gallery:
+    """Return a gallery over a node's daemon."""
+    found: dict[str, Any] = {"epoch": 7, "codes": dict, "movers": dict}
+    return Gallery(node.daemon.registry, **(found | changes))
+
+
+async def test_picture_shows_a_tenants_blocks(node: Node) -> None:
+    """A tenant that is attached is named in the picture, and its blocks are its own."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach(tenant="acme")
+        await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
+
+        shown = gallery(node).shown(DEVICE)
+
+    number = shown.tenants.index("acme") + 1
+    assert [LOOKS[look] for look in shown.picture.looks].count("reserved") == 2
+    assert shown.picture.tenants.tolist().count(number) == 2
+
+
+async def test_picture_is_taken_once_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many look, a picture and the figures are computed once in a moment."""
+    async with node.life():
+        await node.register()
+        seen = gallery(node)
+
+        assert seen.shown(DEVICE) is seen.shown(DEVICE)
+        assert seen.sheet() is seen.sheet()
+        first, sheet = seen.shown(DEVICE), seen.sheet()
+        monkeypatch.setattr(picturing, "FRESH_SECONDS", -1.0)
+
+        assert seen.shown(DEVICE) is not first
+        assert seen.sheet() is not sheet
+
+
+async def test_pools_are_those_of_tiers_with_blocks(node: Node) -> None:
+    """There is a picture of each tier whose blocks are counted, of each cache or of one; of nothing else."""
+    async with node.life():
+        await node.register()
+        await node.register("other", host_bytes=0)
+        seen = gallery(node)
+
+        assert seen.pools() == [DEVICE, PoolName("main", "host"), PoolName("other", "device")]
+        assert seen.pools("other") == [PoolName("other", "device")]
+        with pytest.raises(UnknownCacheError):
+            seen.pools("nowhere")
+        with pytest.raises(InvalidError, match="tier is 'host'"):
+            seen.shown(PoolName("other", "host"))
+
+
+async def test_block_tells_its_lease_and_no_whole_key(node: Node) -> None:
+    """A block is told with its lease's id as text, its tenant's name and eight digits of its key."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach(tenant="acme")
+        lease = await node.ask(
+            "reserve", pb.ReserveRequest(request_id="r", num_tokens=4, keys=keys(1, 1)), worker
+        )
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=4, keys=keys(1, 1))
+        await node.ask("commit", commit, worker)
+        block_id = int.from_bytes(lease.block_ids[:4], "little")
+
+        told = gallery(node).block(DEVICE, block_id)
+        free = gallery(node).block(DEVICE, (block_id + 1) % 16)
+
+    assert (told["tenant"], told["look"], told["key_prefix"]) == ("acme", "held", "01000000")
+    assert [one["lease_id"] for one in told["leases"]] == [str(lease.lease_id)]  # type: ignore[attr-defined]
+    assert keys(1, 1).hex() not in str(told)
+    assert (free["tenant"], free["leases"]) == ("", [])
+
+
+async def test_sheet_tells_of_leases_tenants_and_refusals(node: Node) -> None:
+    """The sheet is what `stats` and the lists say, ready to be written."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach(tenant="acme")
+        await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
+        codes = {("reserve", "local", "POOL_FULL"): 2, ("reserve", "rest", "OK"): 9}
+
+        sheet: Any = gallery(node, codes=lambda: codes).sheet()
+
+    (cache,) = sheet["caches"]
+    assert (cache["cache"], cache["num_leases"], cache["pools"]["device"]["reserved"]) == (
+        "main",
+        1,
+        2,
+    )
+    assert [lease["phase"] for lease in cache["leases"]] == ["active"]
+    assert {"tenant": "acme", "used": 2, "held": 2, "pinned": 0} in cache["tenants"]
+    assert [(one["code"], one["count"]) for one in sheet["refusals"]] == [("POOL_FULL", 2)]
+    assert worker.token not in str(sheet)
+
+
+def test_refusals_are_summed_over_transports_and_say_why() -> None:
+    """A refusal counts once, by whichever transport it was sent, the most frequent first, with what to do."""
+    codes = {
+        ("reserve", "local", "POOL_FULL"): 2,
+        ("reserve", "grpc", "POOL_FULL"): 3,
+        ("map", "rest", "UNKNOWN_LEASE"): 7,
+        ("map", "rest", "CANCELLED"): 1,
+        ("map", "rest", "OK"): 100,
+    }
+
+    found = refusals(codes)
+
+    assert [(one["verb"], one["code"], one["count"]) for one in found] == [
+        ("map", "UNKNOWN_LEASE", 7),
+        ("reserve", "POOL_FULL", 5),
+        ("map", "CANCELLED", 1),
+    ]
+    assert [bool(one["why"]) for one in found] == [True, True, False]
+
+
+def test_workers_may_not_look() -> None:
+    """The page tells of all tenants, so a worker's token opens nothing; nobody's is an operator here."""
+    require_onlooker(Caller(transport="rest"))
+
+    with pytest.raises(NotYoursError):
+        require_onlooker(Caller(transport="rest", token="t"))
