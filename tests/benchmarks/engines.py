@@ -231,38 +231,60 @@ def _first_tokens(life: Life, questions: Sequence[Sequence[int]]) -> float:
 def throughput(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
     """Yield tokens a second with a connector and no hit, as a ratio to the engine without; they take turns.
 
-    The ratio is the median over rounds in which all did the same one after the other. Beside it stands that of the
-    engine processes' processor time, on which the machine's other load bears less.
+    The ratio is the median over rounds in which all did the same one after the other. Beside it stand that of the
+    engine processes' processor time, on which the machine's other load bears less, and the cost of one step.
     """
-    with _engines(folder, ("none", *modes), {"times": True}) as lives:
-        done: dict[str, list[Round]] = {mode: [] for mode in lives}
-        order = list(lives)
-        for round_ in range(_WARM_UP_ROUNDS + _THROUGHPUT_ROUNDS):
-            prompts = [prompt(384, seed=90_000 + 100 * round_ + index) for index in range(12)]
-            for mode in order:
-                said = lives[mode].generate(prompts, sampling={"max_tokens": 32, "logprobs": None})
-                if round_ >= _WARM_UP_ROUNDS:
-                    done[mode].append(said)
-            order.append(order.pop(0))
-    for mode in modes:
-        yield _rate(mode, done[mode], done["none"])
+    for model, (what, num_rounds) in _MODELS.items():
+        place = folder / model
+        place.mkdir()
+        with _engines(place, ("none", *modes), {"model": model, "times": True}) as lives:
+            done = _rounds(lives, num_rounds)
+        for mode in modes:
+            yield _rate(f"{mode}, {what}", done[mode], done["none"])
 
 
-def _rate(mode: str, ours: Sequence[Round], floor: Sequence[Round]) -> Figure:
+_MODELS: Final = {
+    "llama": ("4 layers of 64", 15),
+    "stout": ("8 layers of 512", 5),
+}
+"""Models, and in how many rounds each is measured; beside the first no connector's work is small."""
+_PROMPTS: Final = 12
+_PROMPT_TOKENS: Final = 384
+_SAID_TOKENS: Final = 32
+
+
+def _rounds(lives: Mapping[str, Life], num_rounds: int) -> dict[str, list[Round]]:
+    """Have all engines answer the same new prompts in turn; return what each said in each round."""
+    done: dict[str, list[Round]] = {mode: [] for mode in lives}
+    order = list(lives)
+    for round_ in range(_WARM_UP_ROUNDS + num_rounds):
+        seed = 90_000 + 100 * round_
+        prompts = [prompt(_PROMPT_TOKENS, seed=seed + index) for index in range(_PROMPTS)]
+        for mode in order:
+            sampling = {"max_tokens": _SAID_TOKENS, "logprobs": None}
+            said = lives[mode].generate(prompts, sampling=sampling)
+            if round_ >= _WARM_UP_ROUNDS:
+                done[mode].append(said)
+        order.append(order.pop(0))
+    return done
+
+
+def _rate(what: str, ours: Sequence[Round], floor: Sequence[Round]) -> Figure:
     pairs = list(zip(ours, floor, strict=True))
     ratio = median(other.seconds / one.seconds for one, other in pairs)
     cpu_ratio = median(other.cpu_seconds / one.cpu_seconds for one, other in pairs)
     calls = median(len(one.spans.get("control_call", ())) / one.steps for one in ours)
-    num_tokens = 12 * (384 + 32)
+    cost = median((one.cpu_seconds - other.cpu_seconds) / one.steps for one, other in pairs)
+    num_tokens = _PROMPTS * (_PROMPT_TOKENS + _SAID_TOKENS)
     return Figure(
-        name=f"{mode}: throughput without a hit",
+        name=f"{what}: throughput without a hit",
         ours=num_tokens / median(one.seconds for one in ours),
         floor=num_tokens / median(one.seconds for one in floor),
         unit="tokens/s",
         ratio=ratio,
         goal=f"≥ {_RATIO_MIN} x",
         holds=ratio >= _RATIO_MIN,
-        note=f"{cpu_ratio:.2f} x by processor time; {calls:.2f} calls a step",
+        note=f"{cpu_ratio:.2f} x by processor time, {cost * 1e3:.2f} ms a step; {calls:.2f} calls a step",
     )
 
 

@@ -7,6 +7,7 @@ the life; so does SIGKILL, at any moment.
 
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -122,6 +123,12 @@ class Life:
             spans=self._spans,
             cpu_spans=self._cpu_spans,
         )
+
+    def rest(self) -> None:
+        """Step on while connectors have work, as the engine's own loop does, until the next order comes."""
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        while scheduler.has_requests() and not select.select([sys.stdin], [], [], 0)[0]:
+            self.engine.step()
 
     def _placement(self) -> Words:
         """Return what the scheduler knows of the cache, in plain numbers; in one process only."""
@@ -274,6 +281,7 @@ def main() -> None:
     life.start()
     for line in sys.stdin:
         life.obey(json.loads(line))
+        life.rest()
     life.engine.engine_core.shutdown()
     life.say("ended")
 

@@ -36,6 +36,18 @@ _EVERY: Final[dict[str, Any]] = {
 }
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("Llama", {**_EVERY, "num_hidden_layers": 4}),
+    "stout": (
+        "Llama",
+        {
+            **_EVERY,
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "head_dim": 64,
+            "initializer_range": 0.02,
+        },
+    ),
     "thin": (
         "Llama",
         {**_EVERY, "num_hidden_layers": 1, "num_key_value_heads": 1, "num_attention_heads": 1},

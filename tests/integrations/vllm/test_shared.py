@@ -169,6 +169,8 @@ def test_engine_with_much_to_do_lets_another_have_its_share(daemon: Daemon, tmp_
     job = sharing(daemon, engine=TINY)
 
     with living(job, tmp_path) as greedy, living(job, tmp_path) as modest:
+        # The first forward pass of an engine takes long.
+        modest.generate([prompt(300, seed=99)])
         greedy.begin(MANY * 4, pause_at_step=3)
         greedy.paused()
         modest.begin([prompt(300, seed=100 + index) for index in range(3)])

@@ -19,6 +19,7 @@ How a loss looks to an owner, case by case:
 
 import enum
 import logging
+import math
 import os
 import time
 import weakref
@@ -46,6 +47,8 @@ D = TypeVar("D")
 _logger: Final = logging.getLogger(__name__)
 
 _ERA_BYTES: Final = 16
+_RETURN_SECONDS: Final = 30.0
+"""Seconds within which a daemon that went away is back where somebody starts it again, even on a busy machine."""
 _NOTHING: Final = ExchangeOrder()
 
 
@@ -84,6 +87,7 @@ class EngineSession:
         self._memory: MemoryIdentity = ()
         self._device: NDArray[np.uint8] | None = None
         self._plan: CachePlan | None = None
+        self._answered_at = -math.inf
         self._told_on = False
         self._told_worker_id = 0
         self._told_generation = 0
@@ -122,6 +126,14 @@ class EngineSession:
             and not self.guard.is_open
             and self._process_id == os.getpid()
         )
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether the daemon answers, or did so moments ago; after a restart it is back by then."""
+        now = time.monotonic()
+        if self.is_on:
+            self._answered_at = now
+        return now < self._answered_at + _RETURN_SECONDS
 
     @property
     def refusal(self) -> str:

@@ -18,8 +18,6 @@ from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
-_RETURN_SECONDS: Final = 5.0
-"""Seconds for which an idle engine goes on with empty steps to make its peace with a daemon that went away."""
 _PROOF_SECONDS: Final = 0.25
 """Seconds between tries to find out whether the control process is dead."""
 _RESERVE_SHARE: Final = 8
@@ -34,7 +32,6 @@ class SessionCalls:
         self._session = session
         self._was_dead = False
         self._ask_at = 0.0
-        self._answered_at = time.monotonic()
 
     @property
     def is_answering(self) -> bool:
@@ -43,11 +40,8 @@ class SessionCalls:
 
     @property
     def is_returning(self) -> bool:
-        """Whether it answers, or did so moments ago; a control process is back by then."""
-        now = time.monotonic()
-        if self._session.is_on:
-            self._answered_at = now
-        return now < self._answered_at + _RETURN_SECONDS
+        """Whether it answers, or did so moments ago."""
+        return self._session.is_returning
 
     @property
     def is_dead(self) -> bool:

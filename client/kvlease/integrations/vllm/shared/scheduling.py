@@ -87,7 +87,7 @@ class SharedScheduler:
         """Number the step that goes out; one in which nothing could be done makes the next one wait a moment."""
         if self.steering is not None and self._session is not None:
             self._session.guard.shield(self.steering.end_step, None, "end of a step")
-            if is_empty and self.steering.waiting:
+            if is_empty and (self.steering.waiting or not self._session.is_on):
                 time.sleep(_EMPTY_STEP_SECONDS)
         step_id = self.fence.dispatch()
         if self.steering is not None:
@@ -127,8 +127,10 @@ class SharedScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether an idle engine should make an empty step, so that the daemon is told."""
-        return self.steering is not None and not self._active and self.steering.has_news
+        """Whether an idle engine should make an empty step, so that the daemon is told, now or when it is back."""
+        if self.steering is None or self._session is None or self._active:
+            return False
+        return self.steering.has_news and self._session.is_returning
 
     @property
     def counts(self) -> dict[str, int]:

@@ -161,13 +161,15 @@ class Steering:
 
     def rest(self) -> None:
         """Note that no request is left: tell what is to be told, and give back what is not needed."""
-        if self._dealer.is_ready and (self.books.has_news or self._has_too_much or self._drops_all):
+        if self._dealer.is_ready and self.has_news:
             self._deal(self._wish(stock_max=self._supply.rest_max))
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to tell or to give back that no request waits for."""
-        return self._dealer.is_ready and (self.books.has_news or self._has_too_much)
+        """Whether there is something to tell or to give back that no request waits for, once the daemon answers."""
+        return not self._dealer.is_orphan and (
+            self.books.has_news or self._has_too_much or self._drops_all
+        )
 
     @property
     def _has_too_much(self) -> bool:
