@@ -129,11 +129,8 @@ class EngineSession:
 
     @property
     def is_returning(self) -> bool:
-        """Whether the daemon answers, or did so moments ago; after a restart it is back by then."""
-        now = time.monotonic()
-        if self.is_on:
-            self._answered_at = now
-        return now < self._answered_at + _RETURN_SECONDS
+        """Whether the daemon answers, or did so moments ago as `poll` found; a restart is over by then."""
+        return self.is_on or time.monotonic() < self._answered_at + _RETURN_SECONDS
 
     @property
     def refusal(self) -> str:
@@ -189,6 +186,7 @@ class EngineSession:
         was_on, self._told_on = self._told_on, self.is_on
         if not self._told_on:
             return SessionEvent.LOST if was_on else SessionEvent.NONE
+        self._answered_at = time.monotonic()
         if self._told_generation != self.generation:
             self._told_generation, self._told_worker_id = self.generation, self._now_worker_id
             return SessionEvent.FRESH

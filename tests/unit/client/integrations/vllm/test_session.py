@@ -115,6 +115,17 @@ def test_exchange_that_may_have_been_carried_out_stops_the_next(
     assert third is ANSWER
 
 
+def test_daemon_that_answered_moments_ago_is_returning(session: EngineSession) -> None:
+    """Where it goes away it is waited for, though nobody asked about it before; one that never was there is not."""
+    terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c", magazine="m")
+    never = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
+
+    session.guard.trip("it went away")
+
+    assert (session.is_on, session.is_returning) == (False, True)
+    assert (never.is_on, never.is_returning) == (False, False)
+
+
 def test_refused_exchange_leaves_no_doubt(session: EngineSession, magazine: Magazine) -> None:
     """What was refused was not carried out."""
     magazine.error = PoolFullError()
