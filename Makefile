@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-deploy lock chart-files test-vllm check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-deploy lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 
@@ -31,6 +31,16 @@ build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/requirements.txt
 
 lock: setup ## lock what the image is made of, with hashes
 	@bash requirements/lock
+
+board: build/venv-deploy/.ready ## write the Grafana board from its panels, and copy it into the chart
+	@build/venv-deploy/bin/python deploy/grafana/board.py
+	@$(MAKE) --no-print-directory chart-files
+
+observability: setup ## run Prometheus over a daemon on this machine (started if none answers), with rules and alerts
+	@$(BIN)/python deploy/prometheus/observe.py
+
+metrics-page: setup ## write docs/metrics.md from the metrics' catalogue
+	@$(BIN)/python docs/write_metrics.py
 
 chart-files: ## copy rules and dashboards of deploy/ into the chart
 	@rm -f helm/kvlease/files/rules/*.yaml helm/kvlease/files/dashboards/*.json

@@ -20,7 +20,7 @@ from kvleased import logs
 from kvleased.daemon import Daemon
 from kvleased.keeper_link import KeeperLink
 from kvleased.settings import Settings, TenantSettings
-from kvleased.verbs.figures import figures
+from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:
     from kvleased.api.health import Probes
@@ -79,8 +79,10 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     metrics = Metrics()
     metrics.epoch = epoch
     daemon = Daemon(settings, keeper, epoch, metrics.copied)
-    metrics.watch_caches(lambda: figures(daemon.registry))
+    metrics.watch_caches(lambda: surveys(daemon.registry))
+    metrics.watch_readiness(lambda: daemon.readiness[0])
     metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
+    metrics.pulse.start()
     await daemon.start(kept)
     _tell_of_pins(daemon)
     servers: list[Server] = [LocalServer(metrics)]
@@ -119,6 +121,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     for server in reversed(servers):
         await server.stop()
     await daemon.stop()
+    metrics.pulse.stop()
     return EX_OK
 
 

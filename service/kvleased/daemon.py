@@ -28,6 +28,7 @@ from kvleased.movers.link import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
+from kvleased.tallies import Wait, verb_of
 from kvleased.tiers import Tiers
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
@@ -51,6 +52,7 @@ class _Waiting:
     future: asyncio.Future[Message]
     respond: Respond
     deadline: asyncio.TimerHandle
+    wait: Wait
 
 
 class _Unremembered(NamedTuple):
@@ -289,7 +291,8 @@ class Daemon:
             entry.require_ready()
         try:
             outcome = entry.core.handle(command, monotonic())
-        except KVLeaseError:
+        except KVLeaseError as error:
+            entry.tally.refused(verb_of(command), error)
             self._after_refusal(entry)
             raise
         if entry.observer is not None:
@@ -298,7 +301,8 @@ class Daemon:
             if outcome.effects:
                 self._unsettled.append((entry, outcome.effects))
             return respond(outcome.reply)
-        future = self._wait(entry, outcome.ticket, respond, wait_ms)
+        wait = entry.tally.waits_for(command)
+        future = self._wait(entry, outcome.ticket, respond, wait, wait_ms)
         self._carry_out(entry, outcome.effects)
         return future
 
@@ -334,13 +338,13 @@ class Daemon:
                 self._wake(entry, effect)
 
     def _wait(
-        self, entry: CacheEntry, ticket: int, respond: Respond, wait_ms: int
+        self, entry: CacheEntry, ticket: int, respond: Respond, wait: Wait, wait_ms: int
     ) -> asyncio.Future[Message]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Message] = loop.create_future()
         # The core ends waiting when it is told the time, so tell it at the very deadline.
         deadline = loop.call_later(wait_ms / 1000 + _DEADLINE_SLACK_SECONDS, self._pass_time, entry)
-        self._waiting[entry.pool, ticket] = _Waiting(future, respond, deadline)
+        self._waiting[entry.pool, ticket] = _Waiting(future, respond, deadline, wait)
         future.add_done_callback(lambda _: self._leave(entry, ticket))
         return future
 
@@ -351,6 +355,7 @@ class Daemon:
         waiting.deadline.cancel()
         if waiting.future.done():
             return
+        waiting.wait.end(wake.result)
         if isinstance(wake.result, KVLeaseError):
             waiting.future.set_exception(wake.result)
         else:
@@ -360,6 +365,7 @@ class Daemon:
         waiting = self._waiting.pop((entry.pool, ticket), None)
         if waiting is not None and entry.pool in self.registry.by_pool:
             waiting.deadline.cancel()
+            waiting.wait.leave()
             self.apply(entry, c.Cancel(ticket=ticket))
 
     # Time

@@ -24,6 +24,7 @@ from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
 from kvleased.movers.protocol import Status
+from kvleased.tallies import Tally
 
 if TYPE_CHECKING:
     from kvleased.recording import Observer
@@ -64,6 +65,9 @@ class CacheEntry:
     """The file whose slots the core knows, as the disk mover names it; empty where there was none yet."""
     observer: "Observer | None" = None
     """What is noted of its requests; None where nobody ever wanted to know."""
+
+    tally: Tally = field(default_factory=Tally)
+    """What is counted of its calls."""
 
     @property
     def with_checksums(self) -> bool:

@@ -103,8 +103,9 @@ def test_metrics_count_waiting_calls_and_blocks_of_tenants(daemon: Serving, clie
     with client.attach("shared", tenant="chat") as worker, worker.reserve("held", num_tokens=64):
         found = metrics(daemon)
 
-    assert found['kvlease_tenant_blocks{cache="shared",state="held",tenant="chat"}'] == 4
-    assert found['kvlease_tenant_blocks{cache="shared",state="used",tenant="batch"}'] == 0
+    device = 'kvlease_tenant_blocks{{cache="shared",state="{}",tenant="{}",tier="device"}}'
+    assert found[device.format("held", "chat")] == 4
+    assert found[device.format("held", "batch")] == 0
     assert found['kvlease_waiting_requests{cache="shared",priority="high"}'] == 0
 
 

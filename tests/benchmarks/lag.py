@@ -39,7 +39,7 @@ def lag(directory: Path) -> list[Figure]:
     """Measure the control process beside its mover, and a bare loop beside a process that copies in C."""
     with ExitStack() as stack:
         stack.enter_context(cores.awake())
-        ours, floor = _Notes(directory / "ours"), _Notes(directory / "floor")
+        ours, floor = Notes(directory / "ours"), Notes(directory / "floor")
         with ours.noted():
             node = stack.enter_context(
                 Node(directory / "node", "--max-leases", str(CASE.num_blocks))
@@ -78,7 +78,7 @@ def lag(directory: Path) -> list[Figure]:
     ]
 
 
-class _Notes:
+class Notes:
     """What a loop noted of its clock."""
 
     def __init__(self, path: Path) -> None:
@@ -98,13 +98,22 @@ class _Notes:
         """Have bytes moved once; return how late its ticks were heard meanwhile, in seconds."""
         assert mover.stdin is not None
         assert mover.stdout is not None
-        before = self._count
-        mover.stdin.write(b"\n")
-        mover.stdin.flush()
-        assert mover.stdout.readline(), "the mover has ended"
-        taken = np.array(self._notes[before + 1 : self._count + 1])
+        stdin, stdout = mover.stdin, mover.stdout
+
+        def move() -> None:
+            stdin.write(b"\n")
+            stdin.flush()
+            assert stdout.readline(), "the mover has ended"
+
+        taken = self.during(move)
         assert len(taken), "the loop noted nothing"
         return taken
+
+    def during(self, act: Callable[[], object]) -> NDArray[np.float64]:
+        """Do something; return how late the ticks were heard meanwhile, in seconds."""
+        before = self._count
+        act()
+        return np.array(self._notes[before + 1 : self._count + 1])
 
     @property
     def _count(self) -> int:

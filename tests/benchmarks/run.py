@@ -21,6 +21,7 @@ import lag
 import manager
 import plans
 import restarts
+import scraping
 import serving
 import starts
 from measure import Figure
@@ -35,6 +36,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "serving": serving.serving,
     "copies": copies.evict_and_reload,
     "lag": lag.lag,
+    "scrape": scraping.scraping,
     "start": starts.restarts,
     "restarts": restarts.many_blocks,
     "core": core_alone.core_alone,

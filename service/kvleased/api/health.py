@@ -58,7 +58,7 @@ class Probes:
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002 - a route's signature
         """Return the metrics."""
-        return Response(self._metrics.render(), media_type=TEXT_FORMAT)
+        return Response(await self._metrics.scrape(), media_type=TEXT_FORMAT)
 
 
 def _told(request: Request, word: str, *, is_good: bool, reason: str) -> Response:

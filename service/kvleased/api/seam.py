@@ -60,7 +60,7 @@ class Observer(Protocol):
         """Count one answered call; `code` is "OK" or an error's code."""
         ...
 
-    def render(self) -> bytes:
+    async def scrape(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         ...
 

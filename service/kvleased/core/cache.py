@@ -42,6 +42,7 @@ from kvleased.core.seating import pump
 from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.stepping import step
+from kvleased.core.survey import Survey, survey
 from kvleased.core.tenants import TenantFacts, list_tenants
 from kvleased.core.waiting_list import WaitingFacts, list_waiting
 
@@ -175,6 +176,11 @@ class Cache:
         """Count everything at this instant."""
         self.settle()
         return census(self._state)
+
+    def survey(self, now: float) -> Survey:
+        """Look at everything at this instant; `now` is in monotonic seconds."""
+        self.settle()
+        return survey(self._state, now)
 
     def check(self) -> list[str]:
         """Return every invariant that does not hold, in words; an empty list is what there should be."""

@@ -134,6 +134,8 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
             return None
     lease = _begin(state, waiter, prefix, now)
     lease.num_left_before = num_left
+    if num_left and command.keys:
+        state.missing.put(lease)
     granted = _take(state, lease, prefix, fresh)
     if lease.pending:
         lease.phase = Phase.LOADING

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvleased.core.departures import Departures
+
 Digests = NDArray[np.int64]
 """The first words of keys."""
 Numbers = NDArray[np.int64]
@@ -45,6 +47,7 @@ class _Batch(NamedTuple):
 
     digests: Digests
     since: Numbers
+    idle_at: NDArray[np.float64]
     now: float
     tenant: int
     code: int
@@ -74,6 +77,8 @@ class History:
         """The newest lease; blocks that become findable are newer than it."""
         self.num_left = 0
         """Departures so far."""
+        self.departures = Departures()
+        """What is counted of those that were entered."""
         self._aside: list[_Batch] = []
         self._num_aside = 0
         self._mask = num_entries - 1
@@ -102,13 +107,50 @@ class History:
         self._enter()
         return float(self._when[(self.num_left - len(self) + 1) & self._mask])
 
-    def left(self, tier: int, digests: Digests, since: Numbers, why: Parting) -> None:
-        """Note that blocks left a tier, in which they were findable `since` so new a lease."""
-        self._aside.append(_Batch(digests, since, self.now, self.tenant, tier << 4 | why))
+    def left(
+        self,
+        tier: int,
+        digests: Digests,
+        since: Numbers,
+        why: Parting,
+        idle_at: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Note that blocks left a tier, in which they were findable `since` so new a lease, and who was `idle_at`."""
+        if idle_at is None:
+            idle_at = np.zeros(len(digests))
+        self._aside.append(_Batch(digests, since, idle_at, self.now, self.tenant, tier << 4 | why))
         self.num_left += len(digests)
         self._num_aside += len(digests)
         if self._num_aside > _PUT_ASIDE_MAX:
             self._enter()
+
+    def tick(self) -> None:
+        """Take note of the time, and count what has left."""
+        self.departures.clock.note(self.moment, self.now)
+        self._enter()
+
+    def counted(self) -> Departures:
+        """Return what is counted of all departures so far."""
+        self._enter()
+        return self.departures
+
+    def last_before(self, digests: Digests, num_left: Numbers) -> Numbers:
+        """Return the last departure of each key among the first `num_left`, which differ from key to key; 0 is none."""
+        self._enter()
+        oldest = max(0, self.num_left - len(self._digest))
+        chain = self._table[digests & (len(self._table) - 1)]
+        numbers = np.zeros(len(digests), np.int64)
+        (left,) = (chain > oldest).nonzero()
+        for _ in range(_STEPS_MAX):
+            if not len(left):
+                break
+            at = chain[left]
+            places = at & self._mask
+            is_found = (self._digest[places] == digests[left]) & (at <= num_left[left])
+            numbers[left[is_found]] = at[is_found]
+            chain[left] = behind = self._before[places]
+            left = left[~is_found & (behind > oldest)]
+        return numbers
 
     def find(self, digests: Digests, num_left: int, moment: int) -> Found:
         """Return what became of keys before a grant: when `num_left` had left, and no lease was newer than `moment`."""
@@ -160,18 +202,24 @@ class History:
             return
         batches, self._aside = self._aside, []
         counts = [len(batch.digests) for batch in batches]
+        since = np.concatenate([batch.since for batch in batches])
+        when = np.repeat([batch.now for batch in batches], counts)
+        codes = np.repeat(np.array([batch.code for batch in batches], np.uint8), counts)
+        if not self.departures.clock.is_set:
+            self.departures.clock.note(self.moment, self.now)
+        idle_at = np.concatenate([batch.idle_at for batch in batches])
+        self.departures.count(codes, since, when, idle_at)
         kept = slice(max(0, self._num_aside - len(self._digest)), None)
         numbers = np.arange(self.num_left - self._num_aside + 1, self.num_left + 1)[kept]
         self._num_aside = 0
         places = numbers & self._mask
         digests = np.concatenate([batch.digests for batch in batches])[kept]
         self._digest[places] = digests
-        self._since[places] = np.concatenate([batch.since for batch in batches])[kept]
-        self._when[places] = np.repeat([batch.now for batch in batches], counts)[kept]
+        self._since[places] = since[kept]
+        self._when[places] = when[kept]
         tenants = np.array([batch.tenant for batch in batches], np.uint64)
         self._tenant[places] = np.repeat(tenants, counts)[kept]
-        codes = np.array([batch.code for batch in batches], np.uint8)
-        self._code[places] = np.repeat(codes, counts)[kept]
+        self._code[places] = codes[kept]
         self._before[places] = self._chain(numbers, digests & (len(self._table) - 1))
 
     def _chain(self, numbers: Numbers, buckets: NDArray[np.int64]) -> Numbers:

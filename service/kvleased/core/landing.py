@@ -42,6 +42,7 @@ from kvleased.core.parting import end_late_evicts, hang_up, shed_late
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.refusals import flight_late, lease_late
+from kvleased.core.regrets import look_back
 from kvleased.core.room import evict_blocks
 from kvleased.core.seating import end_waits
 from kvleased.core.state import CacheState, chosen_keys
@@ -306,6 +307,8 @@ def tick(state: CacheState, command: Tick, now: float) -> Outcome:
     """Expire leases that were not renewed, and answer callers whose time is up."""
     del command
     state.dirt.is_due = state.dirt.is_any
+    state.history.tick()
+    look_back(state)
     end_asking(state, now)
     end_waits(state, now)
     for lease in list(state.leases.by_id.values()):

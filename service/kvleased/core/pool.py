@@ -71,6 +71,8 @@ class Pool:
         self.tier_number = 0
         self.since: NDArray[np.int64] = np.zeros(len(records.state), np.int64)
         """The newest lease when each READY block became findable; 0 in an earlier life of the process."""
+        self.idle_at: NDArray[np.float64] = np.zeros(len(records.state), np.float64)
+        """Monotonic seconds when nobody held each READY block any more; 0 in an earlier life of the process."""
         self._first_words: NDArray[np.int64] = records.key.view(np.int64)[:, 0]
 
     def __len__(self) -> int:
@@ -197,6 +199,8 @@ class Pool:
             self.order.add_coldest(idle)
         elif state == _READY:
             self.order.add(idle[::-1])
+            if self.history is not None:
+                self.idle_at[idle] = self.history.now
         elif state in _LAST_WORDS:
             self._free_up(idle, _LAST_WORDS[state])
 
@@ -372,7 +376,8 @@ class Pool:
     def _note(self, ids: Ids, why: Parting) -> None:
         """Remember that the keys of READY blocks leave this tier."""
         if self.history is not None:
-            self.history.left(self.tier_number, self._first_words[ids], self.since[ids], why)
+            words, idle_at = self._first_words[ids], self.idle_at[ids]
+            self.history.left(self.tier_number, words, self.since[ids], why, idle_at)
 
     def evictable(self, ids: Ids) -> Ids:
         """Return those of the blocks that may be evicted, in the given order."""

@@ -29,6 +29,7 @@ from kvleased.core.labels import pack_labels
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.loading import Loading
 from kvleased.core.magazines import MagazineBook
+from kvleased.core.missing import MissingKeys
 from kvleased.core.pool import Ids, Pool
 from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
@@ -71,6 +72,8 @@ class CacheState:
         self._ends = _ends(*self.pools)
         self.history = History(sum(len(pool) for pool in self.pools))
         """What became of blocks that are in a tier no more."""
+        self.missing = MissingKeys(shape.hash_tokens)
+        """What granted requests did not find, until it is looked up."""
         for tier, pool in zip(Tier, self.pools, strict=False):
             pool.remember(self.history, TIER_NUMBERS[tier])
         self.tiers_off: set[Tier] = set()

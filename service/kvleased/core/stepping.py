@@ -177,6 +177,7 @@ def _one_by_one(
             added = _carry_out(state, command.worker_id, int(columns.verbs[at]), operation, now)
         except KVLeaseError as error:
             codes[at] = error.number
+            state.counters[f"step_refused_{error.code}"] += 1
         else:
             counts[at] = _counts_of(added)
             pieces.append(added.block_ids)

@@ -1,5 +1,6 @@
-"""Own the answer to how much memory and disk the daemon may use; what is done with it is others' business."""
+"""Own the answer to how much memory and disk the daemon may use, and how much memory it does."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,40 @@ def memory_limit_bytes(
         if text.isdigit() and int(text) < _UNLIMITED_BYTES:
             limits.append(int(text))
     return min(limits)
+
+
+def memory_used(
+    cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> tuple[int, int]:
+    """Return how much is used and may be used where least is left: in one of this process's cgroups, or the machine.
+
+    What the kernel can drop without harm, pages of files that nobody has touched for a while, does not count.
+    """
+    pairs = [_machine()]
+    for path in _limit_files(cgroup_root, membership):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(path.read_text())
+            if limit < _UNLIMITED_BYTES:
+                pairs.append((_used(path), limit))
+    return min(pairs, key=lambda pair: pair[1] - pair[0])
+
+
+def _machine() -> tuple[int, int]:
+    """Return the used and all bytes of the machine."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    return total - available, total
+
+
+def _used(limit_file: Path) -> int:
+    is_new = limit_file.name == "memory.max"
+    current = "memory.current" if is_new else "memory.usage_in_bytes"
+    idle = "inactive_file " if is_new else "total_inactive_file "
+    used = int(limit_file.with_name(current).read_text())
+    for line in limit_file.with_name("memory.stat").read_text().splitlines():
+        if line.startswith(idle):
+            used -= int(line.removeprefix(idle))
+    return max(0, used)
 
 
 def disk_limit_bytes(where: Path | int) -> int:

@@ -41,7 +41,7 @@ def figures(registry: Registry) -> dict[str, Figures]:
     return {
         entry.name: Figures(
             census=(census := entry.core.census()),
-            waiting=_waiting(census),
+            waiting=waiting_by_priority(census),
             tenants=_tenants(entry.core, names),
             pools=pools_of(entry, census),
             are_up={tier.tier: tier.status != "off" for tier in entry.tiers()},
@@ -62,7 +62,8 @@ def pools_of(entry: CacheEntry, census: Census) -> dict[str, Mapping[str, int]]:
     }
 
 
-def _waiting(census: Census) -> dict[str, int]:
+def waiting_by_priority(census: Census) -> dict[str, int]:
+    """Return the waiting calls by the name of the priority that they have come to."""
     counts = census.waiting_by_priority
     return {name: counts.get(priority, 0) for priority, name in enumerate(checks.PRIORITIES)}
 

@@ -1,30 +1,92 @@
 """Laws of the metrics: what was counted is shown, states add up, and Prometheus' own lint has nothing to say."""
 
-import shutil
+import asyncio
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvlease.plan import Waste
 from kvleased.core.census import Census
+from kvleased.core.departures import Departures
+from kvleased.core.effects import Tier
+from kvleased.core.states import State
+from kvleased.core.survey import Columns, Filling, Survey
+from kvleased.core.tenants import TenantFacts
 from kvleased.metrics import BUCKETS, STATES, Metrics
+from kvleased.metrics.catalogue import BY_NAME, Kind
+from kvleased.metrics.exposition import SAMPLES_AT_ONCE, pieces
 from kvleased.movers.link import LinkFigures
-from kvleased.verbs.figures import Figures
+from kvleased.tallies import Tally
+from kvleased.traces.ghosts import GhostFigures
+from kvleased.verbs.surveys import GroupFacts, Surveyed
+from tests.servers import debian
 
+CHAT = 77
 DEVICE = dict.fromkeys(STATES, 2) | {"ready_held": 1}
 CENSUS = Census(
     device=DEVICE, host=dict.fromkeys(STATES, 0), num_leases=3, num_waiting=1, waiting_by_priority={1: 1},
-    num_workers=2, num_pins=0, num_copies=0,
+    num_workers=2, num_pins=0, num_copies=4,
     magazines=((2, 5, 7),),
-    counters={"evictions": 5, "prefix_tokens_device": 64, "prefix_tokens_host": 16, "blocks_forked": 4},
+    counters={
+        "prefix_tokens_device": 64, "prefix_tokens_host": 16, "blocks_forked": 4, "missed_evicted": 3,
+        "step_refused_POOL_FULL": 6,
+    },
 )  # fmt: skip
-FIGURES = Figures(
+COLUMNS = Columns(
+    states=np.array([State.READY, State.READY, State.RESERVED, State.FREE], np.uint8),
+    tenants=np.array([CHAT, CHAT, CHAT, CHAT], np.uint64),
+    are_held=np.array([True, False, True, False]),
+)
+LIMITS = TenantFacts(
+    tenant_digest=CHAT, used_blocks=3, held_blocks=2, pinned_blocks=1, min_blocks=2, max_blocks=12,
+    pinned_blocks_max=4, weight=1.0,
+)  # fmt: skip
+
+
+def departed() -> Departures:
+    """Five evicted blocks, each of which was there for 40 seconds and idle for 2."""
+    departures = Departures()
+    departures.clock.note(1, 0.0)
+    departures.count(
+        np.zeros(5, np.uint8), np.ones(5, np.int64), np.full(5, 40.0), np.full(5, 38.0)
+    )
+    return departures
+
+
+SURVEY = Survey(
     census=CENSUS,
+    available_blocks=9,
+    columns={Tier.DEVICE: COLUMNS},
+    tenants=(LIMITS,),
+    phases={"active": 2, "quarantined": 1},
+    lease_seconds=np.array([1.0, 2.0, 30.0]),
+    quarantined_seconds=8.0,
+    waiting_seconds=0.25,
+    groups=(Filling(num_blocks=3, tokens_unfilled=6),),
+    departures=departed(),
+    missed_keys_dropped=11,
+)
+SURVEYED = Surveyed(
+    cache="demo",
+    survey=SURVEY,
     waiting={"low": 0, "normal": 0, "high": 1},
-    tenants={("chat", "used"): 9, ("chat", "held"): 8, ("chat", "pinned"): 7},
     pools={"device": DEVICE, "disk": DEVICE},
+    bytes_per_block={"device": 4096, "host": 4096, "disk": 4096},
+    tenants=("chat", "(others)"),
+    digests=(CHAT,),
     are_up={"host": True, "disk": False},
+    max_leases=1024,
+    groups=(GroupFacts(tokens_per_block=16, bytes_filled=4000, bytes_padded=96),),
+    waste=(Waste(cause="null_blocks", tier="device", num_bytes=4096, why=""),),
+    tally=Tally(),
+    ghosts=(GhostFigures(name="lru@9", num_keys=5, num_hits=2),),
+    num_ghost_keys_dropped=1,
 )
 MOVER = LinkFigures(num_waiting=3, num_sent=2, oldest_seconds=0.5)
 
@@ -34,8 +96,9 @@ def metrics() -> Metrics:
     """Metrics over one cache, with some calls and copies counted."""
     counted = Metrics()
     counted.epoch = 9
-    counted.watch_caches(lambda: {"demo": FIGURES})
+    counted.watch_caches(lambda: [SURVEYED])
     counted.watch_movers(lambda: {"disk": MOVER})
+    counted.watch_readiness(lambda: False)
     for seconds in (10e-6, 60e-6, 50e-6, 9.0):
         counted.observe("reserve", "local", "OK", seconds)
     counted.observe("reserve", "rest", "POOL_FULL", 1e-3)
@@ -67,15 +130,17 @@ def test_magazines_are_told_apart(metrics: Metrics) -> None:
 
 
 def test_states_add_up_to_the_pool(metrics: Metrics) -> None:
-    """Summing over states gives the capacity; what is held is not counted twice."""
+    """Summing over states gives the capacity, in blocks and bytes; what is held is not counted twice."""
     found = samples(metrics).items()
-    device = [
-        number for (name, labels), number in found
-        if name == "kvlease_blocks" and ("tier", "device") in labels
-    ]  # fmt: skip
+    for name, each in (("kvlease_blocks", 1), ("kvlease_pool_bytes", 4096)):
+        device = [
+            number for (one, labels), number in found
+            if one == name and ("tier", "device") in labels
+        ]  # fmt: skip
+        assert sum(device) == 2 * len(STATES) * each
 
-    assert sum(device) == 2 * len(STATES)
     assert value(metrics, "kvlease_blocks_held", cache="demo", tier="device") == 1
+    assert value(metrics, "kvlease_available_blocks", cache="demo") == 9
 
 
 def test_tiers_tell_whether_they_work(metrics: Metrics) -> None:
@@ -93,6 +158,7 @@ def test_queues_of_movers_are_shown(metrics: Metrics) -> None:
     assert value(metrics, "kvlease_mover_queue", mover="disk", state="waiting") == 3
     assert value(metrics, "kvlease_mover_queue", mover="disk", state="sent") == 2
     assert value(metrics, "kvlease_mover_oldest_seconds", mover="disk") == 0.5
+    assert value(metrics, "kvlease_copies_in_flight", cache="demo") == 4
 
 
 def test_calls_are_counted_by_code(metrics: Metrics) -> None:
@@ -115,27 +181,104 @@ def test_buckets_hold_what_is_not_slower(metrics: Metrics) -> None:
 
 def test_snapshot_is_shown(metrics: Metrics) -> None:
     """Gauges and counters of the core appear under the names that operators know."""
-    assert value(metrics, "kvlease_leases", cache="demo") == 3
     assert value(metrics, "kvlease_waiting_requests", cache="demo", priority="high") == 1
     assert value(metrics, "kvlease_waiting_requests", cache="demo", priority="low") == 0
+    assert value(metrics, "kvlease_waiting_oldest_seconds", cache="demo") == 0.25
     assert value(metrics, "kvlease_workers", cache="demo") == 2
-    assert value(metrics, "kvlease_evictions_total", cache="demo") == 5
     assert value(metrics, "kvlease_blocks_forked_total", cache="demo") == 4
     assert value(metrics, "kvlease_prefix_tokens_total", cache="demo", outcome="device_hit") == 64
     assert value(metrics, "kvlease_prefix_tokens_total", cache="demo", outcome="computed") == 0
+    assert value(metrics, "kvlease_step_refusals_total", cache="demo", code="POOL_FULL") == 6
     assert (
         value(metrics, "kvlease_copy_bytes_total", direction="device_to_host", result="ok") == 4096
     )
     assert value(metrics, "kvlease_epoch") == 9
+    assert value(metrics, "kvlease_ready") == 0
+
+
+def test_leases_are_shown_by_phase_and_age(metrics: Metrics) -> None:
+    """Phases add up to the leases; the ages are those of the leases in the middle, near the end and at the end."""
+    assert value(metrics, "kvlease_leases", cache="demo", phase="active") == 2
+    assert value(metrics, "kvlease_leases_max", cache="demo") == 1024
+    assert value(metrics, "kvlease_quarantined_oldest_seconds", cache="demo") == 8
+    for statistic, seconds in (("median", 2), ("p95", 30), ("oldest", 30)):
+        name = "kvlease_lease_age_seconds"
+        assert value(metrics, name, cache="demo", statistic=statistic) == seconds
+
+
+def test_ages_of_no_leases_are_zero(metrics: Metrics) -> None:
+    """Where there is no lease, no age is missing."""
+    bare = replace(SURVEYED, survey=replace(SURVEY, lease_seconds=np.empty(0)))
+    metrics.watch_caches(lambda: [bare])
+
+    assert value(metrics, "kvlease_lease_age_seconds", cache="demo", statistic="oldest") == 0
 
 
 def test_blocks_of_tenants_are_shown(metrics: Metrics) -> None:
-    """A tenant's held and pinned blocks are told beside all that it uses."""
-    name = "kvlease_tenant_blocks"
+    """Cached and held blocks add up to what a tenant uses, in blocks and bytes; nobody is shown who has nothing."""
+    labels = {"cache": "demo", "tier": "device", "tenant": "chat"}
 
-    assert value(metrics, name, cache="demo", tenant="chat", state="used") == 9
-    assert value(metrics, name, cache="demo", tenant="chat", state="held") == 8
-    assert value(metrics, name, cache="demo", tenant="chat", state="pinned") == 7
+    assert value(metrics, "kvlease_tenant_blocks", **labels, state="cached") == 1
+    assert value(metrics, "kvlease_tenant_blocks", **labels, state="held") == 2
+    assert value(metrics, "kvlease_tenant_bytes", **labels, state="held") == 2 * 4096
+    assert value(metrics, "kvlease_tenant_pinned_blocks", cache="demo", tenant="chat") == 1
+    assert (
+        value(metrics, "kvlease_tenant_limit_blocks", cache="demo", tenant="chat", limit="min") == 2
+    )
+    assert (
+        value(metrics, "kvlease_tenant_limit_blocks", cache="demo", tenant="chat", limit="max")
+        == 12
+    )
+    assert "(others)" not in metrics.render().decode()
+
+
+def test_limits_of_nameless_tenants_are_not_shown(metrics: Metrics) -> None:
+    """A tenant that goes by no name has no limits of its own to show."""
+    stranger = replace(
+        SURVEYED, survey=replace(SURVEY, tenants=(replace(LIMITS, tenant_digest=1),))
+    )
+    metrics.watch_caches(lambda: [stranger])
+
+    assert "kvlease_tenant_limit_blocks" not in metrics.render().decode()
+
+
+def test_waste_is_shown_by_group(metrics: Metrics) -> None:
+    """Tokens that are not there and padding are told in bytes of the group's blocks; the plan's own waste beside it."""
+    assert value(metrics, "kvlease_group_blocks", cache="demo", group="0") == 3
+    assert value(metrics, "kvlease_group_unfilled_bytes", cache="demo", group="0") == 1500
+    assert value(metrics, "kvlease_group_padding_bytes", cache="demo", group="0") == 288
+    labels = {"cache": "demo", "tier": "device", "cause": "null_blocks"}
+    assert value(metrics, "kvlease_plan_waste_bytes", **labels) == 4096
+
+
+def test_departures_are_shown(metrics: Metrics) -> None:
+    """Evictions are told by reason, with how long blocks stayed and were idle, and how many are needed again."""
+    labels = {"cache": "demo", "tier": "device"}
+
+    assert value(metrics, "kvlease_evictions_total", **labels, reason="evicted") == 5
+    assert value(metrics, "kvlease_evictions_total", **labels, reason="damaged") == 0
+    assert value(metrics, "kvlease_block_residence_seconds_sum", **labels) == 200
+    assert value(metrics, "kvlease_block_idle_seconds_bucket", **labels, le="3.0") == 5
+    assert value(metrics, "kvlease_missed_blocks_total", cache="demo", reason="evicted") == 3
+    assert value(metrics, "kvlease_missed_blocks_not_looked_up_total", cache="demo") == 11
+
+
+def test_every_metric_of_the_catalogue_is_shown(metrics: Metrics) -> None:
+    """Nothing is described that is not there, and nothing is there that is not described."""
+    found = {family.name for family in text_string_to_metric_families(metrics.render().decode())}
+
+    assert {name for name in found if name.startswith("kvlease_")} == {
+        f"kvlease_{name}" for name in BY_NAME
+    }
+
+
+def test_kinds_have_their_endings() -> None:
+    """A name is one that can be asked for."""
+    endings = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_bucket", Kind.GAUGE: ""}
+
+    assert all(
+        one.full_name == f"kvlease_{name}{endings[one.kind]}" for name, one in BY_NAME.items()
+    )
 
 
 def test_nothing_is_created(metrics: Metrics) -> None:
@@ -143,11 +286,62 @@ def test_nothing_is_created(metrics: Metrics) -> None:
     assert "_created" not in metrics.render().decode()
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_names_pass_the_lint_of_prometheus(metrics: Metrics) -> None:
     """Names, units and help texts are as Prometheus wants them."""
+    promtool = debian.program("promtool", ("prometheus",))
     lint = subprocess.run(
-        ["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False
+        [promtool, "check", "metrics"], input=metrics.render(), capture_output=True, check=False
     )
 
     assert (lint.returncode, lint.stdout + lint.stderr) == (0, b"")
+
+
+# Text in pieces -------------------------------------------------------------------------------------------------------
+
+
+class OneFamily(CollectorRegistry):
+    """A registry of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._one = family
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield it."""
+        yield self._one
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, SAMPLES_AT_ONCE, 2 * SAMPLES_AT_ONCE + 1])
+def test_pieces_are_what_the_library_writes(num_samples: int) -> None:
+    """However a family is cut, its text is the same."""
+    family = CounterMetricFamily("some", "Words.", labels=("label",))
+    for number in range(num_samples):
+        family.add_metric((f'"{number}\\\n',), number)
+
+    assert b"".join(pieces(family)) == generate_latest(OneFamily(family))
+
+
+async def test_others_have_their_turn_during_a_scrape(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the event loop gets it between two pieces; the text is the same as in one go."""
+    monkeypatch.setattr("kvleased.metrics.TURN_SECONDS", 0.0)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    text = await metrics.scrape()
+    counting.cancel()
+
+    assert turns > len(BY_NAME)
+    assert text.count(b"# TYPE kvlease_") == metrics.render().count(b"# TYPE kvlease_")
+    assert value(metrics, "kvlease_scrape_seconds") > 0
+
+
+def test_repr_shows_life(metrics: Metrics) -> None:
+    """Metrics show how many calls they counted."""
+    assert repr(metrics) == "<Metrics 5 calls>"

@@ -16,7 +16,7 @@ from kvleased.core.commands import Exchange
 from kvleased.core.effects import Exchanged, Reserved
 from kvleased.metrics import Metrics
 from kvleased.traces import ghosts
-from kvleased.verbs.figures import figures
+from kvleased.verbs.surveys import surveys
 from tests.unit.service.conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
 from tests.unit.service.core.builders import a_cache, a_reserve
 
@@ -272,7 +272,7 @@ async def test_ghosts_see_every_granted_request(node: Node) -> None:
 
         assert await ghost_stats(node, 6) == [("fifo@16", 6, 3), ("leaf-lru@2", 6, 2)]
         metrics = Metrics()
-        metrics.watch_caches(lambda: figures(daemon.registry))
+        metrics.watch_caches(lambda: surveys(daemon.registry))
         assert b'kvlease_ghost_hits_total{cache="main",ghost="leaf-lru@2"} 2.0' in metrics.render()
         assert b'kvlease_ghost_keys_total{cache="main",ghost="fifo@16"} 6.0' in metrics.render()
         assert b'kvlease_ghost_dropped_keys_total{cache="main"} 0.0' in metrics.render()

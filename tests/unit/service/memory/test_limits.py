@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.memory.limits import memory_limit_bytes
+from kvleased.memory.limits import memory_limit_bytes, memory_used
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 MIB = 1 << 20
@@ -56,3 +56,39 @@ def test_limit_is_the_least_that_applies(
 def test_machine_is_the_limit_where_there_are_no_cgroups(tmp_path: Path) -> None:
     """Without cgroups the machine's memory is the limit."""
     assert memory_limit_bytes(tmp_path, tmp_path / "missing") == MACHINE
+
+
+def a_cgroup(root: Path, *, version: int) -> Path:
+    """Make a cgroup that may use 1000 bytes and uses 700, of which 200 are pages that nobody misses."""
+    folder = root / ("pod" if version == 2 else "memory/pod")
+    folder.mkdir(parents=True)
+    files = {
+        2: ("memory.max", "memory.current", "inactive_file"),
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    }[version]
+    (folder / files[0]).write_text("1000\n")
+    (folder / files[1]).write_text("700\n")
+    (folder / "memory.stat").write_text(f"anon 400\n{files[2]} 200\nactive_file 100\n")
+    membership = root / "membership"
+    membership.write_text("0::/pod\n" if version == 2 else "4:memory:/pod\n")
+    return membership
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_use_is_told_where_least_is_left(tmp_path: Path, version: int) -> None:
+    """A cgroup that has less left than the machine is what counts, less what the kernel can drop."""
+    membership = a_cgroup(tmp_path, version=version)
+
+    assert memory_used(tmp_path, membership) == (500, 1000)
+
+
+def test_use_of_the_machine_is_told_where_nothing_limits(tmp_path: Path) -> None:
+    """Without a limit, or where it cannot be read, the machine's own memory counts."""
+    membership = a_cgroup(tmp_path, version=2)
+    (tmp_path / "pod" / "memory.max").write_text("max\n")
+
+    used, limit = memory_used(tmp_path, membership)
+
+    assert 0 < used < limit
+    assert limit > 1 << 20
+    assert memory_used(tmp_path, tmp_path / "nothing")[1] == limit

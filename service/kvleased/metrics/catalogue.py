@@ -1,0 +1,352 @@
+"""Own the name, kind, words and labels of every metric; docs/metrics.md is written from here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+PREFIX: Final = "kvlease_"
+
+
+class Kind(Enum):
+    """What a metric does."""
+
+    COUNTER = "counter"
+    """It only grows, from the start of the control process; its name ends in _total."""
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric."""
+
+    kind: Kind
+    name: str
+    """Without the prefix, and without what Prometheus puts behind it."""
+    text: str
+    labels: tuple[str, ...]
+
+    @property
+    def full_name(self) -> str:
+        """The name under which it is asked for."""
+        ending = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: "_bucket"}[self.kind]
+        return f"{PREFIX}{self.name}{ending}"
+
+    def family(self) -> Metric:
+        """Return a family without samples."""
+        kinds = {
+            Kind.COUNTER: CounterMetricFamily,
+            Kind.GAUGE: GaugeMetricFamily,
+            Kind.HISTOGRAM: HistogramMetricFamily,
+        }
+        family: Metric = kinds[self.kind](PREFIX + self.name, self.text, labels=self.labels)
+        return family
+
+
+def _counter(name: str, text: str, *labels: str) -> Definition:
+    return Definition(Kind.COUNTER, name, text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Definition:
+    return Definition(Kind.GAUGE, name, text, labels)
+
+
+def _histogram(name: str, text: str, *labels: str) -> Definition:
+    return Definition(Kind.HISTOGRAM, name, text, labels)
+
+
+SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
+    "The daemon": (
+        _gauge("build_info", "The running build; always 1.", "version", "python"),
+        _gauge("ready", "Whether calls can be granted."),
+        _gauge("epoch", "The daemon's life; grows with every start."),
+        _histogram(
+            "loop_lag_seconds",
+            "Seconds by which the event loop of the control process heard a clock late.",
+        ),
+        _gauge(
+            "process_private_bytes",
+            "Memory of each process that it shares with no other, so without pools.",
+            "role",
+        ),
+        _gauge("process_open_fds", "Open descriptors of each process.", "role"),
+        _gauge(
+            "memory_used_bytes",
+            "Memory in use where least is left: in a cgroup of the daemon, or on the machine.",
+        ),
+        _gauge("memory_limit_bytes", "The limit there."),
+        _gauge("scrape_seconds", "Seconds that the last scrape before this one took to compute."),
+    ),
+    "Pools": (
+        _gauge(
+            "blocks",
+            "Blocks by state; the states of a tier add up to its capacity.",
+            "cache", "tier", "state",
+        ),
+        _gauge("pool_bytes", "The same in bytes, over all ranks.", "cache", "tier", "state"),
+        _gauge(
+            "blocks_held",
+            "Ready blocks that something holds; part of the ready ones.",
+            "cache", "tier",
+        ),
+        _gauge(
+            "available_blocks",
+            "Device blocks that are free or may be evicted: the largest request that finds room.",
+            "cache",
+        ),
+        _gauge(
+            "tenant_blocks",
+            "Blocks that hold a tenant's bytes: cached ones, which may be evicted, and held ones. "
+            "Tenants that have neither settings nor a worker go by one name.",
+            "cache", "tier", "tenant", "state",
+        ),
+        _gauge(
+            "tenant_bytes",
+            "The same in bytes, over all ranks.",
+            "cache", "tier", "tenant", "state",
+        ),
+        _gauge(
+            "tenant_pinned_blocks",
+            "Device blocks of a tenant that pins hold; part of the held ones.",
+            "cache", "tenant",
+        ),
+        _gauge(
+            "tenant_limit_blocks",
+            "Device blocks that a tenant is guaranteed (min), and may have (max).",
+            "cache", "tenant", "limit",
+        ),
+        _gauge("pins", "Pins.", "cache"),
+        _gauge(
+            "group_blocks",
+            "Blocks that live leases list of a group, as often as they do.",
+            "cache", "group",
+        ),
+        _gauge(
+            "group_unfilled_bytes",
+            "Bytes of these blocks behind the last token of their lease.",
+            "cache", "group",
+        ),
+        _gauge(
+            "group_padding_bytes",
+            "Bytes of these blocks that the group's pages do not take.",
+            "cache", "group",
+        ),
+        _gauge(
+            "plan_waste_bytes",
+            "Bytes that hold nothing by the plan, whatever is cached.",
+            "cache", "tier", "cause",
+        ),
+    ),
+    "Calls": (
+        _counter("requests", "Answered calls.", "verb", "transport", "code"),
+        _histogram(
+            "request_seconds",
+            "Seconds from reading a call to writing its answer.",
+            "verb", "transport",
+        ),
+        _counter(
+            "refusals",
+            "Calls that a cache refused, by the rule that was broken or what there was too little of.",
+            "cache", "verb", "code", "reason",
+        ),
+        _counter("step_refusals", "Entries of step calls that were refused.", "cache", "code"),
+        _gauge(
+            "waiting_requests",
+            "Requests waiting for blocks, by the priority that they have come to.",
+            "cache", "priority",
+        ),
+        _gauge(
+            "waiting_oldest_seconds",
+            "Seconds since the oldest of the waiting calls came; 0 where there is none.",
+            "cache",
+        ),
+        _counter(
+            "waits",
+            "Calls that have waited, for room or copies, by what became of them.",
+            "cache", "verb", "outcome",
+        ),
+        _histogram("wait_seconds", "Seconds that they waited.", "cache", "verb"),
+    ),
+    "Leases": (
+        _gauge("leases", "Live leases by phase.", "cache", "phase"),
+        _gauge("leases_max", "Leases that there may be at once.", "cache"),
+        _gauge(
+            "lease_age_seconds",
+            "Ages of the leases that this life of the daemon has granted: median, p95 and oldest.",
+            "cache", "statistic",
+        ),
+        _gauge(
+            "quarantined_oldest_seconds",
+            "Seconds since the first of the quarantined leases ran out; 0 where there is none.",
+            "cache",
+        ),
+        _gauge("workers", "Workers attached.", "cache"),
+        _counter("leases_granted", "Leases that were granted.", "cache"),
+        _counter("leases_released", "Leases that ended by their owner's word.", "cache"),
+        _counter("leases_expired", "Leases that were not renewed in time.", "cache"),
+        _counter(
+            "leases_orphaned",
+            "Leases that ended because their worker had lost them.",
+            "cache",
+        ),
+        _counter("releases_unknown", "Releases of leases that had ended already.", "cache"),
+        _counter("blocks_forked", "Blocks that were copied because of a fork.", "cache"),
+        _counter(
+            "blocks_given_back",
+            "Blocks that left a running lease because no later token needs them.",
+            "cache",
+        ),
+    ),
+    "Reuse and eviction": (
+        _counter(
+            "prefix_tokens",
+            "Tokens of granted requests, by where their K and V came from; the outcomes add up to the requests.",
+            "cache", "outcome",
+        ),
+        _counter(
+            "missed_blocks",
+            "Blocks of prefixes that were not found, by why: evicted before and needed now, displaced on request, "
+            "dropped, damaged, cached behind a miss, or unknown. Looked up a moment after the grant.",
+            "cache", "reason",
+        ),
+        _counter("missed_blocks_not_looked_up", "Those that there was no time for.", "cache"),
+        _counter("evictions", "Blocks that left a tier, by why.", "cache", "tier", "reason"),
+        _histogram(
+            "block_residence_seconds",
+            "Seconds that evicted blocks had been findable in their tier.",
+            "cache", "tier",
+        ),
+        _histogram(
+            "block_idle_seconds",
+            "Seconds that evicted blocks had been held by nobody.",
+            "cache", "tier",
+        ),
+        _counter("blocks_dropped", "Blocks that left the last tier that had them.", "cache"),
+        _counter("blocks_committed", "Blocks that became findable.", "cache"),
+        _counter("blocks_duplicate", "Committed blocks whose key was findable already.", "cache"),
+        _counter(
+            "ghost_keys",
+            "Keys of granted requests that a ghost cache looked at.",
+            "cache", "ghost",
+        ),
+        _counter(
+            "ghost_hits",
+            "Those of them that another policy or size would have found.",
+            "cache", "ghost",
+        ),
+        _counter(
+            "ghost_dropped_keys",
+            "Keys of granted requests that no ghost cache had time for.",
+            "cache",
+        ),
+    ),
+    "Tiers and copies": (
+        _gauge(
+            "tier_up",
+            "Whether a lower tier works; while it does not, everything in it is a miss.",
+            "cache", "tier",
+        ),
+        _counter("blocks_moved", "Blocks that arrived in a tier.", "cache", "direction"),
+        _gauge(
+            "copies_in_flight",
+            "Batches of copies of a cache that are under way, or wait for their mover.",
+            "cache",
+        ),
+        _counter("copies", "Batches of copies.", "direction", "result"),
+        _counter("copy_bytes", "Bytes copied.", "direction", "result"),
+        _counter("copy_seconds", "Seconds that movers spent copying.", "direction", "result"),
+        _gauge(
+            "mover_queue",
+            "Batches of copies that are not done: waiting to be sent to their mover, or sent to it.",
+            "mover", "state",
+        ),
+        _gauge(
+            "mover_oldest_seconds",
+            "Seconds since the oldest of them began to wait; 0 where there is none.",
+            "mover",
+        ),
+        _counter("copies_failed", "Copies that their mover gave up, or died over.", "cache"),
+        _counter("copies_lost", "Copies that were not answered in time.", "cache"),
+        _counter(
+            "checksum_failures",
+            "Blocks of the host pool whose bytes were not what they were.",
+            "cache",
+        ),
+        _counter(
+            "disk_failures",
+            "Blocks that the disk store did not give back as they were written.",
+            "cache",
+        ),
+        _counter("store_failures", "Blocks that a store did not take.", "cache"),
+        _counter(
+            "remote_misses",
+            "Blocks that the remote store said to have and did not give in time, or not as they were written.",
+            "cache",
+        ),
+        _counter(
+            "slots_adopted",
+            "Blocks that an earlier life left in the disk store and that became findable again.",
+            "cache",
+        ),
+        _counter(
+            "disk_slots_forgotten",
+            "Blocks that were lost with the disk store, which is another one now.",
+            "cache",
+        ),
+    ),
+    "Magazines": (
+        _gauge(
+            "magazine_blocks",
+            "Device blocks in each magazine, by its place: private ones, and findable ones that others may hold, too.",
+            "cache", "magazine", "state",
+        ),
+        _counter(
+            "magazine_keys",
+            "Keys that magazines asked to hold: held, cached but not held yet, or missed.",
+            "cache", "outcome",
+        ),
+        _counter("magazine_exchanges", "Exchanges of magazines.", "cache"),
+        _counter("magazine_blocks_taken", "Blocks that magazines took to write them.", "cache"),
+        _counter(
+            "magazine_blocks_retracted",
+            "Findable blocks that magazines took back to write them again.",
+            "cache",
+        ),
+    ),
+}  # fmt: skip
+"""All metrics, by what they tell of."""
+
+BY_NAME: Final = {one.name: one for section in SECTIONS.values() for one in section}
+
+COUNTERS_OF_CORE: Final[Mapping[str, str]] = {
+    "leases_granted": "leases_granted",
+    "leases_released": "leases_released",
+    "leases_expired": "leases_expired",
+    "leases_orphaned": "leases_orphaned",
+    "releases_unknown": "releases_unknown",
+    "blocks_forked": "blocks_forked",
+    "blocks_given_back": "blocks_given_back",
+    "blocks_dropped": "blocks_dropped",
+    "blocks_committed": "blocks_committed",
+    "blocks_duplicate": "blocks_duplicate",
+    "copies_failed": "copies_failed",
+    "copies_lost": "copies_lost",
+    "checksum_failures": "checksum_failures",
+    "disk_failures": "disk_failures",
+    "store_failures": "store_failures",
+    "remote_misses": "remote_misses",
+    "slots_adopted": "slots_adopted",
+    "disk_slots_forgotten": "disk_slots_forgotten",
+    "magazine_exchanges": "exchanges",
+    "magazine_blocks_taken": "blocks_taken",
+    "magazine_blocks_retracted": "blocks_retracted",
+}
+"""Metrics of a cache that are a counter of its core, and that counter."""

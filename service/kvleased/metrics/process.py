@@ -1,0 +1,89 @@
+"""Own what is told of the processes themselves: their memory, their descriptors, and how late the event loop is."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from kvleased.memory.limits import memory_used
+from kvleased.metrics.calls import BUCKETS, Latency
+from kvleased.metrics.parts import Part
+
+BEAT_SECONDS: Final = 0.1
+"""Seconds between two looks at the clock."""
+SUPERVISOR: Final = "supervisor"
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_ROLE_AT: Final = 4
+"""The place of the role in the command line of a process that the supervisor started."""
+
+
+class Pulse:
+    """How late the event loop hears a clock."""
+
+    def __init__(self) -> None:
+        """Wait for `start`."""
+        self.lag = Latency()
+        self._due = 0.0
+        self._next: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Beat in the running loop until `stop`."""
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + BEAT_SECONDS
+        self._next = loop.call_at(self._due, self._beat)
+
+    def stop(self) -> None:
+        """Beat no more."""
+        if self._next is not None:
+            self._next.cancel()
+
+    def _beat(self) -> None:
+        self.lag.observe(max(0.0, asyncio.get_running_loop().time() - self._due))
+        self.start()
+
+
+def processes(part: Part, pulse: Pulse) -> None:
+    """Add what the kernel tells of the daemon's processes, and the pulse."""
+    lag = pulse.lag
+    part.add_histogram("loop_lag_seconds", BUCKETS, lag.counts, lag.seconds)
+    used, limit = memory_used()
+    part.add("memory_used_bytes", used)
+    part.add("memory_limit_bytes", limit)
+    part.begin("process_private_bytes", "process_open_fds")
+    for role, process in _processes():
+        try:
+            _, resident, shared, *_ = (process / "statm").read_text().split()
+            num_fds = len(os.listdir(process / "fd"))  # noqa: PTH208 - names are enough
+        except OSError:
+            # It has just ended, or is another user's.
+            continue
+        private_bytes = (int(resident) - int(shared)) * _PAGE_BYTES
+        part.add("process_private_bytes", private_bytes, role)
+        part.add("process_open_fds", num_fds, role)
+
+
+def _processes() -> Iterator[tuple[str, Path]]:
+    """Yield the supervisor and its children by role; where no supervisor started this process, itself alone."""
+    proc = Path("/proc")
+    parent = os.getppid()
+    own = _arguments(proc / "self")
+    if len(own) <= _ROLE_AT or own[_ROLE_AT - 1] != "kvleased":
+        yield "control", proc / "self"
+        return
+    yield SUPERVISOR, proc / str(parent)
+    try:
+        children = (proc / str(parent) / "task" / str(parent) / "children").read_text().split()
+    except OSError:
+        children = [str(os.getpid())]
+    for child in children:
+        arguments = _arguments(proc / child)
+        if len(arguments) > _ROLE_AT:
+            yield arguments[_ROLE_AT], proc / child
+
+
+def _arguments(process: Path) -> list[str]:
+    try:
+        return (process / "cmdline").read_text().split("\0")
+    except OSError:
+        return []

@@ -1,0 +1,86 @@
+"""Own what is counted of a cache's calls beside its core: why they were refused, and how long they waited."""
+
+from bisect import bisect_left
+from collections import Counter
+from time import monotonic
+from typing import Final
+
+from kvlease.errors import KVLeaseError
+
+WAIT_BOUNDS_SECONDS: Final = (
+    0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 600.0,
+)  # fmt: skip
+"""Upper bounds of the histogram of waits."""
+REFUSALS_MAX: Final = 256
+"""Kinds of refusals that are told apart; all others go by one name."""
+OTHER: Final = ("other", "other", "other")
+GRANTED: Final = "granted"
+REFUSED: Final = "refused"
+LEFT: Final = "left"
+"""What became of a call that waited; it left when its caller had gone."""
+
+
+class Tally:
+    """The counts of one cache."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.refusals: Counter[tuple[str, str, str]] = Counter()
+        """By verb, code and reason: the rule that was broken, or what there was too little of."""
+        self.waits: Counter[tuple[str, str]] = Counter()
+        """By verb and what became of the call."""
+        self.wait_counts: dict[str, list[int]] = {}
+        """By verb: waits not longer than each bound and longer than the one before; the last is of what is above."""
+        self.wait_seconds: dict[str, float] = {}
+        """Their sums."""
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Tally {self.refusals.total()} refusals, {self.waits.total()} waits>"
+
+    def refused(self, verb: str, error: KVLeaseError) -> None:
+        """Count a refused call."""
+        kind = (verb, error.code, error.rule or error.resource or "unsaid")
+        is_known = kind in self.refusals or len(self.refusals) < REFUSALS_MAX
+        self.refusals[kind if is_known else OTHER] += 1
+
+    def waits_for(self, command: object) -> "Wait":
+        """Return a wait that begins now."""
+        return Wait(self, verb_of(command))
+
+    def ended(self, wait: "Wait", outcome: str) -> None:
+        """Count a call that has waited."""
+        seconds = monotonic() - wait.began_at
+        self.waits[wait.verb, outcome] += 1
+        counts = self.wait_counts.setdefault(wait.verb, [0] * (len(WAIT_BOUNDS_SECONDS) + 1))
+        counts[bisect_left(WAIT_BOUNDS_SECONDS, seconds)] += 1
+        self.wait_seconds[wait.verb] = self.wait_seconds.get(wait.verb, 0.0) + seconds
+
+
+class Wait:
+    """One call that waits."""
+
+    __slots__ = ("_tally", "began_at", "verb")
+
+    def __init__(self, tally: Tally, verb: str) -> None:
+        """Begin."""
+        self._tally = tally
+        self.verb = verb
+        self.began_at = monotonic()
+
+    def end(self, result: object) -> None:
+        """Count it, and its refusal if the result is one."""
+        if isinstance(result, KVLeaseError):
+            self._tally.ended(self, REFUSED)
+            self._tally.refused(self.verb, result)
+        else:
+            self._tally.ended(self, GRANTED)
+
+    def leave(self) -> None:
+        """Count it as one whose caller has gone."""
+        self._tally.ended(self, LEFT)
+
+
+def verb_of(command: object) -> str:
+    """Return the verb of a command of the core: its name in lower case."""
+    return type(command).__name__.lower()

@@ -1,0 +1,115 @@
+"""Own what metrics are told of each cache: the survey of its core, and names and sizes of what that only numbers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from kvlease.geometry import floor_div
+from kvlease.plan import CachePlan, Waste
+from kvleased.core.effects import Tier
+from kvleased.core.survey import Survey
+from kvleased.registry import CacheEntry, Registry
+from kvleased.tallies import Tally
+from kvleased.verbs.figures import OTHERS, pools_of, waiting_by_priority
+
+if TYPE_CHECKING:
+    from kvleased.traces.ghosts import GhostFigures
+
+TENANTS_MAX: Final = 100
+"""Tenants that are told apart: first those that have settings, then attached ones by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """What a plan says of the blocks of one group, over all ranks."""
+
+    tokens_per_block: int
+    bytes_filled: int
+    """Bytes of a block that the group's pages take."""
+    bytes_padded: int
+    """The rest of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """One cache at one instant."""
+
+    cache: str
+    survey: Survey
+    waiting: Mapping[str, int]
+    pools: Mapping[str, Mapping[str, int]]
+    """Blocks by tier and state."""
+    bytes_per_block: Mapping[str, int]
+    """By tier, over all ranks."""
+    tenants: Sequence[str]
+    """Names of those that are told apart; all others go by the last one."""
+    digests: Sequence[int]
+    """Of them, less the last one."""
+    are_up: Mapping[str, bool]
+    max_leases: int
+    groups: Sequence[GroupFacts]
+    waste: Sequence[Waste]
+    tally: Tally
+    ghosts: "Sequence[GhostFigures]" = ()
+    num_ghost_keys_dropped: int = 0
+
+
+def surveys(registry: Registry) -> Iterator[Surveyed]:
+    """Look at one cache after the other, each at one instant."""
+    for entry in list(registry):
+        yield _surveyed(entry, _named(registry))
+
+
+def _surveyed(entry: CacheEntry, named: Mapping[int, str]) -> Surveyed:
+    found, ghosts = entry.core.survey(monotonic()), entry.ghosts
+    return Surveyed(
+        cache=entry.name,
+        survey=found,
+        waiting=waiting_by_priority(found.census),
+        pools=pools_of(entry, found.census),
+        bytes_per_block=_bytes_per_block(entry.plan),
+        tenants=(*named.values(), OTHERS),
+        digests=tuple(named),
+        are_up={tier.tier: tier.status != "off" for tier in entry.tiers()},
+        max_leases=entry.core.shape.max_leases,
+        groups=[_group(entry.plan, at) for at in range(len(entry.plan.groups))],
+        waste=entry.plan.waste,
+        tally=entry.tally,
+        ghosts=() if ghosts is None else ghosts.figures(),
+        num_ghost_keys_dropped=0 if ghosts is None else ghosts.num_dropped,
+    )
+
+
+def _named(registry: Registry) -> dict[int, str]:
+    known, names = registry.known_tenants, registry.tenant_names()
+    in_order = sorted(names, key=lambda digest: (digest not in known, names[digest]))
+    return {digest: names[digest] for digest in in_order[:TENANTS_MAX]}
+
+
+def _bytes_per_block(plan: CachePlan) -> dict[str, int]:
+    return {
+        Tier.DEVICE.value: sum(rank.bytes_per_block for rank in plan.ranks),
+        Tier.HOST.value: plan.bytes_per_slot,
+        Tier.DISK.value: plan.bytes_per_slot,
+    }
+
+
+def _group(plan: CachePlan, group: int) -> GroupFacts:
+    total = sum(rank.bytes_per_block for rank in plan.ranks)
+    pages = sum(
+        layer.bytes_per_page for rank in plan.ranks for layer in rank.layers if layer.group == group
+    )
+    filled = min(pages, total)
+    return GroupFacts(
+        tokens_per_block=plan.groups[group].tokens_per_block,
+        bytes_filled=filled,
+        bytes_padded=total - filled,
+    )
+
+
+def unfilled_bytes(group: GroupFacts, num_tokens: int) -> int:
+    """Return the bytes of so many tokens that are not there in a group's blocks."""
+    if not group.tokens_per_block:
+        return 0
+    return floor_div(num_tokens * group.bytes_filled, group.tokens_per_block)

@@ -1,0 +1,110 @@
+"""Laws of the board: it is what its generator writes, and anybody can read every panel of it on any cluster."""
+
+import json
+import re
+import subprocess
+from typing import Any, Final
+
+import pytest
+
+from kvleased.metrics.catalogue import BY_NAME, Kind
+from tests.deploy.prometheus.test_rules import BY_RECORD
+from tests.deploy.tools import ROOT, VENV
+
+pytestmark = pytest.mark.deploy
+
+FOLDER: Final = ROOT / "deploy" / "grafana"
+BOARD: Final[dict[str, Any]] = json.loads((FOLDER / "kvlease.json").read_text())
+PANELS: Final = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+QUERIES: Final = [target["expr"] for panel in PANELS for target in panel["targets"]]
+
+
+def test_board_is_what_its_generator_writes() -> None:
+    """Whoever changes one without the other is told."""
+    command = [VENV / "python", FOLDER / "board.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, f"run make board\n{done.stderr}"
+
+
+def test_board_has_seven_rows() -> None:
+    """Rows come in the order in which an operator asks."""
+    rows = [panel["title"] for panel in BOARD["panels"] if panel["type"] == "row"]
+
+    assert rows == [
+        "Overview",
+        "Pools",
+        "Calls",
+        "Leases",
+        "Reuse and eviction",
+        "Tiers and copies",
+        "Process",
+    ]
+    assert 30 <= len(PANELS) <= 50
+
+
+def test_board_can_be_imported_anywhere() -> None:
+    """It names no data source, job, instance or cache of anybody's, and has an address of its own."""
+    names = [variable["name"] for variable in BOARD["templating"]["list"]]
+
+    assert names == ["datasource", "job", "instance", "cache"]
+    assert BOARD.get("id") is None
+    assert 0 < len(BOARD["uid"]) <= 40
+    assert BOARD["schemaVersion"] > 30
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {"${datasource}"}
+    for query in QUERIES:
+        assert re.search(r'job=~"\$job", instance=~"\$instance"', query), query
+
+
+def test_every_panel_can_be_read() -> None:
+    """It has a title of its own, says what it tells and of which metric, has a unit, and each curve has a name."""
+    titles = [panel["title"] for panel in PANELS]
+    assert len(set(titles)) == len(titles)
+    for panel in PANELS:
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+
+
+def test_panels_do_not_overlap() -> None:
+    """Each place of the grid has one panel at most, and each panel a number of its own."""
+    places = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in BOARD["panels"])
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    ids = [panel["id"] for panel in BOARD["panels"]]
+
+    assert len(set(places)) == len(places)
+    assert all(x < 24 for x, _ in places)
+    assert len(set(ids)) == len(ids)
+
+
+def test_counters_are_asked_for_as_rates() -> None:
+    """A counter is never drawn as it is, and every rate goes by the interval that the board chooses."""
+    for query in QUERIES:
+        bare = re.sub(r"rate\([^()]*\[\$__rate_interval\]\)", "", query)
+        assert "_total" not in bare, query
+        assert "_bucket" not in bare, query
+        assert "[" not in bare, query
+
+
+def test_queries_name_what_is_there() -> None:
+    """Every metric is one that the daemon has, or that a rule records; labels are those that it has."""
+    known = {one.full_name: {*one.labels} for one in BY_NAME.values()}
+    for query in QUERIES:
+        for name, inner in re.findall(r"\b(kvlease[_:][\w:]+)\{([^}]*)\}", query):
+            assert name in known or name in BY_RECORD, query
+            if name in known:
+                assert set(re.findall(r"(\w+)(?:=~|!=|=)", inner)) <= known[name] | {
+                    "job",
+                    "instance",
+                }, query
+
+
+def test_every_kind_of_metric_is_on_the_board() -> None:
+    """Histograms are shown as quantiles, and none is forgotten."""
+    shown = " ".join(QUERIES + [rule["expr"] for rule in BY_RECORD.values()])
+
+    assert all(one.full_name in shown for one in BY_NAME.values() if one.kind is Kind.HISTOGRAM)

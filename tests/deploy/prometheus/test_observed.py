@@ -1,0 +1,199 @@
+"""A real Prometheus over a real daemon under load: every panel and every rule has something to show."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.acceptance.serving import ROOT, Serving
+from tests.deploy.prometheus.load import loaded
+from tests.deploy.prometheus.test_rules import BY_ALERT, BY_RECORD, RULES
+from tests.servers.processes import free_port
+
+pytestmark = pytest.mark.deploy
+
+BOARD: Final[dict[str, Any]] = json.loads(
+    (ROOT / "deploy" / "grafana" / "kvlease.json").read_text()
+)
+OBSERVE: Final = ROOT / "deploy" / "prometheus" / "observe.py"
+SECONDS_MAX: Final = 120.0
+POLL_SECONDS: Final = 0.5
+INTERVAL: Final = "20s"
+"""What stands for the interval that Grafana chooses."""
+QUERIES: Final = {
+    f"{panel['title']} | {target['legendFormat']}": target["expr"]
+    for panel in BOARD["panels"]
+    for target in panel.get("targets", ())
+}
+
+
+STIRRED: Final = (
+    *(
+        f'kvlease_prefix_tokens_total{{outcome="{tier}_hit"}}'
+        for tier in ("device", "host", "disk")
+    ),
+    *(f'kvlease_refusals_total{{code="{code}"}}' for code in ("POOL_FULL", "NEVER_FITS")),
+    *(f'kvlease_waits_total{{outcome="{outcome}"}}' for outcome in ("granted", "refused")),
+    *(
+        f'kvlease_evictions_total{{tier="{tier}",reason="evicted"}}'
+        for tier in ("device", "host", "disk")
+    ),
+    *(f'kvlease_tenant_blocks{{tenant="{tenant}",tier="disk"}}' for tenant in ("chat", "batch")),
+    'kvlease_missed_blocks_total{reason="evicted"}',
+    'kvlease_magazine_blocks{state="private"}',
+    "kvlease_block_idle_seconds_sum",
+    "kvlease_block_residence_seconds_sum",
+    "kvlease_group_unfilled_bytes",
+    "kvlease_plan_waste_bytes",
+    "kvlease_ghost_hits_total",
+)
+"""What is 0 where nothing happens, and is not under this load."""
+
+
+class Prometheus:
+    """One that is asked over HTTP."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer."""
+        url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - loopback
+            return json.load(answer)["data"]
+
+    def values(self, query: str) -> list[float]:
+        """Return what a query has as its result now, without what is no number."""
+        found = [float(one["value"][1]) for one in self.ask("query", query=query)["result"]]
+        return [one for one in found if math.isfinite(one)]
+
+    @property
+    def names(self) -> set[str]:
+        """All metrics that it has."""
+        return set(self.ask("label/__name__/values"))
+
+
+def until(is_done: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    give_up_at = time.monotonic() + SECONDS_MAX
+    while not is_done():
+        assert time.monotonic() < give_up_at, what
+        time.sleep(POLL_SECONDS)
+
+
+def http_of(serving: Serving) -> str:
+    """Return where a daemon's REST listens on TCP."""
+    for line in Path(serving.log.name).read_text().splitlines():
+        if line.startswith("{") and "rest_on_tcp" in line:
+            return str(json.loads(line)["rest_on_tcp"])
+    raise AssertionError("it does not listen on TCP")
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Run `make observability` over a daemon of three tiers under load."""
+    folder = tmp_path_factory.mktemp("observed")
+    disk = folder / "disk"
+    disk.mkdir(mode=0o700)
+    options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
+    options += ["--disk-dir", str(disk), "--tick-seconds", "0.1"]
+    serving = Serving(folder / "run", *options)
+    port = free_port()
+    try:
+        serving.wait_until_ready()
+        command = [sys.executable, str(OBSERVE), "--daemon", http_of(serving), "--port", str(port)]
+        command += ["--interval-seconds", "1", "--directory", str(folder / "prometheus")]
+        with loaded(serving), subprocess.Popen(command, stdout=subprocess.PIPE) as observing:
+            try:
+                assert observing.stdout is not None
+                assert observing.stdout.readline(), "Prometheus did not start"
+                yield Prometheus(f"http://127.0.0.1:{port}")
+            finally:
+                observing.terminate()
+            assert observing.wait(SECONDS_MAX) == 0
+    finally:
+        serving.stop()
+
+
+@pytest.mark.parametrize("panel", QUERIES)
+def test_panel_has_something_to_show(prometheus: Prometheus, panel: str) -> None:
+    """The query of every curve finds numbers under this load, for all jobs, instances and caches."""
+    query = re.sub(r"\$(?!_)\w+", ".*", QUERIES[panel]).replace("$__rate_interval", INTERVAL)
+
+    until(lambda: bool(prometheus.values(query)), f"nothing: {query}")
+
+
+@pytest.mark.parametrize("series", STIRRED)
+def test_load_stirs_what_is_measured(prometheus: Prometheus, series: str) -> None:
+    """Panels show more than zeros: blocks come from each tier and leave each, calls are refused and wait."""
+    until(lambda: sum(prometheus.values(f"sum({series})")) > 0, f"nothing but zeros: {series}")
+
+
+@pytest.mark.parametrize("record", BY_RECORD)
+def test_recording_has_something_to_show(prometheus: Prometheus, record: str) -> None:
+    """Every recorded series has numbers."""
+    until(lambda: bool(prometheus.values(record)), f"nothing: {record}")
+
+
+def test_every_rule_is_evaluated(prometheus: Prometheus) -> None:
+    """Prometheus has all rules, evaluated each of them, and had no error."""
+
+    def are_evaluated() -> bool:
+        rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+        assert not [rule["lastError"] for rule in rules if rule.get("lastError")]
+        return len(rules) == len(RULES) and all(rule["health"] == "ok" for rule in rules)
+
+    until(are_evaluated, "some rule is never evaluated")
+
+
+@pytest.mark.parametrize("alert", BY_ALERT)
+def test_alert_asks_for_what_is_there(prometheus: Prometheus, alert: str) -> None:
+    """Whether it fires or not, each series that an alert looks at exists."""
+    expr = BY_ALERT[alert]["expr"]
+    selectors = re.findall(r"\b(?:kvlease[_:][\w:]+|up)(?:\{[^}]*\})?", expr)
+    assert selectors
+
+    for selector in selectors:
+        until(
+            lambda asked=selector: bool(prometheus.ask("query", query=asked)["result"]),  # type: ignore[misc]
+            f"nothing: {selector}",
+        )
+
+
+def test_no_name_is_unknown(prometheus: Prometheus) -> None:
+    """Every metric that a panel names is one that Prometheus has seen."""
+    asked = {
+        name
+        for query in QUERIES.values()
+        for name in re.findall(r"\b(?:kvlease|process)[_:][\w:]+", query)
+    }
+
+    until(lambda: asked <= prometheus.names, f"unknown: {asked - prometheus.names}")
+
+
+def test_daemon_s_books_agree_under_load(prometheus: Prometheus) -> None:
+    """What the accounting alert looks for has not been in any scrape."""
+    expr = BY_ALERT["KvleaseAccountingMismatch"]["expr"]
+
+    assert prometheus.values(f"count_over_time(({expr})[5m:1s])") == []
+    assert prometheus.values(f"absent(({expr}))") == [1.0]
+
+
+def test_alerts_of_a_healthy_daemon_are_few(prometheus: Prometheus) -> None:
+    """Nothing that wakes somebody fires over a daemon that merely has too little room."""
+    firing = {
+        alert["labels"]["alertname"]
+        for alert in prometheus.ask("alerts")["alerts"]
+        if alert["state"] == "firing" and alert["labels"]["severity"] == "critical"
+    }
+
+    assert firing <= {"KvleasePoolExhausted", "KvleaseMemoryNearLimit"}

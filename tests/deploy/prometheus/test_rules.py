@@ -1,0 +1,137 @@
+"""Laws of the rules: promtool finds nothing, each alert fires when it should and not otherwise, each has a runbook."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from kvleased.metrics.catalogue import BY_NAME
+from tests.deploy.prometheus.cases import ALERTS, RECORDS, Case, Series
+from tests.deploy.tools import ROOT
+from tests.servers import debian
+
+pytestmark = pytest.mark.deploy
+
+FILES: Final = sorted((ROOT / "deploy" / "prometheus").glob("*rules*.yaml"))
+RUNBOOKS: Final = ROOT / "docs" / "runbooks"
+RULES: Final[list[dict[str, Any]]] = [
+    rule
+    for file in FILES
+    for group in yaml.safe_load(file.read_text())["groups"]
+    for rule in group["rules"]
+]
+BY_ALERT: Final = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+BY_RECORD: Final = {rule["record"]: rule for rule in RULES if "record" in rule}
+SECTIONS: Final = ("## What it means", "## What to look at", "## What to do")
+
+
+def promtool(*arguments: str | Path) -> None:
+    """Run promtool, which must find nothing."""
+    program = debian.program("promtool", ("prometheus",))
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def evaluate(folder: Path, series: Series, **test: object) -> None:
+    """Have promtool evaluate all rules over series, and compare."""
+    named = [{"series": _named(name), "values": values} for name, values in series.items()]
+    whole = {"interval": "1m", "input_series": named, **test}
+    file = folder / "test.yaml"
+    file.write_text(json.dumps({"rule_files": [str(one) for one in FILES], "tests": [whole]}))
+    promtool("test", "rules", file)
+
+
+def _named(series: str) -> str:
+    name, _, labels = series.rstrip("}").partition("{")
+    own = ['job="kvlease"', *filter(None, [labels])]
+    if "instance=" not in labels:
+        own.append('instance="node:7070"')
+    return name + "{" + ", ".join(own) + "}"
+
+
+def _alert(name: str, case: Case) -> dict[str, object]:
+    rule = BY_ALERT[name]
+    labels = {"job": "kvlease", **case.labels, **rule["labels"]}
+    if case.has_instance:
+        labels["instance"] = "node:7070"
+    annotations = rule["annotations"] | {"summary": case.summary}
+    return {"exp_labels": labels, "exp_annotations": annotations}
+
+
+def test_rules_and_configuration_are_sound() -> None:
+    """Promtool has nothing to say of the rules, nor of the configuration that names them."""
+    promtool("check", "rules", *FILES)
+    promtool("check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml")
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_alert_fires(name: str, tmp_path: Path) -> None:
+    """Over its series it fires, once, with its labels and words."""
+    case = ALERTS[name]
+    expected = {
+        "eval_time": f"{case.at_minutes}m",
+        "alertname": name,
+        "exp_alerts": [_alert(name, case)],
+    }
+    evaluate(tmp_path, case.fires, alert_rule_test=[expected])
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_alert_is_quiet(name: str, tmp_path: Path) -> None:
+    """Over series that are nearly so it does not fire."""
+    case = ALERTS[name]
+    expected = {"eval_time": f"{case.at_minutes}m", "alertname": name, "exp_alerts": []}
+    evaluate(tmp_path, case.quiet, alert_rule_test=[expected])
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_recording_has_its_value(name: str, tmp_path: Path) -> None:
+    """What a rule records is what its name says."""
+    series, value = RECORDS[name]
+    expr = f"round(100000 * sum({name}))"
+    expected = {
+        "eval_time": "10m",
+        "expr": expr,
+        "exp_samples": [{"labels": "{}", "value": round(100_000 * value)}],
+    }
+    evaluate(tmp_path, series, promql_expr_test=[expected])
+
+
+def test_every_rule_has_a_case() -> None:
+    """No alert and no recording goes untried."""
+    assert set(ALERTS) == set(BY_ALERT)
+    assert set(RECORDS) == set(BY_RECORD)
+
+
+def test_every_name_in_a_rule_is_known() -> None:
+    """Rules ask for metrics that the daemon has, or that another rule records."""
+    known = {one.full_name for one in BY_NAME.values()} | set(BY_RECORD)
+    for rule in RULES:
+        asked = set(re.findall(r"\bkvlease[_:][\w:]+", rule["expr"]))
+        assert asked <= known, rule
+
+
+@pytest.mark.parametrize("name", sorted(BY_ALERT))
+def test_alert_has_a_runbook(name: str) -> None:
+    """Whoever is woken is told what it means, where to look and what to do; only the summary is a template."""
+    rule = BY_ALERT[name]
+    runbook = RUNBOOKS / f"{name}.md"
+    text = runbook.read_text()
+
+    assert rule["annotations"]["runbook_url"] == str(runbook.relative_to(ROOT))
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert "{{" not in rule["annotations"]["description"]
+    assert text.startswith(f"# {name}\n")
+    assert [line for line in text.splitlines() if line.startswith("## ")] == list(SECTIONS)
+
+
+def test_every_runbook_is_of_an_alert() -> None:
+    """What nobody is woken for needs no runbook; the list of them is complete."""
+    found = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
+    listed = set(re.findall(r"\]\((\w+)\.md\)", (RUNBOOKS / "README.md").read_text()))
+
+    assert found == listed == set(BY_ALERT)

@@ -1,0 +1,81 @@
+"""Laws of what is counted of calls beside the core: each refusal and each wait once, and never without bound."""
+
+from typing import Any
+
+import pytest
+
+from kvlease.errors import InvalidError, KVLeaseError, PoolFullError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core.commands import Reserve
+from kvleased.tallies import OTHER, REFUSALS_MAX, WAIT_BOUNDS_SECONDS, Tally
+from tests.unit.service.conftest import Node
+
+RESERVE = Reserve(worker_id=1, request_id="r", keys=b"", num_tokens=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        pytest.param(PoolFullError(rule="blocks", resource="device_blocks"), "blocks", id="rule"),
+        pytest.param(InvalidError(resource="wait_ms"), "wait_ms", id="resource"),
+        pytest.param(PoolFullError(), "unsaid", id="neither"),
+    ],
+)
+def test_refusals_have_a_reason(error: KVLeaseError, reason: str) -> None:
+    """That is the rule that was broken, or else what there was too little of."""
+    tally = Tally()
+    tally.refused("reserve", error)
+
+    assert dict(tally.refusals) == {("reserve", error.code, reason): 1}
+    assert repr(tally) == "<Tally 1 refusals, 0 waits>"
+
+
+def test_kinds_of_refusals_are_bounded() -> None:
+    """Beyond so many kinds all new ones go by one name; known ones are still told apart."""
+    tally = Tally()
+    for number in range(REFUSALS_MAX + 5):
+        tally.refused("reserve", InvalidError(rule=str(number)))
+    tally.refused("reserve", InvalidError(rule="0"))
+
+    assert len(tally.refusals) == REFUSALS_MAX + 1
+    assert tally.refusals[OTHER] == 5
+    assert tally.refusals["reserve", "INVALID", "0"] == 2
+
+
+def test_waits_are_told_by_their_end() -> None:
+    """A wait ends with a grant, with a refusal, which counts as one too, or when its caller has gone."""
+    tally = Tally()
+    for result in (object(), PoolFullError(rule="blocks")):
+        tally.waits_for(RESERVE).end(result)
+    tally.waits_for(RESERVE).leave()
+
+    ends = {"granted", "refused", "left"}
+    assert dict(tally.waits) == {("reserve", end): 1 for end in ends}
+    assert tally.refusals.total() == 1
+    assert sum(tally.wait_counts["reserve"]) == 3
+    assert len(tally.wait_counts["reserve"]) == len(WAIT_BOUNDS_SECONDS) + 1
+
+
+def a_request(name: str, num_tokens: int, wait_ms: int = 0) -> pb.ReserveRequest:
+    """Return a request for tokens."""
+    return pb.ReserveRequest(request_id=name, num_tokens=num_tokens, wait_ms=wait_ms)
+
+
+async def test_daemon_counts_what_becomes_of_calls(node: Node) -> None:
+    """Refused at once, served after a wait, refused after one: each is seen where operators look."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        held = await node.ask("reserve", a_request("all", 64), worker)
+        with pytest.raises(PoolFullError):
+            await node.ask("reserve", a_request("now", 4), worker)
+        with pytest.raises(PoolFullError):
+            await node.ask("reserve", a_request("later", 4, wait_ms=1), worker)
+        waiting: Any = daemon.call("reserve", a_request("patient", 4, wait_ms=60_000), worker)
+        await node.ask("release", pb.ReleaseRequest(lease_id=held.lease_id), worker)
+        await waiting
+
+        tally = daemon.registry.cache("main").tally
+
+    assert tally.refusals["reserve", "POOL_FULL", "blocks"] == 2
+    assert dict(tally.waits) == {("reserve", "granted"): 1, ("reserve", "refused"): 1}

@@ -1,0 +1,64 @@
+"""Laws of surveys: everything that metrics tell of a cache is of one instant, and goes by names that are bounded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core.effects import Tier
+from kvleased.settings import Settings, TenantSettings
+from kvleased.verbs import surveys as module
+from kvleased.verbs.figures import OTHERS
+from kvleased.verbs.surveys import GroupFacts, surveys, unfilled_bytes
+from tests.unit.service.conftest import Node
+from tests.unit.service.verbs.test_figures import cached
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a small daemon that knows one tenant."""
+    tenants = {"zoe": TenantSettings(min_percent=25)}
+    return Settings(runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 30, tenants=tenants)
+
+
+async def test_tenants_are_told_by_name_and_bounded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has settings comes first, then who is attached, by name; all others share the last name."""
+    monkeypatch.setattr(module, "TENANTS_MAX", 3)
+    async with node.life() as daemon:
+        await node.register()
+        await cached(node, "gone")
+        for tenant in ("b", "a"):
+            await node.attach(tenant=tenant)
+
+        (found,) = surveys(daemon.registry)
+
+    spread: Any = found.survey.columns[Tier.DEVICE].by_tenant(found.digests)
+    assert found.tenants == ("default", "zoe", "a", OTHERS)
+    assert spread[:, 1:].tolist() == [[0, 0], [0, 0], [0, 0], [2, 0]]
+
+
+async def test_sizes_are_those_of_the_plan(node: Node) -> None:
+    """Blocks are told in bytes over all ranks; what a group's pages do not take of a block is padding."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=6), worker)
+
+        (found,) = surveys(daemon.registry)
+        plan = daemon.registry.cache("main").plan
+
+    assert found.bytes_per_block["device"] * plan.num_blocks == plan.device_bytes
+    assert found.groups == [
+        GroupFacts(tokens_per_block=4, bytes_filled=plan.bytes_per_block, bytes_padded=0)
+    ]
+    (filling,) = found.survey.groups
+    assert (filling.num_blocks, filling.tokens_unfilled) == (2, 2)
+    assert unfilled_bytes(found.groups[0], 2) == plan.bytes_per_block // 2
+
+
+def test_states_fill_nothing_in_part() -> None:
+    """A group whose blocks are no arrays of tokens has none that are not there."""
+    assert unfilled_bytes(GroupFacts(tokens_per_block=0, bytes_filled=9, bytes_padded=0), 5) == 0
