@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvlease.aio import AsyncClient
     from kvlease.aio_worker import AsyncWorker
     from kvlease.client import Client
+    from kvlease.credentials import Credentials
     from kvlease.errors import (
         BusyError,
         CacheInUseError,
@@ -121,6 +122,7 @@ __all__ = [
     "Committed",
     "ContextItem",
     "CopyFailedError",
+    "Credentials",
     "CrossAttention",
     "DeadlineError",
     "DrainingError",
@@ -210,6 +212,7 @@ _HOMES: Final = {
     "kvlease.lease": ("AsyncLease", "Lease"),
     "kvlease.layout": ("Layout",),
     "kvlease.magazine": ("AsyncMagazine", "Magazine"),
+    "kvlease.credentials": ("Credentials",),
     "kvlease.options": ("CacheOptions",),
     "kvlease.plan": (
         "BackendInputs", "CachePlan", "EngineInputs", "Extent", "GroupPlan", "LayerPlacement", "ParallelInputs",

@@ -16,6 +16,7 @@ from kvlease.client import (
     attaching,
     check_options,
 )
+from kvlease.credentials import Credentials
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
@@ -32,7 +33,7 @@ from kvlease.replies import (
 )
 from kvlease.traces import TracedRequest
 from kvlease.transports import open_async_transport
-from kvlease.transports.base import default_address, parse_address
+from kvlease.transports.base import chosen_address
 
 R = TypeVar("R")
 
@@ -46,14 +47,18 @@ class AsyncClient:
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
         on_doubt: OnDoubt = "miss",
+        credentials: Credentials | None = None,
     ) -> None:
         """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
 
+        Over TCP it is shown `credentials`, else those that the environment names, else, on loopback, the token that a
+        daemon of this user left for it.
+
         Raises:
-            InvalidError: the address is malformed, or an option out of range.
+            InvalidError: the address is malformed, an option out of range, or the token's file cannot be read.
         """
         check_options(deadline_seconds, on_doubt)
-        self._address = parse_address(default_address() if address in (None, "") else address)
+        self._address = chosen_address(address, credentials)
         self._raises = on_doubt == "raise"
         self._link = Link(deadline_seconds=deadline_seconds, socket_path=self._address.path)
         self._port = AsyncPort(open_async_transport(self._address))

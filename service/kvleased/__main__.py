@@ -87,7 +87,7 @@ def _enter(settings: "Settings") -> list[int]:
     Raises:
         UnusableError: one of them is not as it must be; the message says what to do.
     """
-    from kvleased import directories, secret  # noqa: PLC0415
+    from kvleased import directories, secret, tokens  # noqa: PLC0415
     from kvleased.addresses import unreadable_file  # noqa: PLC0415
 
     if reason := unreadable_file(settings.remote_url):
@@ -101,7 +101,19 @@ def _enter(settings: "Settings") -> list[int]:
         directories.require_memory("--host-dir", settings.host_dir)
     if settings.secret_path is not None:
         secret.ensure(settings.secret_path, settings.other_secret_path)
+    tokens.ensure(settings.token_paths)
+    _try_tls(settings)
     return lock_fds
+
+
+def _try_tls(settings: "Settings") -> None:
+    """Refuse files that TLS cannot be served with, before there is anything to lose."""
+    if settings.tls_cert_file is not None:
+        from kvleased.api.tls import tls_files  # noqa: PLC0415 - few need it
+
+        files = tls_files(settings)
+        assert files is not None, "the settings take both files or neither"
+        files.context()
 
 
 def _without_settings() -> dict[str, str]:

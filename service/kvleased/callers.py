@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from kvleased.roles import Role
+
 
 class Caller(NamedTuple):
     """Say who sends a call, over what, and what the call must be checked against; a tuple, as one is made per call."""
@@ -9,7 +11,7 @@ class Caller(NamedTuple):
     transport: str
     """ "local", "rest" or "grpc"."""
     token: str = ""
-    """The bearer token that attach returned; empty for an operator."""
+    """The bearer token that attach returned; empty for whoever is no worker."""
     epoch: int = 0
     """The daemon's life that the caller speaks of; 0 is not checked."""
     idempotency_key: str = ""
@@ -21,3 +23,5 @@ class Caller(NamedTuple):
     peer_pid: int = 0
     """The caller's process as the kernel names it; 0 where it is unknown or in another PID namespace."""
     peer_uid: int = -1
+    role: Role = Role.STRANGER
+    """What the caller is without a token; with one, who it belongs to, once `guarding` has looked."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 import structlog
 import uvloop
 
-from kvleased import logs
+from kvleased import logs, tokens
 from kvleased.daemon import Daemon
 from kvleased.keeper_link import KeeperLink
-from kvleased.settings import Settings, TenantSettings
+from kvleased.settings import PATHS, Settings, TenantSettings
 from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 EX_OK: Final = 0
 EX_CONFIG: Final = 78
-_PATHS: Final = ("runtime_dir", "host_dir", "disk_dir", "secret_file")
-"""The settings that are paths, which JSON has no word for."""
 _SWITCH_SECONDS: Final = 0.0005
 """Seconds after which a thread that imports or writes lets the loop go on; Python's own 5 ms would delay every call."""
 _LOG = structlog.get_logger()
@@ -63,7 +61,7 @@ def read_settings(settings_fd: int) -> Settings:
     tenants = {
         name: TenantSettings.model_construct(**one) for name, one in values["tenants"].items()
     }
-    paths = {name: Path(values[name]) for name in _PATHS if values[name] is not None}
+    paths = {name: Path(values[name]) for name in PATHS if values[name] is not None}
     return Settings.model_construct(**values | paths | {"tenants": tenants})
 
 
@@ -79,12 +77,19 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     metrics = Metrics()
     metrics.epoch = epoch
     daemon = Daemon(settings, keeper, epoch, metrics.copied)
+    daemon.guard.keyring = tokens.ensure(settings.token_paths)
     metrics.watch_caches(lambda: surveys(daemon.registry))
     metrics.watch_readiness(lambda: daemon.readiness[0])
     metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
     metrics.pulse.start()
     await daemon.start(kept)
     _tell_of_pins(daemon)
+    if settings.insecure_tcp_without_tls:
+        _LOG.warning(
+            "tcp_without_tls",
+            address=settings.tcp_host,
+            advice="whoever can read the network can read tokens; give tls_cert_file and tls_key_file",
+        )
     servers: list[Server] = [LocalServer(metrics)]
     try:
         # Workers of an earlier life come back over the local socket, while REST is still being imported.
@@ -145,7 +150,8 @@ async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") ->
     await server.start(daemon, settings)
     addresses = {"socket": f"grpc+unix://{settings.grpc_socket}"}
     if server.grpc_port:
-        addresses["tcp"] = f"grpc://{settings.tcp_host}:{server.grpc_port}"
+        scheme = "grpc" if settings.tls_cert_file is None else "grpcs"
+        addresses["tcp"] = f"{scheme}://{_in_url(settings.tcp_host)}:{server.grpc_port}"
     _LOG.info("grpc_ready", **addresses)
     return cast("Server", server)
 
@@ -182,9 +188,14 @@ def _check_free(host: str, port: int) -> None:
         pass
 
 
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _announce(settings: Settings, epoch: int, http_port: int, seconds: float) -> None:
     """Say where everything is: once for machines, once for people."""
-    http = f"http://{settings.tcp_host}:{http_port}" if http_port else ""
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    http = f"{scheme}://{_in_url(settings.tcp_host)}:{http_port}" if http_port else ""
     addresses = {
         "local socket": f"unix://{settings.local_socket}",
         "REST": f"http+unix://{settings.http_socket}",
@@ -192,6 +203,7 @@ def _announce(settings: Settings, epoch: int, http_port: int, seconds: float) ->
         "REST docs": http and f"{http}/docs",
         "page": http and f"{http}/ui",
         "metrics": http and f"{http}/metrics",
+        "tokens": http and f"{settings.runtime_dir}/*.token",
         "gRPC": f"grpc+unix://{settings.grpc_socket}" if settings.serve_grpc else "",
     }
     _LOG.info(

@@ -20,6 +20,7 @@ from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe, Wake
 from kvleased.events import Events
+from kvleased.guarding import Guard
 from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
@@ -27,9 +28,11 @@ from kvleased.memory.regions import device_kind
 from kvleased.movers.link import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
+from kvleased.roles import Roles
 from kvleased.settings import Settings
 from kvleased.tallies import Wait, verb_of
 from kvleased.tiers import Tiers
+from kvleased.tokens import Keyring
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.magazines import MagazineVerbs
@@ -82,6 +85,7 @@ class Daemon:
         self.registry = Registry(
             epoch, max_caches=settings.max_caches, max_workers=settings.max_workers
         )
+        self.guard = Guard(self.registry, Keyring({}))
         self.events = Events(epoch, settings.max_events, settings.max_watchers)
         self.tiers = Tiers(
             self.registry, self.apply, keeper, settings, observe_copies, self._note_store
@@ -178,6 +182,10 @@ class Daemon:
         self._keeper.close()
 
     # Calls
+
+    def admit(self, allowed: Roles, caller: Caller) -> Caller:
+        """Return the caller as who he is; raises what `Guard.admit` does."""
+        return self.guard.admit(allowed, caller)
 
     def call(self, verb: str, request: Message, caller: Caller) -> Answer:
         """Answer a call, at once where nothing must be waited for, and do all that it leads to.

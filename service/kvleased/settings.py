@@ -1,6 +1,5 @@
 """Own every setting and limit of the daemon, with its unit and its default; where they are read from is `sources`'."""
 
-import ipaddress
 import os
 import tempfile
 from fractions import Fraction
@@ -10,12 +9,18 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvleased.addresses import check_address
+from kvleased.network_settings import NETWORK_PATHS, NetworkSettings, Seconds
+from kvleased.roles import Role
 
 MIB = 1 << 20
 """Bytes of a mebibyte."""
 _SOCKETS: Final = ("kvlease.sock", "http.sock", "grpc.sock")
 _SECRET: Final = "secret"  # noqa: S105 -- a name
 """The file of the root secret in a directory that outlives the container."""
+_OPTIONAL_PATHS: Final = ("host_dir", "disk_dir", "secret_file", *NETWORK_PATHS)
+"""The settings that are paths which may be left out."""
+PATHS: Final = ("runtime_dir", *_OPTIONAL_PATHS)
+"""The settings that are paths, which JSON has no word for."""
 _SOCKET_PATH_BYTES_MAX: Final = 107
 """The longest path of a Unix socket in bytes: what `sockaddr_un` has, less the zero at its end."""
 _TENANT_CHARACTERS_MAX: Final = 128
@@ -23,11 +28,9 @@ _TENANT_CHARACTERS_MAX: Final = 128
 _BYTES_MAX: Final = 1 << 60
 """More memory than any node has."""
 
-Port = Annotated[int, Field(ge=0, le=65_535)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 TenantName = Annotated[str, Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX)]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
 def default_runtime_dir() -> Path:
@@ -58,7 +61,7 @@ class TenantSettings(BaseModel):
         return self
 
 
-class Settings(BaseModel):
+class Settings(NetworkSettings):
     """Every setting of `kvleased serve`; frozen once the process has started."""
 
     # Only the process that resolves the settings pays for building their validator.
@@ -69,25 +72,6 @@ class Settings(BaseModel):
         validate_default=True,
         description="Directory of the Unix sockets; made with mode 0700, or private to this user already.",
     )
-    listen_tcp: bool = Field(
-        default=True, description="Whether REST and gRPC also listen on loopback TCP."
-    )
-    tcp_host: str = Field(
-        default="127.0.0.1", description="Loopback address for TCP; no other is accepted."
-    )
-    http_port: Port = Field(default=7070, description="TCP port of REST; 0 takes any free port.")
-    grpc_port: Port = Field(default=7071, description="TCP port of gRPC; 0 takes any free port.")
-    probe_host: str = Field(
-        default="",
-        description=(
-            "Address, such as 0.0.0.0, on which anyone who reaches it may read /livez, /readyz, /startupz and "
-            "/metrics, without TLS; nothing else is served there. None by default."
-        ),
-    )
-    probe_port: Port = Field(
-        default=7072, description="TCP port of the probes at probe_host; 0 takes any free port."
-    )
-    serve_grpc: bool = Field(default=True, description="Whether gRPC is served at all.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least severe log events that are written."
     )
@@ -207,7 +191,7 @@ class Settings(BaseModel):
         default=1 * MIB, description="Bytes of one message on any transport."
     )
     max_connections: Count = Field(
-        default=1_024, description="Connections of one transport at once."
+        default=1_024, description="Connections of one listener at once; more are turned away."
     )
     max_calls_in_flight: Count = Field(
         default=64, description="Unanswered calls of one connection."
@@ -257,12 +241,12 @@ class Settings(BaseModel):
             raise ValueError(message)
         return absolute
 
-    @field_validator("host_dir", "disk_dir", "secret_file", mode="before")
+    @field_validator(*_OPTIONAL_PATHS, mode="before")
     @classmethod
     def _none_if_empty(cls, path: object) -> object:
         return path or None
 
-    @field_validator("host_dir", "disk_dir", "secret_file")
+    @field_validator(*_OPTIONAL_PATHS)
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else Path(os.path.abspath(path))  # noqa: PTH100 - see above
@@ -271,19 +255,6 @@ class Settings(BaseModel):
     @classmethod
     def _known_address(cls, url: object) -> object:
         return check_address(url)
-
-    @field_validator("tcp_host")
-    @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        if not ipaddress.ip_address(host).is_loopback:
-            message = "must be a loopback address, such as 127.0.0.1"
-            raise ValueError(message)
-        return host
-
-    @field_validator("probe_host")
-    @classmethod
-    def _address_or_none(cls, host: str) -> str:
-        return str(ipaddress.ip_address(host)) if host else host
 
     @model_validator(mode="after")
     def _beats_fit(self) -> Self:
@@ -318,6 +289,17 @@ class Settings(BaseModel):
             message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
             raise ValueError(message)
         return self
+
+    @property
+    def token_paths(self) -> dict[Role, Path]:
+        """The files of the tokens that callers over TCP may have; none where there is no TCP."""
+        if not self.listen_tcp:
+            return {}
+        return {
+            Role.OPERATOR: self.operator_token_file or self.runtime_dir / "operator.token",
+            Role.JOINER: self.joiner_token_file or self.runtime_dir / "joiner.token",
+            Role.READER: self.reader_token_file or self.runtime_dir / "reader.token",
+        }
 
     @property
     def secret_path(self) -> Path | None:

@@ -18,4 +18,5 @@ if ! command -v systemd-analyze >/dev/null && [ "$(id -u)" = 0 ] && command -v a
     apt-get install -y -qq --no-install-recommends systemd >/dev/null 2>&1 ||
         { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd; } >/dev/null
 fi
+bash tests/deploy/setup-api.sh
 touch "$venv/.ready"

@@ -14,13 +14,15 @@ from rich.table import Table
 
 from kvlease._version import installed_version
 from kvlease.cli import tables
-from kvlease.cli.connecting import Address, Json, connected
+from kvlease.cli.connecting import Address, Json, connected, told
 from kvlease.cli.listing import first_of
 from kvlease.cli.misses import explanation
 from kvlease.cli.plan import PlanCommand, plan_command
 from kvlease.cli.trace import trace_app
 from kvlease.client import Listed
+from kvlease.credentials import readers_token
 from kvlease.replies import Inspection
+from kvlease.transports.base import parse_address, runtime_directory
 
 app = typer.Typer(
     name="kvlease",
@@ -242,6 +244,18 @@ def top(
     with connected(address, on_doubt="raise") as client:
         client.stats()
         run(client, cache, every_seconds)
+
+
+@app.command()
+def ui(
+    *,
+    address: Annotated[
+        str, typer.Option(help="Where the daemon serves REST over TCP.")
+    ] = "http://127.0.0.1:7070",
+) -> None:
+    """Print the address of the page with the token of a reader in it, for a browser of yours."""
+    with told(status=1):
+        typer.echo(f"{parse_address(address)}/ui#token={readers_token(runtime_directory())}")
 
 
 def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) -> None:

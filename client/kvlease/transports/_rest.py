@@ -85,8 +85,8 @@ class Rest(NamedTuple):
     headers: dict[str, str]
 
 
-def request_of(call: Outgoing) -> Rest:
-    """Return a call as a REST request; what the path says is left out of the body."""
+def request_of(call: Outgoing, token: str = "") -> Rest:
+    """Return a call, with `token` where it has none, as a REST request; the body leaves out what the path says."""
     fields = to_json(call.request)
     method, path = _route_of(call.verb, fields)
     for name in ("cache", "what", "lease_id", "pin_id", "worker_id"):
@@ -102,8 +102,8 @@ def request_of(call: Outgoing) -> Rest:
     if method in ("POST", "PUT"):
         body = json.dumps(fields, separators=(",", ":")).encode()
         headers["Content-Type"] = "application/json"
-    if call.token:
-        headers["Authorization"] = f"Bearer {call.token}"
+    if bearer := call.token or token:
+        headers["Authorization"] = f"Bearer {bearer}"
     if call.idempotency_key:
         headers["Idempotency-Key"] = call.idempotency_key
     if call.epoch:

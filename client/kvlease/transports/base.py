@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -11,13 +11,16 @@ from urllib.parse import urlsplit
 from google.protobuf.message import Message
 
 from kvlease._checks import check_type
+from kvlease.credentials import NO_CREDENTIALS, Bearer, Credentials, from_environment
 from kvlease.errors import DeadlineError, InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
 
 ADDRESS_VARIABLE: Final = "KVLEASE_ADDRESS"
 """The environment variable that names the daemon where a caller does not."""
 
-_SCHEMES: Final = {"unix": True, "http": False, "http+unix": True, "grpc": False, "grpc+unix": True}
+_SCHEMES: Final = {
+    "unix": True, "http": False, "https": False, "http+unix": True, "grpc": False, "grpcs": False, "grpc+unix": True,
+}  # fmt: skip
 """Every scheme of an address, and whether a path follows it rather than host and port."""
 
 
@@ -99,16 +102,27 @@ class Address:
     """Where a daemon listens, and in which protocol."""
 
     scheme: str
-    """unix, http, http+unix, grpc or grpc+unix."""
+    """unix, http, https, http+unix, grpc, grpcs or grpc+unix."""
     path: str = ""
     """The socket's path, for the schemes of Unix sockets."""
     host: str = ""
     port: int = 0
+    credentials: Credentials = NO_CREDENTIALS
 
     @property
     def protocol(self) -> str:
-        """The protocol without the kind of socket: unix, http or grpc."""
-        return self.scheme.partition("+")[0]
+        """The protocol without the kind of socket, or TLS: unix, http or grpc."""
+        return self.scheme.partition("+")[0].removesuffix("s")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether TLS is spoken."""
+        return self.scheme.endswith("s")
+
+    @property
+    def bearer(self) -> Bearer:
+        """What tells the token of calls that have none of their own."""
+        return Bearer(self.credentials, self.host, self.port, runtime_directory())
 
     def __str__(self) -> str:
         """Write the address as it is given."""
@@ -140,14 +154,27 @@ def parse_address(written: str) -> Address:
     return Address(scheme=parts.scheme, host=parts.hostname, port=port)
 
 
+def chosen_address(written: str | None, credentials: Credentials | None) -> Address:
+    """Return the address that a caller names, else the default, with what is shown there: given, or the environment's.
+
+    Raises:
+        InvalidError: the address is malformed, or the token's file cannot be read.
+    """
+    address = parse_address(default_address() if written in (None, "") else written)
+    shown = from_environment() if credentials is None else credentials
+    return replace(address, credentials=shown)
+
+
 def default_address() -> str:
     """Return KVLEASE_ADDRESS where it is set, else the local socket in the user's runtime directory."""
-    if named := os.environ.get(ADDRESS_VARIABLE):
-        return named
+    return os.environ.get(ADDRESS_VARIABLE) or f"unix://{runtime_directory()}/kvlease.sock"
+
+
+def runtime_directory() -> Path:
+    """Return where a daemon of this user has its sockets and tokens, unless told otherwise."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     # The daemon makes its directory with mode 0700, in /tmp too.
-    directory = Path(runtime) / "kvlease" if runtime else Path(f"/tmp/kvlease-{os.getuid()}")  # noqa: S108
-    return f"unix://{directory}/kvlease.sock"
+    return Path(runtime) / "kvlease" if runtime else Path(f"/tmp/kvlease-{os.getuid()}")  # noqa: S108
 
 
 def past_deadline(verb: str) -> DeadlineError:

@@ -15,7 +15,14 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it
 )
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
 
-from kvlease.errors import InvalidError, KVLeaseError, UnavailableError
+from kvlease.credentials import Bearer
+from kvlease.errors import (
+    BusyError,
+    InvalidError,
+    KVLeaseError,
+    TooLargeError,
+    UnavailableError,
+)
 from kvlease.faults import error_from_proto, fitting, holdings_from_text
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
@@ -52,6 +59,7 @@ class GrpcTransport:
     def __init__(self, address: Address) -> None:
         """Remember where the daemon listens."""
         self._address = address
+        self._bearer = address.bearer
         self._channel: grpc.Channel | None = None
         self._lock = threading.Lock()
         self._methods: dict[str, Any] = {}
@@ -65,7 +73,7 @@ class GrpcTransport:
         try:
             method = self._methods.get(call.verb) or self._method(call.verb)
             response: Message = method(
-                call.request, timeout=call.seconds_left(), metadata=_metadata(call)
+                call.request, timeout=call.seconds_left(), metadata=_metadata(call, self._bearer)
             )
         except grpc.RpcError as error:
             raise _error_of(error, call, self._address) from error
@@ -79,7 +87,7 @@ class GrpcTransport:
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
         """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
-        events = self._method(call.verb)(call.request, metadata=_metadata(call))
+        events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
         try:
             while True:
                 # A blocking stream has no limit between two events, so a timer ends it.
@@ -110,7 +118,7 @@ class GrpcTransport:
     def _method(self, verb: str) -> Any:
         with self._lock:
             if self._channel is None:
-                self._channel = grpc.insecure_channel(_target(self._address), options=OPTIONS)
+                self._channel = _open(grpc, self._address)
             method = self._methods[verb] = _multi_callable(self._channel, verb)
         return method
 
@@ -121,6 +129,7 @@ class AsyncGrpcTransport:
     def __init__(self, address: Address) -> None:
         """Remember where the daemon listens."""
         self._address = address
+        self._bearer = address.bearer
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, Any] = {}
 
@@ -128,7 +137,7 @@ class AsyncGrpcTransport:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
         try:
             response: Message = await self._method(call.verb)(
-                call.request, timeout=call.seconds_left(), metadata=_metadata(call)
+                call.request, timeout=call.seconds_left(), metadata=_metadata(call, self._bearer)
             )
         except grpc.RpcError as error:
             raise _error_of(error, call, self._address) from error
@@ -142,7 +151,7 @@ class AsyncGrpcTransport:
 
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
         """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
-        events = self._method(call.verb)(call.request, metadata=_metadata(call))
+        events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
         try:
             while True:
                 async with asyncio.timeout(idle_seconds):
@@ -166,10 +175,18 @@ class AsyncGrpcTransport:
 
     def _method(self, verb: str) -> Any:
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(_target(self._address), options=OPTIONS)
+            self._channel = _open(grpc.aio, self._address)
         if verb not in self._methods:
             self._methods[verb] = _multi_callable(self._channel, verb)
         return self._methods[verb]
+
+
+def _open(kind: Any, address: Address) -> Any:
+    """Return a channel of a kind: grpc's, or grpc.aio's."""
+    if not address.has_tls:
+        return kind.insecure_channel(_target(address), options=OPTIONS)
+    credentials = grpc.ssl_channel_credentials(*address.credentials.pem())
+    return kind.secure_channel(_target(address), credentials, options=OPTIONS)
 
 
 def _target(address: Address) -> str:
@@ -187,9 +204,10 @@ def _multi_callable(channel: Any, verb: str) -> Any:
     )
 
 
-def _metadata(call: Outgoing) -> tuple[tuple[str, str], ...]:
+def _metadata(call: Outgoing, bearer: Bearer) -> tuple[tuple[str, str], ...]:
+    token = call.token or bearer.token
     pairs = (
-        ("authorization", f"Bearer {call.token}" if call.token else ""),
+        ("authorization", f"Bearer {token}" if token else ""),
         ("idempotency-key", call.idempotency_key),
         ("kvlease-epoch", str(call.epoch) if call.epoch else ""),
         ("kvlease-cache", call.cache),
@@ -206,6 +224,9 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return past_deadline(call.verb)
     message = f"{error.details() or status.name} ({address})"
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # gRPC itself gives up on what is far above the limit, and on calls above its number.
+        return TooLargeError(message) if "larger" in message else BusyError(message)
     if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return InvalidError(message)
     return UnavailableError(message)

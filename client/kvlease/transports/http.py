@@ -79,6 +79,7 @@ class _Connection:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._bearer = address.bearer
         self._connection: http.client.HTTPConnection | None = None
 
     @property
@@ -97,7 +98,7 @@ class _Connection:
 
     def begin(self, call: Outgoing) -> http.client.HTTPResponse:
         """Send a call and return the answer, whose body is yet to be read."""
-        request = request_of(call)
+        request = request_of(call, call.token or self._bearer.token)
         connection = self._connection
         if connection is None:
             connection = self._connection = self._open(call.seconds_left())
@@ -123,7 +124,11 @@ class _Connection:
     def _open(self, seconds: float) -> http.client.HTTPConnection:
         if self._address.path:
             return _UnixConnection(self._address.path, seconds)
-        return http.client.HTTPConnection(self._address.host, self._address.port, timeout=seconds)
+        host, port = self._address.host, self._address.port
+        if self._address.has_tls:
+            context = self._address.credentials.tls()
+            return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+        return http.client.HTTPConnection(host, port, timeout=seconds)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -1,5 +1,6 @@
 """Own REST on an event loop: one aiohttp session, over TCP or a Unix socket; how calls read is `_rest`'s business."""
 
+import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -17,11 +18,12 @@ class AsyncHttpTransport:
     def __init__(self, address: Address) -> None:
         """Remember where the daemon listens."""
         self._address = address
+        self._bearer = address.bearer
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
-        request = request_of(call)
+        request = request_of(call, call.token or self._bearer.token)
         limit = aiohttp.ClientTimeout(total=call.seconds_left())
         try:
             async with self._opened().request(
@@ -46,7 +48,7 @@ class AsyncHttpTransport:
 
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
         """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
-        request = request_of(call)
+        request = request_of(call, call.token or self._bearer.token)
         limit = aiohttp.ClientTimeout(
             total=None, sock_connect=call.seconds_left(), sock_read=idle_seconds
         )
@@ -76,14 +78,17 @@ class AsyncHttpTransport:
             connector = (
                 aiohttp.UnixConnector(self._address.path)
                 if self._address.path
-                else aiohttp.TCPConnector()
+                else aiohttp.TCPConnector(ssl=self._tls())
             )
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         return self._session
 
+    def _tls(self) -> ssl.SSLContext | bool:
+        return self._address.credentials.tls() if self._address.has_tls else True
+
     def _url(self, path: str) -> str:
         host = "localhost" if self._address.path else f"{self._address.host}:{self._address.port}"
-        return f"http://{host}{path}"
+        return f"{'https' if self._address.has_tls else 'http'}://{host}{path}"
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         return UnavailableError(

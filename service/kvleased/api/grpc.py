@@ -16,7 +16,9 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.messages import M, parse
 from kvleased.api.sockets import private_directory
+from kvleased.api.tls import role_of_name, tls_files
 from kvleased.callers import Caller
+from kvleased.roles import Role, of_verb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from kvleased.api.seam import Backend, Limits, Observer
+    from kvleased.api.tls import TlsFiles
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["KVLeaseService"]
 STOP_SECONDS: Final = 1.0
@@ -32,11 +35,12 @@ STOP_SECONDS: Final = 1.0
 HEALTH_SECONDS: Final = 0.5
 """Seconds between two looks at whether the daemon is ready."""
 
-_READ_BYTES_MAX: Final = 64 << 20
-"""Bytes up to which a message is read although it is above the limit, so that its refusal can say what the limit is."""
 _SLACK_BYTES: Final = 1 << 20
-"""The same, where the limit itself is as large as that."""
+"""Bytes above the limit up to which a message is read, so that its refusal can say what the limit is."""
 _KEEPALIVE_MS: Final = 30_000
+_MS_PER_SECOND: Final = 1000
+_HEAD_BYTES_MAX: Final = 16 << 10
+"""Bytes of the metadata of a call."""
 
 
 class GrpcServer:
@@ -57,16 +61,7 @@ class GrpcServer:
         from grpc_reflection.v1alpha import reflection  # noqa: PLC0415
 
         server = grpc.aio.server(
-            options=(
-                (
-                    "grpc.max_receive_message_length",
-                    max(_READ_BYTES_MAX, settings.max_message_bytes + _SLACK_BYTES),
-                ),
-                ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-                ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
-            ),
-            maximum_concurrent_rpcs=settings.max_connections,
+            options=_options(settings), maximum_concurrent_rpcs=settings.max_connections
         )
         verbs = Verbs(daemon, self._metrics, settings.max_message_bytes)
         server.add_generic_rpc_handlers(
@@ -85,7 +80,9 @@ class GrpcServer:
         path.chmod(0o600)
         if settings.listen_tcp:
             host = f"[{settings.tcp_host}]" if ":" in settings.tcp_host else settings.tcp_host
-            self.grpc_port = _bind(server, f"{host}:{settings.grpc_port}")
+            address = f"{host}:{settings.grpc_port}"
+            files = tls_files(settings)
+            self.grpc_port = _bind(server, address, None if files is None else _credentials(files))
         await server.start()
         self._server = server
         self._health = asyncio.create_task(_tell_health(servicer, daemon))
@@ -101,9 +98,40 @@ class GrpcServer:
             await server.stop(STOP_SECONDS)
 
 
-def _bind(server: grpc.aio.Server, address: str) -> int:
+def _options(settings: Limits) -> tuple[tuple[str, int], ...]:
+    """Return what a connection and a call may cost."""
+    return (
+        ("grpc.max_receive_message_length", settings.max_message_bytes + _SLACK_BYTES),
+        ("grpc.max_metadata_size", _HEAD_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", _HEAD_BYTES_MAX),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.max_concurrent_streams", settings.max_calls_in_flight),
+        ("grpc.max_connection_idle_ms", int(settings.idle_seconds_max * _MS_PER_SECOND)),
+        ("grpc.server_handshake_timeout_ms", int(settings.head_seconds_max * _MS_PER_SECOND)),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
+    )
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Return what gRPC needs for TLS; the files were tried when REST began to serve with them."""
+    import grpc  # noqa: PLC0415 - see start
+
+    authority = None if files.client_ca_file is None else files.client_ca_file.read_bytes()
+    pair = (files.key_file.read_bytes(), files.cert_file.read_bytes())
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=authority, require_client_auth=authority is not None
+    )
+
+
+def _bind(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
     """Listen; where that cannot be, say so as the other servers do."""
     try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"gRPC cannot listen on {address}: {error}") from error
@@ -135,11 +163,13 @@ class Verbs:
         return found
 
     def _unary(self, verb: str, kind: type[Message]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        roles = of_verb(verb)
+
         async def answer(packed: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             started = perf_counter()
             try:
+                caller = self._daemon.admit(roles, _caller(context))
                 request = self._parse(kind, packed)
-                caller = _caller(context)
             except KVLeaseError as error:
                 result: Message | KVLeaseError = error
             else:
@@ -158,12 +188,14 @@ class Verbs:
     def _stream(
         self, verb: str, kind: type[Message]
     ) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        roles = of_verb(verb)
+
         async def answers(
             packed: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
         ) -> AsyncIterator[bytes]:
             try:
+                caller = self._daemon.admit(roles, _caller(context))
                 request = self._parse(kind, packed)
-                caller = _caller(context)
             except KVLeaseError as error:
                 await _abort(context, error)
                 return
@@ -197,7 +229,7 @@ def verb_of(method_name: str) -> str:
 
 
 def _caller(context: grpc.aio.ServicerContext[bytes, bytes]) -> Caller:
-    fields: dict[str, Any] = {"transport": "grpc"}
+    fields: dict[str, Any] = {"transport": "grpc", "role": _role(context)}
     for name, value in context.invocation_metadata() or ():
         text = value if isinstance(value, str) else value.decode("latin-1")
         if name == "authorization":
@@ -209,6 +241,18 @@ def _caller(context: grpc.aio.ServicerContext[bytes, bytes]) -> Caller:
         elif name == "kvlease-epoch":
             fields["epoch"] = _epoch(text)
     return Caller(**fields)
+
+
+def _role(context: grpc.aio.ServicerContext[bytes, bytes]) -> Role:
+    """Return what a caller is without a token.
+
+    gRPC does not tell who is at the other end of a Unix socket; the modes of the socket and its directory have let in
+    nobody but this user and root.
+    """
+    if context.peer().startswith("unix:"):
+        return Role.OPERATOR
+    names = tuple(context.auth_context().get("x509_common_name", ()))
+    return role_of_name(names[0].decode("utf-8", "replace")) if names else Role.STRANGER
 
 
 def _token(header: str) -> str:

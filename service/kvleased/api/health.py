@@ -7,7 +7,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from kvlease.errors import KVLeaseError
+from kvleased.api.rest_endpoints import admitted, refusal
 from kvleased.api.seam import Backend, Observer
+from kvleased.roles import OF_PATH
 
 HEAVY_MODULES: Final = ("torch", "cuda", "transformers")
 """What must never be imported where calls are answered; `/livez?verbose` tells whether it was."""
@@ -28,13 +31,13 @@ class Probes:
         """Take note that the daemon serves now, so that a drain that begins before the first probe is no start."""
         self._was_ready = True
 
-    def add_to(self, app: Starlette) -> None:
-        """Serve the probes beside the API."""
+    def add_to(self, app: Starlette, *, is_for_all: bool) -> None:
+        """Serve the probes beside the API, or, for all who reach an address, by themselves."""
         for path, probe in (
             ("/livez", self.live),
             ("/readyz", self.ready),
             ("/startupz", self.startup),
-            ("/metrics", self.metrics),
+            ("/metrics", self.metrics if is_for_all else self.metrics_for_some),
         ):
             app.router.add_route(path, probe, methods=["GET"], include_in_schema=False)
 
@@ -55,6 +58,14 @@ class Probes:
         is_ready, reason = self._daemon.readiness
         self._was_ready = self._was_ready or is_ready
         return _told(request, "started", is_good=self._was_ready, reason=reason)
+
+    async def metrics_for_some(self, request: Request) -> Response:
+        """Return the metrics to who may read them."""
+        try:
+            admitted(self._daemon, OF_PATH["/metrics"], request)
+        except KVLeaseError as error:
+            return refusal(error)
+        return await self.metrics(request)
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002 - a route's signature
         """Return the metrics."""

@@ -8,6 +8,7 @@ import array
 import asyncio
 import os
 import socket
+from time import perf_counter
 from typing import Final
 
 from google.protobuf.message import Message
@@ -17,15 +18,15 @@ from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.local_connection import (
-    FRAME_SECONDS_MAX,
     LocalConnection,
     error_frame,
     frame_of,
 )
 from kvleased.api.messages import parse
 from kvleased.api.seam import Backend, Limits, Observer
-from kvleased.api.sockets import listen_unix, peer_of, remove_unix
+from kvleased.api.sockets import listen_unix, peer_of, remove_unix, role_of
 from kvleased.callers import Caller
+from kvleased.roles import of_verb
 
 FDS_MAX: Final = 4
 """Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
@@ -33,6 +34,8 @@ _FDS_SPACE_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 RECEIVE_BYTES: Final = 1 << 16
 ACCEPTS_A_TURN: Final = 64
 """Connections accepted before the loop looks at anything else."""
+SECONDS_SILENT: Final = 1.0
+"""Seconds after which a connection that says nothing gives way to a new one, where there are too many."""
 SECONDS_WITHOUT_FDS: Final = 0.1
 """Seconds to pause accepting when this process is out of descriptors."""
 
@@ -86,10 +89,23 @@ class LocalServer:
                 self._pause()
                 return
             sock.setblocking(False)
-            if len(self.connections) >= self.settings.max_connections:
+            if not self._has_room():
                 self._turn_away(sock)
             else:
                 self.connections.add(_Opening(self, sock))
+
+    def _has_room(self) -> bool:
+        """Tell whether one more connection can be had: at the limit in place of the one that was silent longest."""
+        if len(self.connections) < self.settings.max_connections:
+            return True
+        silent_since = perf_counter() - SECONDS_SILENT
+        idle = [one for one in self.connections if one.is_idle and one.heard_at < silent_since]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda one: one.heard_at)
+        self.connections.discard(longest)
+        longest.close()
+        return True
 
     def _pause(self) -> None:
         # Out of descriptors: the listener stays readable, so the loop would spin until one is free.
@@ -122,7 +138,10 @@ class _Opening:
         self._loop = asyncio.get_running_loop()
         self._received = bytearray()
         self._fds: list[int] = []
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline = self._loop.call_later(server.settings.head_seconds_max, self.close)
+        self.is_idle = True
+        self.heard_at = perf_counter()
+        """Seconds at which it was accepted; the names are those of a `LocalConnection`."""
         self._task: asyncio.Task[None] | None = None
         self._loop.add_reader(sock.fileno(), self._readable)
 
@@ -150,8 +169,6 @@ class _Opening:
         if not data or flags & socket.MSG_CTRUNC or len(self._fds) > FDS_MAX:
             self.close()
             return
-        if self._deadline is None:
-            self._deadline = self._loop.call_later(FRAME_SECONDS_MAX, self.close)
         self._take()
 
     def _take(self) -> None:
@@ -190,7 +207,13 @@ class _Opening:
             pidfd=self._fds[0] if self._fds else None,
             peer_pid=peer.pid,
             peer_uid=peer.uid,
+            role=role_of(peer),
         )
+        try:
+            caller = self._server.daemon.admit(of_verb("attach"), caller)
+        except KVLeaseError as error:
+            self._attached(call, error, started)
+            return
         answer = faults.ask(self._server.daemon.call, "attach", call.attach, caller)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(
@@ -244,8 +267,8 @@ class _Opening:
 
     def _stop_reading(self) -> None:
         self._loop.remove_reader(self._sock.fileno())
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._deadline.cancel()
+        self.is_idle = False
 
     def _close_fds(self) -> None:
         while self._fds:

@@ -17,17 +17,18 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.messages import parse
 from kvleased.api.seam import Backend, Limits, Observer
-from kvleased.api.sockets import Peer
+from kvleased.api.sockets import Peer, role_of
 from kvleased.callers import Caller
+from kvleased.roles import OF_VERB, OWN, of_verb
 
-FRAME_SECONDS_MAX: Final = 10.0
-"""Seconds from the first byte of a frame to its last."""
 UNSENT_BYTES_MAX: Final = 4 << 20
 """Bytes that a peer may leave unread before it is disconnected."""
 
 _RETRY_AFTER_MS: Final = 10
 _STREAMS: Final = frozenset({"watch", "trace"})
 """The verbs that are answered without end."""
+_OWN: Final = frozenset(verb for verb, roles in OF_VERB.items() if roles is OWN)
+"""The verbs of attached workers, called all the time: their token is looked at where they are carried out."""
 _UNSENT_STREAM_BYTES_MAX: Final = 1 << 20
 """Bytes of streams that may be unread before the next answer waits."""
 _UNSENT_SECONDS: Final = 0.05
@@ -83,10 +84,14 @@ class LocalConnection(asyncio.Protocol):
         self._observe = server.metrics.observe
         self._pid, self._uid = peer
         self._token = token
+        self._role = role_of(peer)
         self._message_bytes_max = server.settings.max_message_bytes
         self._calls_max = server.settings.max_calls_in_flight
+        self._frame_seconds_max = server.settings.head_seconds_max
         self._transport: asyncio.Transport | None = None
         self._is_closed = False
+        self.heard_at = perf_counter()
+        """Seconds on the clock of `perf_counter` at which the last frame came."""
         self._partial = bytearray()
         self._bytes_needed = BYTES_OF_LENGTH
         self._deadline: asyncio.TimerHandle | None = None
@@ -97,6 +102,11 @@ class LocalConnection(asyncio.Protocol):
     def __repr__(self) -> str:
         """Show life: calls that are not answered yet."""
         return f"<LocalConnection {len(self._waiting)} waiting, {len(self._watches)} watching>"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for an answer over it."""
+        return not self._waiting and not self._watches
 
     def close(self) -> None:
         """Close the connection once what was written is sent; also one that is only about to be made."""
@@ -184,7 +194,7 @@ class LocalConnection(asyncio.Protocol):
                 self._bytes_needed += int.from_bytes(rest[:BYTES_OF_LENGTH], "little")
             assert self._transport is not None, "kept after the end"
             loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(FRAME_SECONDS_MAX, self._transport.abort)
+            self._deadline = loop.call_later(self._frame_seconds_max, self._transport.abort)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -193,7 +203,7 @@ class LocalConnection(asyncio.Protocol):
 
     def _serve(self, packed: bytes) -> bool:
         """Answer one call, now or later; False where the peer cannot be told which call failed."""
-        started = perf_counter()
+        started = self.heard_at = perf_counter()
         try:
             call = parse(pb.Call, packed)
         except InvalidError as error:
@@ -201,20 +211,37 @@ class LocalConnection(asyncio.Protocol):
             self._refuse(call_number, error)
             return call_number != 0
         verb = call.WhichOneof("request")
-        if verb is None or verb == "attach":
-            self._refuse(call.call_number, _misplaced(verb))
-            return True
-        if verb in _STREAMS:
-            self._watch(verb, call)
-            return True
         token, key = call.token or self._token, call.idempotency_key
         caller = Caller("local", token, call.epoch, key, call.cache, None, self._pid, self._uid)
+        if verb not in _OWN:
+            admitted = self._admitted(verb, call, caller._replace(role=self._role), started)
+            if admitted is None:
+                return True
+            caller = admitted
+        assert verb is not None, "what has no verb is not admitted"
         answer = faults.ask(self._daemon.answer, verb, getattr(call, verb), caller)
         if isinstance(answer, asyncio.Future):
             self._wait(call.call_number, verb, answer, started)
         else:
             self._answer(call.call_number, verb, answer, started)
         return True
+
+    def _admitted(
+        self, verb: str | None, call: pb.Call, caller: Caller, started: float
+    ) -> Caller | None:
+        """Return who calls a verb that is not for workers alone; None where all is said, or a stream begins."""
+        if verb is None or verb == "attach":
+            self._refuse(call.call_number, _misplaced(verb))
+            return None
+        try:
+            caller = self._daemon.admit(of_verb(verb), caller)
+        except KVLeaseError as error:
+            self._answer(call.call_number, verb, error, started)
+            return None
+        if verb in _STREAMS:
+            self._watch(verb, call, caller)
+            return None
+        return caller
 
     def _answer(
         self, call_number: int, verb: str, answer: Message | KVLeaseError, started: float
@@ -244,17 +271,15 @@ class LocalConnection(asyncio.Protocol):
         self._waiting.add(future)
         future.add_done_callback(done)
 
-    def _watch(self, verb: str, call: pb.Call) -> None:
+    def _watch(self, verb: str, call: pb.Call, caller: Caller) -> None:
         if not self._has_room():
             self._refuse(call.call_number, self._too_many())
             return
-        watch = asyncio.get_running_loop().create_task(self._send_stream(verb, call))
+        watch = asyncio.get_running_loop().create_task(self._send_stream(verb, call, caller))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
-    async def _send_stream(self, verb: str, call: pb.Call) -> None:
-        token = call.token or self._token
-        caller = Caller("local", token, call.epoch, "", call.cache, None, self._pid, self._uid)
+    async def _send_stream(self, verb: str, call: pb.Call, caller: Caller) -> None:
         async for answer in faults.stream(self._daemon, verb, getattr(call, verb), caller):
             self._send(frame_of(call.call_number, self._daemon.epoch, verb, answer))
             # A reader that is slow is no reason to disconnect: what it misses is told.

@@ -6,33 +6,30 @@ behind it. So a restarted daemon is ready before FastAPI is imported, and a hot 
 
 import asyncio
 import importlib
-import socket
+import re
 from collections.abc import Awaitable, Callable
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, compile_path
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
 from kvlease.errors import InternalError, InvalidError
 from kvleased.api.health import Probes
+from kvleased.api.http_server import HttpLimits, HttpServer
 from kvleased.api.rest_endpoints import Endpoint, refusal
 from kvleased.api.rest_events import EventsEndpoint, Streams
-from kvleased.api.rest_protocol import GuardedProtocol
 from kvleased.api.rest_routes import ROUTES, Route
 from kvleased.api.seam import Backend, Beside, Limits, Observer
-from kvleased.api.sockets import BACKLOG, listen_tcp, listen_unix, remove_unix
+from kvleased.api.sockets import is_loopback, listen_tcp, listen_unix, remove_unix
+from kvleased.api.tls import tls_files
 
-KEEP_ALIVE_SECONDS: Final = 75
-"""Seconds that an idle connection is kept."""
-STOP_SECONDS: Final = 2
-"""Seconds that requests in progress have left when the server stops."""
 Answers = Callable[[Request], Awaitable[Response]]
 """What answers the requests of one route."""
 
@@ -44,8 +41,8 @@ class RestServer:
         """Remember who counts, and what is served beside the API."""
         self._metrics = metrics
         self._page = page
-        self._server: uvicorn.Server | None = None
-        self._sockets: list[socket.socket] = []
+        self._servers: list[HttpServer] = []
+        self._remove: Callable[[], None] = lambda: None
         self._streams: Streams = set()
         self._behind: _Behind
         self._probes: Probes
@@ -59,42 +56,38 @@ class RestServer:
 
     async def start(self, daemon: Backend, settings: Limits) -> None:
         """Begin to listen at `http.sock` in the runtime directory and, where wanted, on TCP."""
-
-        class Guarded(GuardedProtocol):
-            connections_max = settings.max_connections
-
-        self._sockets = [listen_unix(settings.runtime_dir / "http.sock")]
-        if settings.listen_tcp:
-            tcp = listen_tcp(settings.tcp_host, settings.http_port)
-            self._sockets.append(tcp)
-            self.http_port = tcp.getsockname()[1]
+        local = listen_unix(settings.runtime_dir / "http.sock")
+        self._remove = lambda: remove_unix(local)
         app = make_app(daemon, self._metrics, message_bytes_max=settings.max_message_bytes)
         if self._page is not None:
-            self._page.add_to(app)
+            self._page.add_to(app, daemon)
         self._streams, self._behind = app.state.streams, app.state.behind
         self._probes = app.state.probes
-        config = uvicorn.Config(
-            app,
-            http=Guarded,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            headers=[("KVLease-Epoch", str(daemon.epoch))],
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=STOP_SECONDS,
+        limits = HttpLimits(
+            connections_max=settings.max_connections,
+            head_seconds_max=settings.head_seconds_max,
+            body_seconds_max=settings.body_seconds_max,
+            idle_seconds_max=settings.idle_seconds_max,
         )
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        # Not serve(): it would take the signals of the process and wake ten times a second.
-        await server.startup(sockets=self._sockets)
-        await server.on_tick(0)
-        self._server = server
+        headers = [("KVLease-Epoch", str(daemon.epoch))]
+        # Strangers on TCP cannot use up the connections of the Unix socket.
+        self._servers = [HttpServer(app, local, limits, headers=headers)]
+        if settings.listen_tcp:
+            tcp = listen_tcp(settings.tcp_host, settings.http_port)
+            self.http_port = tcp.getsockname()[1]
+            files = tls_files(settings)
+            self._servers.append(
+                HttpServer(
+                    app,
+                    tcp,
+                    limits,
+                    tls=None if files is None else files.context(),
+                    is_for_any_host=not is_loopback(settings.tcp_host),
+                    headers=headers,
+                )
+            )
+        for server in self._servers:
+            await server.start()
 
     async def complete(self) -> None:
         """Take note that the daemon serves, and make the part of the app that is seldom the first to be called."""
@@ -103,13 +96,13 @@ class RestServer:
 
     async def stop(self) -> None:
         """Stop listening, and let requests in progress finish for a moment."""
-        server, self._server = self._server, None
-        if server is None:
+        servers, self._servers = self._servers, []
+        if not servers:
             return
         for gone in tuple(self._streams):
             gone.cancel()
-        remove_unix(self._sockets[0])
-        await server.shutdown(sockets=self._sockets)
+        self._remove()
+        await asyncio.gather(*(server.stop() for server in servers))
 
 
 def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> Starlette:
@@ -125,7 +118,7 @@ def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> S
         if route.is_hot:
             app.routes.append(_Exact(route.path, answers, methods=[route.method]))
     app.state.probes = Probes(daemon, metrics)
-    app.state.probes.add_to(app)
+    app.state.probes.add_to(app, is_for_all=False)
     app.state.behind = app.router.default = _Behind(endpoints, app)
     return app
 
@@ -177,9 +170,24 @@ async def _refused_by_http(request: Request, error: Exception) -> Response:
     detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
     wrong = _wrong_argument(request.method, request.scope["path"])
     answer = refusal(wrong or InvalidError(detail, resource="path"), error.status_code)
-    for name, value in (error.headers or {}).items():
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The router knows the methods of one route, and several may have the same path.
+        headers["Allow"] = _methods_at(request.scope["path"]) or headers.get("Allow", "")
+    for name, value in headers.items():
         answer.raw_headers.append((name.lower().encode(), value.encode()))
     return answer
+
+
+def _methods_at(path: str) -> str:
+    """Return the methods of all routes of the table that take a path."""
+    found = {route.method for route, takes in _patterns() if takes.fullmatch(path)}
+    return ", ".join(sorted(found))
+
+
+@cache
+def _patterns() -> list[tuple[Route, re.Pattern[str]]]:
+    return [(route, compile_path(route.path)[0]) for route in ROUTES]
 
 
 def _wrong_argument(method: str, path: str) -> InvalidError | None:

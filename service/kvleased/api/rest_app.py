@@ -17,6 +17,7 @@ from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.conversion import Json, schemas_of
 from kvleased.api.rest_routes import Route
+from kvleased.roles import Role
 
 TITLE: Final = "kvlease"
 DESCRIPTION: Final = (
@@ -111,20 +112,24 @@ def make_described_app(endpoints: Mapping[Route, Answers]) -> FastAPI:
             summary=route.summary,
             tags=[route.tag],
             responses=responses(route),
+            openapi_extra={"x-roles": [role.value for role in Role if role in route.roles]},
         )
     written = app.openapi()
     schemas = written["components"]["schemas"]
     for name, schema in components().items():
         schemas.setdefault(name, schema)
     written["components"]["securitySchemes"] = {
-        "worker": {
+        "bearer": {
             "type": "http",
             "scheme": "bearer",
-            "description": "The token that attach returned; operators send none.",
+            "description": (
+                "The token that attach returned, or that of a reader, a joiner or an operator; over the Unix socket "
+                "the operator sends none. Which of them may call an operation, its x-roles tell."
+            ),
         }
     }
-    # Either: a worker's token, or none.
-    written["security"] = [{"worker": []}, {}]
+    # Either: a token, or none where the socket or a certificate says who calls.
+    written["security"] = [{"bearer": []}, {}]
     return app
 
 

@@ -22,9 +22,8 @@ from kvleased.api.rest_routes import Route
 from kvleased.api.seam import Backend, Observer
 from kvleased.api.sockets import Peer
 from kvleased.callers import Caller
+from kvleased.roles import Role, Roles
 
-BODY_SECONDS_MAX: Final = 10.0
-"""Seconds from the head of a request to the end of its body."""
 LOCAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 """Hosts under which loopback is addressed; any other is a web page that had its own name resolved to loopback."""
 
@@ -76,6 +75,7 @@ class Endpoint:
         self._route = route
         self._request_class = route.request_class
         self._in_path = route.in_path
+        self._roles = route.roles
         self._settled = route.settled
         self._daemon = daemon
         self._metrics = metrics
@@ -100,6 +100,8 @@ class Endpoint:
 
     async def _read(self, request: Request) -> tuple[Message, Caller]:
         caller, content_type = _caller(request)
+        # Before the body: a stranger does not make us read one.
+        caller = self._daemon.admit(self._roles, caller)
         fields: dict[str, Any] = dict(self._settled)
         body_class = self._route.body
         if body_class is not None:
@@ -112,9 +114,9 @@ class Endpoint:
             named, cache = self._named(request)
             fields = {**fields, **named}
         if cache:
-            caller = _of_cache(caller, cache)
+            caller = caller._replace(cache=cache)
         with _as_invalid(self._route.verb):
-            return self._request_class(**fields), Caller(**caller)
+            return self._request_class(**fields), caller
 
     def _named(self, request: Request) -> tuple[dict[str, object], str]:
         """Return the fields that path and query name, and the cache that an operator means."""
@@ -168,27 +170,31 @@ async def until_gone(request: Request) -> None:
         pass
 
 
-def caller_of(request: Request) -> Caller:
-    """Return who asks, where the request is for no verb.
+def admitted(daemon: Backend, roles: Roles, request: Request) -> Caller:
+    """Return who asks for something that is no verb.
 
     Raises:
         InvalidError: a name that leads to loopback was used, as a web page of somebody else's would.
-        UnknownWorkerError: the Authorization header is not a bearer token.
+        UnknownWorkerError: the Authorization header is not a bearer token, or that of nobody.
+        NotYoursError: the caller's role may not.
     """
-    fields, _ = _caller(request)
-    return Caller(**fields)
+    caller, _ = _caller(request)
+    return daemon.admit(roles, caller)
 
 
-def _caller(request: Request) -> tuple[dict[str, Any], bytes]:
-    """Return the fields of the caller, and the content type."""
-    peer: Peer = request.scope.get("extensions", {}).get("peercred", _NOBODY)
+def _caller(request: Request) -> tuple[Caller, bytes]:
+    """Return the caller as he says he is, and the content type."""
+    extensions = request.scope.get("extensions", {})
+    peer: Peer = extensions.get("peercred", _NOBODY)
     fields: dict[str, Any] = {"transport": "rest", "peer_pid": peer.pid, "peer_uid": peer.uid}
+    fields["role"] = extensions.get("role", Role.STRANGER)
+    checks_host = extensions.get("checks_host", True)
     content_type = b""
     for name, value in request.scope["headers"]:
         if name == b"content-type":
             content_type = value
         elif name == b"host":
-            if peer is _NOBODY and value.rpartition(b":")[0] not in LOCAL_NAMES:
+            if checks_host and value.rpartition(b":")[0] not in LOCAL_NAMES:
                 _check_host(value)
         elif name == b"authorization":
             fields["token"] = _token(value)
@@ -196,11 +202,7 @@ def _caller(request: Request) -> tuple[dict[str, Any], bytes]:
             fields["idempotency_key"] = value.decode("latin-1")
         elif name == b"kvlease-epoch":
             fields["epoch"] = _integer("KVLease-Epoch", value.decode("latin-1"))
-    return fields, content_type
-
-
-def _of_cache(caller: dict[str, Any], cache: str) -> dict[str, Any]:
-    return caller | {"cache": cache}
+    return Caller(**fields), content_type
 
 
 def _check_host(host: bytes) -> None:
@@ -259,7 +261,7 @@ async def _body(request: Request, bytes_max: int) -> bytes:
     body: bytes = message.get("body", b"")
     if message.get("more_body"):
         try:
-            async with asyncio.timeout(BODY_SECONDS_MAX):
+            async with asyncio.timeout(_body_seconds_max(request)):
                 while message.get("more_body") and len(body) <= bytes_max:
                     message = await request.receive()
                     body += message.get("body", b"")
@@ -269,6 +271,10 @@ async def _body(request: Request, bytes_max: int) -> bytes:
         need = max(len(body), _announced_bytes(request))
         raise TooLargeError(resource="message_bytes", need=need, limit=bytes_max)
     return body
+
+
+def _body_seconds_max(request: Request) -> float:
+    return float(request.scope["extensions"]["body_seconds_max"])
 
 
 def _announced_bytes(request: Request) -> int:

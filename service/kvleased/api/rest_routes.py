@@ -6,6 +6,7 @@ from typing import Any, Final
 from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import Body
+from kvleased.roles import OF_OPERATION, Roles, of_verb
 
 _REQUESTS: Final = {
     field.name: getattr(pb, field.message_type.name)
@@ -49,6 +50,11 @@ class Route:
     def request_class(self) -> Any:
         """The message that the daemon takes."""
         return _REQUESTS[self.verb]
+
+    @property
+    def roles(self) -> Roles:
+        """Who may call it."""
+        return OF_OPERATION.get(self.operation_id) or of_verb(self.verb)
 
     @property
     def in_path(self) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ from typing import Protocol
 from google.protobuf.message import Message
 from starlette.applications import Starlette
 
+from kvleased.api.tls import TlsSettings
 from kvleased.callers import Caller
+from kvleased.roles import Roles
 
 
 class Backend(Protocol):
@@ -22,6 +24,10 @@ class Backend(Protocol):
     @property
     def readiness(self) -> tuple[bool, str]:
         """Whether calls can be granted, and why not."""
+        ...
+
+    def admit(self, allowed: Roles, caller: Caller) -> Caller:
+        """Return the caller as who he is, before each call; raises UnknownWorkerError, NotYoursError."""
         ...
 
     def call(
@@ -68,12 +74,12 @@ class Observer(Protocol):
 class Beside(Protocol):
     """What is served beside the API."""
 
-    def add_to(self, app: Starlette) -> None:
-        """Add its routes."""
+    def add_to(self, app: Starlette, daemon: Backend) -> None:
+        """Add its routes; the daemon says who may see what."""
         ...
 
 
-class Limits(Protocol):
+class Limits(TlsSettings, Protocol):
     """Which settings the adapters read."""
 
     @property
@@ -109,6 +115,21 @@ class Limits(Protocol):
     @property
     def max_connections(self) -> int:
         """Connections of one transport at once."""
+        ...
+
+    @property
+    def head_seconds_max(self) -> float:
+        """Seconds from the first byte of a request's head or a frame to its last, and for a handshake."""
+        ...
+
+    @property
+    def body_seconds_max(self) -> float:
+        """Seconds from a request's head to the end of its body."""
+        ...
+
+    @property
+    def idle_seconds_max(self) -> float:
+        """Seconds that a connection may be idle over HTTP and gRPC, or leave an answer unread."""
         ...
 
     @property

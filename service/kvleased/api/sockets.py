@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvleased.roles import Role
+
 BACKLOG: Final = 512
 """Connections that the kernel keeps until they are accepted."""
 
@@ -45,13 +47,12 @@ def remove_unix(listener: socket.socket) -> None:
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on a loopback address."""
-    assert ipaddress.ip_address(host).is_loopback, "the API is bound to loopback only"
+    """Return a listening TCP socket for the API; the settings have seen to it that TLS goes with other addresses."""
     return listen_beyond(host, port)
 
 
 def listen_beyond(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on any address; whoever calls must serve nothing there but probes and metrics."""
+    """Return a listening TCP socket on any address."""
     is_v6 = ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - IP's own number
     listener = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -63,6 +64,11 @@ def listen_beyond(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 def private_directory(path: Path) -> None:
@@ -83,3 +89,8 @@ def peer_of(sock: socket.socket) -> Peer:
         return Peer()
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return Peer(pid=pid, uid=uid)
+
+
+def role_of(peer: Peer) -> Role:
+    """Return what a peer is without a token: this user and root rule the daemon anyhow, by signals if not by calls."""
+    return Role.OPERATOR if peer.uid in {0, os.geteuid()} else Role.STRANGER

@@ -191,9 +191,11 @@ class Cache:
         """Return up to `limit` leases whose ids are above `after_id`, by id; `now` is in monotonic seconds."""
         return list_leases(self._state, after_id, limit, now)
 
-    def list_pins(self, after_id: int, limit: int) -> tuple[PinFacts, ...]:
-        """Return up to `limit` pins whose ids are above `after_id`, by id."""
-        return list_pins(self._state, after_id, limit)
+    def list_pins(
+        self, after_id: int, limit: int, tenant: int | None = None
+    ) -> tuple[PinFacts, ...]:
+        """Return up to `limit` pins whose ids are above `after_id`, by id; of one tenant where that is given."""
+        return list_pins(self._state, after_id, limit, tenant)
 
     def list_magazines(self, now: float) -> tuple[MagazineFacts, ...]:
         """Return what each magazine holds, by place; `now` is in monotonic seconds."""

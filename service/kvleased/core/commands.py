@@ -117,7 +117,7 @@ class Evict:
     """Move blocks out of the device pool: a lease's, those of keys, or the coldest `num_blocks`."""
 
     worker_id: WorkerId | None = None
-    """None for an operator, who may not name a lease."""
+    """None for an operator, who may not name a lease, but anybody's blocks; a worker's are its own tenant's."""
     lease_id: LeaseId | None = None
     keys: bytes = b""
     num_blocks: int = 0
@@ -174,6 +174,8 @@ class Unpin:
     """End a pin."""
 
     pin_id: PinId
+    tenant_digest: int | None = None
+    """Whose pins there are; None, for an operator, may end everybody's."""
 
 
 @message

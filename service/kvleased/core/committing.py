@@ -24,7 +24,7 @@ from kvleased.core.retention import keep_class
 from kvleased.core.search import match
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
-from kvleased.core.tenants import blocks_to_pin
+from kvleased.core.tenants import blocks_to_pin, is_foreign
 
 _WORDS_PER_KEY: Final = BYTES_PER_KEY // 8
 # Reading a member of an enumeration costs as much as a small array operation, and comparing an array with one ten.
@@ -257,10 +257,11 @@ def pin(state: CacheState, command: Pin, now: float) -> Outcome:
 
 
 def unpin(state: CacheState, command: Unpin, now: float) -> Outcome:
-    """End a pin; one that has ended already is an answered no-op."""
+    """End a pin; one that has ended already, or holds another tenant's blocks, is an answered no-op."""
     del now
-    blocks = state.pins.pop(command.pin_id, None)
-    if blocks is None:
+    blocks = state.pins.get(command.pin_id)
+    if blocks is None or is_foreign(state, blocks, command.tenant_digest):
         return Outcome(reply=Released(released=False))
+    del state.pins[command.pin_id]
     state.device.let_go(blocks)
     return Outcome(reply=Released(released=True))

@@ -8,6 +8,7 @@ from kvlease.ids import LeaseId, PinId, WorkerId
 from kvleased.core.leases import Lease
 from kvleased.core.magazines import contents
 from kvleased.core.state import CacheState
+from kvleased.core.tenants import is_foreign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +43,12 @@ def list_leases(state: CacheState, after_id: int, limit: int, now: float) -> tup
     return tuple(_facts(state, state.leases.by_id[LeaseId(number)], now) for number in page)
 
 
-def list_pins(state: CacheState, after_id: int, limit: int) -> tuple[PinFacts, ...]:
-    """Return up to `limit` pins whose ids are above `after_id`, by id."""
-    page = [PinId(number) for number in _page(state.pins, after_id, limit)]
+def list_pins(
+    state: CacheState, after_id: int, limit: int, tenant: int | None = None
+) -> tuple[PinFacts, ...]:
+    """Return up to `limit` pins whose ids are above `after_id`, by id; with a tenant, those of its own blocks alone."""
+    own = [one for one, blocks in state.pins.items() if not is_foreign(state, blocks, tenant)]
+    page = [PinId(number) for number in _page(own, after_id, limit)]
     return tuple(PinFacts(pin_id=one, num_blocks=len(state.pins[one])) for one in page)
 
 

@@ -22,7 +22,7 @@ from kvleased.core.retention import keep_class
 from kvleased.core.room import are_dirty, evict_blocks, host_slots, num_available, room
 from kvleased.core.state import CacheState, pack, split_keys
 from kvleased.core.states import State
-from kvleased.core.tenants import check_fits, of_one_tenant, victims
+from kvleased.core.tenants import check_fits, of_one_tenant, only_of, own_victims, victims
 from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
 
 
@@ -115,14 +115,20 @@ def finish_evict(state: CacheState, lease: Lease, now: float, *, num_offloaded: 
 
 
 def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
-    """Move cached blocks that nobody holds out of the device pool: those of given keys, or the coldest ones."""
+    """Move cached blocks that nobody holds out of the device pool: those of given keys, or the coldest ones.
+
+    A worker moves its own tenant's blocks alone.
+    """
     _check_keys(command.keys)
     device, host = state.device, state.host
+    tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
     if command.keys:
-        blocks = device.evictable(device.cached(state.covering.every_key(command.keys)))
+        known = device.cached(state.covering.every_key(command.keys))
+        blocks = device.evictable(only_of(state, known, tenant))
+    elif tenant is None:
+        blocks = victims(state, None, command.num_blocks, NOWHERE)
     else:
-        tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
-        blocks = victims(state, tenant, command.num_blocks, NOWHERE)
+        blocks = own_victims(state, tenant, command.num_blocks)
     if not len(host):
         evict_blocks(state, blocks)
         return Outcome(reply=Evicted(num_evicted=len(blocks), num_offloaded=0))
@@ -241,9 +247,15 @@ def _reloaded(state: CacheState, lease: Lease, num_reloaded: int) -> Reloaded:
 
 
 def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
-    """Bring cached blocks back to the device for whoever asks next; of several tenants' blocks only the first one's."""
+    """Bring cached blocks back to the device for whoever asks next; of several tenants' blocks only the first one's.
+
+    A worker brings back its own tenant's alone.
+    """
     _check_keys(command.keys)
     below = _cached_below(state, state.covering.every_key(command.keys))
+    if command.worker_id is not None:
+        tenant = state.tenant_of(command.worker_id)
+        below = below[tenants_of(state, ~below, tenant) == tenant]
     slots = of_one_tenant(state, below)
     count = len(slots)
     if not count:

@@ -240,7 +240,24 @@ def level_out(heights: Sequence[int], caps: Sequence[int], count: int) -> list[i
     return counts
 
 
+def own_victims(state: CacheState, tenant: int, count: int) -> Ids:
+    """Return up to `count` blocks of a tenant's own that would be evicted first; changes nothing."""
+    _, cached = state.device.usage().get(tenant, (0, 0))
+    num_own = min(count, cached)
+    return victims(state, tenant, num_own, NOWHERE, num_own=num_own)
+
+
+def only_of(state: CacheState, blocks: Ids, tenant: int | None) -> Ids:
+    """Return those of the blocks that hold a tenant's bytes; all of them for an operator, who is None."""
+    return blocks if tenant is None else blocks[state.device.records.tenant[blocks] == tenant]
+
+
 # Pins -------------------------------------------------------------------------------------------------------------
+
+
+def is_foreign(state: CacheState, blocks: Ids, tenant: int | None) -> bool:
+    """Tell whether some of the blocks that a pin holds are another tenant's; to an operator none is."""
+    return len(only_of(state, blocks, tenant)) < len(blocks)
 
 
 def pinned_by_tenant(state: CacheState, more: Ids = NOWHERE) -> dict[int, int]:
@@ -258,9 +275,7 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
     An operator may pin as many blocks as all tenants together. Pins never take what is left of a tenant's minimum.
     """
     tenant = command.tenant_digest
-    blocks = state.device.cached(state.covering.every_key(command.keys))
-    if tenant is not None:
-        blocks = blocks[state.device.records.tenant[blocks] == tenant]
+    blocks = only_of(state, state.device.cached(state.covering.every_key(command.keys)), tenant)
     before, after = pinned_by_tenant(state), pinned_by_tenant(state, blocks)
     limit = state.shape.usable_blocks - _num_owed(state, after)
     if tenant is None:

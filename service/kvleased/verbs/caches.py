@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from kvlease.errors import CacheInUseError, InvalidError, LayoutMismatchError
+from kvlease.errors import CacheInUseError, InvalidError, LayoutMismatchError, NotYoursError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
@@ -135,8 +135,11 @@ class CacheVerbs:
     def stats(self, request: pb.StatsRequest, caller: Caller) -> Answer:
         """Describe pools, leases and counters."""
         name = request.cache or caller.cache
-        if not name and caller.token:
-            name = self._registry.cache_of(caller).name
+        if caller.token:
+            own = self._registry.cache_of(caller).name
+            if name not in ("", own):
+                raise NotYoursError(f"cache {name[:63]} is not the worker's own", resource="cache")
+            name = own
         entries: Iterable[CacheEntry] = [self._registry.cache(name)] if name else self._registry
         return pb.StatsResponse(epoch=self._epoch, caches=[_stats(entry) for entry in entries])
 

@@ -5,10 +5,11 @@ It changes nothing and names neither keys nor tokens.
 
 from collections.abc import Callable, Mapping
 from time import monotonic, time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from kvlease.errors import NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
@@ -26,50 +27,79 @@ ENTRIES_MAX: Final = 256
 def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> pb.InspectResponse:
     """List the workers, leases, pins, waiting calls, tenants or magazines of a cache, by id.
 
-    Of tenants and magazines a worker sees its own tenant's alone.
+    A worker sees its own tenant's alone, and of its own cache.
 
     Raises:
-        UnknownCacheError: there is no such cache.
+        UnknownCacheError: there is no such cache, or it is none of the worker's business.
         InvalidError: there is no such list, or the limit is above that of a page.
-        UnknownWorkerError: tenants or magazines are asked for under a token that is nobody's.
+        UnknownWorkerError: the token is nobody's.
     """
+    asking = registry.worker(caller.token) if caller.token else None
     entry = registry.cache(request.cache)
+    if asking is not None and asking.entry is not entry:
+        raise NotYoursError(f"cache {entry.name} is not the worker's own", resource="cache")
+    own = None if asking is None else asking.tenant_digest
     what = checks.one_of("what", request.what, (*_LISTINGS, *_OF_TENANTS))
     limit = checks.count("limit", request.limit, 0, ENTRIES_MAX) or ENTRIES_MAX
     if what in _OF_TENANTS:
-        own = registry.worker(caller.token).tenant_digest if caller.token else None
         places = range(request.after_id, request.after_id + limit)
         return _OF_TENANTS[what](registry, entry, own, places)
-    return _LISTINGS[what](registry, entry, request.after_id, limit)
+    return _LISTINGS[what](registry, entry, _Page(own, request.after_id, limit))
 
 
-def _workers(
-    registry: Registry, entry: CacheEntry, after_id: int, limit: int
-) -> pb.InspectResponse:
-    own = sorted(
-        (one for one in registry.by_id.values() if one.entry is entry),
+class _Page(NamedTuple):
+    """Which entries are asked for."""
+
+    own: int | None
+    """The digest of the only tenant whose entries are seen; None sees all."""
+    after_id: int
+    limit: int
+
+
+def _workers(registry: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
+    seen = sorted(
+        (one for one in _seen_workers(registry, asked.own) if one.entry is entry),
         key=lambda one: one.worker_id,
     )
-    page = [one for one in own if one.worker_id > after_id][:limit]
-    return pb.InspectResponse(num_total=len(own), workers=map(_worker, page))
+    page = [one for one in seen if one.worker_id > asked.after_id][: asked.limit]
+    return pb.InspectResponse(num_total=len(seen), workers=map(_worker, page))
 
 
-def _leases(_: Registry, entry: CacheEntry, after_id: int, limit: int) -> pb.InspectResponse:
-    page = entry.core.list_leases(after_id, limit, monotonic())
-    return pb.InspectResponse(num_total=entry.core.census().num_leases, leases=map(_lease, page))
+def _leases(registry: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
+    if asked.own is None:
+        found = entry.core.list_leases(asked.after_id, asked.limit, monotonic())
+        return pb.InspectResponse(
+            num_total=entry.core.census().num_leases, leases=map(_lease, found)
+        )
+    ids = {one.worker_id for one in _seen_workers(registry, asked.own)}
+    every = entry.core.list_leases(0, entry.core.census().num_leases, monotonic())
+    seen = [one for one in every if one.worker_id in ids]
+    page = [one for one in seen if one.lease_id > asked.after_id][: asked.limit]
+    return pb.InspectResponse(num_total=len(seen), leases=map(_lease, page))
 
 
-def _pins(_: Registry, entry: CacheEntry, after_id: int, limit: int) -> pb.InspectResponse:
-    page = entry.core.list_pins(after_id, limit)
+def _pins(_: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
+    seen = entry.core.list_pins(0, entry.core.census().num_pins, asked.own)
+    page = [one for one in seen if one.pin_id > asked.after_id][: asked.limit]
     pins = [pb.PinInfo(pin_id=one.pin_id, num_blocks=one.num_blocks) for one in page]
-    return pb.InspectResponse(num_total=entry.core.census().num_pins, pins=pins)
+    return pb.InspectResponse(num_total=len(seen), pins=pins)
 
 
-def _waiting(_: Registry, entry: CacheEntry, after_id: int, limit: int) -> pb.InspectResponse:
-    page = entry.core.list_waiting(after_id, limit, monotonic())
-    return pb.InspectResponse(
-        num_total=entry.core.census().num_waiting, waiting=map(_waiting_call, page)
-    )
+def _waiting(registry: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
+    if asked.own is None:
+        found = entry.core.list_waiting(asked.after_id, asked.limit, monotonic())
+        return pb.InspectResponse(
+            num_total=entry.core.census().num_waiting, waiting=map(_waiting_call, found)
+        )
+    ids = {one.worker_id for one in _seen_workers(registry, asked.own)}
+    every = entry.core.list_waiting(0, entry.core.census().num_waiting, monotonic())
+    seen = [one for one in every if one.worker_id in ids]
+    page = [one for one in seen if one.call_id > asked.after_id][: asked.limit]
+    return pb.InspectResponse(num_total=len(seen), waiting=map(_waiting_call, page))
+
+
+def _seen_workers(registry: Registry, own: int | None) -> list[WorkerEntry]:
+    return [one for one in registry.by_id.values() if own in (None, one.tenant_digest)]
 
 
 def _tenants(
@@ -97,7 +127,7 @@ def _magazines(
     )
 
 
-_LISTINGS: Final[dict[str, Callable[[Registry, CacheEntry, int, int], pb.InspectResponse]]] = {
+_LISTINGS: Final[dict[str, Callable[[Registry, CacheEntry, _Page], pb.InspectResponse]]] = {
     "workers": _workers,
     "leases": _leases,
     "pins": _pins,
@@ -106,7 +136,7 @@ _LISTINGS: Final[dict[str, Callable[[Registry, CacheEntry, int, int], pb.Inspect
 _OF_TENANTS: Final[
     dict[str, Callable[[Registry, CacheEntry, int | None, range], pb.InspectResponse]]
 ] = {"tenants": _tenants, "magazines": _magazines}
-"""Lists of which a worker sees its own tenant's entries alone."""
+"""Lists that go by place."""
 
 
 def _worker(worker: WorkerEntry) -> pb.WorkerInfo:

@@ -171,15 +171,13 @@ class LeaseVerbs:
     def lookup(self, request: pb.LookupRequest, caller: Caller) -> Answer:
         """Tell how long a prefix is cached."""
         checks.keys("keys", request.keys, self._keys_max)
-        return self._run(
-            self._registry.cache_of(caller), c.Lookup(keys=request.keys), replies.found
-        )
+        command = c.Lookup(keys=request.keys, tenant_digest=self._tenant(caller))
+        return self._run(self._registry.cache_of(caller), command, replies.found)
 
     def pin(self, request: pb.PinRequest, caller: Caller) -> Answer:
         """Hold cached blocks on the device."""
         checks.keys("keys", request.keys, self._keys_max)
-        tenant = self._registry.worker(caller.token).tenant_digest if caller.token else None
-        command = c.Pin(keys=request.keys, tenant_digest=tenant)
+        command = c.Pin(keys=request.keys, tenant_digest=self._tenant(caller))
         return self._run(self._registry.cache_of(caller), command, replies.pinned)
 
     def unpin(self, request: pb.UnpinRequest, caller: Caller) -> Answer:
@@ -187,9 +185,8 @@ class LeaseVerbs:
         if request.pin_id <= 0:
             message = f"pin_id is {request.pin_id}; it must be one that pin returned"
             raise InvalidError(message, resource="pin_id")
-        return self._run(
-            self._registry.cache_of(caller), c.Unpin(pin_id=PinId(request.pin_id)), replies.unpinned
-        )
+        command = c.Unpin(pin_id=PinId(request.pin_id), tenant_digest=self._tenant(caller))
+        return self._run(self._registry.cache_of(caller), command, replies.unpinned)
 
     def step(self, request: pb.StepRequest, caller: Caller) -> Answer:
         """Carry out the operations of one scheduler step."""
@@ -284,6 +281,10 @@ class LeaseVerbs:
 
     def _wait_ms(self, wait_ms: int) -> int:
         return checks.count("wait_ms", wait_ms, 0, self._wait_ms_max) if wait_ms else 0
+
+    def _tenant(self, caller: Caller) -> int | None:
+        """Return whose blocks a call may be about; None, for an operator, is everybody's."""
+        return self._registry.worker(caller.token).tenant_digest if caller.token else None
 
     def _worker_id(self, caller: Caller, lease_id: int) -> WorkerId | None:
         if caller.token:

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from time import monotonic, time
 from typing import Final, NamedTuple
 
-from kvlease.errors import BY_CODE, NotYoursError
+from kvlease.errors import BY_CODE
 from kvleased import checks
-from kvleased.callers import Caller
 from kvleased.core.effects import Tier
 from kvleased.core.listing import LeaseFacts
 from kvleased.core.picture import TENANTS_MAX, Picture
@@ -44,17 +43,6 @@ class Shown:
 
     picture: Picture
     tenants: tuple[str, ...]
-
-
-def require_onlooker(caller: Caller) -> None:
-    """Refuse who may not see everything: a worker, which may know of its own tenant alone.
-
-    Raises:
-        NotYoursError: a worker's token came with the request.
-    """
-    if caller.token:
-        message = "the page tells of all tenants' blocks; send no token of a worker"
-        raise NotYoursError(message, resource="token")
 
 
 class Gallery:

@@ -12,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvlease.errors import InvalidError, KVLeaseError
-from kvleased.api.rest_endpoints import Answer, caller_of, refusal
-from kvleased.verbs.picturing import Gallery, PoolName, require_onlooker
+from kvleased.api.rest_endpoints import Answer, admitted, refusal
+from kvleased.api.seam import Backend
+from kvleased.roles import OF_PATH
+from kvleased.verbs.picturing import Gallery, PoolName
 from kvleased.web.deltas import packed
 from kvleased.web.live import Live, Viewers
 
@@ -69,9 +71,11 @@ class Page:
         self._gallery = gallery
         self._viewers = Viewers(gallery)
         self._files: Mapping[str, _File] = {}
+        self._daemon: Backend
 
-    def add_to(self, app: Starlette) -> None:
+    def add_to(self, app: Starlette, daemon: Backend) -> None:
         """Serve the page beside the API; like the probes it is no part of the API's description."""
+        self._daemon = daemon
         routes: tuple[tuple[str, Callable[[Request], Awaitable[Response]]], ...] = (
             ("/ui", self.file),
             ("/ui/data/live", self.live),
@@ -103,7 +107,7 @@ class Page:
         """Return the packed picture of a pool."""
 
         def answered() -> Response:
-            asked = _read(request, ("cache", "tier"))
+            asked = self._asked(request, ("cache", "tier"))
             name = PoolName(asked.cache, asked.tier)
             return _answer(
                 _data(b"application/octet-stream"), packed(name, self._gallery.shown(name))
@@ -115,7 +119,7 @@ class Page:
         """Describe one block."""
 
         def answered() -> Response:
-            asked = _read(request, ("cache", "tier", "block"))
+            asked = self._asked(request, ("cache", "tier", "block"))
             sheet = self._gallery.block(PoolName(asked.cache, asked.tier), asked.block)
             return _answer(_data(b"application/json"), Live.written(sheet))
 
@@ -125,10 +129,14 @@ class Page:
         """Begin to stream what is to be seen."""
 
         def answered() -> Response:
-            asked = _read(request, ("cache",))
+            asked = self._asked(request, ("cache",))
             return self._viewers.begin(request, asked.cache, _data(b"text/event-stream"))
 
         return _or_refusal(answered)
+
+    def _asked(self, request: Request, names: tuple[str, ...]) -> _Asked:
+        admitted(self._daemon, OF_PATH[request.scope["path"]], request)
+        return _read(request, names)
 
     def _read(self) -> Mapping[str, _File]:
         if not self._files:
@@ -149,13 +157,11 @@ def _or_refusal(answered: Callable[[], Response]) -> Response:
 
 
 def _read(request: Request, names: tuple[str, ...]) -> _Asked:
-    """Read a query strictly, from who may look.
+    """Read a query strictly.
 
     Raises:
-        NotYoursError: the caller may not.
-        InvalidError: the query makes no sense.
+        InvalidError: it makes no sense.
     """
-    require_onlooker(caller_of(request))
     found: dict[str, str] = {}
     query = request.scope["query_string"].decode("latin-1")
     for name, value in parse_qsl(query, keep_blank_values=True):

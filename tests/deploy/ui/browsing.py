@@ -40,9 +40,10 @@ def browser() -> str:
 class Eyes:
     """One browser, which does what it is told and says what it sees."""
 
-    def __init__(self, url: str) -> None:
-        """Start it."""
+    def __init__(self, url: str, token: str) -> None:
+        """Start it; it shows the token where it is asked who looks."""
         self._url = url
+        self._token = token
         self._browser = browser()
         self._process = subprocess.Popen(
             ["node", str(LOOK)], cwd=BUILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -50,7 +51,12 @@ class Eyes:
 
     def look(self, *acts: tuple[object, ...], path: str = "/ui", **view: Any) -> list[Any]:
         """Open the page anew, act, and return what each act brought; a script's error or another host's file fails."""
-        job = {"url": self._url + path, "browser": self._browser, "acts": acts, **view}
+        job = {
+            "url": f"{self._url}{path}#token={self._token}",
+            "browser": self._browser,
+            "acts": acts,
+            **view,
+        }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -72,23 +78,28 @@ class Eyes:
 
 
 @contextmanager
-def loaded(directory: Path) -> Iterator[str]:
-    """Run a daemon and its load; gives the address of its page's host."""
+def loaded(directory: Path) -> Iterator[tuple[str, str]]:
+    """Run a daemon and its load; gives the address of its page's host, and the token of a reader."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
     options += ["--lease-seconds", "4", "--heartbeat-seconds", "2"]
     serving = Serving(directory / "run", *options)
     try:
         serving.wait_until_ready()
         http = _address(Path(serving.log.name))
+        joiner, reader = (
+            (directory / "run" / f"{role}.token").read_text().strip()
+            for role in ("joiner", "reader")
+        )
         command = [sys.executable, "-m", "tests.deploy.ui.load", serving.address("unix"), http]
+        command.append(joiner)
         with subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as load:
             assert load.stdin is not None
             assert load.stdout is not None
             assert load.stdout.readline() == "running\n"
-            serving.until(lambda: _is_quarantined(http))
-            yield http
+            serving.until(lambda: _is_quarantined(http, reader))
+            yield http, reader
             load.stdin.close()
             load.wait(SECONDS_MAX)
     finally:
@@ -104,9 +115,12 @@ def _address(log: Path) -> str:
     return str(found)
 
 
-def _is_quarantined(http: str) -> bool:
+def _is_quarantined(http: str, token: str) -> bool:
     """Tell whether the worker that vanished has been noticed."""
-    with urllib.request.urlopen(f"{http}/ui/data/map?cache=llama-8b", timeout=10) as answer:  # noqa: S310 - loopback
+    request = urllib.request.Request(  # noqa: S310 - loopback
+        f"{http}/ui/data/map?cache=llama-8b", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - loopback
         head, _, planes = answer.read().partition(b"\n")
     told = json.loads(head)
     return told["looks"].index("quarantined") in planes[: told["num_cells"]]

@@ -1,6 +1,6 @@
 """A load that is good to look at: two caches, three tenants, long conversations, refusals and a worker that vanishes.
 
-It runs until its standard input ends: `python -m tests.deploy.ui.load unix:///…/kvlease.sock http://127.0.0.1:…`.
+It runs until its standard input ends: `python -m tests.deploy.ui.load unix:///…/kvlease.sock http://127.0.0.1:… TOKEN`.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ TENANTS = ("chat", "search", "batch")
 PAUSE_SECONDS = 0.06
 
 
-def main(address: str, http: str) -> None:
+def main(address: str, http: str, token: str) -> None:
     """Run the load."""
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
@@ -58,7 +58,7 @@ def main(address: str, http: str) -> None:
             client.attach("llama-8b", worker_name="engine", tenant="chat", magazine="engine")
         )
         engine.magazine().exchange(ExchangeOrder(take_running=48))
-        _vanish(http)
+        _vanish(http, token)
         sys.stdout.write("running\n")
         sys.stdout.flush()
         while not ended.is_set():
@@ -129,9 +129,9 @@ def _tokens(talk: int, num_blocks: int) -> NDArray[np.int32]:
     return tokens
 
 
-def _vanish(http: str) -> None:
+def _vanish(http: str, token: str) -> None:
     """Have a worker take blocks and never speak again; without the proof of its death they are quarantined."""
-    attached = _post(f"{http}/v1/caches/llama-8b/workers", {"worker_name": "gone"})
+    attached = _post(f"{http}/v1/caches/llama-8b/workers", {"worker_name": "gone"}, token)
     body = {"request_id": "never-ended", "num_tokens": 40 * TOKENS_PER_BLOCK}
     _post(f"{http}/v1/leases", body, attached["token"])
 

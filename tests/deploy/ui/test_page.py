@@ -17,16 +17,16 @@ WAIT = ("wait", "canvas.map >> nth=3")
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the address of a daemon under load."""
-    with loaded(tmp_path_factory.mktemp("ui")) as address:
-        yield address
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Give the address of a daemon under load, and the token of a reader."""
+    with loaded(tmp_path_factory.mktemp("ui")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def eyes(http: str) -> Iterator[Eyes]:
+def eyes(http: tuple[str, str]) -> Iterator[Eyes]:
     """Give a browser."""
-    made = Eyes(http)
+    made = Eyes(*http)
     yield made
     made.close()
 

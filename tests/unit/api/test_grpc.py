@@ -123,17 +123,25 @@ async def test_bad_input_is_refused(
     assert not served.daemon.calls
 
 
-async def test_message_far_above_the_limit_is_told_the_limit(
+async def test_message_above_the_limit_is_told_the_limit(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    """However large a call is, its refusal is ours and names both numbers."""
-    info, _ = explained(await refused(channel, b"x" * (6 << 20)))
+    """A refusal names both numbers."""
+    info, _ = explained(await refused(channel, b"x" * (1 << 20)))
 
     assert info.reason == "TOO_LARGE"
     assert (info.metadata["need"], info.metadata["limit"]) == (
-        str(6 << 20),
+        str(1 << 20),
         str(served.settings.max_message_bytes),
     )
+
+
+async def test_message_far_above_the_limit_is_not_read(channel: grpc.aio.Channel) -> None:
+    """What is much larger is given up on before it takes memory."""
+    error = await refused(channel, b"x" * (6 << 20))
+
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than max" in (error.details() or "")
 
 
 async def test_waiting_call_is_answered(served: Served, channel: grpc.aio.Channel) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvlease.errors import PoolFullError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api import local_connection
+from kvleased.api import local
 from tests.unit.api.scripted import Served, framed
 
 TRANSPORTS = ("local",)
@@ -160,7 +160,8 @@ async def test_partial_frame_has_a_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that stops in the middle of a frame does not hold its connection."""
-    monkeypatch.setattr(local_connection, "FRAME_SECONDS_MAX", 0.01)
+    hurried = served.settings.model_copy(update={"head_seconds_max": 0.2})
+    monkeypatch.setattr(served.local, "settings", hurried)
     line = await served.line()
     await line.ask(STATS)
 
@@ -311,3 +312,34 @@ async def test_stop_ends_connections(served: Served) -> None:
     assert await line.reader.read() == b""
     with pytest.raises(FileNotFoundError):
         await served.line()
+
+
+async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many, the one that was silent longest goes, and none that has spoken just now."""
+    monkeypatch.setattr(local, "SECONDS_SILENT", 0.0)
+    hurried = served.settings.model_copy(update={"max_connections": 2})
+    monkeypatch.setattr(served.local, "settings", hurried)
+    silent, busy = await served.line(), await served.line()
+    await silent.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
+    await busy.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
+
+    third = await served.line()
+    reply = await third.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
+
+    assert reply.call_number == 1
+    assert await silent.reader.read() == b""
+    assert (await busy.ask(pb.Call(call_number=2, stats=pb.StatsRequest()))).call_number == 2
+    monkeypatch.setattr(local, "SECONDS_SILENT", 1e9)
+    fourth = await served.line()
+    assert (await fourth.receive()).error.code == "BUSY"
+
+
+async def test_connection_that_says_nothing_is_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first frame has its time, too."""
+    hurried = served.settings.model_copy(update={"head_seconds_max": 0.01})
+    monkeypatch.setattr(served.local, "settings", hurried)
+    line = await served.line()
+
+    assert await line.reader.read() == b""

@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import os
+from dataclasses import replace
 
 import pytest
 from google.protobuf.message import Message
 
 from kvlease.errors import PoolFullError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api import rest_endpoints, rest_protocol
+from kvleased.api import rest_protocol
 from kvleased.api.rest_routes import ROUTES
 from tests.unit.api.scripted import HttpAnswer, Served, http
 
@@ -256,9 +257,15 @@ async def test_refused_body_is_told_its_length(served: Served) -> None:
     assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1_000_000, 65_536)
 
 
+def hurry(served: Served, monkeypatch: pytest.MonkeyPatch, deadline: str) -> None:
+    """Have one deadline of REST be over at once."""
+    for server in served.rest._servers:
+        monkeypatch.setattr(server._protocol, deadline, 0.01)
+
+
 async def test_body_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that stops in the middle of a body gets an answer."""
-    monkeypatch.setattr(rest_endpoints, "BODY_SECONDS_MAX", 0.01)
+    hurry(served, monkeypatch, "body_seconds_max")
     head = b"POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\nconnection: close\r\n\r\n{"
 
     assert (await raw(served, head)).status == 422
@@ -266,7 +273,7 @@ async def test_body_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPat
 
 async def test_head_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection on which no request begins is closed."""
-    monkeypatch.setattr(rest_protocol, "HEAD_SECONDS_MAX", 0.01)
+    hurry(served, monkeypatch, "head_seconds_max")
 
     assert (await raw(served, b"GET / HT")).status == 0
 
@@ -449,10 +456,61 @@ async def test_start_is_over_even_when_the_first_probe_meets_a_drain(served: Ser
 
 async def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection too many is told so."""
-    server = served.rest._server
-    assert server is not None
-    monkeypatch.setattr(server.config.http_protocol_class, "connections_max", 0)
+    server = served.rest._servers[0]
+    monkeypatch.setattr(server, "_limits", replace(server._limits, connections_max=0))
 
     answer = await raw(served, b"")
 
     assert (answer.status, answer.json["code"]) == (429, "BUSY")
+
+
+async def test_refused_method_names_those_that_there_are(served: Served) -> None:
+    """A path that several routes have allows the methods of all of them."""
+    answer = await http(served, "OPTIONS", "/v1/caches/demo")
+
+    assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET, PUT")
+
+
+async def test_doors_are_bounded_one_by_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who uses up the connections of TCP leaves those of the Unix socket."""
+    _, over_tcp = served.rest._servers
+    monkeypatch.setattr(over_tcp, "_limits", replace(over_tcp._limits, connections_max=0))
+
+    assert (await http(served, "GET", "/v1/stats", over_tcp=True)).status == 429
+    assert (await http(served, "GET", "/v1/stats")).status == 200
+
+
+async def test_body_that_nobody_reads_has_a_deadline(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a call is refused at its head, its body does not hold the connection."""
+    hurry(served, monkeypatch, "body_seconds_max")
+    monkeypatch.setattr(rest_protocol, "_GRACE_SECONDS", 0.01)
+    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nAuthorization: none\r\nContent-Length: 9\r\n\r\n{"
+
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(head)
+    async with asyncio.timeout(10):
+        said = await reader.read()
+
+    writer.close()
+    assert b" 401 " in said
+
+
+async def test_answer_that_is_not_read_has_a_deadline(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks and does not read is disconnected."""
+    hurry(served, monkeypatch, "idle_seconds_max")
+    served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache="c" * (4 << 20))])
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+
+    writer.write(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
+    async with asyncio.timeout(10):
+        while served.rest._servers[0].num_connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0.01)
+
+    writer.close()
+    assert reader is not None

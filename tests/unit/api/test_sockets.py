@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.api.sockets import listen_tcp, listen_unix
+from kvleased.api.sockets import listen_unix
 from tests.unit.api.scripted import Served
 
 
@@ -33,9 +33,3 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(PermissionError, match="12345"):
         listen_unix(tmp_path / "a.sock")
-
-
-def test_tcp_is_loopback_or_nothing() -> None:
-    """An address that others could reach is never bound."""
-    with pytest.raises(AssertionError):
-        listen_tcp("192.0.2.1", 0)

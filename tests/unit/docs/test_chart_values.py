@@ -12,16 +12,23 @@ _MADE_BY_THE_CHART: Final = {
     "disk_bytes_max",
     "disk_dir",
     "host_dir",
+    "insecure_tcp_without_tls",
+    "joiner_token_file",
     "memory_bytes_max",
+    "operator_token_file",
     "probe_host",
     "probe_port",
+    "reader_token_file",
     "remote_url",
     "runtime_dir",
     "secret_file",
     "tcp_host",
     "tenants",
+    "tls_cert_file",
+    "tls_client_ca_file",
+    "tls_key_file",
 }
-"""What follows from other values, and is refused below `settings`."""
+"""What follows from other values, or is of no use where TCP is loopback; refused below `settings`."""
 
 
 def test_chart_takes_every_setting() -> None:

@@ -371,7 +371,7 @@ def test_blocks_of_several_tenants_come_back_one_tenant_a_call() -> None:
     on_host(cache, keys(8), worker_id=STRANGER)
     tenants = records(cache).device.tenant.copy()
 
-    fail(cache, the_copy(reload_keys(cache, keys(1, 8))))
+    fail(cache, the_copy(cache.handle(c.Reload(keys=keys(1, 8)), 0.0)))
 
     assert records(cache).device.tenant.tolist() == tenants.tolist()
 
@@ -451,7 +451,7 @@ def test_blocks_on_disk_of_several_tenants_come_back_one_tenant_a_call() -> None
     on_host(cache, keys(2))
     on_disk(cache, keys(3), OTHER_TENANT, first_slot=1)
 
-    copy = the_copy(reload_keys(cache, doc(3)))
+    copy = the_copy(cache.handle(c.Reload(keys=doc(3)), 0.0))
 
     assert (copy.direction, ids(copy.source_ids)) == (Direction.LOAD, [0, 1])
     assert cache.check() == []

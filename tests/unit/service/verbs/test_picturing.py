@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from kvlease.errors import InvalidError, NotYoursError, UnknownCacheError
+from kvlease.errors import InvalidError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
 from kvleased.core.picture import LOOKS
 from kvleased.verbs import picturing
-from kvleased.verbs.picturing import Gallery, PoolName, refusals, require_onlooker
+from kvleased.verbs.picturing import Gallery, PoolName, refusals
 from tests.unit.service.conftest import Node, keys
 
 DEVICE = PoolName("main", "device")
@@ -126,11 +125,3 @@ def test_refusals_are_summed_over_transports_and_say_why() -> None:
         ("map", "CANCELLED", 1),
     ]
     assert [bool(one["why"]) for one in found] == [True, True, False]
-
-
-def test_workers_may_not_look() -> None:
-    """The page tells of all tenants, so a worker's token opens nothing; nobody's is an operator here."""
-    require_onlooker(Caller(transport="rest"))
-
-    with pytest.raises(NotYoursError):
-        require_onlooker(Caller(transport="rest", token="t"))

@@ -1,0 +1,156 @@
+"""Own what a client shows a daemon over TCP, and wants to see of it: tokens and certificates, and where they are.
+
+Over Unix sockets nothing is needed: the daemon sees which user asks.
+"""
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvlease.errors import InvalidError
+
+if TYPE_CHECKING:
+    import ssl
+
+TOKEN_FILE_VARIABLE: Final = "KVLEASE_TOKEN_FILE"  # noqa: S105 -- a name
+"""The environment variables that name files where a caller gives no credentials."""
+CA_FILE_VARIABLE: Final = "KVLEASE_CA_FILE"
+CERT_FILE_VARIABLE: Final = "KVLEASE_CERT_FILE"
+KEY_FILE_VARIABLE: Final = "KVLEASE_KEY_FILE"
+
+_OPERATORS: Final = "operator.token"
+_READERS: Final = "reader.token"
+"""Files that a daemon of this user makes in its runtime directory."""
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_LISTENS: Final = "0A"
+"""The state of a listening socket in the kernel's tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a daemon is shown over TCP: a token, a certificate, both or neither; and who signed its own."""
+
+    token: str = field(default="", repr=False)
+    """The bearer token of a role; a worker's own takes its place once it is attached."""
+    ca_file: str = ""
+    """PEM file of who signs daemons' certificates; empty trusts whom the system trusts."""
+    cert_file: str = ""
+    key_file: str = ""
+    """PEM files of the client's own certificate, where the daemon asks for one."""
+
+    def tls(self) -> "ssl.SSLContext":
+        """Return how HTTPS is spoken.
+
+        Raises:
+            InvalidError: a file cannot be read.
+        """
+        import ssl  # noqa: PLC0415 - only who speaks TLS pays for it
+
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file or None)
+        except OSError as error:
+            raise _unusable(self.ca_file or self.cert_file, error) from error
+        return context
+
+    def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return the contents of the files of authority, key and certificate, as gRPC wants them.
+
+        Raises:
+            InvalidError: a file cannot be read.
+        """
+        authority, key, certificate = (
+            _content(path) if path else None
+            for path in (self.ca_file, self.key_file or self.cert_file, self.cert_file)
+        )
+        return authority, key, certificate
+
+
+NO_CREDENTIALS: Final = Credentials()
+"""Nothing to show."""
+
+
+def from_environment() -> Credentials:
+    """Return the credentials in the files that the environment names.
+
+    Raises:
+        InvalidError: the token's cannot be read.
+    """
+    path = os.environ.get(TOKEN_FILE_VARIABLE, "")
+    return Credentials(
+        token=_content(path).decode("ascii", "replace").strip() if path else "",
+        ca_file=os.environ.get(CA_FILE_VARIABLE, ""),
+        cert_file=os.environ.get(CERT_FILE_VARIABLE, ""),
+        key_file=os.environ.get(KEY_FILE_VARIABLE, ""),
+    )
+
+
+def readers_token(directory: Path) -> str:
+    """Return the token in the file that the environment names, else the one that a daemon of this user left.
+
+    Raises:
+        InvalidError: it cannot be read.
+    """
+    path = os.environ.get(TOKEN_FILE_VARIABLE) or str(directory / _READERS)
+    return _content(path).decode("ascii", "replace").strip()
+
+
+class Bearer:
+    """The token of calls that bring none of their own; found when it is first needed, as the daemon may start later."""
+
+    def __init__(self, credentials: Credentials, host: str, port: int, directory: Path) -> None:
+        """Take what was given, and where a daemon of this user would leave its token."""
+        self._given = credentials.token
+        self._host = host
+        self._port = port
+        self._file = directory / _OPERATORS
+
+    def __repr__(self) -> str:
+        """Show whether there is one."""
+        return f"<Bearer {'given' if self._given else 'to be found'}>"
+
+    @property
+    def token(self) -> str:
+        """The token; empty where there is none."""
+        if self._given or self._host not in _LOOPBACK:
+            return self._given
+        return self._found
+
+    @cached_property
+    def _found(self) -> str:
+        # Any user may listen on loopback: nobody but this one and root is shown the token.
+        if not _is_own(self._port):
+            return ""
+        try:
+            return self._file.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+
+def _is_own(port: int) -> bool:
+    """Tell whether somebody listens on a port, and nobody does but this user and root."""
+    users = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text("ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state, *rest = line.split()
+            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                users.add(int(rest[3]))
+    return bool(users) and users <= {0, os.getuid()}
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: str, error: OSError) -> InvalidError:
+    return InvalidError(f"{path} cannot be used: {error.strerror or error}", resource="credentials")

@@ -1,0 +1,51 @@
+"""Own the question whether a caller may do something: who is behind a token, and what is said to whoever may not."""
+
+from typing import NoReturn
+
+from kvlease.errors import NotYoursError, UnknownWorkerError
+from kvleased.callers import Caller
+from kvleased.registry import Registry
+from kvleased.roles import OWN, Role, Roles
+from kvleased.tokens import Keyring
+
+
+class Guard:
+    """Admits callers, or refuses them before anything of their call is looked at."""
+
+    def __init__(self, registry: Registry, keyring: Keyring) -> None:
+        """Take who knows the workers' tokens, and who the others."""
+        self._workers = registry.by_token
+        self.keyring = keyring
+
+    def admit(self, allowed: Roles, caller: Caller) -> Caller:
+        """Return the caller as who he is; a token that is no worker's has done its work, and is taken away.
+
+        Raises:
+            UnknownWorkerError: nobody has this token, or there is none and one is needed.
+            NotYoursError: the caller's role may not.
+        """
+        if caller.token:
+            if caller.token in self._workers:
+                caller = caller._replace(role=Role.WORKER)
+            else:
+                role = self.keyring.role_of(caller.token)
+                if role is Role.STRANGER:
+                    raise UnknownWorkerError(resource="token")
+                caller = caller._replace(role=role, token="")
+        if caller.role not in allowed:
+            _refuse(caller.role, allowed)
+        return caller
+
+
+def _refuse(role: Role, allowed: Roles) -> NoReturn:
+    if role is Role.STRANGER:
+        wanted = " or ".join(sorted(one.value for one in allowed))
+        message = (
+            f"this needs a bearer token: that of a {wanted}; docs/security.md tells where they are"
+        )
+        raise UnknownWorkerError(message, resource="token")
+    if allowed is OWN:
+        # Whoever may attach is told how to become a worker.
+        raise UnknownWorkerError(resource="token")
+    message = f"a {role.value} may not do this"
+    raise NotYoursError(message, resource="role", rule="role")

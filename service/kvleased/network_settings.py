@@ -1,0 +1,122 @@
+"""Own the settings of what listens beside the local socket: addresses, TLS, tokens, and the patience with peers."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NETWORK_PATHS: Final = (
+    "tls_cert_file", "tls_key_file", "tls_client_ca_file",
+    "operator_token_file", "joiner_token_file", "reader_token_file",
+)  # fmt: skip
+"""Those of them that are paths; all may be left out."""
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+class NetworkSettings(BaseModel):
+    """A part of the settings of `kvleased serve`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    listen_tcp: bool = Field(
+        default=True, description="Whether REST and gRPC also listen on loopback TCP."
+    )
+    tcp_host: str = Field(
+        default="127.0.0.1",
+        description=(
+            "Address for TCP; one beyond loopback needs tls_cert_file and tls_key_file, or insecure_tcp_without_tls."
+        ),
+    )
+    tls_cert_file: Path | None = Field(
+        default=None,
+        description="PEM file of the certificate, with its chain, for TLS over TCP; none by default: no TLS.",
+    )
+    tls_key_file: Path | None = Field(
+        default=None, description="PEM file of the key of tls_cert_file."
+    )
+    tls_client_ca_file: Path | None = Field(
+        default=None,
+        description=(
+            "PEM file of who signs clients' certificates; with it a client without one cannot connect, and the common "
+            "names kvlease-reader, kvlease-joiner and kvlease-operator give those roles. Other clients need tokens."
+        ),
+    )
+    insecure_tcp_without_tls: bool = Field(
+        default=False,
+        description=(
+            "Whether TCP beyond loopback may go without TLS: whoever can read the network then reads tokens, and can "
+            "do what their owners can."
+        ),
+    )
+    operator_token_file: Path | None = Field(
+        default=None,
+        description=(
+            "File of the token that makes a caller over TCP an operator; by default `operator.token` in runtime_dir, "
+            "made with mode 0600 where it is missing."
+        ),
+    )
+    joiner_token_file: Path | None = Field(
+        default=None,
+        description="The same for callers that may register caches and attach to them: `joiner.token`.",
+    )
+    reader_token_file: Path | None = Field(
+        default=None,
+        description="The same for callers that may look at everything and change nothing: `reader.token`.",
+    )
+    http_port: Port = Field(default=7070, description="TCP port of REST; 0 takes any free port.")
+    grpc_port: Port = Field(default=7071, description="TCP port of gRPC; 0 takes any free port.")
+    probe_host: str = Field(
+        default="",
+        description=(
+            "Address, such as 0.0.0.0, on which anyone who reaches it may read /livez, /readyz, /startupz and "
+            "/metrics, without TLS; nothing else is served there. None by default."
+        ),
+    )
+    probe_port: Port = Field(
+        default=7072, description="TCP port of the probes at probe_host; 0 takes any free port."
+    )
+    serve_grpc: bool = Field(default=True, description="Whether gRPC is served at all.")
+    head_seconds_max: Seconds = Field(
+        default=10.0,
+        description=(
+            "Seconds from a connection's beginning, or the first byte of a request's head or a frame, to its end, and "
+            "for a TLS handshake; then the connection is closed."
+        ),
+    )
+    body_seconds_max: Seconds = Field(
+        default=10.0, description="Seconds from a request's head to the end of its body."
+    )
+    idle_seconds_max: Seconds = Field(
+        default=75.0,
+        description="Seconds that a connection of REST or gRPC may be idle, or leave an answer unread.",
+    )
+
+    @field_validator("tcp_host")
+    @classmethod
+    def _is_address(cls, host: str) -> str:
+        return str(ipaddress.ip_address(host))
+
+    @model_validator(mode="after")
+    def _tls_beyond_loopback(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            message = "tls_cert_file and tls_key_file go together; give both, or neither"
+            raise ValueError(message)
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            message = "tls_client_ca_file needs tls_cert_file and tls_key_file"
+            raise ValueError(message)
+        is_open = self.listen_tcp and not ipaddress.ip_address(self.tcp_host).is_loopback
+        if is_open and self.tls_cert_file is None and not self.insecure_tcp_without_tls:
+            message = (
+                f"tcp_host is {self.tcp_host}, which others than this machine may reach; give tls_cert_file and "
+                "tls_key_file, or take a loopback address, such as 127.0.0.1"
+            )
+            raise ValueError(message)
+        return self
+
+    @field_validator("probe_host")
+    @classmethod
+    def _address_or_none(cls, host: str) -> str:
+        return str(ipaddress.ip_address(host)) if host else host

@@ -1,0 +1,227 @@
+"""Laws of TLS: real certificates, both protocols, roles by certificate or token, nothing in the clear on a network."""
+
+import asyncio
+import contextlib
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlease import (
+    AsyncClient,
+    Client,
+    Credentials,
+    NotYoursError,
+    UnavailableError,
+    UnknownWorkerError,
+)
+from kvleased import tokens
+from kvleased.api.tls import TlsFiles, role_in, role_of_name
+from kvleased.directories import UnusableError
+from kvleased.roles import Role
+from kvleased.settings import Settings
+from tests.unit.api.certificates import Authority
+from tests.unit.api.guarded import Guarded, guarded
+
+
+@pytest.fixture(scope="module")
+def authority() -> Any:
+    """Who signs."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        yield Authority(Path(directory))
+
+
+@contextlib.asynccontextmanager
+async def serving(authority: Authority, **changes: Any) -> AsyncIterator[Guarded]:
+    """Serve with TLS."""
+    pair = await asyncio.to_thread(authority.sign, "server")
+    files = {"tls_cert_file": pair.cert_file, "tls_key_file": pair.key_file}
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        async with guarded(Path(directory) / "run", **(files | changes)) as found:
+            yield found
+
+
+def addresses(found: Guarded) -> list[str]:
+    """Return the addresses with TLS."""
+    return [
+        f"https://127.0.0.1:{found.rest.http_port}",
+        f"grpcs://127.0.0.1:{found.grpc.grpc_port}",
+    ]
+
+
+def epoch(address: str, credentials: Credentials) -> int:
+    """Ask for something that not everybody may know."""
+    with Client(address, credentials=credentials, deadline_seconds=10) as client:
+        return client.stats().epoch
+
+
+async def test_tokens_go_over_tls(authority: Authority) -> None:
+    """Both clients over both protocols speak TLS, show a token, and have what it is good for."""
+    ca_file = str(authority.cert_file)
+    async with serving(authority) as found:
+        reader = Credentials(ca_file=ca_file, token=found.tokens[Role.READER])
+        for address in addresses(found):
+            assert await asyncio.to_thread(epoch, address, reader) > 0
+            async with AsyncClient(address, credentials=reader) as client:
+                assert (await client.stats()).epoch > 0
+                with pytest.raises(NotYoursError):
+                    await client.delete_cache("main")
+            with pytest.raises(UnknownWorkerError):
+                await asyncio.to_thread(epoch, address, Credentials(ca_file=ca_file))
+
+
+async def test_worker_attaches_over_tls(authority: Authority) -> None:
+    """A joiner's token becomes a worker's; memory stays where the local socket is."""
+    async with serving(authority) as found:
+        joiner = Credentials(ca_file=str(authority.cert_file), token=found.tokens[Role.JOINER])
+        for address in addresses(found):
+            async with (
+                AsyncClient(address, credentials=joiner, on_doubt="raise") as client,
+                await client.attach("main", tenant="a") as worker,
+            ):
+                lease = await worker.reserve("r", num_tokens=4)
+                assert len(lease.block_ids) == 1
+                assert worker.device is None
+
+
+async def test_certificate_gives_a_role(authority: Authority) -> None:
+    """A client's certificate says what it is; without one there is no connection, and other names need tokens."""
+    names = ("kvlease-reader", "kvlease-operator", "somebody")
+    pairs = {name: await asyncio.to_thread(authority.sign, name) for name in names}
+    ca_file = str(authority.cert_file)
+    async with serving(authority, tls_client_ca_file=authority.cert_file) as found:
+        for address in addresses(found):
+            shown = {
+                name: Credentials(
+                    ca_file=ca_file, cert_file=str(pair.cert_file), key_file=str(pair.key_file)
+                )
+                for name, pair in pairs.items()
+            }
+            assert await asyncio.to_thread(epoch, address, shown["kvlease-reader"]) > 0
+            assert await asyncio.to_thread(epoch, address, shown["kvlease-operator"]) > 0
+            with pytest.raises(UnknownWorkerError):
+                await asyncio.to_thread(epoch, address, shown["somebody"])
+            with pytest.raises(UnavailableError):
+                await asyncio.to_thread(epoch, address, Credentials(ca_file=ca_file))
+
+
+async def test_client_trusts_nobody_else(authority: Authority) -> None:
+    """A daemon whose certificate is another authority's is not talked to."""
+    async with serving(authority) as found:
+        for address in addresses(found):
+            with pytest.raises(UnavailableError):
+                await asyncio.to_thread(
+                    epoch, address, Credentials(token=found.tokens[Role.READER])
+                )
+
+
+async def test_plain_text_and_old_tls_are_not_spoken(authority: Authority) -> None:
+    """Who speaks HTTP to the port of HTTPS, or a TLS of old, is cut off."""
+    async with serving(authority) as found:
+        reader, writer = await asyncio.open_connection("127.0.0.1", found.rest.http_port)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(10):
+            said = await reader.read()
+        writer.close()
+        assert b"HTTP" not in said
+
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        old.minimum_version = ssl.TLSVersion.TLSv1_2
+        _, good = await asyncio.open_connection("127.0.0.1", found.rest.http_port, ssl=old)
+        good.close()
+
+
+async def test_handshake_that_does_not_come_is_given_up(authority: Authority) -> None:
+    """A connection on which no handshake begins is counted, and closed in time."""
+    async with serving(authority, head_seconds_max=0.2) as found:
+        reader, writer = await asyncio.open_connection("127.0.0.1", found.rest.http_port)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+        async with asyncio.timeout(10):
+            while found.rest._servers[1].num_connections:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0.01)
+
+
+def test_names_of_certificates_are_exact() -> None:
+    """No other name is a role's, and nobody becomes an attached worker by certificate."""
+    assert role_of_name("kvlease-joiner") is Role.JOINER
+    for name in ("kvlease-worker", "operator", "kvlease-operator ", "KVLEASE-OPERATOR", ""):
+        assert role_of_name(name) is Role.STRANGER
+    assert role_in({"subject": ((("organizationName", "kvlease-operator"),),)}) is Role.STRANGER
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::"])  # noqa: S104 -- what is refused
+def test_tcp_beyond_loopback_needs_tls(host: str, authority: Authority) -> None:
+    """Without TLS the daemon does not start there, unless the risk was named."""
+    pair = authority.sign("beyond")
+    with pytest.raises(ValueError, match="which others than this machine may reach"):
+        Settings(tcp_host=host)
+
+    Settings(tcp_host=host, tls_cert_file=pair.cert_file, tls_key_file=pair.key_file)
+    Settings(tcp_host=host, insecure_tcp_without_tls=True)
+    Settings(tcp_host=host, listen_tcp=False)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tls_cert_file": "/c"}, {"tls_key_file": "/k"}, {"tls_client_ca_file": "/a"}]
+)
+def test_files_of_tls_go_together(changes: dict[str, Path]) -> None:
+    """Half of what TLS needs is a mistake."""
+    with pytest.raises(ValueError, match="tls_"):
+        Settings(**changes)
+
+
+def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path) -> None:
+    """What cannot be served with is told at the start, by name."""
+    one, other = authority.sign("one"), authority.sign("other")
+    for cert, key in ((one.cert_file, other.key_file), (tmp_path / "none", one.key_file)):
+        with pytest.raises(UnusableError, match=cert.name):
+            TlsFiles(cert_file=cert, key_file=key, client_ca_file=None).context()
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "reason"),
+    [
+        pytest.param("a" * 32, 0o644, "others may read", id="readable"),
+        pytest.param("a" * 32, 0o620, "others may read or write", id="writable by the group"),
+        pytest.param("short", 0o600, "16 to 512", id="short"),
+        pytest.param("a" * 600, 0o600, "16 to 512", id="long"),
+        pytest.param("a b" * 16, 0o600, "without a space", id="space"),
+        pytest.param("é" * 32, 0o600, "ASCII", id="not ASCII"),
+    ],
+)
+def test_token_file_that_is_none_is_refused(
+    tmp_path: Path, text: str, mode: int, reason: str
+) -> None:
+    """A token that others know, or could guess, is not taken; and it is not repeated."""
+    path = tmp_path / "operator.token"
+    _write(path, text, mode)
+
+    with pytest.raises(UnusableError, match=reason) as refused:
+        tokens.ensure({Role.OPERATOR: path})
+
+    assert text not in str(refused.value)
+
+
+def test_token_files_of_a_mounted_secret_are_taken(tmp_path: Path) -> None:
+    """A link to a file that the group may read, as Kubernetes mounts it, is one; two roles differ."""
+    _write(tmp_path / "data", "k" * 40 + "\n", 0o440)
+    (tmp_path / "a").symlink_to("data")
+    keyring = tokens.ensure({Role.READER: tmp_path / "a"})
+
+    assert keyring.role_of("k" * 40) is Role.READER
+    assert keyring.role_of("k" * 39) is keyring.role_of("") is Role.STRANGER
+    assert "k" * 8 not in repr(keyring)
+    with pytest.raises(UnusableError, match="the same token"):
+        tokens.ensure({Role.READER: tmp_path / "a", Role.OPERATOR: tmp_path / "data"})

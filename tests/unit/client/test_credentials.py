@@ -1,0 +1,142 @@
+"""Laws of credentials: what is given comes first, then the environment's, then what a daemon of this user left."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvlease import Client, Credentials, InvalidError
+from kvlease.cli.app import app
+from kvlease.credentials import Bearer, _is_own, from_environment
+from kvlease.transports.base import chosen_address, parse_address
+
+GIVEN = Credentials(token="given")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of loopback on which this user listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The runtime directory of a daemon, with its tokens."""
+    for name in ("TOKEN", "CA", "CERT", "KEY"):
+        monkeypatch.delenv(f"KVLEASE_{name}_FILE", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    made = tmp_path / "kvlease"
+    made.mkdir()
+    for role in ("operator", "reader"):
+        (made / f"{role}.token").write_text(f"token-of-{role}\n")
+    return made
+
+
+def bearer(host: str, port: int, directory: Path, credentials: Credentials = Credentials()) -> str:  # noqa: B008 -- frozen
+    """Return the token that would be shown."""
+    return Bearer(credentials, host, port, directory).token
+
+
+def test_token_of_ones_own_daemon_is_found_on_loopback(port: int, directory: Path) -> None:
+    """It is shown to a listener of this user, under each name of loopback, and to nobody elsewhere."""
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert bearer(host, port, directory) == "token-of-operator"
+    assert bearer("10.0.0.7", port, directory) == ""
+    assert (
+        bearer("10.0.0.7", port, directory, GIVEN)
+        == bearer("::1", port, directory, GIVEN)
+        == "given"
+    )
+
+
+def test_token_is_not_shown_where_nobody_listens(port: int, directory: Path) -> None:
+    """Whoever comes to listen later might be anybody."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        free = gone.getsockname()[1]
+
+    assert bearer("127.0.0.1", free, directory) == ""
+    assert bearer("127.0.0.1", port, directory / "none") == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_token_is_not_shown_to_another_user(directory: Path) -> None:
+    """A listener of another user on the same port is not the daemon."""
+    program = (
+        "import os, socket, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "listener = socket.create_server(('127.0.0.1', 0)); print(listener.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        assert not _is_own(port)
+        assert bearer("127.0.0.1", port, directory) == ""
+        other.stdin.close()
+
+
+def test_environment_names_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a caller does not give, the environment does; a file that is not there is told."""
+    monkeypatch.setenv("KVLEASE_TOKEN_FILE", str(directory / "reader.token"))
+    monkeypatch.setenv("KVLEASE_CA_FILE", "/ca")
+
+    assert from_environment() == Credentials(token="token-of-reader", ca_file="/ca")
+    assert chosen_address("https://h:1", None).credentials.token == "token-of-reader"
+    assert chosen_address("https://h:1", GIVEN).credentials == GIVEN
+    monkeypatch.setenv("KVLEASE_TOKEN_FILE", "/nowhere")
+    with pytest.raises(InvalidError, match="/nowhere"):
+        Client("http://127.0.0.1:1")
+
+
+def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+    """TLS with what cannot be read is the caller's mistake."""
+    absent = Credentials(ca_file=str(tmp_path / "absent"))
+
+    for read in (absent.tls, absent.pem):
+        with pytest.raises(InvalidError, match="absent"):
+            read()
+
+
+def test_no_representation_shows_a_token() -> None:
+    """Whatever is logged of a client has no token in it."""
+    address = chosen_address("grpcs://h:1", GIVEN)
+
+    shown = f"{GIVEN!r} {address!r} {address} {address.bearer!r} {Client('http://h:1', credentials=GIVEN)!r}"
+
+    assert "token='given'" not in shown
+    assert "Bearer given" not in shown.replace("<Bearer given>", "")
+
+
+@pytest.mark.parametrize(
+    ("written", "protocol", "has_tls"),
+    [
+        ("https://h:1", "http", True),
+        ("grpcs://h:1", "grpc", True),
+        ("http://h:1", "http", False),
+        ("grpc+unix:///s", "grpc", False),
+        ("unix:///s", "unix", False),
+    ],
+)
+def test_scheme_says_whether_tls_is_spoken(written: str, protocol: str, has_tls: bool) -> None:
+    """An s behind the protocol is TLS."""
+    address = parse_address(written)
+
+    assert (str(address), address.protocol, address.has_tls) == (written, protocol, has_tls)
+
+
+def test_command_prints_the_page_with_a_readers_token(directory: Path) -> None:
+    """`kvlease ui` is for a browser: the token is behind the #, which no browser sends."""
+    result = CliRunner().invoke(app, ["ui", "--address", "http://127.0.0.1:7070"])
+
+    assert result.stdout.strip() == "http://127.0.0.1:7070/ui#token=token-of-reader"
+    (directory / "reader.token").unlink()
+    assert CliRunner().invoke(app, ["ui"]).exit_code == 2

@@ -1,0 +1,105 @@
+"""Laws of what a tenant's worker may do to blocks by key, by number or by pin: only its own tenant's are there."""
+
+from kvlease.ids import PinId, WorkerId
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.effects import Evicted, Found, Pinned, Released, Reloaded
+from tests.unit.service.core.builders import (
+    MATE,
+    OTHER_TENANT,
+    STRANGER,
+    TENANT,
+    a_cache,
+    answer,
+    cached,
+    found,
+    keys,
+    land,
+    on_host,
+    the_copy,
+)
+
+
+def evict_as(cache: Cache, worker_id: WorkerId | None, packed: bytes, num_blocks: int = 0) -> int:
+    """Evict blocks of keys, or so many, from a cache without a host pool; return how many left."""
+    command = c.Evict(worker_id=worker_id, keys=packed, num_blocks=num_blocks)
+    return answer(cache.handle(command, 0.0), Evicted).num_evicted
+
+
+def test_evict_by_key_leaves_another_tenants_blocks() -> None:
+    """A stolen key evicts nothing of its owner's; an operator evicts everybody's."""
+    cache = a_cache(num_slots=0)
+    cached(cache, keys(1, 2))
+
+    assert evict_as(cache, STRANGER, keys(1, 2)) == 0
+    assert found(cache, keys(1, 2)) == (2, 0)
+    assert (evict_as(cache, MATE, keys(2)), evict_as(cache, None, keys(1))) == (1, 1)
+    assert cache.check() == []
+
+
+def test_evict_by_number_takes_ones_own() -> None:
+    """However many blocks a worker wants evicted, its neighbours keep theirs."""
+    cache = a_cache(num_slots=0)
+    cached(cache, keys(1, 2, 3))
+
+    alone = evict_as(cache, STRANGER, b"", 4)
+    cached(cache, keys(7), worker_id=STRANGER)
+    beside = evict_as(cache, STRANGER, b"", 4)
+
+    assert (alone, beside) == (0, 1)
+    assert found(cache, keys(1, 2, 3)) == (3, 0)
+    assert evict_as(cache, None, b"", 4) == 3
+    assert cache.check() == []
+
+
+def test_reload_by_key_brings_back_ones_own() -> None:
+    """What another tenant has below the device stays there."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2))
+    stolen = c.Reload(worker_id=STRANGER, keys=keys(1, 2))
+
+    refused = answer(cache.handle(stolen, 0.0), Reloaded)
+    outcome = cache.handle(c.Reload(worker_id=MATE, keys=keys(1, 2)), 0.0)
+    land(cache, the_copy(outcome))
+
+    assert refused.num_reloaded == 0
+    assert found(cache, keys(1, 2)) == (2, 0)
+
+
+def test_lookup_with_stolen_keys_finds_nothing() -> None:
+    """A key that is another tenant's is a miss."""
+    cache = a_cache()
+    cached(cache, keys(1, 2))
+    command = c.Lookup(keys=keys(1, 2), tenant_digest=OTHER_TENANT)
+
+    assert answer(cache.handle(command, 0.0), Found).hit_tokens == 0
+
+
+def test_pins_of_others_are_neither_seen_nor_ended() -> None:
+    """To another tenant a pin is one that has ended."""
+    cache = a_cache()
+    cached(cache, keys(1, 2))
+    pin_id = answer(cache.handle(c.Pin(keys=keys(1), tenant_digest=TENANT), 0.0), Pinned).pin_id
+
+    by_other = _unpin(cache, pin_id, OTHER_TENANT)
+    seen = [len(cache.list_pins(0, 9, one)) for one in (OTHER_TENANT, TENANT, None)]
+
+    assert (by_other, seen) == (False, [0, 1, 1])
+    assert _unpin(cache, pin_id, TENANT)
+    assert not _unpin(cache, pin_id, None)
+
+
+def test_operators_pin_of_mixed_blocks_is_the_operators() -> None:
+    """A tenant does not end a pin that holds a neighbour's blocks beside its own."""
+    cache = a_cache()
+    cached(cache, keys(1))
+    cached(cache, keys(7), worker_id=STRANGER)
+    pin_id = answer(cache.handle(c.Pin(keys=keys(1, 7)), 0.0), Pinned).pin_id
+
+    assert not _unpin(cache, pin_id, TENANT)
+    assert _unpin(cache, pin_id, None)
+
+
+def _unpin(cache: Cache, pin_id: PinId, tenant: int | None) -> bool:
+    command = c.Unpin(pin_id=pin_id, tenant_digest=tenant)
+    return answer(cache.handle(command, 0.0), Released).released
