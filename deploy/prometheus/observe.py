@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kvleased.settings import default_runtime_dir
+
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = Path(__file__).parent
 SECONDS_TO_START: Final = 60.0
@@ -27,6 +29,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run Prometheus over a daemon on this machine.")
     parser.add_argument(
         "--daemon", default="http://127.0.0.1:7070", help="where its REST listens on TCP"
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        default=default_runtime_dir() / "reader.token",
+        help="file of the token by which Prometheus reads",
     )
     parser.add_argument("--port", type=int, default=9090, help="port of Prometheus on loopback")
     parser.add_argument("--interval-seconds", type=int, default=5, help="seconds between scrapes")
@@ -65,6 +73,7 @@ def _prometheus(arguments: argparse.Namespace) -> list[str]:
                 "scrape_configs": [
                     {
                         "job_name": "kvlease",
+                        "authorization": {"credentials_file": str(arguments.token_file)},
                         "static_configs": [{"targets": [arguments.daemon.removeprefix("http://")]}],
                     }
                 ],

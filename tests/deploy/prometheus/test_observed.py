@@ -111,6 +111,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     try:
         serving.wait_until_ready()
         command = [sys.executable, str(OBSERVE), "--daemon", http_of(serving), "--port", str(port)]
+        command += ["--token-file", str(folder / "run" / "reader.token")]
         command += ["--interval-seconds", "1", "--directory", str(folder / "prometheus")]
         with loaded(serving), subprocess.Popen(command, stdout=subprocess.PIPE) as observing:
             try:
