@@ -18,22 +18,16 @@ COPY client client
 COPY service service
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
-# What runs, each package with the hash that it was locked with.
-FROM ${PYTHON_IMAGE} AS packages-cpu
+# What runs, each package with the hash that it was locked with. `cuda` is for memory of GPUs; the driver comes from the node's
+# container runtime.
+FROM ${PYTHON_IMAGE} AS packages
+ARG FLAVOUR
 WORKDIR /src
-COPY requirements/service.lock requirements/packages.lock
-
-# For memory of GPUs; the driver comes from the node's container runtime.
-FROM ${PYTHON_IMAGE} AS packages-cuda
-WORKDIR /src
-COPY requirements/cuda.lock requirements/packages.lock
-
-# hadolint ignore=DL3006
-FROM packages-${FLAVOUR} AS packages
-WORKDIR /src
+COPY requirements/service.lock requirements/cpu.lock
+COPY requirements/cuda.lock requirements/cuda.lock
 # hadolint ignore=DL3042
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -m venv /opt/kvlease && /opt/kvlease/bin/pip install --require-hashes -r requirements/packages.lock
+    python -m venv /opt/kvlease && /opt/kvlease/bin/pip install --require-hashes -r "requirements/${FLAVOUR}.lock"
 COPY --from=build /wheels /wheels
 RUN /opt/kvlease/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
     && /opt/kvlease/bin/pip check \
@@ -73,7 +67,7 @@ ENV PATH=/opt/kvlease/bin:$PATH \
 USER 10001:10001
 # Only the directory of the sockets is written to: the root may be read-only. Sockets are in /run/kvlease/kvlease; REST and gRPC
 # listen on the loopback address alone, which a pod shares.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --start-interval=1s --retries=3 CMD ["kvleased", "probe", "livez"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 CMD ["kvleased", "probe", "livez"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["kvleased"]
 CMD ["serve"]

@@ -26,7 +26,7 @@ test: setup ## run all tests: units side by side, then those that start processe
 test-deploy: setup build/venv-deploy/.ready ## check what is deployed: chart, image, units; installs what it needs
 	@$(BIN)/python -m pytest -q -n 0 -m deploy tests/deploy
 
-build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/requirements.txt
+build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/containers/base.sh tests/deploy/requirements.txt
 	@bash tests/deploy/setup.sh
 
 lock: setup ## lock what the image is made of, with hashes

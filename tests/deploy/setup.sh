@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make build/venv-deploy with what the checks of charts, images and units need. PIP_FIND_LINKS, PIP_INDEX_URL and PIP_CERT are
-# honoured. systemd-analyze comes from Debian where it is not there and can be had.
+# Make build/venv-deploy with what the checks of charts, images and units need, and build/containers with the image that images
+# are built from. PIP_FIND_LINKS, PIP_INDEX_URL, PIP_CERT and DEBIAN_MIRROR are honoured.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -14,9 +14,17 @@ mkdir -p build
 [ -x "$venv/bin/python" ] || "$uv" venv -q --python .venv/bin/python "$venv"
 "$uv" pip install -q -p "$venv/bin/python" "${sources[@]}" -r tests/deploy/requirements.txt
 
-if ! command -v systemd-analyze >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get install -y -qq --no-install-recommends systemd >/dev/null 2>&1 ||
-        { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd; } >/dev/null
+# What brings versions of its own of everything has a place of its own.
+[ -x build/venv-checkov/bin/python ] || "$uv" venv -q --python .venv/bin/python build/venv-checkov
+"$uv" pip install -q -p build/venv-checkov/bin/python "${sources[@]}" checkov==3.3.30
+
+# What Debian has of it, where it is Debian and ours; the tests say what they miss elsewhere.
+wanted=(buildah catatonit conmon mmdebstrap podman runc systemd)
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg-query -W "${wanted[@]}" >/dev/null 2>&1; then
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -y -qq --no-install-recommends "${wanted[@]}" >/dev/null 2>&1 ||
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${wanted[@]}"; } >/dev/null
 fi
 bash tests/deploy/setup-api.sh
+bash tests/deploy/containers/base.sh
 touch "$venv/.ready"

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 import pytest
 
 from kvleased.sources import load, unknown_variables
-from tests.deploy.tools import ROOT, VENV, Document, Helm
+from tests.deploy.tools import ROOT, VENV, Document, Helm, run
 
 pytestmark = pytest.mark.deploy
 
@@ -19,25 +18,25 @@ _UNIT: Final = _DEPLOY / "systemd" / "kvleased.service"
 _DOCKERFILE: Final = (ROOT / "Dockerfile").read_text()
 _EXPOSURE_MAX: Final = 2.0
 """Of ten, by the systemd that rates it."""
-_SCRIPTS: Final = (ROOT / "tests" / "deploy" / "setup.sh", ROOT / "requirements" / "lock")
+_SCRIPTS: Final = (
+    ROOT / "tests" / "deploy" / "setup.sh",
+    ROOT / "tests" / "deploy" / "containers" / "base.sh",
+    ROOT / "requirements" / "lock",
+)
 _LOCKS: Final = {"service": ("service",), "cuda": ("service", "cuda")}
-
-
-def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 @pytest.mark.parametrize("path", ["Dockerfile", "examples/vllm/Dockerfile"])
 def test_dockerfile_is_clean(path: str) -> None:
     """The linter of Dockerfiles has nothing to say."""
-    done = _run(VENV / "hadolint", ROOT / path)
+    done = run(VENV / "hadolint", ROOT / path)
 
     assert (done.stdout, done.returncode) == ("", 0)
 
 
 def test_yaml_is_clean() -> None:
     """The linter of YAML has nothing to say, not even a warning."""
-    done = _run(VENV / "yamllint", "-s", "deploy", "helm")
+    done = run(VENV / "yamllint", "-s", "deploy", "helm")
 
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -45,7 +44,7 @@ def test_yaml_is_clean() -> None:
 @pytest.mark.parametrize("script", _SCRIPTS, ids=lambda path: path.name)
 def test_script_is_clean(script: Path) -> None:
     """The linter of shell scripts has nothing to say."""
-    done = _run(VENV / "shellcheck", script)
+    done = run(VENV / "shellcheck", script)
 
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -161,14 +160,14 @@ def test_unit_is_understood(tmp_path: Path) -> None:
     # The only thing it may miss is the program, which is not installed where this is checked.
     here.write_text(_UNIT.read_text().replace("/opt/kvlease/bin/", f"{ROOT}/.venv/bin/"))
 
-    done = _run("systemd-analyze", "verify", "--man=no", here)
+    done = run("systemd-analyze", "verify", "--man=no", here)
 
     assert (done.stdout + done.stderr, done.returncode) == ("", 0)
 
 
 def test_unit_is_hardened() -> None:
     """The unit's exposure, as systemd rates it, is small."""
-    done = _run("systemd-analyze", "security", "--offline=yes", "--no-pager", _UNIT)
+    done = run("systemd-analyze", "security", "--offline=yes", "--no-pager", _UNIT)
 
     found = re.search(r"Overall exposure level for \S+ ([\d.]+)", done.stdout)
     assert found is not None, done.stdout + done.stderr

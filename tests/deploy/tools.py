@@ -66,6 +66,11 @@ class Rendered:
         return text
 
 
+def run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run a program, whatever comes of it."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
 def containers_of(pod: Document) -> list[Document]:
     """Return all containers of a pod's specification, those that start it first."""
     return [*pod.get("initContainers", ()), *pod["containers"]]
