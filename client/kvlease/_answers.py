@@ -64,24 +64,25 @@ def info(message: pb.CacheInfo) -> CacheInfo:
         plan=CachePlan.from_proto(message.plan),
         options=CacheOptions.from_proto(message.options),
         tiers=tuple(map(reader(TierInfo), message.tiers)),
+        is_draining=message.is_draining,
     )
 
 
 def stats(reply: pb.StatsResponse) -> Stats:
     """Return all caches at one instant."""
-    caches = tuple(
-        CacheStats(
-            cache=each.cache,
-            pools=tuple(map(reader(PoolStats), each.pools)),
-            num_leases=each.num_leases,
-            num_waiting=each.num_waiting,
-            num_workers=each.num_workers,
-            counters=dict(each.counters),
-            ghosts=tuple(map(reader(GhostStats), each.ghosts)),
-        )
-        for each in reply.caches
+    return Stats(epoch=reply.epoch, caches=tuple(map(_cache_stats, reply.caches)))
+
+
+def _cache_stats(message: pb.CacheStats) -> CacheStats:
+    return CacheStats(
+        cache=message.cache,
+        pools=tuple(map(reader(PoolStats), message.pools)),
+        num_leases=message.num_leases,
+        num_waiting=message.num_waiting,
+        num_workers=message.num_workers,
+        counters=dict(message.counters),
+        ghosts=tuple(map(reader(GhostStats), message.ghosts)),
     )
-    return Stats(epoch=reply.epoch, caches=caches)
 
 
 def inspection(reply: pb.InspectResponse) -> Inspection:
@@ -114,8 +115,9 @@ def misses(found: Iterable[pb.Miss]) -> tuple[Miss, ...]:
 
 def event(message: pb.WatchResponse) -> Event:
     """Return one event."""
-    read: Callable[[Any], Event] = reader(Event)
-    return read(message)
+    read: Event = reader(Event)(message)
+    snapshot = _cache_stats(message.snapshot) if message.HasField("snapshot") else None
+    return replace(read, snapshot=snapshot)
 
 
 def _lease(message: pb.LeaseInfo) -> LeaseInfo:

@@ -135,11 +135,13 @@ def explain_lease(lease_id: int, cache: str = "") -> Ask[Explanation]:
     )
 
 
-def watch(cache: str, after_sequence: int) -> Ask[Event]:
+def watch(cache: str, after_sequence: int, with_snapshot: bool = False) -> Ask[Event]:
     """Ask for events."""
     return ask(
         "watch",
-        lambda: pb.WatchRequest(**given(cache=cache, after_sequence=after_sequence)),
+        lambda: pb.WatchRequest(
+            **given(cache=cache, after_sequence=after_sequence, with_snapshot=with_snapshot)
+        ),
         _answers.event,
     )
 

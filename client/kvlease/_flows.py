@@ -93,7 +93,8 @@ def first_try(link: Link, ask: Ask[Any]) -> Outgoing:
     if wait_ms:
         deadline_at += wait_ms * 1e-3
     key = link.fresh_key() if verb in _calls.KEYED else ""
-    return Outgoing(verb, request, deadline_at, link.token, link.epoch, key, cache)
+    call = Outgoing(verb, request, deadline_at, link.token, link.epoch, key, cache)
+    return call if link.traceparent is None else call._replace(traceparent=link.traceparent())
 
 
 def retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any, int]]:

@@ -27,6 +27,7 @@ from kvlease.keys import BlockKeys
 from kvlease.memory import WorkerMemory, identity_of
 from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
+from kvlease.tracing import Traceparent
 from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
@@ -55,6 +56,8 @@ class Link:
     """Monotonic seconds until which calls wait for a daemon that was never reached; None before the first failure."""
     is_detached: bool = False
     """Whether the caller has said that it is done; then nothing attaches again."""
+    traceparent: Traceparent | None = None
+    """What tells the span that calls are made in; None where nothing is traced."""
     process_id: int = field(default_factory=os.getpid)
     _key_prefix: str = field(default_factory=lambda: os.urandom(8).hex())
     _key_numbers: "itertools.count[int]" = field(default_factory=itertools.count)

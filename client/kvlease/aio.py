@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Self, TypeVar
 
-from kvlease import _calls, _flows
+from kvlease import _calls, _flows, _operator_calls, tracing
 from kvlease._async_port import AsyncPort
 from kvlease._calls import Ask
 from kvlease._session import Link
@@ -12,11 +12,13 @@ from kvlease.client import (
     DEADLINE_SECONDS,
     Listed,
     OnDoubt,
+    Resizable,
     attach_request,
     attaching,
     check_options,
 )
 from kvlease.credentials import Credentials
+from kvlease.operating import Cleared, Drained, Resized, TenantLimits, TenantRule
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
@@ -48,11 +50,13 @@ class AsyncClient:
         deadline_seconds: float = DEADLINE_SECONDS,
         on_doubt: OnDoubt = "miss",
         credentials: Credentials | None = None,
+        with_traces: bool = False,
     ) -> None:
         """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
 
         Over TCP it is shown `credentials`, else those that the environment names, else, on loopback, the token that a
-        daemon of this user left for it.
+        daemon of this user left for it. With traces, each call says in which span of OpenTelemetry it is made; the
+        daemon's own hangs below that.
 
         Raises:
             InvalidError: the address is malformed, an option out of range, or the token's file cannot be read.
@@ -60,7 +64,11 @@ class AsyncClient:
         check_options(deadline_seconds, on_doubt)
         self._address = chosen_address(address, credentials)
         self._raises = on_doubt == "raise"
-        self._link = Link(deadline_seconds=deadline_seconds, socket_path=self._address.path)
+        self._link = Link(
+            deadline_seconds=deadline_seconds,
+            socket_path=self._address.path,
+            traceparent=tracing.otel() if with_traces else None,
+        )
         self._port = AsyncPort(open_async_transport(self._address))
 
     def __repr__(self) -> str:
@@ -143,6 +151,33 @@ class AsyncClient:
         """End a pin; returns whether it was there."""
         return await self._told(_calls.unpin(pin_id, cache))
 
+    async def drain(self, *, cache: str = "") -> Drained:
+        """Have a cache, or the daemon, grant no new lease; called again, it tells how many are left.
+
+        What asks for one meanwhile is refused as DRAINING, and should ask another daemon.
+        """
+        return await self._told(_operator_calls.drain(cache))
+
+    async def undrain(self, *, cache: str = "") -> Drained:
+        """Have a cache, or the daemon, grant leases again; what was drained by itself stays so until it is named."""
+        return await self._told(_operator_calls.undrain(cache))
+
+    async def clear(self, cache: str, *, tenant: str = "") -> Cleared:
+        """Drop the cached blocks of a tenant, or of all, that nobody holds; the answer names what holds the others."""
+        return await self._told(_operator_calls.clear(cache, tenant))
+
+    async def resize(self, cache: str, tier: Resizable, num_blocks: int) -> Resized:
+        """Have a pool grant so many blocks, at most those that it was registered with, and give back the memory."""
+        return await self._told(_operator_calls.resize(cache, tier, num_blocks))
+
+    async def set_tenant(self, tenant: str, limits: TenantLimits, *, revision: int) -> TenantRule:
+        """Give a tenant other limits at once, in place of all that it had; a late revision is refused."""
+        return await self._told(_operator_calls.set_tenant(tenant, limits, revision))
+
+    async def get_tenant(self, tenant: str) -> TenantRule:
+        """Return the limits of a tenant that hold now, and their revision."""
+        return await self._told(_operator_calls.get_tenant(tenant))
+
     async def detach(self, worker_id: int) -> int:
         """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
 
@@ -151,10 +186,15 @@ class AsyncClient:
         return await self._told(_calls.detach(worker_id))
 
     def watch(
-        self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
+        self,
+        *,
+        cache: str = "",
+        after_sequence: int = 0,
+        with_snapshot: bool = False,
+        idle_seconds: float | None = None,
     ) -> AsyncIterator[Event]:
-        """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever."""
-        return self._stream(_calls.watch(cache, after_sequence), idle_seconds)
+        """Yield events as `Client.watch` does, until none came for `idle_seconds`; None waits for ever."""
+        return self._stream(_calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
 
     def trace(
         self, cache: str, *, idle_seconds: float | None = None

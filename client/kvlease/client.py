@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import Final, Literal, Self, TypeVar
 
-from kvlease import _calls, _flows
+from kvlease import _calls, _flows, _operator_calls, tracing
 from kvlease._calls import Ask
 from kvlease._checks import check_deadline
 from kvlease._session import Link, Session
 from kvlease.credentials import Credentials
 from kvlease.errors import InvalidError
+from kvlease.operating import Cleared, Drained, Resized, TenantLimits, TenantRule
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
@@ -37,6 +38,9 @@ OnDoubt = Literal["miss", "raise"]
 Listed = Literal["workers", "leases", "pins", "waiting", "tenants", "magazines"]
 """What of a cache can be listed."""
 
+Resizable = Literal["device", "host"]
+"""The pools that can be made smaller and larger again."""
+
 DEADLINE_SECONDS: Final = 5.0
 """Seconds after which a call ends, unless told otherwise; time that the daemon was asked to wait comes on top."""
 
@@ -51,11 +55,13 @@ class Client:
         deadline_seconds: float = DEADLINE_SECONDS,
         on_doubt: OnDoubt = "miss",
         credentials: Credentials | None = None,
+        with_traces: bool = False,
     ) -> None:
         """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
 
         Over TCP it is shown `credentials`, else those that the environment names, else, on loopback, the token that a
-        daemon of this user left for it.
+        daemon of this user left for it. With traces, each call says in which span of OpenTelemetry it is made; the
+        daemon's own hangs below that.
 
         Raises:
             InvalidError: the address is malformed, an option out of range, or the token's file cannot be read.
@@ -63,7 +69,11 @@ class Client:
         check_options(deadline_seconds, on_doubt)
         self._address = chosen_address(address, credentials)
         self._raises = on_doubt == "raise"
-        self._link = Link(deadline_seconds=deadline_seconds, socket_path=self._address.path)
+        self._link = Link(
+            deadline_seconds=deadline_seconds,
+            socket_path=self._address.path,
+            traceparent=tracing.otel() if with_traces else None,
+        )
         self._port = Port(open_transport(self._address))
 
     def __repr__(self) -> str:
@@ -144,6 +154,33 @@ class Client:
         """End a pin; returns whether it was there."""
         return self._told(_calls.unpin(pin_id, cache))
 
+    def drain(self, *, cache: str = "") -> Drained:
+        """Have a cache, or the daemon, grant no new lease; called again, it tells how many are left.
+
+        What asks for one meanwhile is refused as DRAINING, and should ask another daemon.
+        """
+        return self._told(_operator_calls.drain(cache))
+
+    def undrain(self, *, cache: str = "") -> Drained:
+        """Have a cache, or the daemon, grant leases again; what was drained by itself stays so until it is named."""
+        return self._told(_operator_calls.undrain(cache))
+
+    def clear(self, cache: str, *, tenant: str = "") -> Cleared:
+        """Drop the cached blocks of a tenant, or of all, that nobody holds; the answer names what holds the others."""
+        return self._told(_operator_calls.clear(cache, tenant))
+
+    def resize(self, cache: str, tier: Resizable, num_blocks: int) -> Resized:
+        """Have a pool grant so many blocks, at most those that it was registered with, and give back the memory."""
+        return self._told(_operator_calls.resize(cache, tier, num_blocks))
+
+    def set_tenant(self, tenant: str, limits: TenantLimits, *, revision: int) -> TenantRule:
+        """Give a tenant other limits at once, in place of all that it had; a late revision is refused."""
+        return self._told(_operator_calls.set_tenant(tenant, limits, revision))
+
+    def get_tenant(self, tenant: str) -> TenantRule:
+        """Return the limits of a tenant that hold now, and their revision."""
+        return self._told(_operator_calls.get_tenant(tenant))
+
     def detach(self, worker_id: int) -> int:
         """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
 
@@ -152,10 +189,19 @@ class Client:
         return self._told(_calls.detach(worker_id))
 
     def watch(
-        self, *, cache: str = "", after_sequence: int = 0, idle_seconds: float | None = None
+        self,
+        *,
+        cache: str = "",
+        after_sequence: int = 0,
+        with_snapshot: bool = False,
+        idle_seconds: float | None = None,
     ) -> Iterator[Event]:
-        """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever."""
-        yield from self._stream(_calls.watch(cache, after_sequence), idle_seconds)
+        """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever.
+
+        With snapshots, one of each cache comes first, and again wherever events are missing: after a "gap", and after
+        a "resync", which says that `after_sequence` is of another life of the daemon.
+        """
+        yield from self._stream(_calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
 
     def trace(self, cache: str, *, idle_seconds: float | None = None) -> Iterator[TracedRequest]:
         """Yield the requests of a cache as their leases end, until none ended for `idle_seconds`; None waits for ever.
@@ -250,7 +296,9 @@ def attaching(
     if deadline_seconds is not None:
         check_deadline(deadline_seconds)
     # A worker may start before its daemon, and waits for it.
-    own = Link(deadline_seconds=link.deadline_seconds, is_reached=True)
+    own = Link(
+        deadline_seconds=link.deadline_seconds, is_reached=True, traceparent=link.traceparent
+    )
     return Session(own, request, raises=raises)
 
 

@@ -14,6 +14,7 @@ The tree::
     │   ├── WrongStateError    WRONG_STATE      the object is elsewhere in its life
     │   ├── CacheInUseError    CACHE_IN_USE     detach its workers first
     │   ├── LayoutMismatchError LAYOUT_MISMATCH register under another name
+    │   ├── StaleRevisionError STALE_REVISION   read the limits again
     │   └── CopyFailedError    COPY_FAILED      recompute
     ├── StaleError                              the caller speaks of something that has ended
     │   ├── StaleEpochError    STALE_EPOCH      attach again
@@ -51,6 +52,7 @@ __all__ = [
     "RefusedError",
     "StaleEpochError",
     "StaleError",
+    "StaleRevisionError",
     "StartingError",
     "TooLargeError",
     "UnavailableError",
@@ -68,7 +70,7 @@ class Holding:
     owner: str
     """"you", "others" or "nobody"."""
     state: str
-    """"leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad", "free" or "in_magazine"."""
+    """"leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad", "free", "in_magazine" or "parked"."""
     num_blocks: int
 
     def __str__(self) -> str:
@@ -164,7 +166,7 @@ class BusyError(RefusedError):
 
 
 class DrainingError(RefusedError):
-    """The daemon is draining and grants nothing new."""
+    """The daemon, or the cache, is draining and grants nothing new; another daemon can."""
 
     code = "DRAINING"
     number = 5
@@ -310,10 +312,20 @@ class CopyFailedError(RefusedError):
     grpc_status = "ABORTED"
 
 
+class StaleRevisionError(RefusedError):
+    """The limits are older than those that hold, and were not applied; read them again and send a higher revision."""
+
+    code = "STALE_REVISION"
+    number = 21
+    http_status = 412
+    grpc_status = "ABORTED"
+
+
 _CONCRETE: Final = (
     InvalidError, NeverFitsError, PoolFullError, BusyError, DrainingError, StartingError, StaleEpochError,
     UnknownLeaseError, UnknownWorkerError, UnknownCacheError, IdReusedError, LayoutMismatchError, NotYoursError,
     TooLargeError, DeadlineError, WrongStateError, CacheInUseError, InternalError, UnavailableError, CopyFailedError,
+    StaleRevisionError,
 )  # fmt: skip
 
 BY_CODE: Final[dict[str, type[KVLeaseError]]] = {error.code: error for error in _CONCRETE}

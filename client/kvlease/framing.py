@@ -41,6 +41,11 @@ def caller_fields(token: str, epoch: int, cache: str) -> bytes:
     return pb.Call(epoch=epoch, token=token, cache=cache).SerializeToString()
 
 
+def traceparent_field(traceparent: str) -> bytes:
+    """Return the field of a Call that says which span it is made in."""
+    return pb.Call(traceparent=traceparent).SerializeToString()
+
+
 def reply_frame(verb: str, packed: bytes, call_number: int, epoch: int) -> bytes:
     """Return the frame that answers a call with the packed response of its verb."""
     head = _CALL_NUMBER + varint(call_number) + _epoch_field(epoch)

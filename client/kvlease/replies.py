@@ -46,6 +46,8 @@ class CacheInfo:
     """How it is kept, with nothing left to a default."""
     tiers: tuple[TierInfo, ...] = ()
     """Its lower tiers, those that it has."""
+    is_draining: bool = False
+    """Whether it grants no new lease, because it or the daemon is being drained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class PoolStats:
     quarantined: int
     scrubbing: int
     bad: int
+    parked: int = 0
+    """Taken out of use by a resize."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +187,11 @@ class TenantInfo:
     pinned_blocks_max: int
     weight: float
     """Its share of what is fought over, against the others'."""
+    num_leases: int = 0
+    leases_max: int = 0
+    """Leases that it can have at once."""
+    revision: int = 0
+    """Of its limits; 0 where they come from the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +240,8 @@ class Event:
     lease_id: int
     num_blocks: int
     unix_nanoseconds: int
+    snapshot: CacheStats | None = None
+    """Of a "snapshot": what the cache was just after the event of this sequence number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

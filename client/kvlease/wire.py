@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvlease.replies import RETAIN_PRIORITY_MAX
-from kvlease.wire_fields import Body, Count, Id, Millis, Name
+from kvlease.wire_fields import Body, Bytes, Count, Id, Millis, Name
 from kvlease.wire_plans import PlanInputs
 
 INT32_MAX: Final = 2**31 - 1
@@ -209,6 +209,52 @@ class KeysBody(Body):
     """Name cached blocks, to look them up or to pin them."""
 
     keys: Keys = b""
+
+
+class ClearBody(Body):
+    """Drop cached blocks that nobody holds."""
+
+    tenant: Name = Field(default="", description="Only what this tenant has cached; empty: all.")
+
+
+class ResizeBody(Body):
+    """Say how many blocks a pool is to grant."""
+
+    tier: Name = Field(default="", description='The pool: "device" or "host".')
+    num_blocks: Count = Field(
+        default=0, description="Blocks, or slots, that can be granted then; at most as registered."
+    )
+
+
+class TenantLimits(Body):
+    """What one tenant may have, of the device pool of each cache if nothing else is said."""
+
+    min_percent: float = Field(default=0.0, description="What it can always come to have.")
+    min_bytes: Bytes = Field(default=0, description="The same; the larger of the two holds.")
+    max_percent: float = Field(default=100.0, description="What it has at most.")
+    max_bytes: Bytes = Field(
+        default=0, description="The same, 0 for no limit; the smaller of the two holds."
+    )
+    weight: float = Field(default=1.0, description="Its share, against the others' weights.")
+    pinned_percent_max: float = Field(default=25.0, description="What its pins hold at most.")
+    leases_max: Count = Field(
+        default=0, description="Leases of one cache that it has at once; 0 for no limit."
+    )
+
+
+class SetTenantBody(Body):
+    """Give a tenant other limits, in place of all that it had."""
+
+    limits: TenantLimits = Field(
+        default=TenantLimits(), description="What is left out has its default."
+    )
+    revision: Bytes = Field(
+        default=0, description="Above the revision of the limits that the tenant has."
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are given, the limits as a dictionary."""
+        return self.model_dump()
 
 
 class StepBody(Body):

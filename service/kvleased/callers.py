@@ -25,3 +25,5 @@ class Caller(NamedTuple):
     peer_uid: int = -1
     role: Role = Role.STRANGER
     """What the caller is without a token; with one, who it belongs to, once `guarding` has looked."""
+    traceparent: str = ""
+    """The W3C traceparent of the span that calls; empty where nothing is traced."""

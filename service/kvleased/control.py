@@ -78,6 +78,8 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     metrics.epoch = epoch
     daemon = Daemon(settings, keeper, epoch, metrics.copied)
     daemon.guard.keyring = tokens.ensure(settings.token_paths)
+    if not _trace(daemon, settings, epoch):
+        return EX_CONFIG
     metrics.watch_caches(lambda: surveys(daemon.registry))
     metrics.watch_readiness(lambda: daemon.readiness[0])
     metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
@@ -128,6 +130,26 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     await daemon.stop()
     metrics.pulse.stop()
     return EX_OK
+
+
+def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
+    """Have calls traced where the settings want it; false where that cannot be."""
+    if not settings.trace_endpoint and settings.trace_file is None:
+        return True
+    from kvleased.tracing import MissingOtelError, Tracing  # noqa: PLC0415 -- seldom wanted
+
+    tracing = Tracing(endpoint=settings.trace_endpoint, file=settings.trace_file, epoch=epoch)
+    try:
+        tracing.start()
+    except (MissingOtelError, OSError) as error:
+        _LOG.error(
+            "cannot_trace",
+            error=str(error),
+            advice="install kvlease[otel], or name another trace_file",
+        )
+        return False
+    daemon.trace(tracing)
+    return True
 
 
 async def _start_probes(probes: "Probes", settings: Settings) -> Server:

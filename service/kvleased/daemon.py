@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 import structlog
 from google.protobuf.message import Message
@@ -21,7 +21,7 @@ from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe, Wake
 from kvleased.events import Events
 from kvleased.guarding import Guard
-from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
+from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, Unremembered, digest_of
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.memory.regions import device_kind
@@ -33,9 +33,11 @@ from kvleased.settings import Settings
 from kvleased.tallies import Wait, verb_of
 from kvleased.tiers import Tiers
 from kvleased.tokens import Keyring
+from kvleased.tracing import Tracing, traced
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.magazines import MagazineVerbs
+from kvleased.verbs.operating import OperatorVerbs
 from kvleased.verbs.runner import Respond, Verb
 from kvleased.verbs.workers import WorkerVerbs
 
@@ -56,17 +58,6 @@ class _Waiting:
     respond: Respond
     deadline: asyncio.TimerHandle
     wait: Wait
-
-
-class _Unremembered(NamedTuple):
-    """A reply that is on its way, and what it answers."""
-
-    replies: Replies
-    verb: str
-    request: Message
-    caller: Caller
-    salt: int
-    answer: Message
 
 
 class Daemon:
@@ -100,23 +91,35 @@ class Daemon:
             tiers=self.tiers,
             events=self.events,
         )
+        self.events.snapshot = self._caches.told
         self._workers = WorkerVerbs(
             self.registry, self, settings, epoch=epoch, keeper=keeper, events=self.events
         )
         leases = LeaseVerbs(self.registry, self, settings)
         magazines = MagazineVerbs(self.registry, self, settings)
+        self._operating = OperatorVerbs(
+            self.registry,
+            self,
+            settings,
+            caches=self._caches,
+            keeper=keeper,
+            events=self.events,
+        )
         self._verbs: dict[str, Verb] = {
             **self._caches.table,
             **self._workers.table,
             **leases.table,
             **magazines.table,
+            **self._operating.table,
         }
         self._operator_replies = Replies(settings.max_remembered_replies)
         self._waiting: dict[tuple[int, int], _Waiting] = {}
         self._unsettled: list[tuple[CacheEntry, Sequence[Effect]]] = []
-        self._unremembered: list[_Unremembered] = []
+        self._unremembered: list[Unremembered] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready = "starting"
+        self.tracing: Tracing | None = None
+        """What makes spans of calls and copies; None where nobody wants any."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -127,6 +130,8 @@ class Daemon:
         """Whether calls can be granted, and why not or with what restriction."""
         if self._not_ready:
             return False, self._not_ready
+        if self.registry.is_draining:
+            return False, DRAINING
         away = self.tiers.away
         return True, f"degraded: being replaced: {away}" if away else "ready"
 
@@ -135,7 +140,9 @@ class Daemon:
         self._keeper.start(self.tiers)
         secret = await root_secret.load(kept, self._keeper, self.settings.secret_path)
         self._caches.take_secret(secret)
-        self._workers.root_secret = secret
+        self._workers.root_secret = self._operating.root_secret = secret
+        self._caches.rules.recover(kept)
+        self._operating.recover(kept)
         living = self._workers.living(kept)
         self._caches.recover(
             kept,
@@ -159,7 +166,7 @@ class Daemon:
 
     async def drain(self, drain_seconds: float) -> None:
         """Grant nothing new, and wait for the leases to end, but no longer than told."""
-        self._not_ready = DRAINING
+        self._not_ready, self.registry.is_stopping = DRAINING, True
         _LOG.info("draining", leases=self.registry.num_leases)
         for entry in list(self.registry):
             self.apply(entry, c.Drain())
@@ -178,6 +185,8 @@ class Daemon:
             waiting.future.cancel()
         await self._caches.stop()
         self._workers.stop()
+        if self.tracing is not None:
+            self.tracing.stop()
         self.tiers.close()
         self._keeper.close()
 
@@ -217,6 +226,12 @@ class Daemon:
             _LOG.exception("call_failed", verb=verb, transport=caller.transport)
             raise InternalError from None
 
+    def trace(self, tracing: Tracing) -> None:
+        """Have every call from now on be a span."""
+        self.tracing = tracing
+        # So that a call which nobody traces pays for nothing.
+        self.answer = traced(tracing, self.answer, self.settle)  # type: ignore[method-assign, assignment]  # it is one
+
     def settle(self) -> None:
         """Carry out what the last answer left to be done, and remember it for a retry."""
         while self._unremembered:
@@ -243,10 +258,12 @@ class Daemon:
         """Return events from a sequence number on, without end.
 
         Raises:
-            InvalidError: the number lies in the future.
+            InvalidError: no event has such a number.
             BusyError: there are too many watchers.
         """
-        return self.events.watch(request.after_sequence, request.cache)
+        return self.events.watch(
+            request.after_sequence, request.cache, with_snapshot=request.with_snapshot
+        )
 
     def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
         """Return the answers to a watch or a trace, without end; raises what these do."""
@@ -268,7 +285,7 @@ class Daemon:
             return replies.recall(verb, key, digest_of(request, salt))
         answer = carry_out(request, caller)
         if isinstance(answer, Message):
-            self._unremembered.append(_Unremembered(replies, verb, request, caller, salt, answer))
+            self._unremembered.append(Unremembered(replies, verb, request, caller, salt, answer))
             return answer
         return replies.promise(verb, key, digest_of(request, salt), answer)
 
@@ -278,7 +295,7 @@ class Daemon:
             message = f"{verb[:40]!r} is not a call that is answered once"
             raise InvalidError(message, resource="verb")
         if verb in _NOT_WHILE_DRAINING:
-            raise DrainingError
+            raise DrainingError("the daemon is stopping and takes nothing new", resource="daemon")
         return carry_out
 
     def _refuse_stale(self, epoch: int) -> NoReturn:
@@ -316,6 +333,8 @@ class Daemon:
 
     def apply(self, entry: CacheEntry, command: c.Command) -> object:
         """Return the core's reply to a command that never waits."""
+        if self.tracing is not None:
+            self.tracing.copy_ended(entry.pool, command)
         try:
             outcome = entry.core.handle(command, monotonic())
         except KVLeaseError:
@@ -341,6 +360,8 @@ class Daemon:
             elif isinstance(effect, Probe):
                 self.tiers.probe(entry, effect)
             elif isinstance(effect, Copy):
+                if self.tracing is not None:
+                    self.tracing.copy_began(entry.pool, entry.name, effect)
                 self.tiers.send(entry, effect)
             else:
                 self._wake(entry, effect)

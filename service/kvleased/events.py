@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
 from kvlease.errors import BusyError, InvalidError
@@ -11,6 +11,12 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 GAP: Final = "gap"
 """The kind of the event that stands for events which are no longer kept."""
+RESYNC: Final = "resync"
+"""The kind of the event that says that the last one seen is of another life, so that nobody knows what was missed."""
+SNAPSHOT: Final = "snapshot"
+
+Snapshot = Callable[[str], Sequence[pb.CacheStats]]
+"""What a cache is at this instant; all of them where none is named."""
 
 _Event = tuple[int, str, str, int, int, int, int]
 
@@ -18,8 +24,12 @@ _Event = tuple[int, str, str, int, int, int, int]
 class Events:
     """A ring of the last events, numbered without end; sequence numbers never go back, not even over restarts."""
 
-    def __init__(self, epoch: int, max_events: int, max_watchers: int) -> None:
+    def __init__(
+        self, epoch: int, max_events: int, max_watchers: int, snapshot: Snapshot = lambda _: ()
+    ) -> None:
         """Start an empty ring whose numbers lie above those of every earlier epoch."""
+        self.snapshot = snapshot
+        """What is told at the beginning of a watch, and after what was missed."""
         self._first = (epoch << EPOCH_SHIFT) + 1
         self._next = self._first
         self._ring: list[_Event | None] = [None] * max_events
@@ -51,35 +61,51 @@ class Events:
                 if not future.done():
                     future.set_result(None)
 
-    def watch(self, after_sequence: int, cache: str) -> AsyncIterator[pb.WatchResponse]:
+    def watch(
+        self, after_sequence: int, cache: str, *, with_snapshot: bool = False
+    ) -> AsyncIterator[pb.WatchResponse]:
         """Return events after a sequence number, oldest first, without end; a gap event stands for what is gone.
 
+        Where the number is of another life of the daemon, a resync event comes first. With snapshots, those of all
+        caches come first, and again after each of the two.
+
         Raises:
-            InvalidError: no such event can have been seen yet.
+            InvalidError: no event has such a number.
             BusyError: there are as many watchers as are allowed.
         """
-        if not 0 <= after_sequence < self._next:
-            message = f"after_sequence is {after_sequence}; the newest event is {self._next - 1}"
-            raise InvalidError(
-                message, resource="after_sequence", need=after_sequence, limit=self._next - 1
-            )
+        if after_sequence < 0:
+            message = f"after_sequence is {after_sequence}; it must be 0 or the number of an event"
+            raise InvalidError(message, resource="after_sequence", need=after_sequence)
         if self._num_watchers >= self._max_watchers:
             message = f"there are {self._num_watchers} watchers, the most that are allowed"
             raise BusyError(
                 message, resource="watchers", need=1, available=0, limit=self._max_watchers
             )
-        return self._follow(after_sequence, cache)
+        return self._follow(after_sequence, cache, with_snapshot=with_snapshot)
 
-    async def _follow(self, after_sequence: int, cache: str) -> AsyncIterator[pb.WatchResponse]:
+    async def _follow(
+        self, after_sequence: int, cache: str, *, with_snapshot: bool
+    ) -> AsyncIterator[pb.WatchResponse]:
         self._num_watchers += 1
         try:
             position = after_sequence + 1 if after_sequence else self._oldest
+            # What ends with the last event of an earlier life has missed nothing that is kept.
+            is_other = bool(after_sequence) and not self._first - 1 <= after_sequence < self._next
+            if is_other:
+                position = self._oldest
+                yield self._of_stream(RESYNC, position - 1)
+            if with_snapshot:
+                position = self._next
+                for one in self._snapshots(cache):
+                    yield one
             while True:
                 if position < self._oldest:
                     position = self._oldest
-                    yield pb.WatchResponse(
-                        sequence=position - 1, kind=GAP, unix_nanoseconds=time.time_ns()
-                    )
+                    yield self._of_stream(GAP, position - 1)
+                    if with_snapshot:
+                        position = self._next
+                        for one in self._snapshots(cache):
+                            yield one
                 elif position < self._next:
                     event = self._ring[position % len(self._ring)]
                     assert event is not None, "hole in the ring"
@@ -92,6 +118,25 @@ class Events:
                     await future
         finally:
             self._num_watchers -= 1
+
+    def _snapshots(self, cache: str) -> Iterator[pb.WatchResponse]:
+        """Go through what caches are now, just after the newest event."""
+        sequence, now = self._next - 1, time.time_ns()
+        found = self.snapshot(cache)
+        return (
+            pb.WatchResponse(
+                sequence=sequence,
+                kind=SNAPSHOT,
+                cache=one.cache,
+                unix_nanoseconds=now,
+                snapshot=one,
+            )
+            for one in found
+        )
+
+    @staticmethod
+    def _of_stream(kind: str, sequence: int) -> pb.WatchResponse:
+        return pb.WatchResponse(sequence=sequence, kind=kind, unix_nanoseconds=time.time_ns())
 
     @property
     def _oldest(self) -> int:

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 from google.protobuf.message import Message
 
 from kvlease.errors import IdReusedError
+from kvleased.callers import Caller
 
 Answer = Message | asyncio.Future[Message]
 """A reply, or the promise of one."""
@@ -97,6 +98,17 @@ class Replies:
             del self._entries[name]
         else:
             self._entries[name] = (digest, done.result())
+
+
+class Unremembered(NamedTuple):
+    """A reply that is on its way, and what it answers."""
+
+    replies: Replies
+    verb: str
+    request: Message
+    caller: Caller
+    salt: int
+    answer: Message
 
 
 def digest_of(request: Message, salt: int = 0) -> int:

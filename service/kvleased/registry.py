@@ -55,6 +55,10 @@ class CacheEntry:
     status: str = POPULATING
     bytes_populated: int = 0
     num_workers: int = 0
+    is_draining: bool = False
+    """Whether it was drained by itself."""
+    bytes_given_back: int = 0
+    """Bytes of both pools that do not exist because their blocks are out of use."""
     stores: dict[Tier, Status] = field(default_factory=dict)
     """Whether the disk and the remote store work, those that the cache uses."""
     num_found: Counter[Tier] = field(default_factory=Counter)
@@ -88,6 +92,11 @@ class CacheEntry:
         """Bytes of both pools, which are populated before the cache is ready."""
         return self.plan.device_bytes + self.plan.host_bytes
 
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes that both pools take of the memory that this daemon may use."""
+        return self.pool_bytes - self.bytes_given_back
+
     def require_ready(self) -> None:
         """Refuse a call that needs memory which is not there yet."""
         if self.status != READY:
@@ -112,6 +121,7 @@ class CacheEntry:
             plan=self.plan.to_proto(),
             options=self.options,
             tiers=self.tiers(),
+            is_draining=self.core.is_draining,
         )
 
     @property
@@ -206,6 +216,12 @@ class Registry:
         self.by_id: dict[WorkerId, WorkerEntry] = {}
         self.known_tenants: dict[int, str] = {}
         """The names of the default tenant and of those that have settings, by digest."""
+        self.revisions: dict[int, int] = {}
+        """The revisions of the limits of tenants that a call has set, by digest."""
+        self.is_draining = False
+        """Whether an operator drains the daemon with all of its caches."""
+        self.is_stopping = False
+        """Whether the daemon was told to stop."""
         self._max_caches = max_caches
         self._max_workers = max_workers
         self._next_worker_id = (epoch << EPOCH_SHIFT) + 1

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -17,7 +18,7 @@ MIB = 1 << 20
 _SOCKETS: Final = ("kvlease.sock", "http.sock", "grpc.sock")
 _SECRET: Final = "secret"  # noqa: S105 -- a name
 """The file of the root secret in a directory that outlives the container."""
-_OPTIONAL_PATHS: Final = ("host_dir", "disk_dir", "secret_file", *NETWORK_PATHS)
+_OPTIONAL_PATHS: Final = ("host_dir", "disk_dir", "secret_file", "trace_file", *NETWORK_PATHS)
 """The settings that are paths which may be left out."""
 PATHS: Final = ("runtime_dir", *_OPTIONAL_PATHS)
 """The settings that are paths, which JSON has no word for."""
@@ -52,13 +53,30 @@ class TenantSettings(BaseModel):
     """Its share of the pool is its weight among those of the attached tenants; whoever is above it gives way first."""
     pinned_percent_max: Percent = 25.0
     """Of the pool, which pins hold of the tenant's at most."""
+    min_bytes: int = Field(default=0, ge=0, le=_BYTES_MAX)
+    """Bytes of the pool, which the tenant can always come to have; the larger of both minima holds."""
+    max_bytes: int = Field(default=0, ge=0, le=_BYTES_MAX)
+    """Bytes of the pool, which the tenant's take at most; 0 is no limit, else the smaller of both maxima holds."""
+    leases_max: int = Field(default=0, ge=0, le=1 << 20)
+    """Leases of one cache that the tenant has at once; 0 is no limit but that of the cache."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.min_percent > self.max_percent:
             message = f"min_percent ({self.min_percent:g}) must be at most max_percent ({self.max_percent:g})"
             raise ValueError(message)
+        if self.max_bytes and self.min_bytes > self.max_bytes:
+            message = f"min_bytes ({self.min_bytes}) must be at most max_bytes ({self.max_bytes})"
+            raise ValueError(message)
         return self
+
+
+def check_minima(tenants: Mapping[str, TenantSettings]) -> None:
+    """Raise ValueError where the minima of tenants are more than any pool."""
+    percent = sum(Fraction(str(tenant.min_percent)) for tenant in tenants.values())
+    if percent > 100:  # noqa: PLR2004 - per cent
+        message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
+        raise ValueError(message)
 
 
 class Settings(NetworkSettings):
@@ -142,6 +160,19 @@ class Settings(NetworkSettings):
         ),
     )
 
+    trace_endpoint: str = Field(
+        default="",
+        pattern="^(https?://[^ ]+)?$",
+        description=(
+            "OTLP endpoint, such as http://127.0.0.1:4318, that spans are sent to over HTTP; needs kvlease[otel]. None "
+            "by default."
+        ),
+    )
+    trace_file: Path | None = Field(
+        default=None,
+        description="File that spans are appended to, one JSON object a line; needs kvlease[otel]. None by default.",
+    )
+
     drain_seconds: float = Field(
         default=10.0,
         ge=0,
@@ -202,6 +233,7 @@ class Settings(NetworkSettings):
     max_waiting: Count = Field(
         default=256, description="Requests of one cache that wait for blocks at once."
     )
+    max_tenants: Count = Field(default=256, description="Tenants with limits of their own at once.")
     max_pins: Count = Field(default=256, description="Pins of one cache at once.")
     max_events: Count = Field(default=4_096, description="Events that are kept for watchers.")
     max_watchers: Count = Field(default=64, description="Watchers at once.")
@@ -214,8 +246,9 @@ class Settings(NetworkSettings):
     tenants: dict[TenantName, TenantSettings] = Field(
         default_factory=dict,
         description=(
-            "Limits by tenant's name, as JSON or TOML tables with min_percent (0), max_percent (100), weight (1) and "
-            "pinned_percent_max (25), all of the device pool; every other tenant has the values in parentheses."
+            "Limits by tenant's name, as JSON or TOML tables with min_percent (0), max_percent (100), weight (1), "
+            "pinned_percent_max (25), min_bytes (0), max_bytes (0: none) of the device pool, and leases_max (0: none); "
+            "every other tenant has the values in parentheses."
         ),
     )
 
@@ -284,10 +317,7 @@ class Settings(NetworkSettings):
 
     @model_validator(mode="after")
     def _minima_fit(self) -> Self:
-        percent = sum(Fraction(str(tenant.min_percent)) for tenant in self.tenants.values())
-        if percent > 100:  # noqa: PLR2004 - per cent
-            message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
-            raise ValueError(message)
+        check_minima(self.tenants)
         return self
 
     @property

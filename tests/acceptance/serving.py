@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease import Client, PlanInputs, UnavailableError, Worker
+from kvlease import Client, DeadlineError, PlanInputs, UnavailableError, Worker
 
 ROOT = Path(__file__).parents[2]
 SECONDS_TO_START = 120.0
@@ -148,7 +148,7 @@ def new_cache(serving: Serving, name: str, inputs: PlanInputs) -> Iterator[Clien
 def _is_heard(worker: Worker) -> bool:
     try:
         worker.heartbeat()
-    except UnavailableError:
+    except (DeadlineError, UnavailableError):
         # On a busy machine the next process takes longer to start than a call waits for it.
         return False
     return True

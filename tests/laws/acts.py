@@ -16,6 +16,7 @@ from tests.laws.exchanges import FAULTS_OF_MAGAZINES, WORK_OF_MAGAZINES
 from tests.laws.healing import heal
 from tests.laws.holders import row_of, verify
 from tests.laws.mover import land, move
+from tests.laws.operated import OPERATIONS, OperatedWorld
 from tests.laws.picks import is_waited_for, pick_chain, pick_lease, pick_worker
 from tests.laws.steps import Operation, take_step
 from tests.laws.stores import has_stores
@@ -43,6 +44,8 @@ def live(world: World, steps: int) -> None:
     if isinstance(world, MagazineWorld):
         acts = {**acts, **WORK_OF_MAGAZINES, **FAULTS_OF_MAGAZINES}
         faulty |= FAULTS_OF_MAGAZINES
+    if isinstance(world, OperatedWorld):
+        acts = {**acts, **OPERATIONS}
     weights = [
         weight * (world.rng.choice(_SEVERITIES) if act in faulty else 1)
         for act, weight in acts.items()

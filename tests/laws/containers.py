@@ -1,6 +1,6 @@
 """Start all processes of the simulated node anew: the device is empty, and of the rest there is what lay in files."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Final
 
 from kvlease.ids import Epoch
@@ -41,6 +41,7 @@ def restart_container(world: World) -> bool:
         world.stores.disk = [(TORN, None)] * world.shape.num_disk_slots
         world.stores.damaged.update(range(world.shape.num_disk_slots))
     recovery.give_back_retired(world.records)
+    world.shape = replace(world.shape, parked_blocks=0)
     world.epoch = Epoch(world.epoch + world.rng.randint(1, 3))
     world.cache = remember_places(
         Cache.recovered(world.shape, world.records, world.epoch, {}, world.now)

@@ -9,6 +9,7 @@ from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
 from tests.laws.engines import MagazineWorld
 from tests.laws.limited import LimitedWorld
+from tests.laws.operated import OperatedWorld
 from tests.laws.shapes import MIXES, SHAPE, name_of, tiers_of, with_tiers
 from tests.laws.world import World
 
@@ -64,6 +65,8 @@ def world_of(seed: int) -> World:
     name, policy = name_of(seed), POLICIES[seed // _HISTORIES_PER_POLICY % len(POLICIES)]
     if name == "limited":
         return LimitedWorld(seed, policy, tiers_of(seed))
+    if name == "operated":
+        return OperatedWorld(seed, policy, tiers_of(seed))
     if name == "magazines":
         return MagazineWorld(seed, policy, tiers_of(seed))
     shape = with_tiers(MIXES.get(name, SHAPE), tiers_of(seed))

@@ -1,5 +1,6 @@
 """A simulated node whose tenants have minima, maxima and budgets for pins, and whose leases are of all classes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -29,6 +30,7 @@ class LimitedWorld(World):
     def __init__(self, seed: int, policy: str, tiers: str = "") -> None:
         """Start a node with three workers of two tenants, whose blocks leave by a policy, and some stores or none."""
         shape = with_tiers(_SHAPE, tiers)
+        self.limits: Mapping[int, TenantLimits] = LIMITS
         super().__init__(seed, shape=replace(shape, eviction_policy=policy))
         self.uses_classes = True
 
@@ -52,7 +54,7 @@ class LimitedWorld(World):
         tenants = state.device.records.tenant[found]
         for other in {7, 8} - {tenant}:
             used, cached = usage.get(other, (0, 0))
-            spare = max(0, min(cached, used - LIMITS[other].min_blocks))
+            spare = max(0, min(cached, used - self.limits[other].min_blocks))
             if np.count_nonzero(tenants == other) > spare:
                 self.fail(f"tenant {other} would be evicted below its minimum for {tenant}")
 
@@ -70,18 +72,24 @@ class LimitedWorld(World):
             # Pins have budgets instead.
             holds[blocks] -= 1
         attached = set(state.workers.values())
-        held = {one: int(((holds > 0) & (records.tenant == one)).sum()) for one in LIMITS}
-        kept = [max(held[one], LIMITS[one].min_blocks * (one in attached)) for one in LIMITS]
-        if sum(kept) > self.shape.usable_blocks:
-            self.fail(f"tenants hold {held}, which leaves no room for the minima of {attached}")
+        held = {one: int(((holds > 0) & (records.tenant == one)).sum()) for one in self.limits}
+        kept = [
+            max(held[one], self.limits[one].min_blocks * (one in attached)) for one in self.limits
+        ]
+        self._compare_excess(sum(kept) - self.shape.usable_blocks, f"{held} of {attached}")
+
+    def _compare_excess(self, excess: int, held: str) -> None:
+        """What is held and guaranteed is never more than the pool."""
+        if excess > 0:
+            self.fail(f"tenants hold {held}, which leaves no room for their minima")
 
     def limit_of(self, worker: Worker) -> int:
         """Return what a worker can have: within its tenant's limits, and beside the others' minima and pins."""
         pinned, attached = self.pinned(), {one.tenant for one in self.workers.values()}
         others = sum(
-            max(pinned.get(one, 0), LIMITS[one].min_blocks * (one in attached))
-            for one in LIMITS
+            max(pinned.get(one, 0), self.limits[one].min_blocks * (one in attached))
+            for one in self.limits
             if one != worker.tenant
         )
         own = pinned.get(worker.tenant, 0)
-        return min(LIMITS[worker.tenant].max_blocks, self.shape.usable_blocks - others) - own
+        return min(self.limits[worker.tenant].max_blocks, self.shape.usable_blocks - others) - own

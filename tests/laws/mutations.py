@@ -20,6 +20,7 @@ from tests.laws.mended import MENDED, Mutation
 from tests.laws.of_adopting import OF_ADOPTING
 from tests.laws.of_groups import OF_GROUPS
 from tests.laws.of_magazines import OF_MAGAZINES
+from tests.laws.of_operating import OF_OPERATING
 from tests.laws.of_policies import OF_POLICIES
 from tests.laws.of_tiers import OF_TIERS
 from tests.laws.of_turns import OF_TURNS
@@ -214,13 +215,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     **{f"{number} {one.__name__}": one for number, one in FIELD.items()},
     **{one.__name__: one for one in (held_block_is_evicted, lost_copy_frees_its_target)},
     **{one.__name__: one for one in (*MENDED, *OF_RESTARTS, *OF_POLICIES)},
-    **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES)},
+    **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES, *OF_OPERATING)},
     **{one.__name__: one for one, _ in (*OF_TIERS, *OF_ADOPTING)},
 }
 """Every seeded bug by name; each bug that is ever fixed adds one."""
 
 CACHES: Final[dict[str, str]] = {
-    **{one.__name__: name for one, name in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES)},
+    **{one.__name__: name for one, name in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES, *OF_OPERATING)},
     "fork_heeds_no_minimum": "limited",
     "refused_call_keeps_its_room_from_those_that_wait": "state",
 }

@@ -12,6 +12,7 @@ from kvleased.core import (
     cache,
     cleaning,
     commands,
+    draining,
     granting,
     landing,
     looking,
@@ -192,7 +193,7 @@ def parked_call_is_forgotten_at_a_drain(patch: pytest.MonkeyPatch) -> None:
 
     def drain(state: CacheState, command: commands.Drain, now: float) -> Outcome:
         asked, state.asking = state.asking, {}
-        outcome = landing.drain(state, command, now)
+        outcome = draining.drain(state, command, now)
         state.asking = asked
         return outcome
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 _SAY_NO_TIME: Final = ("DEADLINE", "BUSY", "DRAINING")
 """Retryable refusals of which nobody knows how long they will hold."""
-_OF_POOLS: Final = ("device_blocks", "tenant_blocks", "host_slots", "leases")
+_OF_POOLS: Final = ("device_blocks", "tenant_blocks", "host_slots", "leases", "tenant_leases")
 """Resources whose refusals say who has the pool."""
 
 
@@ -27,6 +27,7 @@ def explains(world: "World", error: KVLeaseError) -> None:
     if error.holdings:
         counted = sum(one.num_blocks for one in error.holdings)
         is_host = error.resource == "host_slots"
-        expected = world.shape.num_slots if is_host else world.shape.usable_blocks
+        usable = world.shape.num_blocks - world.shape.null_blocks
+        expected = world.shape.num_slots if is_host else usable
         if counted != expected:
             world.fail(f"the holdings of {error.code} add up to {counted}, not {expected}")

@@ -78,19 +78,23 @@ MIXES: Final[Mapping[str, CacheShape]] = {
 
 _ONE_IN_LIMITED: Final = 8
 _MAGAZINES_AMONG_THEM: Final = 4
-"""Of so many histories in a row, which has limits, and which has engines with magazines."""
+_ONE_IN_OPERATED: Final = 16
+"""Of so many histories in a row, which has limits, and which has engines with magazines; of those with limits, every
+other one has an operator."""
 
 
 def name_of(seed: int) -> str:
     """Return the name of the cache of a history: "one", "limited" (its tenants have limits), or one of the mixes.
 
-    "magazines" is as "one", with engines that have magazines.
+    "magazines" is as "one", with engines that have magazines; "operated" as "limited", with an operator.
     """
     if seed % 2:
         return [*MIXES][seed // 2 % len(MIXES)]
     if seed % _ONE_IN_LIMITED == _MAGAZINES_AMONG_THEM:
         return "magazines"
-    return "limited" if seed % _ONE_IN_LIMITED == 0 else "one"
+    if seed % _ONE_IN_LIMITED:
+        return "one"
+    return "operated" if seed % _ONE_IN_OPERATED else "limited"
 
 
 TIERS: Final = ("evict", "through", "hits", "remote", "disk")

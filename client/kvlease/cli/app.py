@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvlease._version import installed_version
-from kvlease.cli import tables
+from kvlease.cli import operating, tables
 from kvlease.cli.connecting import Address, Json, connected, told
 from kvlease.cli.listing import first_of
 from kvlease.cli.misses import explanation
@@ -32,6 +32,12 @@ app = typer.Typer(
 )
 app.command("plan", cls=PlanCommand)(plan_command)
 app.add_typer(trace_app, name="trace")
+app.command("drain")(operating.drain)
+app.command("clear")(operating.clear)
+app.command("resize")(operating.resize)
+tenants_app = typer.Typer(invoke_without_command=True)
+tenants_app.command("set")(operating.set_tenant)
+app.add_typer(tenants_app, name="tenants")
 
 CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]
 Limit = Annotated[int, typer.Option(min=1, help="How many of each cache to show.")]
@@ -129,12 +135,18 @@ def waiting(
     _list("waiting", address, cache, limit, as_json=as_json)
 
 
-@app.command()
+@tenants_app.callback()
 def tenants(
-    *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
+    context: typer.Context,
+    *,
+    address: Address = "",
+    cache: CacheName = "",
+    limit: Limit = 100,
+    as_json: Json = False,
 ) -> None:
-    """List the tenants with the blocks that they have and may have."""
-    _list("tenants", address, cache, limit, as_json=as_json)
+    """List the tenants with what they have and may have; or set that, with the command below."""
+    if context.invoked_subcommand is None:
+        _list("tenants", address, cache, limit, as_json=as_json)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from kvlease.options import CacheOptions
 from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
 
-UNUSUAL_STATES: Final = ("filling", "quarantined", "scrubbing", "bad")
+UNUSUAL_STATES: Final = ("filling", "quarantined", "scrubbing", "bad", "parked")
 """The states that few blocks are in for long, in the order of a block's life; they share one column."""
 
 _TEXTS: Final = frozenset(
@@ -257,6 +257,9 @@ def tenants(cache: str, page: Inspection) -> Table:
         "blocks\nat most",
         "pinned\nat most",
         "weight",
+        "leases",
+        "leases\nat most",
+        "revision",
     )
     for one in page.tenants:
         counts = (
@@ -267,7 +270,13 @@ def tenants(cache: str, page: Inspection) -> Table:
             one.max_blocks,
             one.pinned_blocks_max,
         )
-        table.add_row(one.tenant, *(f"{count:,}" for count in counts), f"{one.weight:g}")
+        leases = (one.num_leases, one.leases_max, one.revision)
+        table.add_row(
+            one.tenant,
+            *(f"{count:,}" for count in counts),
+            f"{one.weight:g}",
+            *(f"{count:,}" for count in leases),
+        )
     return table
 
 

@@ -22,6 +22,7 @@ LOOKS: Final = (
     ("quarantined", "quarantined", "!", "#f5b731"),
     ("scrubbing", "being zeroed", "~", "#dc93c0"),
     ("bad", "retired", "x", "#ff6a3a"),
+    ("parked", "out of use", "p", "#5a6472"),
     ("free", "free", "·", "#7d8b99"),
 )
 """The looks of blocks: name, words, the character that says the same as the colour, and the colour."""
@@ -150,6 +151,7 @@ def counts_of(pool: PoolStats) -> dict[str, int]:
         "quarantined": pool.quarantined,
         "scrubbing": pool.scrubbing,
         "bad": pool.bad,
+        "parked": pool.parked,
         "free": pool.free,
     }
 

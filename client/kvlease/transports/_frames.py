@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from kvlease.errors import InvalidError, UnavailableError
 from kvlease.faults import error_from_proto
-from kvlease.framing import BYTES_OF_LENGTH, call_frame, caller_fields
+from kvlease.framing import BYTES_OF_LENGTH, call_frame, caller_fields, traceparent_field
 from kvlease.transports.base import Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -26,9 +26,11 @@ def encode(call: Outgoing, call_number: int) -> bytes:
     Raises:
         InvalidError: the call does not fit into a frame.
     """
-    verb, request, _, token, epoch, key, cache = call
+    verb, request, _, token, epoch, key, cache, traceparent = call
     try:
         who = caller_fields(token, epoch, cache)
+        if traceparent:
+            who += traceparent_field(traceparent)
         return call_frame(verb, request.SerializeToString(), call_number, key, who)
     except (EncodeError, ValueError, OverflowError) as error:
         raise InvalidError(f"{verb} does not fit into a frame: {error}") from error

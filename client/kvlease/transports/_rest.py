@@ -42,6 +42,12 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
     "step": ("POST", "/v1/step"),
     "exchange": ("POST", "/v1/magazine/exchange"),
     "inventory": ("GET", "/v1/magazine"),
+    "drain": ("POST", "/v1/drain"),
+    "undrain": ("DELETE", "/v1/drain"),
+    "clear": ("POST", "/v1/caches/{cache}/clear"),
+    "resize": ("POST", "/v1/caches/{cache}/resize"),
+    "set_tenant": ("PUT", "/v1/tenants/{tenant}"),
+    "get_tenant": ("GET", "/v1/tenants/{tenant}"),
     "stats": ("GET", "/v1/stats"),
     "inspect": ("GET", "/v1/caches/{cache}/{what}"),
     "watch": ("GET", "/v1/events"),
@@ -89,12 +95,14 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
     """Return a call, with `token` where it has none, as a REST request; the body leaves out what the path says."""
     fields = to_json(call.request)
     method, path = _route_of(call.verb, fields)
-    for name in ("cache", "what", "lease_id", "pin_id", "worker_id"):
+    for name in ("cache", "what", "lease_id", "pin_id", "worker_id", "tenant"):
         if f"{{{name}}}" in path:
             path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, "")), safe=""))
     query = {"cache": call.cache} if call.cache else {}
     if method == "GET":
-        query |= {name: str(value) for name, value in fields.items()}
+        query |= {
+            name: str(int(value) if value is True else value) for name, value in fields.items()
+        }
     if query:
         path += "?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
     headers = {"Accept": "text/event-stream" if call.verb in STREAMS else "application/json"}
@@ -106,6 +114,8 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
         headers["Authorization"] = f"Bearer {bearer}"
     if call.idempotency_key:
         headers["Idempotency-Key"] = call.idempotency_key
+    if call.traceparent:
+        headers["traceparent"] = call.traceparent
     if call.epoch:
         headers["KVLease-Epoch"] = str(call.epoch)
     return Rest(method, path, body, headers)
@@ -116,6 +126,8 @@ def _route_of(verb: str, fields: Json) -> tuple[str, str]:
         return WITHOUT_LEASE[verb]
     if verb == "detach" and "worker_id" in fields:
         return "DELETE", "/v1/workers/{worker_id}"
+    if verb in ("drain", "undrain") and "cache" in fields:
+        return ROUTES[verb][0], "/v1/caches/{cache}/drain"
     return ROUTES[verb]
 
 

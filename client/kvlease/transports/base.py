@@ -37,6 +37,8 @@ class Outgoing(NamedTuple):
     idempotency_key: str = ""
     cache: str = ""
     """The cache that an operator means, who has no token to tell it by."""
+    traceparent: str = ""
+    """The W3C traceparent of the caller's span; empty where nothing is traced."""
 
     def seconds_left(self) -> float:
         """Return the seconds until the deadline.

@@ -211,6 +211,7 @@ def _metadata(call: Outgoing, bearer: Bearer) -> tuple[tuple[str, str], ...]:
         ("idempotency-key", call.idempotency_key),
         ("kvlease-epoch", str(call.epoch) if call.epoch else ""),
         ("kvlease-cache", call.cache),
+        ("traceparent", call.traceparent),
     )
     return tuple(pair for pair in pairs if pair[1])
 

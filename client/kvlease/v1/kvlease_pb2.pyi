@@ -37,6 +37,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_UNAVAILABLE: _ClassVar[ErrorCode]
     ERROR_CODE_COPY_FAILED: _ClassVar[ErrorCode]
+    ERROR_CODE_STALE_REVISION: _ClassVar[ErrorCode]
 STEP_VERB_UNSPECIFIED: StepVerb
 STEP_VERB_EXTEND: StepVerb
 STEP_VERB_COMMIT: StepVerb
@@ -62,6 +63,7 @@ ERROR_CODE_CACHE_IN_USE: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_UNAVAILABLE: ErrorCode
 ERROR_CODE_COPY_FAILED: ErrorCode
+ERROR_CODE_STALE_REVISION: ErrorCode
 
 class Shape(_message.Message):
     __slots__ = ("extents",)
@@ -496,7 +498,7 @@ class PlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[CachePlan, _Mapping]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., what_ifs: _Optional[_Iterable[_Union[WhatIf, _Mapping]]] = ...) -> None: ...
 
 class CacheInfo(_message.Message):
-    __slots__ = ("cache", "status", "bytes_populated", "num_workers", "plan", "options", "tiers")
+    __slots__ = ("cache", "status", "bytes_populated", "num_workers", "plan", "options", "tiers", "is_draining")
     CACHE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     BYTES_POPULATED_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +506,7 @@ class CacheInfo(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     cache: str
     status: str
     bytes_populated: int
@@ -511,7 +514,8 @@ class CacheInfo(_message.Message):
     plan: CachePlan
     options: CacheOptions
     tiers: _containers.RepeatedCompositeFieldContainer[TierInfo]
-    def __init__(self, cache: _Optional[str] = ..., status: _Optional[str] = ..., bytes_populated: _Optional[int] = ..., num_workers: _Optional[int] = ..., plan: _Optional[_Union[CachePlan, _Mapping]] = ..., options: _Optional[_Union[CacheOptions, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, cache: _Optional[str] = ..., status: _Optional[str] = ..., bytes_populated: _Optional[int] = ..., num_workers: _Optional[int] = ..., plan: _Optional[_Union[CachePlan, _Mapping]] = ..., options: _Optional[_Union[CacheOptions, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class CacheOptions(_message.Message):
     __slots__ = ("integrity", "write_policy", "write_after_hits", "eviction_policy", "ghosts")
@@ -1097,15 +1101,17 @@ class InventoryResponse(_message.Message):
     def __init__(self, blocks: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("after_sequence", "cache")
+    __slots__ = ("after_sequence", "cache", "with_snapshot")
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    WITH_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     after_sequence: int
     cache: str
-    def __init__(self, after_sequence: _Optional[int] = ..., cache: _Optional[str] = ...) -> None: ...
+    with_snapshot: bool
+    def __init__(self, after_sequence: _Optional[int] = ..., cache: _Optional[str] = ..., with_snapshot: _Optional[bool] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("sequence", "kind", "cache", "worker_id", "lease_id", "num_blocks", "unix_nanoseconds")
+    __slots__ = ("sequence", "kind", "cache", "worker_id", "lease_id", "num_blocks", "unix_nanoseconds", "snapshot")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
@@ -1113,6 +1119,7 @@ class WatchResponse(_message.Message):
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UNIX_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: str
     cache: str
@@ -1120,7 +1127,156 @@ class WatchResponse(_message.Message):
     lease_id: int
     num_blocks: int
     unix_nanoseconds: int
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., cache: _Optional[str] = ..., worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., unix_nanoseconds: _Optional[int] = ...) -> None: ...
+    snapshot: CacheStats
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., cache: _Optional[str] = ..., worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., unix_nanoseconds: _Optional[int] = ..., snapshot: _Optional[_Union[CacheStats, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("cache",)
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    cache: str
+    def __init__(self, cache: _Optional[str] = ...) -> None: ...
+
+class DrainedCache(_message.Message):
+    __slots__ = ("cache", "is_draining", "num_leases", "num_waiting", "num_workers")
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    cache: str
+    is_draining: bool
+    num_leases: int
+    num_waiting: int
+    num_workers: int
+    def __init__(self, cache: _Optional[str] = ..., is_draining: _Optional[bool] = ..., num_leases: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("is_daemon_draining", "caches")
+    IS_DAEMON_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CACHES_FIELD_NUMBER: _ClassVar[int]
+    is_daemon_draining: bool
+    caches: _containers.RepeatedCompositeFieldContainer[DrainedCache]
+    def __init__(self, is_daemon_draining: _Optional[bool] = ..., caches: _Optional[_Iterable[_Union[DrainedCache, _Mapping]]] = ...) -> None: ...
+
+class UndrainRequest(_message.Message):
+    __slots__ = ("cache",)
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    cache: str
+    def __init__(self, cache: _Optional[str] = ...) -> None: ...
+
+class UndrainResponse(_message.Message):
+    __slots__ = ("is_daemon_draining", "caches")
+    IS_DAEMON_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CACHES_FIELD_NUMBER: _ClassVar[int]
+    is_daemon_draining: bool
+    caches: _containers.RepeatedCompositeFieldContainer[DrainedCache]
+    def __init__(self, is_daemon_draining: _Optional[bool] = ..., caches: _Optional[_Iterable[_Union[DrainedCache, _Mapping]]] = ...) -> None: ...
+
+class ClearRequest(_message.Message):
+    __slots__ = ("cache", "tenant")
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    cache: str
+    tenant: str
+    def __init__(self, cache: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ClearResponse(_message.Message):
+    __slots__ = ("num_device", "num_host", "num_disk", "num_held", "lease_ids", "pin_ids", "num_copying", "num_in_magazines", "keeps_remote")
+    NUM_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    PIN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COPYING_FIELD_NUMBER: _ClassVar[int]
+    NUM_IN_MAGAZINES_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_REMOTE_FIELD_NUMBER: _ClassVar[int]
+    num_device: int
+    num_host: int
+    num_disk: int
+    num_held: int
+    lease_ids: bytes
+    pin_ids: bytes
+    num_copying: int
+    num_in_magazines: int
+    keeps_remote: bool
+    def __init__(self, num_device: _Optional[int] = ..., num_host: _Optional[int] = ..., num_disk: _Optional[int] = ..., num_held: _Optional[int] = ..., lease_ids: _Optional[bytes] = ..., pin_ids: _Optional[bytes] = ..., num_copying: _Optional[int] = ..., num_in_magazines: _Optional[int] = ..., keeps_remote: _Optional[bool] = ...) -> None: ...
+
+class ResizeRequest(_message.Message):
+    __slots__ = ("cache", "tier", "num_blocks")
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    cache: str
+    tier: str
+    num_blocks: int
+    def __init__(self, cache: _Optional[str] = ..., tier: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class ResizeResponse(_message.Message):
+    __slots__ = ("num_blocks", "num_parked", "num_evicted", "bytes_given_back")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARKED_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    num_parked: int
+    num_evicted: int
+    bytes_given_back: int
+    def __init__(self, num_blocks: _Optional[int] = ..., num_parked: _Optional[int] = ..., num_evicted: _Optional[int] = ..., bytes_given_back: _Optional[int] = ...) -> None: ...
+
+class TenantLimits(_message.Message):
+    __slots__ = ("min_percent", "min_bytes", "max_percent", "max_bytes", "weight", "pinned_percent_max", "leases_max")
+    MIN_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PINNED_PERCENT_MAX_FIELD_NUMBER: _ClassVar[int]
+    LEASES_MAX_FIELD_NUMBER: _ClassVar[int]
+    min_percent: float
+    min_bytes: int
+    max_percent: float
+    max_bytes: int
+    weight: float
+    pinned_percent_max: float
+    leases_max: int
+    def __init__(self, min_percent: _Optional[float] = ..., min_bytes: _Optional[int] = ..., max_percent: _Optional[float] = ..., max_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., pinned_percent_max: _Optional[float] = ..., leases_max: _Optional[int] = ...) -> None: ...
+
+class SetTenantRequest(_message.Message):
+    __slots__ = ("tenant", "limits", "revision")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    limits: TenantLimits
+    revision: int
+    def __init__(self, tenant: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class SetTenantResponse(_message.Message):
+    __slots__ = ("tenant", "limits", "revision")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    limits: TenantLimits
+    revision: int
+    def __init__(self, tenant: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class GetTenantRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class GetTenantResponse(_message.Message):
+    __slots__ = ("tenant", "limits", "revision")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    limits: TenantLimits
+    revision: int
+    def __init__(self, tenant: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("cache",)
@@ -1139,7 +1295,7 @@ class GhostStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_keys: _Optional[int] = ..., num_hits: _Optional[int] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("tier", "num_blocks", "free", "reserved", "filling", "ready", "ready_held", "quarantined", "scrubbing", "bad")
+    __slots__ = ("tier", "num_blocks", "free", "reserved", "filling", "ready", "ready_held", "quarantined", "scrubbing", "bad", "parked")
     TIER_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
@@ -1150,6 +1306,7 @@ class PoolStats(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     SCRUBBING_FIELD_NUMBER: _ClassVar[int]
     BAD_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
     tier: str
     num_blocks: int
     free: int
@@ -1160,7 +1317,8 @@ class PoolStats(_message.Message):
     quarantined: int
     scrubbing: int
     bad: int
-    def __init__(self, tier: _Optional[str] = ..., num_blocks: _Optional[int] = ..., free: _Optional[int] = ..., reserved: _Optional[int] = ..., filling: _Optional[int] = ..., ready: _Optional[int] = ..., ready_held: _Optional[int] = ..., quarantined: _Optional[int] = ..., scrubbing: _Optional[int] = ..., bad: _Optional[int] = ...) -> None: ...
+    parked: int
+    def __init__(self, tier: _Optional[str] = ..., num_blocks: _Optional[int] = ..., free: _Optional[int] = ..., reserved: _Optional[int] = ..., filling: _Optional[int] = ..., ready: _Optional[int] = ..., ready_held: _Optional[int] = ..., quarantined: _Optional[int] = ..., scrubbing: _Optional[int] = ..., bad: _Optional[int] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class CacheStats(_message.Message):
     __slots__ = ("cache", "pools", "num_leases", "num_waiting", "num_workers", "counters", "ghosts")
@@ -1278,7 +1436,7 @@ class WaitingInfo(_message.Message):
     def __init__(self, call_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., verb: _Optional[str] = ..., position: _Optional[int] = ..., priority: _Optional[str] = ..., num_blocks: _Optional[int] = ..., available_blocks: _Optional[int] = ..., reason: _Optional[str] = ..., age_ms: _Optional[int] = ..., left_ms: _Optional[int] = ...) -> None: ...
 
 class TenantInfo(_message.Message):
-    __slots__ = ("tenant_id", "tenant", "used_blocks", "held_blocks", "pinned_blocks", "min_blocks", "max_blocks", "pinned_blocks_max", "weight")
+    __slots__ = ("tenant_id", "tenant", "used_blocks", "held_blocks", "pinned_blocks", "min_blocks", "max_blocks", "pinned_blocks_max", "weight", "num_leases", "leases_max", "revision")
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -1288,6 +1446,9 @@ class TenantInfo(_message.Message):
     MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_MAX_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_MAX_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     tenant_id: int
     tenant: str
     used_blocks: int
@@ -1297,7 +1458,10 @@ class TenantInfo(_message.Message):
     max_blocks: int
     pinned_blocks_max: int
     weight: float
-    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., used_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., min_blocks: _Optional[int] = ..., max_blocks: _Optional[int] = ..., pinned_blocks_max: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+    num_leases: int
+    leases_max: int
+    revision: int
+    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., used_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., min_blocks: _Optional[int] = ..., max_blocks: _Optional[int] = ..., pinned_blocks_max: _Optional[int] = ..., weight: _Optional[float] = ..., num_leases: _Optional[int] = ..., leases_max: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class MagazineInfo(_message.Message):
     __slots__ = ("magazine_id", "magazine_digest", "tenant", "worker_ids", "private_blocks", "held_blocks", "num_exchanges", "age_ms")
@@ -1374,12 +1538,13 @@ class Holding(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace", "exchange", "inventory")
+    __slots__ = ("call_number", "epoch", "idempotency_key", "token", "cache", "traceparent", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace", "exchange", "inventory", "drain", "undrain", "clear", "resize", "set_tenant", "get_tenant")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REGISTER_CACHE_FIELD_NUMBER: _ClassVar[int]
     GET_CACHE_FIELD_NUMBER: _ClassVar[int]
@@ -1408,11 +1573,18 @@ class Call(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
+    SET_TENANT_FIELD_NUMBER: _ClassVar[int]
+    GET_TENANT_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     idempotency_key: str
     token: str
     cache: str
+    traceparent: str
     plan: PlanRequest
     register_cache: RegisterCacheRequest
     get_cache: GetCacheRequest
@@ -1441,10 +1613,16 @@ class Call(_message.Message):
     trace: TraceRequest
     exchange: ExchangeRequest
     inventory: InventoryRequest
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., trim: _Optional[_Union[TrimRequest, _Mapping]] = ..., explain: _Optional[_Union[ExplainRequest, _Mapping]] = ..., trace: _Optional[_Union[TraceRequest, _Mapping]] = ..., exchange: _Optional[_Union[ExchangeRequest, _Mapping]] = ..., inventory: _Optional[_Union[InventoryRequest, _Mapping]] = ...) -> None: ...
+    drain: DrainRequest
+    undrain: UndrainRequest
+    clear: ClearRequest
+    resize: ResizeRequest
+    set_tenant: SetTenantRequest
+    get_tenant: GetTenantRequest
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., token: _Optional[str] = ..., cache: _Optional[str] = ..., traceparent: _Optional[str] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheRequest, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheRequest, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesRequest, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., map: _Optional[_Union[MapRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., reload: _Optional[_Union[ReloadRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., pin: _Optional[_Union[PinRequest, _Mapping]] = ..., unpin: _Optional[_Union[UnpinRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., inspect: _Optional[_Union[InspectRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., trim: _Optional[_Union[TrimRequest, _Mapping]] = ..., explain: _Optional[_Union[ExplainRequest, _Mapping]] = ..., trace: _Optional[_Union[TraceRequest, _Mapping]] = ..., exchange: _Optional[_Union[ExchangeRequest, _Mapping]] = ..., inventory: _Optional[_Union[InventoryRequest, _Mapping]] = ..., drain: _Optional[_Union[DrainRequest, _Mapping]] = ..., undrain: _Optional[_Union[UndrainRequest, _Mapping]] = ..., clear: _Optional[_Union[ClearRequest, _Mapping]] = ..., resize: _Optional[_Union[ResizeRequest, _Mapping]] = ..., set_tenant: _Optional[_Union[SetTenantRequest, _Mapping]] = ..., get_tenant: _Optional[_Union[GetTenantRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace", "exchange", "inventory")
+    __slots__ = ("call_number", "epoch", "error", "plan", "register_cache", "get_cache", "list_caches", "delete_cache", "attach", "detach", "heartbeat", "reserve", "map", "extend", "commit", "evict", "reload", "release", "lookup", "pin", "unpin", "step", "stats", "watch", "inspect", "fork", "trim", "explain", "trace", "exchange", "inventory", "drain", "undrain", "clear", "resize", "set_tenant", "get_tenant")
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -1476,6 +1654,12 @@ class Reply(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
+    SET_TENANT_FIELD_NUMBER: _ClassVar[int]
+    GET_TENANT_FIELD_NUMBER: _ClassVar[int]
     call_number: int
     epoch: int
     error: Error
@@ -1507,4 +1691,10 @@ class Reply(_message.Message):
     trace: TraceResponse
     exchange: ExchangeResponse
     inventory: InventoryResponse
-    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., trim: _Optional[_Union[TrimResponse, _Mapping]] = ..., explain: _Optional[_Union[ExplainResponse, _Mapping]] = ..., trace: _Optional[_Union[TraceResponse, _Mapping]] = ..., exchange: _Optional[_Union[ExchangeResponse, _Mapping]] = ..., inventory: _Optional[_Union[InventoryResponse, _Mapping]] = ...) -> None: ...
+    drain: DrainResponse
+    undrain: UndrainResponse
+    clear: ClearResponse
+    resize: ResizeResponse
+    set_tenant: SetTenantResponse
+    get_tenant: GetTenantResponse
+    def __init__(self, call_number: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanResponse, _Mapping]] = ..., register_cache: _Optional[_Union[RegisterCacheResponse, _Mapping]] = ..., get_cache: _Optional[_Union[GetCacheResponse, _Mapping]] = ..., list_caches: _Optional[_Union[ListCachesResponse, _Mapping]] = ..., delete_cache: _Optional[_Union[DeleteCacheResponse, _Mapping]] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., detach: _Optional[_Union[DetachResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., reserve: _Optional[_Union[ReserveResponse, _Mapping]] = ..., map: _Optional[_Union[MapResponse, _Mapping]] = ..., extend: _Optional[_Union[ExtendResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., reload: _Optional[_Union[ReloadResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., pin: _Optional[_Union[PinResponse, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResponse, _Mapping]] = ..., step: _Optional[_Union[StepResponse, _Mapping]] = ..., stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., watch: _Optional[_Union[WatchResponse, _Mapping]] = ..., inspect: _Optional[_Union[InspectResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., trim: _Optional[_Union[TrimResponse, _Mapping]] = ..., explain: _Optional[_Union[ExplainResponse, _Mapping]] = ..., trace: _Optional[_Union[TraceResponse, _Mapping]] = ..., exchange: _Optional[_Union[ExchangeResponse, _Mapping]] = ..., inventory: _Optional[_Union[InventoryResponse, _Mapping]] = ..., drain: _Optional[_Union[DrainResponse, _Mapping]] = ..., undrain: _Optional[_Union[UndrainResponse, _Mapping]] = ..., clear: _Optional[_Union[ClearResponse, _Mapping]] = ..., resize: _Optional[_Union[ResizeResponse, _Mapping]] = ..., set_tenant: _Optional[_Union[SetTenantResponse, _Mapping]] = ..., get_tenant: _Optional[_Union[GetTenantResponse, _Mapping]] = ...) -> None: ...

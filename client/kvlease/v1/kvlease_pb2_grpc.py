@@ -156,6 +156,36 @@ class KVLeaseServiceStub:
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Drain',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Undrain',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.UndrainResponse.FromString,
+                _registered_method=True)
+        self.Clear = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Clear',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.ClearRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ClearResponse.FromString,
+                _registered_method=True)
+        self.Resize = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/Resize',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.ResizeRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ResizeResponse.FromString,
+                _registered_method=True)
+        self.SetTenant = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/SetTenant',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.SetTenantRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.SetTenantResponse.FromString,
+                _registered_method=True)
+        self.GetTenant = channel.unary_unary(
+                '/kvlease.v1.KVLeaseService/GetTenant',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.GetTenantRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.GetTenantResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/kvlease.v1.KVLeaseService/Stats',
                 request_serializer=kvlease_dot_v1_dot_kvlease__pb2.StatsRequest.SerializeToString,
@@ -351,6 +381,48 @@ class KVLeaseServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Drain has a cache, or the whole daemon, grant no new lease; a repeated one tells how many are left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Undrain has it grant leases again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Clear(self, request, context):
+        """Clear drops the cached blocks of a tenant, or of all, that nobody holds, and names what holds the others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resize(self, request, context):
+        """Resize takes blocks of a pool out of use and gives their memory back, or brings them back into use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTenant(self, request, context):
+        """SetTenant gives a tenant other limits at once; a call with an older revision is refused and changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTenant(self, request, context):
+        """GetTenant tells a tenant's limits and their revision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Stats describes pools, leases and counters.
         """
@@ -502,6 +574,36 @@ def add_KVLeaseServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.WatchRequest.FromString,
                     response_serializer=kvlease_dot_v1_dot_kvlease__pb2.WatchResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.DrainRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.UndrainRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.UndrainResponse.SerializeToString,
+            ),
+            'Clear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clear,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ClearRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.ClearResponse.SerializeToString,
+            ),
+            'Resize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resize,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.ResizeRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.ResizeResponse.SerializeToString,
+            ),
+            'SetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenant,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.SetTenantRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.SetTenantResponse.SerializeToString,
+            ),
+            'GetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTenant,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.GetTenantRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.GetTenantResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -1174,6 +1276,168 @@ class KVLeaseService:
             '/kvlease.v1.KVLeaseService/Watch',
             kvlease_dot_v1_dot_kvlease__pb2.WatchRequest.SerializeToString,
             kvlease_dot_v1_dot_kvlease__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Drain',
+            kvlease_dot_v1_dot_kvlease__pb2.DrainRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Undrain',
+            kvlease_dot_v1_dot_kvlease__pb2.UndrainRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.UndrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Clear',
+            kvlease_dot_v1_dot_kvlease__pb2.ClearRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.ClearResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/Resize',
+            kvlease_dot_v1_dot_kvlease__pb2.ResizeRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.ResizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/SetTenant',
+            kvlease_dot_v1_dot_kvlease__pb2.SetTenantRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.SetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvlease.v1.KVLeaseService/GetTenant',
+            kvlease_dot_v1_dot_kvlease__pb2.GetTenantRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.GetTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -238,6 +238,8 @@ def _caller(context: grpc.aio.ServicerContext[bytes, bytes]) -> Caller:
             fields["idempotency_key"] = text
         elif name == "kvlease-cache":
             fields["cache"] = text
+        elif name == "traceparent":
+            fields["traceparent"] = text
         elif name == "kvlease-epoch":
             fields["epoch"] = _epoch(text)
     return Caller(**fields)

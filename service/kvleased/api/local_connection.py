@@ -213,6 +213,8 @@ class LocalConnection(asyncio.Protocol):
         verb = call.WhichOneof("request")
         token, key = call.token or self._token, call.idempotency_key
         caller = Caller("local", token, call.epoch, key, call.cache, None, self._pid, self._uid)
+        if self._daemon.tracing is not None:
+            caller = caller._replace(traceparent=call.traceparent)
         if verb not in _OWN:
             admitted = self._admitted(verb, call, caller._replace(role=self._role), started)
             if admitted is None:

@@ -44,6 +44,7 @@ TAGS: Final = (
         "description": "Give and take blocks by id, for engines with block tables of their own.",
     },
     {"name": "prefixes", "description": "Look up, pin, evict and reload cached blocks."},
+    {"name": "operating", "description": "Drain, clear, resize, and set what tenants may have."},
     {"name": "watching", "description": "Snapshots and events."},
 )
 
@@ -57,6 +58,7 @@ _PATH: Final = {
     "lease_id": Annotated[int, Path(description="The lease.")],
     "pin_id": Annotated[int, Path(description="The pin.")],
     "worker_id": Annotated[int, Path(description="The worker.")],
+    "tenant": Annotated[str, Path(description="The tenant's name.")],
 }
 _QUERY: Final = {
     "cache": (Annotated[str, Query(description="Only this cache; empty means all.")], ""),
@@ -66,6 +68,10 @@ _QUERY: Final = {
     ),
     "limit": (
         Annotated[int, Query(ge=0, description="Entries of the page at most; 0 means 256.")],
+        0,
+    ),
+    "with_snapshot": (
+        Annotated[int, Query(ge=0, le=1, description="1: a snapshot of each cache comes first.")],
         0,
     ),
     "after_id": (Annotated[int, Query(description="The last id of the page before.")], 0),

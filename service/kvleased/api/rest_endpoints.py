@@ -36,6 +36,9 @@ _INTEGER_MAX: Final = 10**16 - 1
 _SHOWN_MAX: Final = 40
 """Characters of what is no integer that are repeated."""
 _NOBODY: Final = Peer()
+_TEXTS: Final = frozenset({"cache", "tenant"})
+"""Parameters that are no numbers."""
+_FLAGS: Final = frozenset({"with_snapshot"})
 
 
 class Answer(Response):
@@ -121,7 +124,7 @@ class Endpoint:
     def _named(self, request: Request) -> tuple[dict[str, object], str]:
         """Return the fields that path and query name, and the cache that an operator means."""
         fields: dict[str, object] = {
-            name: value if name == "cache" else _integer(name, value)
+            name: value if name in _TEXTS else _integer(name, value)
             for name, value in request.path_params.items()
         }
         cache = ""
@@ -129,7 +132,7 @@ class Endpoint:
             request.scope["query_string"].decode("latin-1"), keep_blank_values=True
         ):
             if name in self._route.query:
-                fields[name] = value if name == "cache" else _integer(name, value)
+                fields[name] = value if name in _TEXTS else _number(name, value)
             elif name == "cache" and self._route.takes_cache:
                 cache = value
             else:
@@ -200,6 +203,8 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
             fields["token"] = _token(value)
         elif name == b"idempotency-key":
             fields["idempotency_key"] = value.decode("latin-1")
+        elif name == b"traceparent":
+            fields["traceparent"] = value.decode("latin-1")
         elif name == b"kvlease-epoch":
             fields["epoch"] = _integer("KVLease-Epoch", value.decode("latin-1"))
     return Caller(**fields), content_type
@@ -223,6 +228,15 @@ def _integer(name: str, written: str) -> int:
         message = f"{name} must be an integer from {-_INTEGER_MAX} to {_INTEGER_MAX}, not {shown}"
         raise InvalidError(message, resource=name, limit=_INTEGER_MAX)
     return int(written)
+
+
+def _number(name: str, written: str) -> int:
+    value = _integer(name, written)
+    if name not in _FLAGS:
+        return value
+    if value not in {0, 1}:
+        raise InvalidError(f"{name} must be 0 or 1, not {value}", resource=name, limit=1)
+    return bool(value)
 
 
 def _is_json(content_type: bytes) -> bool:

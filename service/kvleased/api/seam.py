@@ -22,6 +22,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def tracing(self) -> object | None:
+        """What makes spans of calls; None where nobody wants any, and then callers need not say who traces them."""
+        ...
+
+    @property
     def readiness(self) -> tuple[bool, str]:
         """Whether calls can be granted, and why not."""
         ...

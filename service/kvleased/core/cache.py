@@ -10,13 +10,16 @@ from kvlease.ids import Epoch, WorkerId
 from kvleased.core import (
     adopting,
     asking,
+    clearing,
     committing,
+    draining,
     ending,
     exchanging,
     explaining,
     forking,
     landing,
     requests,
+    resizing,
     trimming,
     turning,
 )
@@ -34,13 +37,14 @@ from kvleased.core.listing import (
     list_pins,
 )
 from kvleased.core.magazines import NO_MAGAZINES
-from kvleased.core.picture import BlockFacts, Picture, block_facts, picture
+from kvleased.core.picture import BlockFacts, Picture, block_facts, picture, pool_of
 from kvleased.core.ranks import NO_PLACES, Place
 from kvleased.core.records import CacheRecords
 from kvleased.core.recovery import recover
+from kvleased.core.resizing import limited
 from kvleased.core.seating import pump
 from kvleased.core.shape import CacheShape
-from kvleased.core.state import CacheState
+from kvleased.core.state import CacheState, pack
 from kvleased.core.stepping import step
 from kvleased.core.survey import Survey, survey
 from kvleased.core.tenants import TenantFacts, list_tenants
@@ -57,7 +61,8 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.CopyFailed: landing.copy_failed,
     c.CopyLost: landing.copy_lost,
     c.Detach: ending.end_worker,
-    c.Drain: landing.drain,
+    c.Clear: clearing.clear,
+    c.Drain: draining.drain,
     c.Evict: requests.evict,
     c.Exchange: exchanging.exchange,
     c.Explain: explaining.explain,
@@ -65,6 +70,7 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Fork: forking.fork,
     c.Heartbeat: ending.heartbeat,
     c.Inventory: exchanging.inventory,
+    c.Limit: resizing.limit,
     c.Lookup: committing.lookup,
     c.Map: committing.map_lease,
     c.MoverDied: landing.mover_died,
@@ -73,10 +79,12 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
     c.Release: ending.release,
     c.Reload: requests.reload,
     c.Reserve: requests.reserve,
+    c.Resize: resizing.resize,
     c.Step: step,
     c.Tick: landing.tick,
     c.TierChanged: turning.tier_changed,
     c.Trim: trimming.trim,
+    c.Undrain: draining.undrain,
     c.Unpin: committing.unpin,
     c.WorkerDied: ending.end_worker,
 }
@@ -113,6 +121,11 @@ class Cache:
         """Show the cache's life."""
         state = self._state
         return f"<Cache {len(state.leases)} leases, {len(state.waiting)} waiting, {state.device!r}>"
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no new lease is granted."""
+        return self._state.is_draining
 
     @property
     def shape(self) -> CacheShape:
@@ -226,6 +239,19 @@ class Cache:
         """
         self.settle()
         return block_facts(self._state, tier, block_id, now)
+
+    def check_limits(self, command: c.Limit) -> None:
+        """Refuse limits that cannot be had beside what is pinned; changes nothing.
+
+        Raises:
+            PoolFullError: Pins hold too much for them.
+
+        """
+        resizing.check_owed(self._state, limited(self._state.shape, command))
+
+    def parked(self, tier: Tier) -> bytes:
+        """Return the packed int32 ids of a tier's blocks that are out of use until it grows again."""
+        return pack(pool_of(self._state, tier).parked_ids)
 
     def num_leases_of(self, worker_id: WorkerId) -> int:
         """Count a worker's leases."""

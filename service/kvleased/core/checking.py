@@ -38,7 +38,7 @@ def _among(*states: State) -> NDArray[np.bool_]:
 # Reading a member of an enumeration costs as much as a small array operation.
 _FREE: Final = int(State.FREE)
 _READY: Final = int(State.READY)
-_BAD: Final = int(State.BAD)
+_PARKED: Final = int(State.PARKED)
 _ACTIVE: Final = Phase.ACTIVE
 _LOADING: Final = Phase.LOADING
 _EVICTING: Final = Phase.EVICTING
@@ -132,7 +132,7 @@ def _pool(pool: Pool) -> list[str]:
     states, holds = pool.records.state, pool.holds
     null_blocks = len(pool) - pool.num_usable
     is_free, is_ready, is_unheld = states == _FREE, states == _READY, holds == 0
-    if _any(states > _BAD):
+    if _any(states > _PARKED):
         found.append("the states do not add up to the blocks")
     if null_blocks and not (is_free & is_unheld)[:null_blocks].all():
         found.append("a null block is in use")
@@ -140,6 +140,9 @@ def _pool(pool: Pool) -> list[str]:
         found.append("a free block is held")
     if _any(_NEVER_UNHELD[states] & is_unheld):
         found.append("a block in use is held by nobody")
+    is_parked = states == _PARKED
+    if _any(is_parked > is_unheld) or np.count_nonzero(is_parked) != pool.num_parked:
+        found.append("the parked blocks are held, or not as many as are counted")
     is_free[:null_blocks] = False
     if not _is_just(pool.free_ids, is_free):
         found.append("the free list is not the set of free blocks")

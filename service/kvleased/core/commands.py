@@ -1,7 +1,10 @@
 """Own what goes into the core: one frozen record per command; the replies and effects are in `effects`."""
 
+from collections.abc import Mapping
+
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
 from kvleased.core.effects import Mover, Tier
+from kvleased.core.limits import TenantLimits
 from kvleased.core.message import message
 
 
@@ -307,8 +310,42 @@ class Drain:
     """Grant nothing new from now on."""
 
 
+@message
+class Undrain:
+    """Grant again what a drain had ended."""
+
+
+@message
+class Clear:
+    """Drop the cached blocks that nobody holds, in all tiers that are known here."""
+
+    tenant_digest: int | None = None
+    """Whose blocks; None clears everybody's."""
+
+
+@message
+class Limit:
+    """Give tenants other limits, in place of all that they had."""
+
+    tenants: Mapping[int, TenantLimits]
+    """By digest."""
+    tenant_default: TenantLimits
+
+
+@message
+class Resize:
+    """Take blocks of a pool out of use, or back into use, so that so many can be granted."""
+
+    tier: Tier
+    """DEVICE or HOST."""
+    num_blocks: int
+    limits: Limit | None = None
+    """What tenants may have then, where that depends on the device pool."""
+
+
 Command = (
     Attach | Detach | WorkerDied | Heartbeat | Reserve | Map | Extend | Commit | Fork | Trim | Evict |
     Reload | Release | Lookup | Explain | Pin | Unpin | Step | Exchange | Inventory | CopyDone | CopyFailed |
-    CopyLost | MoverDied | Probed | TierChanged | Adopt | Tick | Cancel | Drain )  # fmt: skip
+    CopyLost | MoverDied | Probed | TierChanged | Adopt | Tick | Cancel | Drain |
+    Undrain | Clear | Limit | Resize )  # fmt: skip
 """Everything that the core understands."""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -51,6 +52,8 @@ class Covering:
         """The token at which each place of a row ends."""
         self.longest_tokens = self._longest(shape)
         """Tokens of the longest request that ever fits."""
+        self.planned_tokens = self._longest(replace(shape, parked_blocks=0))
+        """The same where no block is out of use."""
         self._places = np.arange(shape.table_width)
         self._of_one = [Places(group) for group in shape.groups]
 
@@ -106,6 +109,10 @@ class Covering:
         first = self.first_needed(at, num_computed)
         group = self.groups[at]
         return max(first, end - 1 - group.extra_blocks) if group.keeps is Keeps.STATE else first
+
+    def fit(self, shape: CacheShape) -> None:
+        """Take note that another number of blocks can be granted now, which bounds the longest request."""
+        self.longest_tokens = self._longest(shape)
 
     # Tokens -------------------------------------------------------------------------------------------------------
 

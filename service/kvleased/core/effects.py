@@ -255,9 +255,47 @@ class Inventoried:
     sequence: int
 
 
+@message
+class Drained:
+    """Answer Drain and Undrain."""
+
+    num_leases: int
+    num_waiting: int
+
+
+@message
+class Cleared:
+    """Answer Clear."""
+
+    num_device: int
+    num_host: int
+    num_disk: int
+    num_held: int
+    """Cached blocks of the device pool, slots of the others, that stay because somebody holds them."""
+    lease_ids: bytes
+    """Packed int64: leases that hold some of them."""
+    pin_ids: bytes
+    """Packed int64: pins that do."""
+    num_copying: int
+    """Those of them that a copy reads; it may end soon."""
+    num_in_magazines: int
+
+
+@message
+class Resized:
+    """Answer Resize."""
+
+    num_blocks: int
+    """Blocks that can be granted now."""
+    num_parked: int
+    """Blocks that are out of use."""
+    num_evicted: int
+
+
 Reply = (
     Done | Detached | Beat | Reserved | Mapped | Extended | Committed | Forked | Trimmed | Evicted |
-    Reloaded | Released | Found | Explained | Pinned | Stepped | Exchanged | Inventoried )  # fmt: skip
+    Reloaded | Released | Found | Explained | Pinned | Stepped | Exchanged | Inventoried |
+    Drained | Cleared | Resized )  # fmt: skip
 
 
 class Direction(Enum):

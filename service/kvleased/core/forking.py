@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import (
-    DrainingError,
     IdReusedError,
     InvalidError,
     WrongStateError,
@@ -42,11 +41,11 @@ from kvleased.core.parting import joined_id, wait_beside
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
-from kvleased.core.refusals import fork_full
+from kvleased.core.refusals import draining, fork_full
 from kvleased.core.room import num_available, room
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
-from kvleased.core.tenants import check_tokens_fit
+from kvleased.core.tenants import check_tokens_fit, is_capped
 
 _READY: Final = int(State.READY)
 
@@ -132,7 +131,7 @@ def _repeat(state: CacheState, lease: Lease, command: Fork, now: float) -> Outco
 def _check(state: CacheState, parent: Lease, command: Fork) -> None:
     """Refuse a fork that is malformed, can never fit, or is of a request that waits for a lease of its own."""
     if state.is_draining:
-        raise DrainingError
+        raise draining(state)
     check_tokens(state, command.num_tokens)
     if state.is_limited:
         check_tokens_fit(state, parent.tenant, command.num_tokens)
@@ -224,7 +223,7 @@ def _newest_state(
 def _room_for(state: CacheState, parent: Lease, count: int) -> Ids:
     """Return free blocks for a fork, having evicted what was needed, or refuse it with numbers."""
     tenant, fresh = parent.tenant, None
-    if not state.leases.free_rows:
+    if not state.leases.free_rows or is_capped(state, tenant):
         raise fork_full(state, tenant, count)
     if not count:
         return NOWHERE

@@ -23,7 +23,7 @@ from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
-from kvleased.core.tenants import check_tokens_fit
+from kvleased.core.tenants import check_tokens_fit, is_capped
 from kvleased.core.waiting import Waiter
 
 _ACTIVE: Final = Phase.ACTIVE
@@ -36,13 +36,23 @@ Row = Ids | NDArray[np.int32]
 """Places of a group, NULL where no block is needed."""
 
 
-def check_tokens(state: CacheState, num_tokens: int) -> None:
-    """Refuse a number of tokens that can never be covered."""
+def check_tokens(state: CacheState, num_tokens: int, lease: Lease | None = None) -> None:
+    """Refuse a number of tokens that can never be covered, and is not by the lease that is meant."""
     if num_tokens <= 0:
         msg = f"num_tokens is {num_tokens}, it must be at least 1"
         raise InvalidError(msg)
     if num_tokens > state.covering.longest_tokens:
+        # The pool may have been larger when it was granted.
+        if lease is not None and _had_been_granted(state, lease, num_tokens):
+            return
         raise _never_fits(state, num_tokens)
+
+
+def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
+    """Tell whether a lease has the blocks for tokens that fitted before the pool was made smaller."""
+    if num_tokens > state.covering.planned_tokens:
+        return False
+    return num_missing(state, lease, num_tokens) <= 0
 
 
 def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError:
@@ -123,7 +133,7 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
         prefix = match(state, command.keys, tenant, sources_of(waiter) if may_wait else None)
     hits = prefix.blocks
     count, places = num_fresh(state, prefix, command.num_tokens)
-    if not state.leases.free_rows:
+    if not state.leases.free_rows or (state.caps_leases and is_capped(state, tenant)):
         return None
     fresh = None if state.is_limited else state.device.suitable(count, tenant)
     if fresh is None:
@@ -315,7 +325,7 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be extended"
         raise WrongStateError(msg)
-    check_tokens(state, command.num_tokens)
+    check_tokens(state, command.num_tokens, lease)
     if not state.is_simple:
         return _grow(state, lease, command)
     count = num_missing(state, lease, command.num_tokens)

@@ -18,9 +18,21 @@ from kvleased.core.state import CacheState
 from kvleased.core.states import State
 
 _OWNERS: Final = ("you", "others", "nobody")
-_LEASED, _PINNED, _COPYING, _CACHED, _QUARANTINED, _SCRUBBING, _BAD, _FREE, _IN_MAGAZINE = range(9)
+(
+    _LEASED,
+    _PINNED,
+    _COPYING,
+    _CACHED,
+    _QUARANTINED,
+    _SCRUBBING,
+    _BAD,
+    _FREE,
+    _IN_MAGAZINE,
+    _PARKED,
+) = range(10)
 _WORDS: Final = (
     "leased", "pinned", "copying", "cached", "quarantined", "scrubbing", "bad", "free", "in_magazine",
+    "parked",
 )  # fmt: skip
 _OF_STATE: Final = {
     State.FREE: _FREE,
@@ -30,11 +42,12 @@ _OF_STATE: Final = {
     State.QUARANTINED: _QUARANTINED,
     State.SCRUBBING: _SCRUBBING,
     State.BAD: _BAD,
+    State.PARKED: _PARKED,
 }
 _WORD_OF_BYTE: Final = bytes(_OF_STATE.get(byte, 0) for byte in range(256))  # type: ignore[call-overload]
 _OF_LEASES: Final = (_LEASED, _PINNED, _COPYING)
 """Words of blocks that may turn out to be held by something else than a lease."""
-_NOBODYS: Final = (_SCRUBBING, _BAD, _FREE)
+_NOBODYS: Final = (_SCRUBBING, _BAD, _FREE, _PARKED)
 _OTHERS: Final = len(_WORDS)
 """What is added to a block's word where it is not the asker's own."""
 _READY: Final = int(State.READY)

@@ -14,10 +14,11 @@ import numpy as np
 from kvlease.errors import IdReusedError, WrongStateError
 from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
 from kvleased.core.commands import Commit, Extend, Fork, Reload, Reserve, Trim
+from kvleased.core.digests import asked_digest
 from kvleased.core.effects import Extended, Outcome, Reloaded, Reply, Reserved
 from kvleased.core.ending import renew
 from kvleased.core.granting import attempt_extend, attempt_reserve, pack_counts, reserved
-from kvleased.core.leases import Lease, asked_digest
+from kvleased.core.leases import Lease
 from kvleased.core.moving import attempt_reload
 from kvleased.core.parting import add_call, joined_id, wait_beside
 from kvleased.core.phases import Phase

@@ -16,18 +16,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.errors import CopyFailedError, DrainingError, KVLeaseError
+from kvlease.errors import CopyFailedError, KVLeaseError
 from kvleased.core.asking import end_asking
 from kvleased.core.commands import (
     Cancel,
     CopyDone,
     CopyFailed,
     CopyLost,
-    Drain,
     Fork,
     MoverDied,
     Reload,
-    Reserve,
     Tick,
 )
 from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
@@ -352,17 +350,4 @@ def cancel(state: CacheState, command: Cancel, now: float) -> Outcome:
     for flight in state.flights.values():
         if flight.ticket == command.ticket:
             flight.ticket = None
-    return Outcome(reply=Done())
-
-
-def drain(state: CacheState, command: Drain, now: float) -> Outcome:
-    """Grant no new lease from now on, nor to those that wait for one; running ones may finish."""
-    del command, now
-    state.is_draining = True
-    for waiter in [one for one in state.waiting if isinstance(one.command, Reserve)]:
-        state.waiting.leave(waiter.ticket)
-        state.wake(waiter.ticket, DrainingError())
-    for ticket in list(state.asking):
-        del state.asking[ticket]
-        state.wake(ticket, DrainingError())
     return Outcome(reply=Done())

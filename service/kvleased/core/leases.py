@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from kvlease.groups import Counts
 from kvlease.ids import CopyId, LeaseId, WorkerId
+from kvleased.core.charges import Charges
 from kvleased.core.commands import Fork, Reload, Reserve
 from kvleased.core.covering import Covering
+from kvleased.core.digests import asked_digest, request_digest
 from kvleased.core.effects import Missed, Tier
 from kvleased.core.flights import TierTokens
 from kvleased.core.kernel_table import KernelTable
@@ -84,6 +85,11 @@ class Lease:
         return on_device, on_host, on_disk, on_disk + self.remote_hit_tokens
 
     @property
+    def is_on_host(self) -> bool:
+        """Whether its row lists slots of the host pool."""
+        return self.phase in (Phase.EVICTED, Phase.RELOADING)
+
+    @property
     def holder(self) -> int:
         """Whose request it is for: the worker's, or the engine's."""
         return self.worker_id if self.members is None else -self.members.engine
@@ -92,7 +98,9 @@ class Lease:
 class LeaseBook:
     """All leases, findable by id, by worker and by the engine's request."""
 
-    def __init__(self, rows: LeaseRows, covering: Covering, kernel: KernelTable) -> None:
+    def __init__(
+        self, rows: LeaseRows, covering: Covering, kernel: KernelTable, *, are_charged: bool = False
+    ) -> None:
         """Take over rows of which none is in use, and the table that shows kernels those that are mapped."""
         self.rows = rows
         self.covering = covering
@@ -104,6 +112,8 @@ class LeaseBook:
         self.by_request: dict[tuple[int, int], LeaseId] = {}
         """By holder and digest of the request; where an engine has asked for one anew, its newest lease."""
         self.by_worker: dict[WorkerId, set[LeaseId]] = {}
+        self.charges: Charges | None = Charges([]) if are_charged else None
+        """What each tenant has of leases; None while nobody needs to know."""
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
         self._last_row: NDArray[np.intp] = np.zeros(_places(len(rows.lease_id)), np.intp)
         """The row of the last lease whose id has these lower bits."""
@@ -213,6 +223,8 @@ class LeaseBook:
     def adopt(self, lease: Lease, digest: int) -> None:
         """Make a lease known whose row is written already."""
         self.by_id[lease.lease_id] = lease
+        if self.charges is not None:
+            self.charges.charge(lease.tenant)
         self._last_row[lease.lease_id & (len(self._last_row) - 1)] = lease.row
         if lease.members is not None:
             self._adopt_shared(lease, lease.members, digest)
@@ -329,6 +341,8 @@ class LeaseBook:
         self.rows.lease_id[lease.row] = 0
         self.active_worker[lease.row] = 0
         del self.by_id[lease.lease_id]
+        if self.charges is not None:
+            self.charges.refund(lease.tenant)
         if lease.members is None:
             del self.by_request[lease.worker_id, int(self.rows.request_digest[lease.row])]
             self.by_worker[lease.worker_id].discard(lease.lease_id)
@@ -378,18 +392,3 @@ class LeaseBook:
 def _places(num_rows: int) -> int:
     """Return a power of two with so much room to spare that leases seldom fall on the same place."""
     return 1 << (_PLACES_PER_ROW * num_rows).bit_length()
-
-
-def request_digest(request_id: str) -> int:
-    """Return 64 bits that stand for an engine's request id in a row; who finds two of the same harms but itself."""
-    return xxhash.xxh3_64_intdigest(request_id.encode())
-
-
-def asked_digest(request: Reserve | Fork) -> int:
-    """Return 64 bits that stand for what a request asks for, its name apart."""
-    if isinstance(request, Reserve):
-        named = request.keys
-        if request.retain_priority is not None:
-            named += request.retain_priority.to_bytes()
-        return xxhash.xxh3_64_intdigest(named, request.num_tokens)
-    return xxhash.xxh3_64_intdigest(str(request.lease_id).encode(), request.num_tokens)

@@ -17,6 +17,8 @@ class TenantLimits:
     weight: float = 1.0
     """Its share of the pool is its weight among those of the attached tenants; whoever is above it gives way first."""
     pinned_blocks_max: int = _NO_LIMIT
+    leases_max: int = _NO_LIMIT
+    """Leases that the tenant has at most at once, in whatever phase."""
 
 
 UNLIMITED: Final = TenantLimits()

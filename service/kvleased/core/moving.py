@@ -260,15 +260,16 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     count = len(slots)
     if not count:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
-    if count > state.device.num_usable:
-        msg = f"{count} blocks are asked for and the device pool has {state.device.num_usable}"
+    usable = state.shape.usable_blocks
+    if count > usable:
+        msg = f"{count} blocks are asked for and the device pool has {usable}"
         raise NeverFitsError(
             msg,
             resource="device_blocks",
             need=count,
             available=state.device.num_available,
-            limit=state.device.num_usable,
-            remedies=(f"num_keys={state.device.num_usable}",),
+            limit=usable,
+            remedies=(f"num_keys={usable}",),
         )
     tenant, fresh = int(tenants_of(state, ~slots[:1], 0)[0]), None
     check_fits(state, tenant, count)

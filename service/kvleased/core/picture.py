@@ -38,6 +38,7 @@ _LOOKED_AT_MAX: Final = 4
 """Blocks of a cell that are looked at."""
 _ALARMING: Final = frozenset({State.QUARANTINED, State.BAD})
 """What is shown of a cell wherever one of its blocks is so; else the most common look is."""
+_NOBODYS: Final = (State.FREE, State.PARKED)
 _ALARM: Final = 1 << 5
 _KEY_BYTES_SHOWN: Final = 4
 _LISTS_SLOTS: Final = frozenset({Phase.EVICTED, Phase.RELOADING})
@@ -111,7 +112,7 @@ def picture(
         others = _every(pool.records.tenant, offset, blocks_per_cell, num_cells)
         digests = np.where((rows[0] != looks) & (row == looks), others, digests)
     owners = _owners(digests, tenants)
-    owners *= looks != State.FREE
+    owners *= (looks != State.FREE) & (looks != State.PARKED)
     return Picture(
         first_block=first,
         num_blocks=num_blocks,
@@ -141,7 +142,7 @@ def block_facts(state: CacheState, tier: Tier, block_id: int, now: float) -> Blo
         block_id=block_id,
         look=LOOKS[HELD if is_ready and num_holders else number],
         num_holders=num_holders,
-        tenant_digest=0 if number == State.FREE else int(records.tenant[block_id]),
+        tenant_digest=0 if number in _NOBODYS else int(records.tenant[block_id]),
         key_prefix=records.key[block_id, :_KEY_BYTES_SHOWN].tobytes().hex() if is_ready else "",
         position=int(records.position[block_id]),
         leases=_holders(state, tier, block_id, now),

@@ -56,6 +56,8 @@ class Pool:
         self._null_blocks = null_blocks
         self._free: Ids = np.arange(null_blocks, len(records.state), dtype=np.intp)[::-1].copy()
         self._num_free = len(self._free)
+        self.num_parked = 0
+        """Blocks that are out of use until the pool grows again."""
         self._tenants: set[int] = set()
         self.owners: Owners | None = None
         """Whose the blocks in use are; None while nobody needs to know, because it is one tenant at most."""
@@ -283,6 +285,16 @@ class Pool:
         self._free[self._num_free : self._num_free + len(ids)] = ids
         self._num_free += len(ids)
 
+    def set_free(self, ids: Ids) -> None:
+        """Have just these blocks be free, the next to be taken last."""
+        self._num_free, self._offered = len(ids), None
+        self._free[: len(ids)] = ids
+
+    @property
+    def parked_ids(self) -> Ids:
+        """The blocks that are out of use until the pool grows again, ascending."""
+        return np.flatnonzero(self.records.state == State.PARKED)
+
     # Tenants and classes ------------------------------------------------------------------------------------------
 
     def part_tenants(self, *, at_once: bool) -> None:
@@ -291,11 +303,18 @@ class Pool:
         if at_once:
             self._begin_owners()
 
+    @property
+    def in_use(self) -> NDArray[np.bool_]:
+        """Tell of every block whether somebody's bytes may be there."""
+        state = self.records.state
+        in_use: NDArray[np.bool_] = (state != State.FREE) & (state != State.PARKED)
+        return in_use
+
     def usage(self) -> dict[int, tuple[int, int]]:
         """Count the blocks in use, and those of them that can be evicted, of each tenant that has any."""
         if self.owners is not None:
             return self.owners.usage()
-        num_used = self.num_usable - self._num_free
+        num_used = self.num_usable - self._num_free - self.num_parked
         return {one: (num_used, len(self.order)) for one in self._tenants if num_used}
 
     def begin_classes(self) -> None:
@@ -305,7 +324,7 @@ class Pool:
         self.has_classes = True
 
     def _begin_owners(self) -> Owners:
-        used = np.flatnonzero(self.records.state != State.FREE)
+        used = np.flatnonzero(self.in_use)
         owners = Owners(len(self), self.order, used, self.records.tenant[used])
         self.owners, self.order = owners, owners.order
         return owners
@@ -352,9 +371,7 @@ class Pool:
     def put_last(self, ids: Ids) -> None:
         """Have free blocks taken after all others; those that were retired are free no more."""
         free = self.free_ids[np.isin(self.free_ids, ids, invert=True).argsort(kind="stable")]
-        free = free[self.records.state[free] == State.FREE]
-        self._num_free, self._offered = len(free), None
-        self._free[: len(free)] = free
+        self.set_free(free[self.records.state[free] == State.FREE])
 
     def forget_all(self) -> int:
         """Take all that is findable for lost, and return how much that was.
@@ -394,8 +411,8 @@ class Pool:
         if self.owners is not None or (self._parts_tenants and len(self._tenants) > 1):
             self._begin_owners()
         free = np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks
-        self._num_free = len(free)
-        self._free[: self._num_free] = free[::-1]
+        self.set_free(free[::-1])
+        self.num_parked = len(self.parked_ids)
         ready = np.flatnonzero(state == _READY)
         self.index.add(ready)
         idle = ready[self.holds[ready] == 0]

@@ -59,21 +59,22 @@ def recover(
     for pool in state.pools:
         _free_unheld(pool)
         pool.rebuild()
+    state.bound(state.device.num_parked)
     state.dirt.start_over(state.device.records.state, state.host.records.state)
-    state.used_before = {one: used for one, (used, _) in state.device.usage().items()}
+    state.note_before()
 
 
 def give_back_retired(records: CacheRecords) -> None:
-    """Have what was retired in another container be free again once it is recovered: it lies in other memory now."""
+    """Have what another container retired or parked be free once it is recovered: it lies in other memory now."""
     for tier in (records.device, records.host, records.disk):
-        tier.state[tier.state == State.BAD] = State.RESERVED
+        tier.state[tier.state >= State.BAD] = State.RESERVED
 
 
 def _distrust(pool: Pool) -> None:
     """Strip everything of its standing that a crash may have left half-written."""
     state = pool.records.state
     unsealed = (state == State.READY) & ~sealed(pool)
-    state[unsealed | (state > State.BAD)] = State.RESERVED
+    state[unsealed | (state > State.PARKED)] = State.RESERVED
     state[state == State.QUARANTINED] = State.RESERVED
     _drop_doubles(pool)
 

@@ -7,7 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from kvlease.errors import BusyError, DeadlineError, InvalidError, NeverFitsError, PoolFullError
+from kvlease.errors import (
+    BusyError,
+    DeadlineError,
+    DrainingError,
+    InvalidError,
+    NeverFitsError,
+    PoolFullError,
+)
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.flights import Flight, Purpose
@@ -18,7 +25,7 @@ from kvleased.core.pool import Ids
 from kvleased.core.room import num_available
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState
-from kvleased.core.tenants import is_held_back, limit_of
+from kvleased.core.tenants import is_capped, is_held_back, limit_of, limits_of
 from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
 
 RETRY_AFTER_MS_MAX: Final = 5_000
@@ -47,6 +54,11 @@ class Reason(Enum):
     """Only its tenant's maximum, or what others are guaranteed, keeps it from blocks that are there."""
     LEASES = "leases"
     """All rows of the block table are in use."""
+    TENANT_LEASES = "tenant_leases"
+    """Its tenant has as many leases as it may have."""
+
+
+_OF_LEASES: Final = (Reason.LEASES, Reason.TENANT_LEASES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +85,8 @@ def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
     reason = _reason(state, tenant, need, prefix.blocks)
     if isinstance(command, Reserve) and not state.leases.free_rows:
         reason = Reason.LEASES
+    elif isinstance(command, Reserve) and is_capped(state, tenant):
+        reason = Reason.TENANT_LEASES
     elif num_ahead:
         reason = Reason.POSITION
     return Shortage(
@@ -134,6 +148,8 @@ def fork_full(state: CacheState, tenant: int, need: int) -> PoolFullError:
     reason = Reason.POSITION if num_ahead else _reason(state, tenant, need, NOWHERE)
     if not state.leases.free_rows:
         reason = Reason.LEASES
+    elif is_capped(state, tenant):
+        reason = Reason.TENANT_LEASES
     lack = Shortage(
         need=need,
         available=available,
@@ -152,21 +168,20 @@ def _full(
     remedies: tuple[str, ...],
 ) -> PoolFullError:
     """Return the refusal of a call of a tenant; `words` begin and end its message."""
-    is_leases = lack.reason is Reason.LEASES
-    num_leases = len(state.leases)
-    resource, most = limit_of(state, tenant, lack.available)
-    short = (
-        f"all {num_leases} leases are in use"
-        if is_leases
-        else f"{lack.need} blocks are needed and {lack.available} of {most} can be had{_when(lack)}"
-    )
     after, then = words
+    need, available = lack.need, lack.available
+    if lack.reason in _OF_LEASES:
+        resource, most, short = _short_of_leases(state, tenant, lack)
+        need, available = 1, 0
+    else:
+        resource, most = limit_of(state, tenant, available)
+        short = f"{need} blocks are needed and {available} of {most} can be had{_when(lack)}"
     return PoolFullError(
         f"{after}{short}: {_because(lack)}; {then}",
-        resource="leases" if is_leases else resource,
-        need=1 if is_leases else lack.need,
-        available=0 if is_leases else lack.available,
-        limit=num_leases if is_leases else most,
+        resource=resource,
+        need=need,
+        available=available,
+        limit=most,
         retry_after_ms=patience(state, lack),
         rule=lack.reason.value,
         remedies=remedies,
@@ -174,7 +189,19 @@ def _full(
     )
 
 
+def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[str, int, str]:
+    """Return which resource there is no more of, how much of it there is in all, and that in words."""
+    if lack.reason is Reason.LEASES:
+        most = len(state.leases)
+        return "leases", most, f"all {most} leases are in use"
+    most = limits_of(state, tenant).leases_max
+    num_own = state.leases_by_tenant()[tenant]
+    return "tenant_leases", most, f"the tenant has {num_own} leases and may have {most}"
+
+
 def _because(lack: Shortage) -> str:
+    if lack.reason is Reason.TENANT_LEASES:
+        return "one of them must end first"
     if lack.num_ahead:
         wait = "call waits" if lack.num_ahead == 1 else "calls wait"
         return f"{lack.num_ahead} {wait} before this one"
@@ -204,10 +231,19 @@ def busy(
     )
 
 
+def draining(state: CacheState) -> DrainingError:
+    """Explain why a cache that is being drained grants no lease."""
+    num_leases = len(state.leases)
+    return DrainingError(
+        f"the cache is being drained and grants nothing new, {num_leases} leases are left; ask another daemon",
+        resource="cache",
+    )
+
+
 def slots_never_fit(state: CacheState, need: int) -> NeverFitsError | None:
     """Explain why a lease can never be moved to the host pool, if it cannot."""
     host = state.host
-    limit = len(host) - host.counts()["bad"]
+    limit = len(host) - host.counts()["bad"] - host.num_parked
     if need <= limit:
         return None
     return NeverFitsError(
@@ -237,7 +273,7 @@ def slots_full(state: CacheState, need: int, tenant: int) -> PoolFullError:
 
 def keys_full(state: CacheState, need: int, available: int, tenant: int | None) -> PoolFullError:
     """Explain why cached blocks cannot be brought to the device now."""
-    limit = state.device.num_usable
+    limit = state.shape.usable_blocks
     reason = Reason.COPIES if need <= available else Reason.BLOCKS
     return PoolFullError(
         f"{need} blocks are needed and {available} of {limit} can be had now; try again after retry_after_ms",
@@ -316,7 +352,7 @@ def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, .
     command = waiter.command
     if lack.reason is Reason.BLOCKS and not isinstance(command, Reload):
         found += _fewer_tokens(state, command, lack)
-    if lack.reason is not Reason.LEASES and _is_coming(state, lack):
+    if lack.reason not in _OF_LEASES and _is_coming(state, lack):
         found.append(f"wait_ms={min(WAIT_MS_MAX, max(_WAIT_MS_LEAST, 2 * command.wait_ms))}")
     return tuple(found)
 

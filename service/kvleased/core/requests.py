@@ -76,7 +76,7 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     """Make a lease cover more tokens."""
     lease = state.lease_of(command)
     renew(state, lease, now)
-    check_tokens(state, command.num_tokens)
+    check_tokens(state, command.num_tokens, lease)
     if state.is_limited:
         check_tokens_fit(state, lease.tenant, command.num_tokens)
     if lease.phase is Phase.ACTIVE and num_missing(state, lease, command.num_tokens) <= 0:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from kvlease.errors import BusyError, DrainingError, InvalidError, KVLeaseError
+from kvlease.errors import BusyError, InvalidError, KVLeaseError
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Notice, Outcome, Reply
@@ -15,7 +15,7 @@ from kvleased.core.joining import (
     request_of,
 )
 from kvleased.core.leases import Lease
-from kvleased.core.refusals import busy, refusal, shortage
+from kvleased.core.refusals import Reason, busy, draining, refusal, shortage
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back
 from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
@@ -75,7 +75,7 @@ def check_call(state: CacheState, command: Waitable) -> None:
         msg = f"wait_ms is {command.wait_ms}, it must be from 0 to {WAIT_MS_MAX}"
         raise InvalidError(msg, resource="wait_ms", need=command.wait_ms, limit=WAIT_MS_MAX)
     if state.is_draining and isinstance(command, Reserve):
-        raise DrainingError
+        raise draining(state)
 
 
 def _weigh(state: CacheState, waiter: Waiter) -> None:
@@ -162,7 +162,7 @@ def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:
 def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
     """Count the calls that would be served before this one, less those of other tenants that are held back."""
     num_ahead = state.waiting.num_ahead(waiter, now)
-    if not state.is_limited:
+    if not (state.is_limited or state.caps_leases):
         return num_ahead
     tenant = state.workers[waiter.worker_id]
     return sum(
@@ -173,10 +173,14 @@ def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
 
 def _is_passed(state: CacheState, waiter: Waiter) -> bool:
     """Tell whether a call waits for its tenant's limits alone, so that calls of others need not wait behind it."""
-    if not state.is_limited:
+    if not (state.is_limited or state.caps_leases):
         return False
     lack = shortage(state, waiter, 0)
-    return is_held_back(state, state.workers[waiter.worker_id], lack.need, lack.prefix.blocks)
+    if lack.reason is Reason.TENANT_LEASES:
+        return True
+    return state.is_limited and is_held_back(
+        state, state.workers[waiter.worker_id], lack.need, lack.prefix.blocks
+    )
 
 
 def end_waits(state: CacheState, now: float) -> None:

@@ -48,6 +48,8 @@ class CacheShape:
     """Tokens of the longest admissible request; its blocks alone would admit a few more."""
     null_blocks: int = 0
     """Blocks at the start of the device pool that are never granted."""
+    parked_blocks: int = 0
+    """Blocks of the device pool that an operator took out of use."""
     max_leases: int = 1024
     """Rows of the block table, which bounds the live leases."""
     max_waiting: int = 256
@@ -92,13 +94,21 @@ class CacheShape:
 
     @property
     def usable_blocks(self) -> int:
-        """num_blocks - null_blocks: what can be granted."""
-        return self.num_blocks - self.null_blocks
+        """num_blocks - null_blocks - parked_blocks: what can be granted."""
+        return self.num_blocks - self.null_blocks - self.parked_blocks
 
     @property
     def limits_tenants(self) -> bool:
         """Whether some tenant has a minimum, or a maximum below the whole pool."""
         return any(
             one.min_blocks or one.max_blocks < self.usable_blocks
+            for one in (self.tenant_default, *self.tenants.values())
+        )
+
+    @property
+    def caps_leases(self) -> bool:
+        """Whether some tenant may have no more than so many leases."""
+        return any(
+            one.leases_max < UNLIMITED.leases_max
             for one in (self.tenant_default, *self.tenants.values())
         )

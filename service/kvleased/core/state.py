@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Final, Protocol, Self
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
+from kvleased.core.charges import Charges
 from kvleased.core.covering import Covering
 from kvleased.core.dirt import Dirt
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Tier, Wake
@@ -66,8 +68,12 @@ class CacheState:
         """The tiers whose blocks are known here, from the top."""
         self.is_limited = shape.limits_tenants
         """Whether tenants have minima or maxima."""
+        self.caps_leases = shape.caps_leases
+        """Whether some tenant may have no more than so many leases."""
         self.used_before: dict[int, int] = {}
-        """Blocks that each tenant used when the control process started anew, perhaps with lower limits."""
+        """Blocks that each tenant used when it got its limits, which may be lower; or when this life began."""
+        self.leases_before: dict[int, int] = {}
+        """The same of its leases."""
         self.device.part_tenants(at_once=self.is_limited)
         self._ends = _ends(*self.pools)
         self.history = History(sum(len(pool) for pool in self.pools))
@@ -83,7 +89,9 @@ class CacheState:
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
-        self.leases = LeaseBook(records.rows, self.covering, self.kernel)
+        self.leases = LeaseBook(
+            records.rows, self.covering, self.kernel, are_charged=self.caps_leases
+        )
         self.magazines = MagazineBook(records.magazines)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
         self.asking: dict[int, Asking] = {}
@@ -104,9 +112,8 @@ class CacheState:
         """Device blocks of leases that have been released; let go of before the next command."""
         self.counters: Counter[str] = Counter()
         self.effects: list[Effect] = []
-        self.is_draining = False
-        self.is_terse = False
-        """Whether a refusal need say no more than its code, for nobody reads the rest."""
+        self.is_draining = self.is_terse = False
+        """Whether nothing new is granted; and whether a refusal need say its code alone, for nobody reads the rest."""
         self._next_id = epoch << EPOCH_SHIFT
 
     @classmethod
@@ -123,6 +130,33 @@ class CacheState:
     def newest_id(self) -> int:
         """The largest id that was ever issued; all ids come from one count, those of leases among them."""
         return self._next_id
+
+    def leases_by_tenant(self) -> Counter[int]:
+        """Count the live leases of each tenant that has any."""
+        if self.leases.charges is not None:
+            return self.leases.charges.counts
+        return Counter(lease.tenant for lease in self.leases.by_id.values())
+
+    def note_before(self) -> None:
+        """Remember what tenants have when their limits are set, for those end nothing that there is already."""
+        self.used_before = {one: used for one, (used, _) in self.device.usage().items()}
+        self.leases_before = dict(self.leases_by_tenant())
+
+    def rule(self, shape: CacheShape) -> None:
+        """Go by other limits of tenants, or by another number of blocks, from now on."""
+        self.shape = shape
+        self.covering.fit(shape)
+        self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
+        if self.is_limited and self.device.owners is None:
+            self.device.part_tenants(at_once=True)
+        if self.caps_leases and self.leases.charges is None:
+            self.leases.charges = Charges(self.leases_by_tenant().elements())
+        self.note_before()
+
+    def bound(self, parked_blocks: int) -> None:
+        """Take note that so many blocks of the device pool are out of use."""
+        if parked_blocks != self.shape.parked_blocks:
+            self.rule(replace(self.shape, parked_blocks=parked_blocks))
 
     # Questions ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ renewed, its blocks are QUARANTINED: nobody gets them, because a stalled worker 
 alone never leads out of that state, only the owner's own word (commit, revival, release), the proof of
 its death, or the end of the mover that wrote. A copy that failed leaves its target FREE if the mover
 said so itself and QUARANTINED if it did not answer. BAD is final. Time never ends what a magazine
-holds; the death of its last process does.
+holds; the death of its last process does. PARKED blocks are those that an operator took out of use:
+they were free, nobody has them, and their memory may be given back until the pool grows again.
 
 A slot lives the same life, less what only a worker can cause: no worker ever writes a slot. One end
 is not final there: a disk store that was replaced by another has forgotten all of its slots, the
@@ -40,6 +41,8 @@ class State(IntEnum):
     """Being overwritten with zeros before it changes hands."""
     BAD = 6
     """Retired for good."""
+    PARKED = 7
+    """Taken out of use until the pool grows again; its bytes are nobody's and may be gone."""
 
 
 class Event(IntEnum):
@@ -79,6 +82,10 @@ class Event(IntEnum):
     """The store that it was in is another one now."""
     RETRACT = 16
     """Its only holder, a magazine, is going to write it again."""
+    PARK = 17
+    """The pool is made smaller."""
+    UNPARK = 18
+    """The pool grows again."""
 
 
 Transitions = dict[State, dict[Event, State]]
@@ -88,6 +95,7 @@ BLOCK_TRANSITIONS: Final[Transitions] = {
         Event.GRANT: State.RESERVED,
         Event.FILL: State.FILLING,
         Event.SCRUB: State.SCRUBBING,
+        Event.PARK: State.PARKED,
     },
     State.RESERVED: {
         Event.COMMIT: State.READY,
@@ -112,11 +120,16 @@ BLOCK_TRANSITIONS: Final[Transitions] = {
         Event.DOUBT: State.QUARANTINED,
     },
     State.BAD: {},
+    State.PARKED: {Event.UNPARK: State.FREE},
 }
 """The life of a device block."""
 
 SLOT_TRANSITIONS: Final[Transitions] = {
-    State.FREE: {Event.FILL: State.FILLING, Event.RETIRE: State.BAD},
+    State.FREE: {
+        Event.FILL: State.FILLING,
+        Event.RETIRE: State.BAD,
+        Event.PARK: State.PARKED,
+    },
     State.RESERVED: {Event.ABANDON: State.FREE, Event.RETIRE: State.BAD},
     State.FILLING: {
         Event.FILLED: State.READY,
@@ -132,6 +145,7 @@ SLOT_TRANSITIONS: Final[Transitions] = {
     State.QUARANTINED: {Event.PROVE: State.FREE},
     State.SCRUBBING: {},
     State.BAD: {Event.FORGET: State.QUARANTINED},
+    State.PARKED: {Event.UNPARK: State.FREE},
 }
 """The life of a slot in a lower tier."""
 

@@ -12,7 +12,8 @@ Where there are no limits and but one tenant, none of this costs anything.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,6 @@ from kvleased.core.limits import TenantLimits
 from kvleased.core.looking import tenants_of
 from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
-from kvleased.core.states import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +44,28 @@ class TenantFacts:
     """At most the blocks of the pool that can be granted."""
     pinned_blocks_max: int
     weight: float
+    num_leases: int
+    leases_max: int
+    """At most the rows of the block table."""
 
 
 def list_tenants(state: CacheState) -> tuple[TenantFacts, ...]:
     """Describe every tenant that is attached, configured or uses blocks, by digest."""
     usage, pinned = state.device.usage(), pinned_by_tenant(state)
     digests = {*usage, *state.workers.values(), *state.shape.tenants}
-    return tuple(_facts(state, one, usage.get(one, (0, 0)), pinned) for one in sorted(digests))
+    leases = state.leases_by_tenant()
+    return tuple(
+        _facts(state, one, usage.get(one, (0, 0)), (pinned, leases)) for one in sorted(digests)
+    )
 
 
 def _facts(
-    state: CacheState, digest: int, usage: tuple[int, int], pinned: dict[int, int]
+    state: CacheState,
+    digest: int,
+    usage: tuple[int, int],
+    has: tuple[dict[int, int], Counter[int]],
 ) -> TenantFacts:
+    pinned, leases = has
     limits, usable = limits_of(state, digest), state.shape.usable_blocks
     return TenantFacts(
         tenant_digest=digest,
@@ -66,12 +76,21 @@ def _facts(
         max_blocks=min(limits.max_blocks, usable),
         pinned_blocks_max=min(limits.pinned_blocks_max, usable),
         weight=limits.weight,
+        num_leases=leases[digest],
+        leases_max=min(limits.leases_max, state.shape.max_leases),
     )
 
 
 def limits_of(state: CacheState, tenant: int) -> TenantLimits:
     """Return the limits of a tenant."""
     return state.shape.tenants.get(tenant, state.shape.tenant_default)
+
+
+def is_capped(state: CacheState, tenant: int) -> bool:
+    """Tell whether a tenant has as many leases as it may have."""
+    if not state.caps_leases:
+        return False
+    return state.leases_by_tenant()[tenant] >= limits_of(state, tenant).leases_max
 
 
 # Maximum and minimum ----------------------------------------------------------------------------------------------
@@ -277,7 +296,7 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
     tenant = command.tenant_digest
     blocks = only_of(state, state.device.cached(state.covering.every_key(command.keys)), tenant)
     before, after = pinned_by_tenant(state), pinned_by_tenant(state, blocks)
-    limit = state.shape.usable_blocks - _num_owed(state, after)
+    limit = state.shape.usable_blocks - num_owed(state.shape.tenants, after)
     if tenant is None:
         pinned, need = sum(before.values()), sum(after.values())
         known = {*state.workers.values(), *state.shape.tenants, *state.device.usage()}
@@ -321,12 +340,9 @@ def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
             )  # fmt: skip
 
 
-def _num_owed(state: CacheState, pinned: dict[int, int]) -> int:
+def num_owed(tenants: Mapping[int, TenantLimits], pinned: Mapping[int, int]) -> int:
     """Count the blocks of all minima that are not pinned for their tenants."""
-    return sum(
-        max(0, limits.min_blocks - pinned.get(one, 0))
-        for one, limits in state.shape.tenants.items()
-    )
+    return sum(max(0, limits.min_blocks - pinned.get(one, 0)) for one, limits in tenants.items())
 
 
 # Invariants -------------------------------------------------------------------------------------------------------
@@ -337,7 +353,7 @@ def tenant_violations(state: CacheState) -> list[str]:
     found = []
     usage = state.device.usage()
     records, usable = state.device.records, state.shape.usable_blocks
-    is_used = records.state != State.FREE
+    is_used = state.device.in_use
     for flight in state.flights.values():
         if flight.direction is Direction.SCRUB:
             is_used[flight.targets] = False
@@ -352,7 +368,23 @@ def tenant_violations(state: CacheState) -> list[str]:
         most = max(limits_of(state, digest).max_blocks, state.used_before.get(digest, 0))
         if counted[0] > most:
             found.append(f"tenant {digest} uses {counted[0]} blocks, and may use {most}")
+    found += _lease_violations(state)
     pinned = pinned_by_tenant(state)
-    if sum(pinned.values()) + _num_owed(state, pinned) > usable:
+    if sum(pinned.values()) + num_owed(state.shape.tenants, pinned) > usable:
         found.append("pins and minima are more than the pool")
+    return found
+
+
+def _lease_violations(state: CacheState) -> list[str]:
+    """Return which counts of leases are not what the leases say, or above a cap that was not lowered meanwhile."""
+    counted = Counter(lease.tenant for lease in state.leases.by_id.values())
+    found = []
+    if counted != state.leases_by_tenant():
+        found.append(
+            f"tenants have {dict(counted)} leases, and {dict(state.leases_by_tenant())} are counted"
+        )
+    for digest, count in counted.items():
+        most = max(limits_of(state, digest).leases_max, state.leases_before.get(digest, 0))
+        if count > most:
+            found.append(f"tenant {digest} has {count} leases, and may have {most}")
     return found

@@ -55,13 +55,18 @@ def _populate(own_fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]
     try:
         for start in range(0, region_bytes, chunk_bytes):
             step_bytes = min(chunk_bytes, region_bytes - start)
-            _allocate(own_fd, start, step_bytes)
+            allocate(own_fd, start, step_bytes)
             yield step_bytes
     finally:
         os.close(own_fd)
 
 
-def _allocate(fd: int, start: int, num_bytes: int) -> None:
+def allocate(fd: int, start: int, num_bytes: int) -> None:
+    """Make some pages of a region exist.
+
+    Raises:
+        OSError: the memory cannot be had.
+    """
     while True:
         try:
             os.posix_fallocate(fd, start, num_bytes)

@@ -16,7 +16,16 @@ from kvleased.metrics.parts import Part
 from kvleased.tallies import WAIT_BOUNDS_SECONDS
 from kvleased.verbs.surveys import Surveyed, unfilled_bytes
 
-STATES: Final = ("free", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad")
+STATES: Final = (
+    "free",
+    "reserved",
+    "filling",
+    "ready",
+    "quarantined",
+    "scrubbing",
+    "bad",
+    "parked",
+)
 """The states that add up to a pool's blocks."""
 
 PREFIX_OUTCOMES: Final[Mapping[str, str]] = {

@@ -89,6 +89,12 @@ class Engine:
         regions = [
             map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)
         ]
+        # What was given back of a pool would come back when it is touched.
+        is_whole = [
+            os.fstat(fd).st_blocks * 512 >= region_bytes
+            for fd, region_bytes in zip(fds, sizes, strict=True)
+        ]
+        touched = [region for region, whole in zip(regions, is_whole, strict=True) if whole]
         for fd in fds:
             os.close(fd)
         host = regions.pop() if host_bytes else np.zeros(0, np.uint8)
@@ -99,7 +105,7 @@ class Engine:
             bytes_per_slot=message.bytes_per_slot,
             pieces=message.pieces,
         )
-        chunks = [chunk for region in (host, *regions) for chunk in _chunks(region)]
+        chunks = [chunk for region in reversed(touched) for chunk in _chunks(region)]
         self._untouched[message.pool] = chunks
 
     def _carry_out(self, pools: CpuPools, batch: Batch) -> Copied:

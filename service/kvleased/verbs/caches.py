@@ -7,12 +7,19 @@ from typing import Final
 
 import structlog
 
-from kvlease.errors import CacheInUseError, InvalidError, LayoutMismatchError, NotYoursError
+from kvlease.errors import (
+    CacheInUseError,
+    DrainingError,
+    InvalidError,
+    LayoutMismatchError,
+    NotYoursError,
+)
 from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.callers import Caller
+from kvleased.core import commands as c
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.core.ranks import Place
@@ -31,14 +38,15 @@ from kvleased.memory.records import (
     table_layout,
 )
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry
-from kvleased.settings import Settings
+from kvleased.settings import Settings, TenantSettings
 from kvleased.tiers import Tiers
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.figures import pools_of
-from kvleased.verbs.limits import named, with_tenants
+from kvleased.verbs.limits import Rules, limits_of, named, with_tenants
 from kvleased.verbs.making import PREFIX, Maker
 from kvleased.verbs.options import from_metadata, option_differences, require_tiers, resolved
+from kvleased.verbs.resizing import given_back_bytes
 from kvleased.verbs.runner import Verb
 from kvleased.verbs.shapes import shape_of
 
@@ -66,6 +74,8 @@ class CacheVerbs:
     ) -> None:
         """Take what the verbs work with."""
         self._registry = registry
+        self.rules = Rules(settings.tenants, settings.max_tenants)
+        """What tenants may have."""
         self._settings = settings
         self._epoch = epoch
         self._keeper = keeper
@@ -140,8 +150,13 @@ class CacheVerbs:
             if name not in ("", own):
                 raise NotYoursError(f"cache {name[:63]} is not the worker's own", resource="cache")
             name = own
-        entries: Iterable[CacheEntry] = [self._registry.cache(name)] if name else self._registry
-        return pb.StatsResponse(epoch=self._epoch, caches=[_stats(entry) for entry in entries])
+        if name:
+            self._registry.cache(name)
+        return pb.StatsResponse(epoch=self._epoch, caches=self.told(name))
+
+    def told(self, name: str) -> list[pb.CacheStats]:
+        """Describe the cache of a name, if there is one; all of them where there is no name."""
+        return [_stats(entry) for entry in self._registry if name in {"", entry.name}]
 
     def inspect(self, request: pb.InspectRequest, caller: Caller) -> Answer:
         """List who uses a cache, or waits for it."""
@@ -160,8 +175,7 @@ class CacheVerbs:
         `workers` are the living ones, by cache and tenant digest; `places` what some of them are to their engines,
         and `magazines` which ones they share.
         """
-        names = (TENANT_DEFAULT, *self._settings.tenants)
-        self._registry.known_tenants = named(names, self._root_secret)
+        self.name_tenants()
         found: dict[str, dict[str, Kept]] = {}
         for item in kept:
             if item.name.startswith(PREFIX):
@@ -185,6 +199,9 @@ class CacheVerbs:
                 entry = self._make_entry(name, planned, options, fds, earlier=earlier)
                 entry.is_scanned = registration.metadata["is_scanned"]
                 entry.disk_file_id = registration.metadata["disk_file_id"]
+                # A registration that an earlier build kept says nothing of drains.
+                entry.is_draining = registration.metadata.get("is_draining", False)
+                self._go_on(entry)
                 self._maker.populate(entry)
                 return
             _LOG.error("cache_lost", cache=name, reason="a file of its host pool was cut off")
@@ -193,6 +210,37 @@ class CacheVerbs:
             self._keeper.drop(item.name)
             os.close(item.fd)
 
+    def name_tenants(self) -> None:
+        """Have the tenants that have limits go by their names, with the revisions of what was set."""
+        names = named((TENANT_DEFAULT, *self.rules.tenants), self._root_secret)
+        self._registry.known_tenants = names
+        self._registry.revisions = {one: self.rules.of(name)[1] for one, name in names.items()}
+
+    def limits_for(
+        self, entry: CacheEntry, tenants: Mapping[str, TenantSettings], usable_blocks: int
+    ) -> c.Limit:
+        """Return what tenants may have of a cache that grants so many blocks.
+
+        Raises:
+            NeverFitsError: the minima are more than the pool.
+        """
+        return limits_of(tenants, self._root_secret, usable_blocks, entry.plan.bytes_per_block)
+
+    @property
+    def maker(self) -> Maker:
+        """What makes the memory of caches."""
+        return self._maker
+
+    def _go_on(self, entry: CacheEntry) -> None:
+        """Go on with what operators had changed of a cache: its size, and whether it is drained."""
+        if entry.core.shape.parked_blocks:
+            usable_blocks = entry.core.shape.usable_blocks
+            limits = self.limits_for(entry, self.rules.tenants, usable_blocks)
+            entry.core.handle(limits, 0.0)
+        entry.bytes_given_back = given_back_bytes(entry)
+        if entry.is_draining or self._registry.is_draining:
+            entry.core.handle(c.Drain(), 0.0)
+
     async def stop(self) -> None:
         """End what runs in the background."""
         await self._maker.stop()
@@ -200,7 +248,7 @@ class CacheVerbs:
     def _shape_of(self, plan: CachePlan, options: pb.CacheOptions) -> CacheShape:
         """Return the numbers that the core of a cache works with, its tenants' limits among them."""
         shape = shape_of(plan, self._settings, options)
-        return with_tenants(shape, self._settings.tenants, self._root_secret)
+        return with_tenants(shape, self.rules.tenants, self._root_secret, plan.bytes_per_block)
 
     async def _register(
         self, name: str, inputs: pb.PlanInputs, asked: pb.CacheOptions
@@ -213,6 +261,11 @@ class CacheVerbs:
         require_tiers(planned, options, self._settings)
         async with self._registering:
             entry = self._registry.caches.get(name)
+            if entry is None and self._registry.is_draining:
+                message = (
+                    "the daemon is being drained and takes no new caches; register with another"
+                )
+                raise DrainingError(message, resource="daemon")
             if entry is not None:
                 return _equal_registration(entry, planned, asked)
             self._registry.require_room_for_cache()

@@ -110,7 +110,8 @@ def _tenants(
     seen = [one for one in entry.core.list_tenants() if own in (None, one.tenant_digest)]
     page = [(place + 1, one) for place, one in enumerate(seen) if place in places]
     return pb.InspectResponse(
-        num_total=len(seen), tenants=[_tenant(number, one, names) for number, one in page]
+        num_total=len(seen),
+        tenants=[_tenant(number, one, names, registry.revisions) for number, one in page],
     )
 
 
@@ -180,7 +181,9 @@ def _waiting_call(facts: "WaitingFacts") -> pb.WaitingInfo:
     )
 
 
-def _tenant(number: int, facts: "TenantFacts", names: Mapping[int, str]) -> pb.TenantInfo:
+def _tenant(
+    number: int, facts: "TenantFacts", names: Mapping[int, str], revisions: Mapping[int, int]
+) -> pb.TenantInfo:
     return pb.TenantInfo(
         tenant_id=number,
         tenant=_tenant_name(names, facts.tenant_digest),
@@ -191,6 +194,9 @@ def _tenant(number: int, facts: "TenantFacts", names: Mapping[int, str]) -> pb.T
         max_blocks=facts.max_blocks,
         pinned_blocks_max=facts.pinned_blocks_max,
         weight=facts.weight,
+        num_leases=facts.num_leases,
+        leases_max=facts.leases_max,
+        revision=revisions.get(facts.tenant_digest, 0),
     )
 
 

@@ -1,29 +1,117 @@
-"""Own the way from the tenants of the settings to the limits that a core works with; what they mean is told there."""
+"""Own the limits of tenants that hold now, and the way from them to those in blocks that a core works with.
 
+They begin as the settings say, and a call can replace them; what they mean is told in `core.tenants`.
+"""
+
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
+from typing import Final
 
-from kvleased.core.limits import TenantLimits
+from kvlease.errors import BusyError, NeverFitsError
+from kvleased.core.commands import Limit
+from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
 from kvleased.registry import tenant_digest, tenant_key
 from kvleased.settings import TenantSettings
 
+_PREFIX: Final = "tenant/"
+"""What the names of kept limits start with."""
+
+
+class Rules:
+    """The limits of all tenants that have any of their own, each with a revision: 0 where the settings say them."""
+
+    def __init__(self, configured: Mapping[str, TenantSettings], max_tenants: int) -> None:
+        """Begin with what the settings say."""
+        self.tenants: dict[str, TenantSettings] = dict(configured)
+        self._revisions: dict[str, int] = {}
+        self._max_tenants = max_tenants
+
+    def __repr__(self) -> str:
+        """Show life: how many there are, and how many of them were set by a call."""
+        return f"<Rules {len(self.tenants)} tenants, {len(self._revisions)} set>"
+
+    def of(self, tenant: str) -> tuple[TenantSettings, int]:
+        """Return a tenant's limits and their revision."""
+        return self.tenants.get(tenant, TenantSettings()), self._revisions.get(tenant, 0)
+
+    def with_one(self, tenant: str, limits: TenantSettings) -> dict[str, TenantSettings]:
+        """Return the limits of all tenants, had one these.
+
+        Raises:
+            BusyError: there are as many tenants with limits as are allowed.
+        """
+        if tenant not in self.tenants and len(self.tenants) >= self._max_tenants:
+            count = len(self.tenants)
+            message = f"{count} tenants have limits of their own, the most that are allowed; raise max_tenants"
+            raise BusyError(
+                message, resource="tenants", need=1, available=0, limit=self._max_tenants
+            )
+        return self.tenants | {tenant: limits}
+
+    def set(self, tenant: str, limits: TenantSettings, revision: int) -> None:
+        """Take over limits that were checked."""
+        self.tenants[tenant] = limits
+        self._revisions[tenant] = revision
+
+    # Restarts
+
+    def keep(self, keeper: KeeperLink, tenant: str) -> None:
+        """Have a tenant's limits kept for the next life of the control process."""
+        limits, revision = self.of(tenant)
+        metadata = {"tenant": tenant, "limits": limits.model_dump(), "revision": revision}
+        # The store keeps descriptors; this one only carries the metadata.
+        stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        keeper.keep(f"{_PREFIX}{tenant.encode().hex()}", stand_in, metadata)
+        os.close(stand_in)
+
+    def recover(self, kept: Iterable[Kept]) -> None:
+        """Go on with the limits that calls had set in an earlier life."""
+        for item in kept:
+            if item.name.startswith(_PREFIX):
+                found = item.metadata
+                self.set(found["tenant"], TenantSettings(**found["limits"]), found["revision"])
+                os.close(item.fd)
+
 
 def with_tenants(
-    shape: CacheShape, tenants: Mapping[str, TenantSettings], root_secret: bytes
+    shape: CacheShape,
+    tenants: Mapping[str, TenantSettings],
+    root_secret: bytes,
+    bytes_per_block: int = 1,
 ) -> CacheShape:
-    """Return the shape of a cache with the limits of its tenants, in blocks."""
-    usable_blocks = shape.usable_blocks
-    minima = _minima(tenants, usable_blocks)
-    return replace(
-        shape,
+    """Return the shape of a cache with the limits of its tenants, in blocks.
+
+    Raises:
+        NeverFitsError: the minima are more than the pool.
+    """
+    found = limits_of(tenants, root_secret, shape.usable_blocks, bytes_per_block)
+    return replace(shape, tenants=found.tenants, tenant_default=found.tenant_default)
+
+
+def limits_of(
+    tenants: Mapping[str, TenantSettings],
+    root_secret: bytes,
+    usable_blocks: int,
+    bytes_per_block: int,
+) -> Limit:
+    """Return the limits in blocks of a cache that can grant so many.
+
+    Raises:
+        NeverFitsError: the minima are more than the pool.
+    """
+    minima = _minima(tenants, usable_blocks, bytes_per_block)
+    return Limit(
         tenants={
-            digest: _limits(tenants[name], minima[name], usable_blocks)
+            digest: _limits(tenants[name], minima[name], usable_blocks, bytes_per_block)
             for digest, name in named(tenants, root_secret).items()
         },
-        tenant_default=_limits(TenantSettings(), 0, usable_blocks),
+        tenant_default=_limits(TenantSettings(), 0, usable_blocks, bytes_per_block),
     )
 
 
@@ -32,25 +120,48 @@ def named(tenants: Iterable[str], root_secret: bytes) -> dict[int, str]:
     return {tenant_digest(tenant_key(root_secret, name)): name for name in tenants}
 
 
-def _minima(tenants: Mapping[str, TenantSettings], usable_blocks: int) -> dict[str, int]:
+def _minima(
+    tenants: Mapping[str, TenantSettings], usable_blocks: int, bytes_per_block: int
+) -> dict[str, int]:
     """Return the minima, rounded up for as long as they are no more than the pool together."""
     shares = {
-        name: _part(usable_blocks, tenant.min_percent) for name, tenant in sorted(tenants.items())
+        name: max(
+            _part(usable_blocks, tenant.min_percent), Fraction(tenant.min_bytes, bytes_per_block)
+        )
+        for name, tenant in sorted(tenants.items())
     }
     minima = {name: floor(share) for name, share in shares.items()}
     num_left = usable_blocks - sum(minima.values())
+    if num_left < 0:
+        need = usable_blocks - num_left
+        message = (
+            f"the minima of all tenants are {need} blocks together, but the pool grants {usable_blocks}; lower them, "
+            "or register a larger pool"
+        )
+        raise NeverFitsError(
+            message,
+            resource="tenant_minima",
+            need=need,
+            available=usable_blocks,
+            limit=usable_blocks,
+        )
     for name in [name for name, share in shares.items() if ceil(share) > minima[name]][:num_left]:
         minima[name] += 1
     return minima
 
 
-def _limits(tenant: TenantSettings, min_blocks: int, usable_blocks: int) -> TenantLimits:
+def _limits(
+    tenant: TenantSettings, min_blocks: int, usable_blocks: int, bytes_per_block: int
+) -> TenantLimits:
     max_blocks = floor(_part(usable_blocks, tenant.max_percent))
+    if tenant.max_bytes:
+        max_blocks = min(max_blocks, tenant.max_bytes // bytes_per_block)
     return TenantLimits(
         min_blocks=min(min_blocks, max_blocks),
         max_blocks=max_blocks,
         weight=tenant.weight,
         pinned_blocks_max=floor(_part(usable_blocks, tenant.pinned_percent_max)),
+        leases_max=tenant.leases_max or UNLIMITED.leases_max,
     )
 
 

@@ -83,7 +83,7 @@ class Maker:
             PoolFullError: the file system of the disk stores does not say how large it is.
         """
         need = planned.device_bytes + planned.host_bytes
-        used = sum(entry.pool_bytes for entry in self._registry)
+        used = self._used_bytes
         left_behind = self._unclaimed_bytes(name, planned, options)
         available = self._memory_bytes_max - used - left_behind
         if need > available:
@@ -101,6 +101,30 @@ class Maker:
             )
         if planned.num_disk_slots:
             await self._require_disk(planned)
+
+    @property
+    def _used_bytes(self) -> int:
+        return sum(entry.bytes_in_use for entry in self._registry)
+
+    def require_room_to_grow(self, entry: CacheEntry, need: int) -> None:
+        """Refuse to bring memory of a cache back that another one has taken meanwhile.
+
+        Raises:
+            PoolFullError: what is needed, what is left, and the limit.
+        """
+        available = self._memory_bytes_max - self._used_bytes
+        if need > available:
+            message = (
+                f"{need} bytes of cache {entry.name} were given back, and {max(0, available)} of the "
+                f"{self._memory_bytes_max} that this daemon may use are left; delete or shrink another cache"
+            )
+            raise PoolFullError(
+                message,
+                resource="memory_bytes",
+                need=need,
+                available=max(0, available),
+                limit=self._memory_bytes_max,
+            )
 
     async def _require_disk(self, planned: CachePlan) -> None:
         limit = self._settings.disk_bytes_max or await self._disk_limit()
@@ -210,6 +234,7 @@ class Maker:
         registration = _registration(digest, entry.options) | {
             "is_scanned": entry.is_scanned,
             "disk_file_id": entry.disk_file_id,
+            "is_draining": entry.is_draining,
         }
         self._keeper.keep(
             f"{PREFIX}{entry.name}/{regions.PLAN}", entry.fds[regions.PLAN], registration
@@ -239,7 +264,10 @@ class Maker:
     def populate(self, entry: CacheEntry) -> None:
         """Make the cache's memory exist, in the background unless it does already."""
         sizes = regions.sizes_to_populate(entry.plan, self._shape_of(entry.plan, entry.options))
-        if all(cpu.is_populated(entry.fds[kind], num_bytes) for kind, num_bytes in sizes.items()):
+        # What was given back of a pool that was made smaller stays so.
+        if entry.bytes_given_back or all(
+            cpu.is_populated(entry.fds[kind], num_bytes) for kind, num_bytes in sizes.items()
+        ):
             self._make_ready(entry)
             return
         task = asyncio.ensure_future(self._populate_slowly(entry, sizes))

@@ -9,6 +9,7 @@ from typing import Any, Final
 import structlog
 
 from kvlease.errors import (
+    DrainingError,
     InvalidError,
     KVLeaseError,
     LayoutMismatchError,
@@ -212,6 +213,7 @@ class WorkerVerbs:
                 asyncio.get_running_loop().remove_reader(worker.pidfd)
 
     def _admit(self, entry: CacheEntry, request: pb.AttachRequest, caller: Caller) -> WorkerEntry:
+        self._require_taking(entry)
         worker_id = self._registry.next_worker_id()
         pidfd = own_pidfd(caller)
         tenant = request.tenant or TENANT_DEFAULT
@@ -260,6 +262,13 @@ class WorkerVerbs:
             death_proof=worker.death_proof,
         )
         return worker
+
+    def _require_taking(self, entry: CacheEntry) -> None:
+        """Refuse a new worker where nothing would be granted to it; one that was there before may go on."""
+        if entry.is_draining or self._registry.is_draining:
+            whose = f"cache {entry.name}" if entry.is_draining else "the daemon"
+            message = f"{whose} is being drained and takes no new workers; attach to another daemon"
+            raise DrainingError(message, resource="cache" if entry.is_draining else "daemon")
 
     def _resume(
         self,

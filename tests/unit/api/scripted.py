@@ -32,6 +32,7 @@ class ScriptedDaemon:
     """Answers every verb with an empty response, unless the script says otherwise."""
 
     epoch: int = 7
+    tracing: None = None
     readiness: tuple[bool, str] = (True, "ready")
     script: dict[str, Message | KVLeaseError | Exception | asyncio.Future[Message]] = field(
         default_factory=dict

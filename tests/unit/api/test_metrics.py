@@ -45,7 +45,7 @@ COLUMNS = Columns(
 )
 LIMITS = TenantFacts(
     tenant_digest=CHAT, used_blocks=3, held_blocks=2, pinned_blocks=1, min_blocks=2, max_blocks=12,
-    pinned_blocks_max=4, weight=1.0,
+    pinned_blocks_max=4, weight=1.0, num_leases=1, leases_max=8,
 )  # fmt: skip
 
 

@@ -28,6 +28,17 @@ LAYER = {
 INPUTS = {"layers": [LAYER], "tokens_per_block": 16, "device_blocks": 8}
 
 WORDS: list[tuple[str, str, object, str, Message]] = [
+    ("POST", "/v1/drain", None, "drain", pb.DrainRequest()),
+    ("DELETE", "/v1/drain", None, "undrain", pb.UndrainRequest()),
+    ("POST", "/v1/caches/demo/drain", None, "drain", pb.DrainRequest(cache="demo")),
+    ("DELETE", "/v1/caches/demo/drain", None, "undrain", pb.UndrainRequest(cache="demo")),
+    ("POST", "/v1/caches/demo/clear", {"tenant": "chat"}, "clear", pb.ClearRequest(cache="demo", tenant="chat")),
+    ("POST", "/v1/caches/demo/resize", {"tier": "host", "num_blocks": 7}, "resize",
+     pb.ResizeRequest(cache="demo", tier="host", num_blocks=7)),
+    ("PUT", "/v1/tenants/chat%20room", {"limits": {"min_percent": 40, "leases_max": 2}, "revision": 3}, "set_tenant",
+     pb.SetTenantRequest(tenant="chat room", revision=3, limits=pb.TenantLimits(
+         min_percent=40, leases_max=2, max_percent=100, weight=1, pinned_percent_max=25))),
+    ("GET", "/v1/tenants/chat", None, "get_tenant", pb.GetTenantRequest(tenant="chat")),
     ("POST", "/v1/plans", {"inputs": {"model_config": "{}"}}, "plan",
      pb.PlanRequest(inputs=pb.PlanInputs(model_config="{}"))),
     ("PUT", "/v1/caches/demo", {"inputs": INPUTS, "options": {"integrity": "none"}}, "register_cache",

@@ -79,7 +79,7 @@ WAITING = WaitingInfo(
 )  # fmt: skip
 TENANT = TenantInfo(
     tenant_id=1, tenant="acme", used_blocks=2000, held_blocks=40, pinned_blocks=3, min_blocks=100, max_blocks=4000,
-    pinned_blocks_max=16, weight=2.5,
+    pinned_blocks_max=16, weight=2.5, num_leases=5, leases_max=8, revision=6,
 )  # fmt: skip
 MAGAZINE = MagazineInfo(
     magazine_id=31, magazine_digest="89abcdef01234567", tenant="acme", worker_ids=(7, 8, 9), private_blocks=123_456,
@@ -314,7 +314,9 @@ def test_tenants_are_a_table() -> None:
     status, output, _ = run("tenants")
 
     assert status == 0
-    assert ["acme", "2,000", "40", "3", "100", "4,000", "16", "2.5"] in rows(output)
+    assert [
+        "acme", "2,000", "40", "3", "100", "4,000", "16", "2.5", "5", "8", "6",
+    ] in rows(output)  # fmt: skip
     assert json.loads(run("tenants", "--json")[1])["demo"]["tenants"] == [asdict(TENANT)]
 
 

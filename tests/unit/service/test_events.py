@@ -7,7 +7,7 @@ import pytest
 
 from kvlease.errors import BusyError, InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.events import GAP, Events
+from kvleased.events import GAP, RESYNC, SNAPSHOT, Events
 
 FIRST = (5 << 20) + 1
 
@@ -56,12 +56,81 @@ async def test_watcher_of_one_cache_sees_only_its_events() -> None:
     assert [event.cache async for event in _first(events.watch(0, "one"), 2)] == ["one", "one"]
 
 
-async def test_number_from_the_future_is_refused() -> None:
-    """A watcher cannot have seen an event that never happened."""
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param((4 << 20) + 7, id="an earlier life"),
+        pytest.param((9 << 20) + 1, id="a later one, whose clock went ahead"),
+    ],
+)
+async def test_watcher_of_another_life_is_told_to_begin_anew(seen: int) -> None:
+    """Nobody knows what happened between a number of another life and this one, so all that is kept comes."""
     events = Events(5, 8, 1)
+    events.append("a", "main")
 
+    assert await _take(events.watch(seen, ""), 2) == [(-1, RESYNC), (0, "a")]
+
+
+async def test_number_before_the_first_event_needs_no_resync() -> None:
+    """Whoever has seen nothing of this life, and says so by its own number, has missed nothing that is kept."""
+    events = Events(5, 8, 1)
+    events.append("a", "main")
+
+    assert await _take(events.watch(FIRST - 1, ""), 1) == [(0, "a")]
+
+
+async def test_number_that_no_event_has_is_refused() -> None:
+    """Events are numbered from above zero."""
     with pytest.raises(InvalidError, match="after_sequence"):
-        events.watch(FIRST, "")
+        Events(5, 8, 1).watch(-1, "")
+
+
+def _snapshots(cache: str) -> list[pb.CacheStats]:
+    return [
+        pb.CacheStats(cache=name, num_leases=3) for name in ("one", "two") if cache in ("", name)
+    ]
+
+
+async def test_snapshot_comes_first_and_the_stream_goes_on_after_it() -> None:
+    """What the snapshot holds already does not come again, and nothing after it is left out."""
+    events = Events(5, 8, 1, _snapshots)
+    events.append("a", "one")
+    watcher = events.watch(0, "", with_snapshot=True)
+
+    first = [event async for event in _first(watcher, 2)]
+    events.append("b", "two")
+
+    assert [(one.sequence - FIRST, one.kind, one.cache) for one in first] == [
+        (0, SNAPSHOT, "one"),
+        (0, SNAPSHOT, "two"),
+    ]
+    assert first[0].snapshot.num_leases == 3
+    assert await _take(watcher, 1) == [(1, "b")]
+
+
+async def test_resync_is_followed_by_a_snapshot() -> None:
+    """Whoever is told to begin anew gets what to begin with, and then what comes."""
+    events = Events(5, 8, 1, _snapshots)
+    events.append("a", "one")
+    watcher = events.watch((4 << 20) + 7, "one", with_snapshot=True)
+
+    assert await _take(watcher, 2) == [(-1, RESYNC), (0, SNAPSHOT)]
+    events.append("b", "one")
+    assert await _take(watcher, 1) == [(1, "b")]
+
+
+async def test_gap_is_followed_by_a_snapshot() -> None:
+    """A watcher that was overtaken takes up again from what there is, not from events that tell half of it."""
+    events = Events(5, 4, 1, _snapshots)
+    events.append("a", "one")
+    watcher = events.watch(FIRST, "one", with_snapshot=True)
+    assert await _take(watcher, 1) == [(0, SNAPSHOT)]
+    for kind in "bcdefg":
+        events.append(kind, "one")
+
+    assert await _take(watcher, 2) == [(2, GAP), (6, SNAPSHOT)]
+    events.append("h", "one")
+    assert await _take(watcher, 1) == [(7, "h")]
 
 
 async def test_watchers_are_limited() -> None:
@@ -81,6 +150,7 @@ async def test_watchers_are_limited() -> None:
 
 def test_numbers_of_a_later_epoch_are_larger() -> None:
     """Sequence numbers never go back over a restart."""
-    assert repr(Events(6, 1, 1)) == "<Events 0 seen, 0 watchers>"
-    with pytest.raises(InvalidError, match=str(6 << 20)):
-        Events(6, 1, 1).watch((6 << 20) + 1, "")
+    earlier, later = Events(5, 8, 1), Events(6, 8, 1)
+
+    assert repr(later) == "<Events 0 seen, 0 watchers>"
+    assert later._first > earlier._first + (1 << 20) - 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlease.errors import BusyError, NeverFitsError
 from kvlease.groups import keeps_everything
 from kvleased.control import read_settings
 from kvleased.core.limits import TenantLimits
@@ -13,7 +14,7 @@ from kvleased.core.shape import CacheShape
 from kvleased.registry import tenant_digest, tenant_key
 from kvleased.settings import Settings, TenantSettings
 from kvleased.sources import load
-from kvleased.verbs.limits import with_tenants
+from kvleased.verbs.limits import Rules, limits_of, with_tenants
 
 SECRET = bytes(range(32))
 CHAT = tenant_digest(tenant_key(SECRET, "chat"))
@@ -140,3 +141,49 @@ def test_control_process_gets_tenants_as_they_were_resolved() -> None:
 
     assert read_settings(fd).tenants == settings.tenants
     os.close(fd)
+
+
+# In bytes, and while the daemon runs ----------------------------------------------------------------------------------
+
+
+def test_bytes_are_divided_by_those_of_a_block() -> None:
+    """A minimum is rounded up, a maximum down; the stricter of bytes and percent holds."""
+    tenant = TenantSettings(min_percent=10, min_bytes=1_501, max_percent=50, max_bytes=3_999)
+
+    found = limits_of({"chat": tenant}, SECRET, 100, 100).tenants[CHAT]
+
+    assert (found.min_blocks, found.max_blocks) == (16, 39)
+    found = limits_of({"chat": tenant}, SECRET, 1_000, 100).tenants[CHAT]
+    assert (found.min_blocks, found.max_blocks) == (39, 39)
+
+
+def test_minima_that_are_more_than_the_pool_are_refused() -> None:
+    """Bytes can say more than a pool has, which percents cannot."""
+    tenants = {"chat": TenantSettings(min_bytes=900), "batch": TenantSettings(min_percent=20)}
+
+    with pytest.raises(NeverFitsError) as refused:
+        limits_of(tenants, SECRET, 10, 100)
+
+    assert (refused.value.resource, refused.value.need, refused.value.available) == (
+        "tenant_minima", 11, 10,
+    )  # fmt: skip
+
+
+def test_bytes_must_fit_each_other() -> None:
+    """A minimum above the maximum makes no sense."""
+    with pytest.raises(ValueError, match="min_bytes"):
+        TenantSettings(min_bytes=2, max_bytes=1)
+
+
+def test_rules_are_replaced_and_counted() -> None:
+    """Limits have the revision that they were set with, and no more tenants have some than may."""
+    rules = Rules({"chat": TenantSettings(weight=2)}, max_tenants=2)
+
+    assert rules.of("chat") == (TenantSettings(weight=2), 0)
+    assert rules.of("unheard") == (TenantSettings(), 0)
+    rules.set("batch", TenantSettings(leases_max=3), 7)
+    assert rules.of("batch") == (TenantSettings(leases_max=3), 7)
+    assert repr(rules) == "<Rules 2 tenants, 1 set>"
+    assert rules.with_one("batch", TenantSettings())["batch"] == TenantSettings()
+    with pytest.raises(BusyError, match="max_tenants"):
+        rules.with_one("third", TenantSettings())

@@ -1,20 +1,20 @@
 // Own the colours of states, tenants, tiers and caches; all are told apart by people who see red and green alike.
 
-export const LOOKS = ["free", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad", "held"];
+export const LOOKS = ["free", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad", "parked", "held"];
 export const WORDS = {
   free: "free", reserved: "being written", filling: "being filled", ready: "cached, idle", held: "cached, in use",
-  quarantined: "quarantined", scrubbing: "being zeroed", bad: "retired",
+  quarantined: "quarantined", scrubbing: "being zeroed", bad: "retired", parked: "out of use",
 };
-export const ORDER = ["held", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad", "free"];
+export const ORDER = ["held", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad", "parked", "free"];
 export const TIERS = ["device", "host", "disk", "remote"];
 /** Marks that say the same as the colour, for those who cannot rely on it. */
 export const MARKS = { quarantined: "bar", bad: "cross" };
 
 const STATES = {
   light: { free: "#e3e8ee", reserved: "#0072b2", filling: "#56b4e9", ready: "#8fd3bd", held: "#00795b",
-    quarantined: "#e69f00", scrubbing: "#cc79a7", bad: "#c63f00" },
+    quarantined: "#e69f00", scrubbing: "#cc79a7", bad: "#c63f00", parked: "#8b95a1" },
   dark: { free: "#222c37", reserved: "#4aa8ea", filling: "#a5dbff", ready: "#2a6a5b", held: "#3ad0a4",
-    quarantined: "#f5b731", scrubbing: "#dc93c0", bad: "#ff6a3a" },
+    quarantined: "#f5b731", scrubbing: "#dc93c0", bad: "#ff6a3a", parked: "#5a6472" },
 };
 const NAMED = {
   light: ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6bb1", "#b5a900", "#3f4a55", "#a6761d"],

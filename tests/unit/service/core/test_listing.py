@@ -6,8 +6,8 @@ from math import isclose
 from kvlease.ids import LeaseId
 from kvleased.core import Cache
 from kvleased.core import commands as c
+from kvleased.core.digests import request_digest
 from kvleased.core.effects import Pinned
-from kvleased.core.leases import request_digest
 from kvleased.core.listing import LeaseFacts, PinFacts
 from tests.unit.service.core.builders import (
     EPOCH,

@@ -7,7 +7,7 @@ from kvlease.errors import IdReusedError
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.leases import asked_digest, request_digest
+from kvleased.core.digests import asked_digest, request_digest
 from kvleased.core.phases import MOVING, Phase
 from kvleased.core.records import CacheRecords
 from kvleased.core.recovery import give_back_retired

@@ -99,6 +99,8 @@ def test_tenant_is_told_what_it_has() -> None:
         max_blocks=6,
         pinned_blocks_max=2,
         weight=3.0,
+        num_leases=1,
+        leases_max=8,
     )
 
 

@@ -4,13 +4,14 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
 import pytest
 
 from kvleased.core.effects import Direction
-from kvleased.memory import cpu
+from kvleased.memory import cpu, holes
 from kvleased.movers import protocol
 from kvleased.movers.engine import Engine
 from kvleased.movers.protocol import Batch, Completion, Piece, PoolMap
@@ -36,11 +37,11 @@ POOLS = PoolMap(
 
 @pytest.fixture
 def pool_fds() -> Iterator[list[int]]:
-    """A device pool and a host pool of which no page exists yet."""
+    """A device pool and a host pool, of which every page exists and none is in this process's page tables."""
     fds = []
     for name, num_blocks in (("device", NUM_BLOCKS), ("host", NUM_SLOTS)):
         fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
-        os.ftruncate(fds[-1], num_blocks * BYTES_PER_BLOCK)
+        os.posix_fallocate(fds[-1], 0, num_blocks * BYTES_PER_BLOCK)
     yield fds
     for fd in fds:
         os.close(fd)
@@ -101,9 +102,37 @@ def test_idle_mover_readies_all_of_its_memory(pool_fds: list[int]) -> None:
 
         engine._touch_while_idle()
 
-    assert cpu.is_populated(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
-    assert cpu.is_populated(pool_fds[1], NUM_SLOTS * BYTES_PER_BLOCK)
+        assert _entered_bytes(pool_fds) == (NUM_BLOCKS + NUM_SLOTS) * BYTES_PER_BLOCK
     assert not engine._untouched
+
+
+def test_idle_mover_leaves_a_pool_alone_that_was_made_smaller(pool_fds: list[int]) -> None:
+    """What was given back of a pool is not brought back by a mover that maps it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    hole = (5 * BYTES_PER_BLOCK, 9 * BYTES_PER_BLOCK)
+    holes.give_back(pool_fds[0], [hole], NUM_BLOCKS * BYTES_PER_BLOCK)
+    with ours, theirs:
+        engine = Engine(theirs)
+        engine._map(POOLS, [os.dup(fd) for fd in pool_fds])
+
+        engine._touch_while_idle()
+
+        assert _entered_bytes(pool_fds) == NUM_SLOTS * BYTES_PER_BLOCK
+    missing_bytes = holes.missing_bytes(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
+    assert missing_bytes == 4 * BYTES_PER_BLOCK
+
+
+def _entered_bytes(fds: list[int]) -> int:
+    """Return the bytes of some files that are in this process's page tables."""
+    inodes = {str(os.fstat(fd).st_ino) for fd in fds}
+    num_kib, is_counted = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            is_counted = words[4] in inodes
+        elif words[0] == "Rss:" and is_counted:
+            num_kib += int(words[1])
+    return num_kib << 10
 
 
 def test_packet_ends_the_readying(pool_fds: list[int]) -> None:
@@ -116,7 +145,7 @@ def test_packet_ends_the_readying(pool_fds: list[int]) -> None:
 
         engine._touch_while_idle()
 
-    assert not any(os.fstat(fd).st_blocks for fd in pool_fds)
+        assert not _entered_bytes(pool_fds)
 
 
 def test_mover_ends_quietly_when_the_daemon_is_killed(capsys: pytest.CaptureFixture[str]) -> None:

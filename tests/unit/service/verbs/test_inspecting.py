@@ -29,7 +29,7 @@ def tenant(digest: int, **changes: Any) -> SimpleNamespace:
     """Return a tenant as the core lists it."""
     facts = {
         "tenant_digest": digest, "used_blocks": 9, "held_blocks": 5, "pinned_blocks": 2, "min_blocks": 1,
-        "max_blocks": 16, "pinned_blocks_max": 4, "weight": 2.5,
+        "max_blocks": 16, "pinned_blocks_max": 4, "weight": 2.5, "num_leases": 3, "leases_max": 8,
     }  # fmt: skip
     return SimpleNamespace(**facts | changes)
 
@@ -69,6 +69,7 @@ def test_tenants_are_listed_by_name() -> None:
     """A tenant is told by the name that its workers attached with; one without workers by its digest."""
     registry = registry_of()
     acme = next(iter(registry.by_id.values())).tenant_digest
+    registry.revisions = {acme: 6}
     registry.cache("main").core = ScriptedCore(tenants=(tenant(acme), tenant(0xAB)))  # type: ignore[assignment]  # lists alone
 
     page = listed(registry, "tenants")
@@ -76,7 +77,7 @@ def test_tenants_are_listed_by_name() -> None:
     assert [one.tenant for one in page.tenants] == ["acme", "00000000000000ab"]
     assert page.tenants[0] == pb.TenantInfo(
         tenant_id=1, tenant="acme", used_blocks=9, held_blocks=5, pinned_blocks=2, min_blocks=1, max_blocks=16,
-        pinned_blocks_max=4, weight=2.5,
+        pinned_blocks_max=4, weight=2.5, num_leases=3, leases_max=8, revision=6,
     )  # fmt: skip
 
 

@@ -1,0 +1,172 @@
+"""Own the commands by which an operator changes what runs: drain, clear, resize, and the limits of tenants."""
+
+import dataclasses
+import json
+import time
+from typing import Annotated, Final
+
+import typer
+
+from kvlease.cli.connecting import Address, Json, connected
+from kvlease.client import Client, Resizable
+from kvlease.operating import Cleared, Drained, TenantLimits
+
+_LOOK_SECONDS: Final = 0.2
+"""Seconds between two looks at how far a drain has come."""
+_NAMED_MAX: Final = 8
+"""Leases and pins that are named in a line."""
+_LEFT: Final = 3
+"""The exit status of a drain that has not come to its end in time."""
+
+
+def drain(
+    *,
+    address: Address = "",
+    cache: Annotated[str, typer.Option(help="Only this cache.", show_default="the daemon")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Grant leases again.")] = False,
+    wait_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="Wait for the leases to end; exit status 3 if some are left."),
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Grant no new lease, in one cache or in the whole daemon, which is not ready then; running ones go on."""
+    with connected(address) as client:
+        if undo:
+            _tell_drain(client.undrain(cache=cache), as_json=as_json)
+            return
+        found = _drained(client, cache, wait_seconds)
+    _tell_drain(found, as_json=as_json)
+    if wait_seconds and found.num_leases:
+        raise typer.Exit(_LEFT)
+
+
+def _drained(client: Client, cache: str, wait_seconds: float) -> Drained:
+    deadline = time.monotonic() + wait_seconds
+    while (found := client.drain(cache=cache)).num_leases and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def _tell_drain(found: Drained, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        return
+    typer.echo(
+        f"the daemon {'grants nothing new' if found.is_daemon_draining else 'is not drained'}"
+    )
+    for one in found.caches:
+        state = "grants nothing new" if one.is_draining else "grants leases"
+        typer.echo(
+            f"{one.cache} {state}: {one.num_leases} leases, {one.num_waiting} calls waiting, {one.num_workers} workers"
+        )
+
+
+def clear(
+    cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache.")],
+    *,
+    address: Address = "",
+    tenant: Annotated[
+        str, typer.Option(help="Only what this tenant has cached.", show_default="everybody's")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Drop cached blocks that nobody holds, in all tiers but a remote one; say what holds the others."""
+    with connected(address) as client:
+        found = client.clear(cache, tenant=tenant)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        return
+    typer.echo(
+        f"dropped {found.num_device} blocks, {found.num_host} host slots, {found.num_disk} disk slots"
+    )
+    if found.num_held:
+        typer.echo(f"{found.num_held} are held: {_holders(found)}")
+    if found.keeps_remote:
+        typer.echo("the remote store keeps what it has")
+
+
+def _holders(found: Cleared) -> str:
+    named = [
+        f"{name} {', '.join(map(str, ids[:_NAMED_MAX]))}{' …' if len(ids) > _NAMED_MAX else ''}"
+        for name, ids in (("leases", found.lease_ids), ("pins", found.pin_ids))
+        if ids
+    ]
+    named += [
+        f"{count} {what}"
+        for count, what in (
+            (found.num_copying, "being copied"),
+            (found.num_in_magazines, "in magazines"),
+        )
+        if count
+    ]
+    return "; ".join(named) or "by what has just ended"
+
+
+def resize(
+    cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache.")],
+    *,
+    blocks: Annotated[int, typer.Option(min=0, help="Blocks, or slots, that can be granted then.")],
+    tier: Annotated[str, typer.Option(help="The pool: device or host.")] = "device",
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Take blocks of a pool out of use and give their memory back, or bring them back into use."""
+    wanted: Resizable = "host" if tier == "host" else "device"
+    if tier != wanted:
+        raise typer.BadParameter(f"{tier!r} is neither device nor host", param_hint="--tier")
+    with connected(address) as client:
+        found = client.resize(cache, wanted, blocks)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        return
+    typer.echo(
+        f"{found.num_blocks} blocks can be granted, {found.num_parked} are out of use; {found.num_evicted} cached "
+        f"ones were dropped, and {found.bytes_given_back:,} bytes are given back"
+    )
+
+
+def set_tenant(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")],
+    *,
+    address: Address = "",
+    min_percent: Annotated[
+        float | None, typer.Option(help="Of each pool, always to be had.")
+    ] = None,
+    min_bytes: Annotated[int | None, typer.Option(help="The same in bytes.")] = None,
+    max_percent: Annotated[float | None, typer.Option(help="Of each pool, at most.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="The same in bytes; 0: none.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Its share against the others'.")] = None,
+    pinned_percent_max: Annotated[
+        float | None, typer.Option(help="Of each pool, pinned at most.")
+    ] = None,
+    leases_max: Annotated[
+        int | None, typer.Option(help="Leases of a cache at once; 0: no limit.")
+    ] = None,
+    revision: Annotated[
+        int | None,
+        typer.Option(min=1, help="Refused if not above the present one.", show_default="one more"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Give a tenant other limits at once; what is not named stays as it is."""
+    named = {
+        "min_percent": min_percent,
+        "min_bytes": min_bytes,
+        "max_percent": max_percent,
+        "max_bytes": max_bytes,
+        "weight": weight,
+        "pinned_percent_max": pinned_percent_max,
+        "leases_max": leases_max,
+    }
+    with connected(address) as client:
+        before = client.get_tenant(tenant)
+        limits = dataclasses.asdict(before.limits)
+        limits |= {name: value for name, value in named.items() if value is not None}
+        wanted = before.revision + 1 if revision is None else revision
+        rule = client.set_tenant(tenant, TenantLimits(**limits), revision=wanted)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(rule), indent=2))
+        return
+    told = ", ".join(f"{name} {value:g}" for name, value in dataclasses.asdict(rule.limits).items())
+    typer.echo(f"{rule.tenant}, revision {rule.revision}: {told}")

@@ -1,0 +1,75 @@
+"""Own the giving back of the pages under blocks that are out of use, and the bringing back of them; CPU memory only.
+
+A page is given back only if all of it lies under such blocks: what shares a page with a block in use stays.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased.memory.cpu import allocate, whole_pages
+
+Pieces = Sequence[tuple[int, int, int]]
+"""Of every block: where the piece of block 0 starts, bytes from one block's to the next one's, bytes of the piece."""
+Ranges = list[tuple[int, int]]
+"""Where each range of bytes starts and ends."""
+
+
+def pages_of(blocks: NDArray[np.signedinteger], pieces: Pieces, bytes_per_page: int) -> Ranges:
+    """Return the ranges of whole pages that lie under some blocks alone, ascending.
+
+    Where a block is one piece, what lies between it and the next one is its own, too.
+    """
+    if not len(blocks):
+        return []
+    wide = blocks.astype(np.int64)
+    starts = np.concatenate([offset + wide * stride for offset, stride, _ in pieces])
+    lengths = [stride if len(pieces) == 1 else num_bytes for _, stride, num_bytes in pieces]
+    ends = starts + np.repeat(lengths, len(wide))
+    order = starts.argsort()
+    starts, ends = starts[order], ends[order]
+    is_first = np.concatenate([[True], starts[1:] > ends[:-1]])
+    starts, ends = starts[is_first], ends[np.concatenate([is_first[1:], [True]])]
+    starts = -(-starts // bytes_per_page) * bytes_per_page
+    ends = ends // bytes_per_page * bytes_per_page
+    is_some = ends > starts
+    return list(zip(starts[is_some].tolist(), ends[is_some].tolist(), strict=True))
+
+
+def give_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
+    """Give the pages of some ranges of a region back to the system; whoever reads them next reads zeros.
+
+    Raises:
+        OSError: the memory cannot be given back.
+    """
+    if not ranges:
+        return
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    with mmap.mmap(fd, whole_pages(fd, region_bytes), mmap.MAP_SHARED, protection) as mapping:
+        for start, end in _within(ranges, region_bytes):
+            mapping.madvise(mmap.MADV_REMOVE, start, end - start)
+
+
+def bring_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
+    """Make the pages of some ranges exist.
+
+    Raises:
+        OSError: the memory cannot be had.
+    """
+    for start, end in _within(ranges, region_bytes):
+        allocate(fd, start, end - start)
+
+
+def missing_bytes(fd: int, region_bytes: int) -> int:
+    """Return the bytes of a region that do not exist now."""
+    return max(0, region_bytes - os.fstat(fd).st_blocks * 512)
+
+
+def _within(ranges: Ranges, region_bytes: int) -> Iterator[tuple[int, int]]:
+    """Go through the ranges as far as the region goes, which may end within the last block's padding."""
+    for start, end in ranges:
+        if start < min(end, region_bytes):
+            yield start, min(end, region_bytes)

@@ -1,0 +1,260 @@
+"""Own the verbs of an operator on what runs: drain, clear, resize, and what tenants may have."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import structlog
+from google.protobuf.message import Message
+from pydantic import ValidationError
+
+from kvlease.errors import (
+    DrainingError,
+    InvalidError,
+    StaleRevisionError,
+)
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
+from kvleased.callers import Caller
+from kvleased.core import commands as c
+from kvleased.core import effects as e
+from kvleased.core.effects import Tier
+from kvleased.events import Events
+from kvleased.idempotency import Answer
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
+from kvleased.registry import CacheEntry, Registry, tenant_digest, tenant_key
+from kvleased.settings import Settings, TenantSettings, check_minima
+from kvleased.verbs.caches import CacheVerbs
+from kvleased.verbs.resizing import Resizer
+from kvleased.verbs.runner import Runner, Verb
+
+_DRAIN: Final = "daemon/drain"
+"""What is kept while an operator drains the daemon."""
+_HOLDERS_NAMED_MAX: Final = 1_024
+"""Leases that an answer names, and pins."""
+_BYTES_PER_ID: Final = 8
+_DEFAULTS: Final = TenantSettings()
+_LOG = structlog.get_logger()
+
+
+class OperatorVerbs:
+    """The verbs by which an operator changes what runs; workers may call none of them."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        runner: Runner,
+        settings: Settings,
+        *,
+        caches: CacheVerbs,
+        keeper: KeeperLink,
+        events: Events,
+    ) -> None:
+        """Take what the verbs work with."""
+        self._registry = registry
+        self._runner = runner
+        self._caches = caches
+        self._keeper = keeper
+        self._events = events
+        self._rules = caches.rules
+        self._resizer = Resizer(
+            registry,
+            runner,
+            settings,
+            limits_for=lambda entry, blocks: caches.limits_for(entry, caches.rules.tenants, blocks),
+            require_room=caches.maker.require_room_to_grow,
+        )
+        self.root_secret = b""
+        """What tenants' digests are derived from; set before the first call."""
+
+    @property
+    def table(self) -> Mapping[str, Verb]:
+        """The verbs by name."""
+        return {
+            "drain": self.drain,
+            "undrain": self.undrain,
+            "clear": self.clear,
+            "resize": self.resize,
+            "set_tenant": self.set_tenant,
+            "get_tenant": self.get_tenant,
+        }
+
+    def recover(self, kept: Iterable[Kept]) -> None:
+        """Go on with a drain of the daemon that an earlier life had begun; before the caches are brought back."""
+        for item in kept:
+            if item.name == _DRAIN:
+                self._registry.is_draining = True
+                os.close(item.fd)
+
+    # Drain
+
+    def drain(self, request: pb.DrainRequest, _: Caller) -> Answer:
+        """Have a cache, or the daemon, grant nothing new; a second call tells how far the first has come."""
+        entries = self._drained(request.cache)
+        if request.cache:
+            (entry,) = entries
+            if not entry.is_draining:
+                entry.is_draining = True
+                self._caches.note_store(entry)
+                self._events.append("cache_drained", entry.name)
+        elif not self._registry.is_draining:
+            self._registry.is_draining = True
+            # The store keeps descriptors; that there is one says it all.
+            stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._keeper.keep(_DRAIN, stand_in, {})
+            os.close(stand_in)
+            _LOG.info("drain_begun", leases=self._registry.num_leases)
+        for entry in entries:
+            self._runner.apply(entry, c.Drain())
+        return pb.DrainResponse(
+            is_daemon_draining=self._registry.is_draining, caches=map(_progress, entries)
+        )
+
+    def undrain(self, request: pb.UndrainRequest, _: Caller) -> Answer:
+        """Have a cache, or the daemon, grant leases again; what was drained by itself stays so until it is named."""
+        entries = self._drained(request.cache)
+        if request.cache:
+            (entry,) = entries
+            if entry.is_draining:
+                entry.is_draining = False
+                self._caches.note_store(entry)
+                self._events.append("cache_undrained", entry.name)
+        elif self._registry.is_draining:
+            self._registry.is_draining = False
+            self._keeper.drop(_DRAIN)
+            _LOG.info("drain_ended", leases=self._registry.num_leases)
+        for entry in entries:
+            if not (entry.is_draining or self._registry.is_draining):
+                self._runner.apply(entry, c.Undrain())
+        return pb.UndrainResponse(
+            is_daemon_draining=self._registry.is_draining, caches=map(_progress, entries)
+        )
+
+    def _drained(self, cache: str) -> list[CacheEntry]:
+        if self._registry.is_stopping:
+            message = "the daemon was told to stop, which ends with its end"
+            raise DrainingError(message, resource="daemon")
+        return [self._registry.cache(cache)] if cache else list(self._registry)
+
+    # Clear and resize
+
+    def clear(self, request: pb.ClearRequest, _: Caller) -> Answer:
+        """Drop what is cached, of one tenant or of all, but for what is held."""
+        entry = self._registry.cache(request.cache)
+        entry.require_ready()
+        checks.label("tenant", request.tenant)
+        tenant = None
+        if request.tenant:
+            tenant = tenant_digest(tenant_key(self.root_secret, request.tenant))
+        reply = self._runner.apply(entry, c.Clear(tenant_digest=tenant))
+        assert isinstance(reply, e.Cleared), "clear answers Cleared"
+        num_dropped = reply.num_device + reply.num_host + reply.num_disk
+        self._events.append("cache_cleared", entry.name, num_blocks=num_dropped)
+        _LOG.info("cache_cleared", cache=entry.name, blocks=num_dropped, held=reply.num_held)
+        return pb.ClearResponse(
+            num_device=reply.num_device,
+            num_host=reply.num_host,
+            num_disk=reply.num_disk,
+            num_held=reply.num_held,
+            lease_ids=reply.lease_ids[: _HOLDERS_NAMED_MAX * _BYTES_PER_ID],
+            pin_ids=reply.pin_ids[: _HOLDERS_NAMED_MAX * _BYTES_PER_ID],
+            num_copying=reply.num_copying,
+            num_in_magazines=reply.num_in_magazines,
+            keeps_remote=entry.has_tier(Tier.REMOTE),
+        )
+
+    def resize(self, request: pb.ResizeRequest, _: Caller) -> Answer:
+        """Take blocks of a pool out of use and give their memory back, or bring them back into use."""
+        entry = self._registry.cache(request.cache)
+        entry.require_ready()
+        return asyncio.ensure_future(self._resize(entry, request))
+
+    async def _resize(self, entry: CacheEntry, request: pb.ResizeRequest) -> pb.ResizeResponse:
+        response = await self._resizer.resize(entry, request)
+        self._events.append("cache_resized", entry.name, num_blocks=response.num_blocks)
+        return response
+
+    # Tenants
+
+    def get_tenant(self, request: pb.GetTenantRequest, _: Caller) -> Answer:
+        """Tell what a tenant may have, and the revision of that."""
+        tenant = checks.request_id(request.tenant, "tenant")
+        return self._told(pb.GetTenantResponse, tenant)
+
+    def set_tenant(self, request: pb.SetTenantRequest, _: Caller) -> Answer:
+        """Give a tenant other limits in all caches, or in none; whoever comes late changes nothing.
+
+        Raises:
+            StaleRevisionError: the tenant has limits of this revision, or of a later one.
+            KVLeaseError: in some cache they cannot be had.
+        """
+        tenant = checks.request_id(request.tenant, "tenant")
+        limits = _limits_from(request.limits)
+        before, revision = self._rules.of(tenant)
+        if revision and request.revision == revision and limits == before:
+            return self._told(pb.SetTenantResponse, tenant)
+        if request.revision <= revision:
+            message = (
+                f"the limits of {tenant} have revision {revision}, and these {request.revision}; read them again, and "
+                f"set them as {revision + 1}"
+            )
+            raise StaleRevisionError(
+                message, resource="revision", need=revision + 1, available=request.revision
+            )
+        self._rule(self._rules.with_one(tenant, limits))
+        self._rules.set(tenant, limits, request.revision)
+        self._rules.keep(self._keeper, tenant)
+        self._caches.name_tenants()
+        self._events.append("tenant_set", "")
+        _LOG.info("tenant_set", revision=request.revision, **limits.model_dump())
+        return self._told(pb.SetTenantResponse, tenant)
+
+    def _rule(self, tenants: Mapping[str, TenantSettings]) -> None:
+        """Have all caches go by the limits of tenants, or none."""
+        try:
+            check_minima(tenants)
+        except ValueError as error:
+            raise InvalidError(str(error), resource="min_percent") from error
+        found = [
+            (entry, self._caches.limits_for(entry, tenants, entry.core.shape.usable_blocks))
+            for entry in self._registry
+        ]
+        for entry, limits in found:
+            entry.core.check_limits(limits)
+        for entry, limits in found:
+            self._runner.apply(entry, limits)
+
+    def _told(self, response: Callable[..., Message], tenant: str) -> Message:
+        limits, revision = self._rules.of(tenant)
+        return response(
+            tenant=tenant, limits=pb.TenantLimits(**limits.model_dump()), revision=revision
+        )
+
+
+def _limits_from(limits: pb.TenantLimits) -> TenantSettings:
+    """Return limits as the settings have them; what is left out has its default."""
+    fields = {
+        field.name: getattr(limits, field.name)
+        if not field.has_presence or limits.HasField(field.name)
+        else getattr(_DEFAULTS, field.name)
+        for field in limits.DESCRIPTOR.fields
+    }
+    try:
+        return TenantSettings(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "limits"
+        raise InvalidError(f"{where}: {first['msg']}", resource=where) from error
+
+
+def _progress(entry: CacheEntry) -> pb.DrainedCache:
+    census = entry.core.census()
+    return pb.DrainedCache(
+        cache=entry.name,
+        is_draining=entry.core.is_draining,
+        num_leases=census.num_leases,
+        num_waiting=census.num_waiting,
+        num_workers=entry.num_workers,
+    )

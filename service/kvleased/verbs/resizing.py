@@ -1,0 +1,211 @@
+"""Own the verb resize: which blocks the core takes out of use and back, and the memory under them."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from kvlease.errors import InvalidError, KVLeaseError, PoolFullError, UnknownCacheError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
+from kvleased.core import commands as c
+from kvleased.core.effects import Resized, Tier
+from kvleased.core.pool import Ids
+from kvleased.memory import holes, regions
+from kvleased.registry import CacheEntry, Registry
+from kvleased.settings import Settings
+from kvleased.verbs import replies
+from kvleased.verbs.runner import Runner
+
+_TIERS: Final = ("device", "host")
+_LOG = structlog.get_logger()
+
+LimitsFor = Callable[[CacheEntry, int], c.Limit]
+"""What tenants may have of a cache that grants so many blocks."""
+RequireRoom = Callable[[CacheEntry, int], None]
+"""Refuses to bring so many bytes of a cache back that are not there any more."""
+
+
+class Region(NamedTuple):
+    """One region of memory that blocks of a pool lie in."""
+
+    fd: int
+    num_bytes: int
+    pieces: holes.Pieces
+
+
+class Resizer:
+    """Make pools smaller and larger again, one at a time."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        runner: Runner,
+        settings: Settings,
+        *,
+        limits_for: LimitsFor,
+        require_room: RequireRoom,
+    ) -> None:
+        """Take what it works with."""
+        self._registry = registry
+        self._runner = runner
+        self._settings = settings
+        self._limits_for = limits_for
+        self._require_room = require_room
+        self._resizing = asyncio.Lock()
+
+    async def resize(self, entry: CacheEntry, request: pb.ResizeRequest) -> pb.ResizeResponse:
+        """Make a pool grant so many blocks, and give back the memory of the others.
+
+        Raises:
+            InvalidError: the cache has no such pool.
+            NeverFitsError: more is asked for than was registered, or less than the minima of tenants.
+            PoolFullError: too many blocks are held, or memory that was given back is gone.
+        """
+        tier = Tier(checks.one_of("tier", request.tier, _TIERS))
+        if tier is Tier.HOST and not entry.has_tier(tier):
+            message = f"cache {entry.name} has no host pool"
+            raise InvalidError(message, resource="tier")
+        num_blocks = checks.count("num_blocks", request.num_blocks, 0, checks.TOKENS_MAX)
+        async with self._resizing:
+            return await self._resize(entry, tier, num_blocks)
+
+    async def _resize(self, entry: CacheEntry, tier: Tier, num_blocks: int) -> pb.ResizeResponse:
+        parked = parked_of(entry, tier)
+        count = num_blocks - num_usable(entry, tier)
+        if tier is Tier.DEVICE and count < 0:
+            await self._write_back(entry, -count)
+        self._require_there(entry)
+        limits = self._limits_for(entry, num_blocks) if tier is Tier.DEVICE else None
+        try:
+            # What the core would not bring back needs no memory.
+            if 0 < count <= len(parked):
+                await self._bring_back(entry, tier, parked[:count])
+                self._require_there(entry)
+            command = c.Resize(tier=tier, num_blocks=num_blocks, limits=limits)
+            reply = self._runner.apply(entry, command)
+        finally:
+            # Also what was brought back in vain.
+            await self._give_back(entry, tier)
+        assert isinstance(reply, Resized), "resize answers Resized"
+        _LOG.info("cache_resized", cache=entry.name, tier=tier.value, num_blocks=num_blocks)
+        return pb.ResizeResponse(
+            num_blocks=reply.num_blocks,
+            num_parked=reply.num_parked,
+            num_evicted=reply.num_evicted,
+            bytes_given_back=sum(_missing(one) for one in regions_of(entry, tier)),
+        )
+
+    async def _write_back(self, entry: CacheEntry, count: int) -> None:
+        """Have cached blocks that are about to leave copied down first, as far as that can be done in time."""
+        census = entry.core.census()
+        deficit = count - census.device["free"]
+        is_worth_it = entry.has_tier(Tier.HOST) and deficit > 0
+        if not is_worth_it or deficit > census.device["ready"] - census.device["ready_held"]:
+            return
+        wait_ms = self._settings.copy_wait_ms
+        command = c.Evict(num_blocks=deficit, wait_ms=wait_ms)
+        # What could not be copied down is dropped, as it would be without a host pool.
+        with contextlib.suppress(KVLeaseError):
+            answer = self._runner.run(entry, command, replies.evicted, wait_ms)
+            self._runner.settle()
+            if isinstance(answer, asyncio.Future):
+                await answer
+
+    def _require_there(self, entry: CacheEntry) -> None:
+        """Refuse to go on with a cache that was deleted meanwhile."""
+        if self._registry.by_pool.get(entry.pool) is not entry:
+            raise UnknownCacheError(f"cache {entry.name} was deleted", resource="cache")
+
+    # Memory
+
+    async def _bring_back(self, entry: CacheEntry, tier: Tier, blocks: Ids) -> None:
+        found = regions_of(entry, tier)
+        self._require_room(entry, sum(_bytes_under(one, blocks) for one in found))
+        try:
+            for one in found:
+                ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
+                await _aside(holes.bring_back, one, ranges)
+        except OSError as error:
+            message = f"the system has no memory for {len(blocks)} more blocks: {error.strerror}"
+            raise PoolFullError(
+                message, resource="memory_bytes", retry_after_ms=self._settings.retry_after_ms
+            ) from error
+
+    async def _give_back(self, entry: CacheEntry, tier: Tier) -> None:
+        """Give back what lies under the blocks that are out of use; what the system does not take is kept."""
+        if self._registry.by_pool.get(entry.pool) is not entry:
+            return
+        blocks = parked_of(entry, tier)
+        for one in regions_of(entry, tier):
+            ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
+            try:
+                await _aside(holes.give_back, one, ranges)
+            except OSError as error:
+                _LOG.warning("memory_not_given_back", cache=entry.name, error=str(error))
+        entry.bytes_given_back = given_back_bytes(entry)
+
+
+def num_usable(entry: CacheEntry, tier: Tier) -> int:
+    """Return the blocks of a tier that can be granted now."""
+    most = entry.plan.usable_blocks if tier is Tier.DEVICE else entry.plan.num_slots
+    return most - len(parked_of(entry, tier))
+
+
+def parked_of(entry: CacheEntry, tier: Tier) -> Ids:
+    """Return the blocks of a tier that are out of use, ascending."""
+    return np.frombuffer(entry.core.parked(tier), np.int32).astype(np.intp)
+
+
+def given_back_bytes(entry: CacheEntry) -> int:
+    """Return the bytes of both pools that do not exist because their blocks are out of use."""
+    tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if len(parked_of(entry, tier))]
+    return sum(_missing(one) for tier in tiers for one in regions_of(entry, tier))
+
+
+def regions_of(entry: CacheEntry, tier: Tier) -> list[Region]:
+    """Return the regions that the blocks of a tier lie in."""
+    plan = entry.plan
+    if tier is Tier.HOST:
+        slot = (0, plan.bytes_per_slot, plan.bytes_per_slot)
+        return [Region(entry.fds[regions.HOST], plan.host_bytes, (slot,))]
+    return [
+        Region(
+            entry.fds[regions.device_kind(rank.rank)],
+            rank.device_bytes,
+            tuple(
+                (one.offset_bytes, one.block_stride_bytes, one.num_bytes) for one in rank.extents
+            ),
+        )
+        for rank in plan.ranks
+        if rank.device_bytes
+    ]
+
+
+async def _aside(
+    work: Callable[[int, holes.Ranges, int], None], region: Region, ranges: holes.Ranges
+) -> None:
+    """Work on a region in a thread, over a descriptor that nobody else closes."""
+    fd = os.dup(region.fd)
+    try:
+        await asyncio.to_thread(work, fd, ranges, region.num_bytes)
+    finally:
+        os.close(fd)
+
+
+def _bytes_under(region: Region, blocks: Ids) -> int:
+    """Return the bytes of the whole pages under some blocks, no more than are missing."""
+    ranges = holes.pages_of(blocks, region.pieces, _bytes_per_page(region))
+    return min(_missing(region), sum(end - start for start, end in ranges))
+
+
+def _bytes_per_page(region: Region) -> int:
+    return os.fstatvfs(region.fd).f_bsize
+
+
+def _missing(region: Region) -> int:
+    return holes.missing_bytes(region.fd, region.num_bytes)

@@ -1,0 +1,30 @@
+"""The pages for operators are what the code says today."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize("script", ["write_limits.py", "write_sizing.py"])
+def test_page_is_written_from_the_code(script: str) -> None:
+    """Numbers and outputs of a page are those of today."""
+    done = subprocess.run([sys.executable, str(_DOCS / script), "--check"], check=False)
+
+    assert done.returncode == 0, f"run python docs/{script}"
+
+
+def test_numbers_in_the_prose_about_sizes_are_those_of_the_plan() -> None:
+    """What the text says of shares is of the plan above it."""
+    page = (_DOCS / "sizing.md").read_text()
+    found = re.search(r"([\d,]+) blocks of 2.00 MiB", page)
+    assert found is not None
+    blocks = int(found[1].replace(",", ""))
+
+    assert f"the first plan's {blocks:,} blocks" in page
+    assert f"a minimum of 40 % is {-(-blocks * 40 // 100):,} blocks" in page
+    assert f"a maximum of 50 % is {blocks // 2:,}" in page
