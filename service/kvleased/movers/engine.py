@@ -20,6 +20,7 @@ from kvleased.movers.protocol import Batch, Completion, PoolMap
 
 _LIBC: Final = ctypes.CDLL(None)
 _MADV_POPULATE_WRITE: Final = 23
+_BYTES_PER_STAT_BLOCK: Final = 512
 _TOUCH_BYTES: Final = 1 << 20
 _MS_BETWEEN_TOUCHES: Final = 2
 """With the bytes above, about a tenth of a core: nothing else of a start shall have to wait for it."""
@@ -90,11 +91,11 @@ class Engine:
             map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)
         ]
         # What was given back of a pool would come back when it is touched.
-        is_whole = [
-            os.fstat(fd).st_blocks * 512 >= region_bytes
-            for fd, region_bytes in zip(fds, sizes, strict=True)
+        touched = [
+            region
+            for region, fd, region_bytes in zip(regions, fds, sizes, strict=True)
+            if _is_whole(fd, region_bytes)
         ]
-        touched = [region for region, whole in zip(regions, is_whole, strict=True) if whole]
         for fd in fds:
             os.close(fd)
         host = regions.pop() if host_bytes else np.zeros(0, np.uint8)
@@ -142,6 +143,14 @@ def main(link_fd: int) -> None:
     with socket.socket(fileno=link_fd) as link:
         link.setblocking(True)
         Engine(link).run()
+
+
+def _is_whole(fd: int, region_bytes: int) -> bool:
+    """Tell whether all pages of a region exist; where that is not to be learnt they are left alone."""
+    try:
+        return os.fstat(fd).st_blocks * _BYTES_PER_STAT_BLOCK >= region_bytes
+    except OSError:
+        return False
 
 
 def _chunks(region: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
