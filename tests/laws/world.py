@@ -307,6 +307,9 @@ class World:
         if isinstance(command, _MOVES) and error.code in _IN_DOUBT:
             held.is_moving = True
             self.unsure.append((worker, held))
+        elif isinstance(command, commands.Reload) and error.code == "NEVER_FITS":
+            # What is on the device needs nothing; so it is not, and limits have become too low for it.
+            held.is_evicted = True
 
     def _compare(self, worker: Worker, held: Held) -> None:
         """Drop a lease that the core no longer has; what it has is as the worker knows it."""

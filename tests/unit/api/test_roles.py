@@ -27,7 +27,13 @@ VERB_OF = {
     field.message_type.name: field.name
     for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields
 }
-VALUES = {"cache": "main", "tenant": "default", "lease_id": "999999", "pin_id": "999999", "worker_id": "999999"}
+VALUES = {
+    "cache": "main",
+    "tenant": "default",
+    "lease_id": "999999",
+    "pin_id": "999999",
+    "worker_id": "999999",
+}
 
 
 def described() -> dict[str, Any]:
