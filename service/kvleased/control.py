@@ -80,18 +80,10 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     daemon.guard.keyring = tokens.ensure(settings.token_paths)
     if not _trace(daemon, settings, epoch):
         return EX_CONFIG
-    metrics.watch_caches(lambda: surveys(daemon.registry))
-    metrics.watch_readiness(lambda: daemon.readiness[0])
-    metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
-    metrics.pulse.start()
+    _watch(daemon, metrics)
     await daemon.start(kept)
     _tell_of_pins(daemon)
-    if settings.insecure_tcp_without_tls:
-        _LOG.warning(
-            "tcp_without_tls",
-            address=settings.tcp_host,
-            advice="whoever can read the network can read tokens; give tls_cert_file and tls_key_file",
-        )
+    _warn(settings)
     servers: list[Server] = [LocalServer(metrics)]
     try:
         # Workers of an earlier life come back over the local socket, while REST is still being imported.
@@ -130,6 +122,24 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     await daemon.stop()
     metrics.pulse.stop()
     return EX_OK
+
+
+def _watch(daemon: Daemon, metrics: "Metrics") -> None:
+    """Have metrics look at what the daemon knows, and feel the loop's pulse."""
+    metrics.watch_caches(lambda: surveys(daemon.registry))
+    metrics.watch_readiness(lambda: daemon.readiness[0])
+    metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
+    metrics.pulse.start()
+
+
+def _warn(settings: Settings) -> None:
+    """Say what the settings put at risk."""
+    if settings.insecure_tcp_without_tls:
+        _LOG.warning(
+            "tcp_without_tls",
+            address=settings.tcp_host,
+            advice="whoever can read the network can read tokens; give tls_cert_file and tls_key_file",
+        )
 
 
 def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 import calls
 import copies
 import core_alone
+import hostile
 import hybrid
 import keys
 import lag
@@ -37,6 +38,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "copies": copies.evict_and_reload,
     "lag": lag.lag,
     "scrape": scraping.scraping,
+    "hostile": hostile.hostile,
     "start": starts.restarts,
     "restarts": restarts.many_blocks,
     "core": core_alone.core_alone,

@@ -1,0 +1,82 @@
+"""Own a daemon under attack: how it is started, what is done to it, and how long a worker that means well waits."""
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from kvlease import Client, PlanInputs, Worker
+from kvlease.spec import FullAttention
+from tests.acceptance.serving import ROOT, Serving
+
+PER_SECOND: Final = 250.0
+"""At which the machine has room for both; what is measured is what a stranger costs, not who gets the processor."""
+CONNECTIONS_MAX: Final = 128
+
+
+@contextmanager
+def besieged(directory: Path) -> Iterator[Serving]:
+    """Run a daemon with little patience, and a cache."""
+    options = [
+        "--listen-tcp",
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--max-connections",
+        str(CONNECTIONS_MAX),
+    ]
+    options += ["--head-seconds-max", "2", "--body-seconds-max", "2", "--idle-seconds-max", "4"]
+    made = Serving(directory, *options)
+    try:
+        made.wait_until_ready()
+        layers = [FullAttention(name="l", num_kv_heads=1, head_size=16, dtype="float16")]
+        with Client(made.address("unix")) as client:
+            client.register(
+                "main", PlanInputs(layers=layers, tokens_per_block=16, device_blocks=64)
+            )
+            made.until(lambda: client.get_cache("main").status == "ready")
+        yield made
+    finally:
+        made.stop()
+
+
+def attack(serving: Serving, num_requests: int) -> "subprocess.Popen[str]":
+    """Start a program that makes so many hostile requests, and prints what came of them."""
+    http_port, grpc_port = ports(Path(serving.log.name))
+    command = [sys.executable, "-m", "tests.deploy.hostile", str(serving.runtime_dir)]
+    command += [str(http_port), str(grpc_port), str(num_requests), str(PER_SECOND)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def until_ended(foe: "subprocess.Popen[str]") -> Iterator[None]:
+    """Give way for as long as the attack lasts."""
+    while foe.poll() is None:
+        yield
+
+
+def percentile(worker: Worker, num_calls: int) -> float:
+    """Return the 99th percentile of the seconds that a reserve and its release take."""
+    seconds = []
+    for number in range(num_calls):
+        begun = time.perf_counter()
+        worker.reserve(f"good-{number}", num_tokens=64).release()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.quantiles(seconds, n=100)[98]
+
+
+def ports(log: Path) -> tuple[int, int]:
+    """Return the ports of REST and gRPC, which the daemon tells when it is ready."""
+    text = log.read_text()
+    http, grpc = (
+        re.search(r"http://127.0.0.1:(\d+)", text),
+        re.search(r"grpc://127.0.0.1:(\d+)", text),
+    )
+    assert http is not None
+    assert grpc is not None
+    return int(http[1]), int(grpc[1])
