@@ -5,7 +5,6 @@ One event loop runs it all. A call that needs no waiting is answered synchronous
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final, NoReturn
 
@@ -18,7 +17,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks, root_secret
 from kvleased.callers import Caller
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Effect, Notice, Probe, Wake
+from kvleased.core.effects import Copy, Effect, Notice, Probe
 from kvleased.events import Events
 from kvleased.guarding import Guard
 from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, Unremembered, digest_of
@@ -30,7 +29,7 @@ from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.roles import Roles
 from kvleased.settings import Settings
-from kvleased.tallies import Wait, verb_of
+from kvleased.tallies import verb_of
 from kvleased.tiers import Tiers
 from kvleased.tokens import Keyring
 from kvleased.tracing import Tracing, traced
@@ -40,24 +39,13 @@ from kvleased.verbs.magazines import MagazineVerbs
 from kvleased.verbs.operating import OperatorVerbs
 from kvleased.verbs.runner import Respond, Verb
 from kvleased.verbs.workers import WorkerVerbs
+from kvleased.waiting_calls import WaitingCalls
 
 _NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
 DRAINING: Final = "draining"
 """Why a daemon that was told to stop is not ready."""
 _DRAIN_POLL_SECONDS: Final = 0.05
-_DEADLINE_SLACK_SECONDS: Final = 0.001
-"""Seconds after a caller's deadline at which the core is asked to end its waiting."""
 _LOG = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A caller whom the core has wait."""
-
-    future: asyncio.Future[Message]
-    respond: Respond
-    deadline: asyncio.TimerHandle
-    wait: Wait
 
 
 class Daemon:
@@ -83,37 +71,26 @@ class Daemon:
         )
         self._observing = Observing(self.registry)
         self._keeper = keeper
+        events, tiers = self.events, self.tiers
         self._caches = CacheVerbs(
-            self.registry,
-            settings,
-            epoch=self.epoch,
-            keeper=keeper,
-            tiers=self.tiers,
-            events=self.events,
+            self.registry, settings, epoch=self.epoch, keeper=keeper, tiers=tiers, events=events
         )
         self.events.snapshot = self._caches.told
         self._workers = WorkerVerbs(
-            self.registry, self, settings, epoch=epoch, keeper=keeper, events=self.events
+            self.registry, self, settings, epoch=epoch, keeper=keeper, events=events
         )
-        leases = LeaseVerbs(self.registry, self, settings)
-        magazines = MagazineVerbs(self.registry, self, settings)
         self._operating = OperatorVerbs(
-            self.registry,
-            self,
-            settings,
-            caches=self._caches,
-            keeper=keeper,
-            events=self.events,
+            self.registry, self, settings, caches=self._caches, keeper=keeper, events=events
         )
         self._verbs: dict[str, Verb] = {
             **self._caches.table,
             **self._workers.table,
-            **leases.table,
-            **magazines.table,
+            **LeaseVerbs(self.registry, self, settings).table,
+            **MagazineVerbs(self.registry, self, settings).table,
             **self._operating.table,
         }
         self._operator_replies = Replies(settings.max_remembered_replies)
-        self._waiting: dict[tuple[int, int], _Waiting] = {}
+        self._waiting = WaitingCalls(self._pass_time, self._leave)
         self._unsettled: list[tuple[CacheEntry, Sequence[Effect]]] = []
         self._unremembered: list[Unremembered] = []
         self._ticker: asyncio.TimerHandle | None = None
@@ -181,8 +158,7 @@ class Daemon:
         if self._ticker is not None:
             self._ticker.cancel()
         self._observing.stop()
-        for waiting in list(self._waiting.values()):
-            waiting.future.cancel()
+        self._waiting.cancel_all()
         await self._caches.stop()
         self._workers.stop()
         if self.tracing is not None:
@@ -327,7 +303,7 @@ class Daemon:
                 self._unsettled.append((entry, outcome.effects))
             return respond(outcome.reply)
         wait = entry.tally.waits_for(command)
-        future = self._wait(entry, outcome.ticket, respond, wait, wait_ms)
+        future = self._waiting.promise(entry, outcome.ticket, respond, wait, wait_ms)
         self._carry_out(entry, outcome.effects)
         return future
 
@@ -364,37 +340,10 @@ class Daemon:
                     self.tracing.copy_began(entry.pool, entry.name, effect)
                 self.tiers.send(entry, effect)
             else:
-                self._wake(entry, effect)
-
-    def _wait(
-        self, entry: CacheEntry, ticket: int, respond: Respond, wait: Wait, wait_ms: int
-    ) -> asyncio.Future[Message]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Message] = loop.create_future()
-        # The core ends waiting when it is told the time, so tell it at the very deadline.
-        deadline = loop.call_later(wait_ms / 1000 + _DEADLINE_SLACK_SECONDS, self._pass_time, entry)
-        self._waiting[entry.pool, ticket] = _Waiting(future, respond, deadline, wait)
-        future.add_done_callback(lambda _: self._leave(entry, ticket))
-        return future
-
-    def _wake(self, entry: CacheEntry, wake: Wake) -> None:
-        waiting = self._waiting.pop((entry.pool, wake.ticket), None)
-        if waiting is None:
-            return
-        waiting.deadline.cancel()
-        if waiting.future.done():
-            return
-        waiting.wait.end(wake.result)
-        if isinstance(wake.result, KVLeaseError):
-            waiting.future.set_exception(wake.result)
-        else:
-            waiting.future.set_result(waiting.respond(wake.result))
+                self._waiting.wake(entry, effect)
 
     def _leave(self, entry: CacheEntry, ticket: int) -> None:
-        waiting = self._waiting.pop((entry.pool, ticket), None)
-        if waiting is not None and entry.pool in self.registry.by_pool:
-            waiting.deadline.cancel()
-            waiting.wait.leave()
+        if entry.pool in self.registry.by_pool:
             self.apply(entry, c.Cancel(ticket=ticket))
 
     # Time

@@ -26,9 +26,10 @@ from kvleased.core import (
 )
 from kvleased.core.effects import Beat, Outcome
 from kvleased.core.flights import Flight
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.loading import Loading
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.states import State
 
 Mutation = Callable[[pytest.MonkeyPatch], None]

@@ -12,9 +12,10 @@ import pytest
 from kvlease.errors import UnknownLeaseError
 from kvleased.core import cache, commands, ending, landing, leases, recovery, state
 from kvleased.core.effects import Detached, Done, Outcome
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.states import Event, State
 from tests.laws.mended import MENDED, Mutation
 from tests.laws.of_adopting import OF_ADOPTING
@@ -61,8 +62,7 @@ def generation_is_not_bumped(patch: pytest.MonkeyPatch) -> None:
 
     def free_up(self: Pool, ids: Ids, event: Event) -> None:
         self.change(ids, event)
-        self._free[self._num_free : self._num_free + len(ids)] = ids
-        self._num_free += len(ids)
+        self.free.add(ids)
 
     patch.setattr(Pool, "_free_up", free_up)
 

@@ -10,8 +10,9 @@ import pytest
 
 from kvleased.core import adopting, cache, commands, recovery
 from kvleased.core.effects import Outcome
+from kvleased.core.ids import Ids
 from kvleased.core.labels import LABEL
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from tests.laws.mended import Mutation

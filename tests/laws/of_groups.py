@@ -13,10 +13,10 @@ from kvlease.groups import Keeps
 from kvleased.core import commands, committing, covering, forking, search, state, trimming
 from kvleased.core.covering import Covering
 from kvleased.core.flights import Flight, Purpose
+from kvleased.core.ids import Ids
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.phases import MOVING, Phase
-from kvleased.core.pool import Ids
 from tests.laws.mended import Mutation
 
 

@@ -6,10 +6,10 @@ import pytest
 from kvlease.ids import WorkerId
 from kvleased.core import exchanging, recovery
 from kvleased.core.commands import Exchange
+from kvleased.core.ids import Ids
 from kvleased.core.index import KeyIndex
 from kvleased.core.leases import NOWHERE
 from kvleased.core.magazines import Magazine, MagazineBook
-from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from tests.laws.mended import Mutation

@@ -8,7 +8,8 @@ import pytest
 from kvleased.core import cache, clearing, commands, forking, granting, refusals, resizing, tenants
 from kvleased.core.charges import Charges
 from kvleased.core.effects import Done, Outcome
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.ids import Ids
+from kvleased.core.pool import Pool
 from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kvleased.core.eviction import classes, segments
 from kvleased.core.eviction.lru import LeafFirstLRU
 from kvleased.core.eviction.segments import Part
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 from tests.laws.mended import Mutation
 
 

@@ -24,9 +24,10 @@ from kvleased.core import (
 from kvleased.core.dirt import Dirt, Marks
 from kvleased.core.effects import Direction, Done, Mover, Outcome
 from kvleased.core.flights import Flight, Purpose
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.looking import Sources
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.search import Match
 from kvleased.core.state import CacheState
 from tests.laws.mended import Mutation

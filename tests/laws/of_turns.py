@@ -4,7 +4,7 @@ import pytest
 
 from kvleased.core import cache, room, tenants
 from kvleased.core.commands import Reserve
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.waiting import WaitingRoom
 from tests.laws.mended import Mutation

@@ -5,9 +5,10 @@ import pytest
 
 from kvleased.core import joining, mishaps, recovery, requests
 from kvleased.core.commands import Fork, Reserve
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.phases import AFTER_RESTART, MOVING, Phase
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from tests.laws.mended import Mutation

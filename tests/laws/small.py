@@ -341,7 +341,7 @@ def _pool(pool: Pool) -> tuple[object, ...]:
         pool.records.tenant.tolist(),
         keys,
         list(pool.order),
-        pool.free_ids.tolist(),
+        pool.free.ids.tolist(),
     )
 
 

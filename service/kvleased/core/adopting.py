@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from kvleased.core.commands import Adopt
 from kvleased.core.effects import Done, Outcome
+from kvleased.core.ids import Ids
 from kvleased.core.labels import LABEL
-from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState, split_keys
 from kvleased.core.states import Event, State
 

@@ -14,10 +14,10 @@ from kvlease.errors import BusyError, InvalidError, KVLeaseError
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.commands import Probed, Reserve
 from kvleased.core.effects import Done, Outcome, Probe, Tier
+from kvleased.core.ids import Ids
 from kvleased.core.labels import pack_labels
 from kvleased.core.looking import EVERYWHERE, keys_at
 from kvleased.core.marks import key_words
-from kvleased.core.pool import Ids
 from kvleased.core.search import Match, keys_of_groups, look_everywhere, match, positions_of
 from kvleased.core.seating import (
     check_call,

@@ -1,9 +1,9 @@
 """Own where the bytes of a prefix come from: the copies that bring them to the device, and to which tier they count."""
 
 from kvleased.core.flights import Purpose, Remote, TierTokens
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.looking import parted
-from kvleased.core.pool import Ids
 from kvleased.core.search import Match
 from kvleased.core.state import CacheState
 

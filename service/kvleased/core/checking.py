@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from kvleased.core.commands import Reserve
 from kvleased.core.effects import Direction
 from kvleased.core.flights import Flight
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.magazine_checks import magazine_violations
 from kvleased.core.phases import Phase
 from kvleased.core.place_checks import place_violations
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.rank_checks import rank_violations
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
@@ -144,7 +145,7 @@ def _pool(pool: Pool) -> list[str]:
     if _any(is_parked > is_unheld) or np.count_nonzero(is_parked) != pool.num_parked:
         found.append("the parked blocks are held, or not as many as are counted")
     is_free[:null_blocks] = False
-    if not _is_just(pool.free_ids, is_free):
+    if not _is_just(pool.free.ids, is_free):
         found.append("the free list is not the set of free blocks")
     order = np.array([*pool.order], np.intp)
     if not _is_just(order, is_ready & is_unheld) or len(pool.order) != len(order):

@@ -18,8 +18,9 @@ import numpy as np
 from kvleased.core.dirt import Marks
 from kvleased.core.effects import MOVER_OF, Mover, Tier
 from kvleased.core.flights import CHORES, Purpose
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.room import disk_slots, host_slots
 from kvleased.core.state import CacheState
 from kvleased.core.states import State

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from kvleased.core.commands import Clear
 from kvleased.core.effects import Cleared, Outcome
 from kvleased.core.history import Parting
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.ids import Ids
+from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 

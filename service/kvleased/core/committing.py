@@ -13,12 +13,12 @@ from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Rel
 from kvleased.core.ending import renew
 from kvleased.core.granting import pack_counts
 from kvleased.core.holdings import holdings
+from kvleased.core.ids import Ids
 from kvleased.core.joining import agreed_commit
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.looking import EVERYWHERE, parted
 from kvleased.core.marks import Words, key_words
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.retention import keep_class
 from kvleased.core.search import match

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvleased.core.effects import MOVER_OF, Direction, Mover
 from kvleased.core.flights import CHORES, SOURCE_TIERS, Flight
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 from kvleased.core.records import CacheRecords
 from kvleased.core.shape import CacheShape, WritePolicy
 from kvleased.core.states import State

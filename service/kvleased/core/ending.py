@@ -14,11 +14,11 @@ from kvlease.errors import (
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
 from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.magazines import Magazine
 from kvleased.core.parting import part
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.ranks import RANKS_MAX, Place
 from kvleased.core.retention import keep_class
 from kvleased.core.room import evict_blocks

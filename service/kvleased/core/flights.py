@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvlease.ids import CopyId, LeaseId
 from kvleased.core.effects import Direction, Tier
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 
 
 class Purpose(Enum):

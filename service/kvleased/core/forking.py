@@ -34,12 +34,12 @@ from kvleased.core.effects import Forked, Outcome
 from kvleased.core.ending import renew
 from kvleased.core.flights import Purpose
 from kvleased.core.granting import check_tokens, reserved
+from kvleased.core.ids import Ids
 from kvleased.core.joining import asks_for, check_no_states, find, join
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.moving import deadline, supersede_ticket
 from kvleased.core.parting import joined_id, wait_beside
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.refusals import draining, fork_full
 from kvleased.core.room import num_available, room

@@ -14,9 +14,9 @@ from kvleased.core.bringing import attributed, bring
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.explaining import misses_of
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.retention import PRIORITY_NORMAL, check_class
 from kvleased.core.room import num_available, room

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.ids import Ids
 
-Ids = NDArray[np.intp]
 Words = NDArray[np.int64]
 """Of keys; signed, so that they are places once they are masked."""
 

@@ -33,12 +33,13 @@ from kvleased.core.ending import end_lease, expire
 from kvleased.core.flights import PREFETCHES, SOURCE_TIERS, Flight, Purpose
 from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.mishaps import disappoint, retire_sources, waiting_for
 from kvleased.core.moving import finish_evict, finish_reload
 from kvleased.core.parting import end_late_evicts, hang_up, shed_late
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.refusals import flight_late, lease_late
 from kvleased.core.regrets import look_back
 from kvleased.core.room import evict_blocks

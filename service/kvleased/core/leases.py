@@ -19,9 +19,9 @@ from kvleased.core.covering import Covering
 from kvleased.core.digests import asked_digest, request_digest
 from kvleased.core.effects import Missed, Tier
 from kvleased.core.flights import TierTokens
+from kvleased.core.ids import Ids
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
-from kvleased.core.pool import Ids
 from kvleased.core.ranks import Member, Members
 from kvleased.core.records import NULL, LeaseRows
 

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import CopyId
-from kvleased.core.index import Ids, KeyIndex
+from kvleased.core.ids import Ids
+from kvleased.core.index import KeyIndex
 
 
 class Loading:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.effects import Tier
 from kvleased.core.flights import SOURCE_TIERS
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
 from kvleased.core.message import message
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 
 

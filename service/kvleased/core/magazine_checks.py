@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvlease.errors import BusyError, WrongStateError
 from kvlease.ids import WorkerId
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 from kvleased.core.records import MAGAZINES_MAX, MagazineRecords
 from kvleased.core.states import State
 

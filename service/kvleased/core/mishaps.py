@@ -15,12 +15,13 @@ from kvleased.core.commands import Fork, Reserve
 from kvleased.core.effects import Direction
 from kvleased.core.ending import end_lease
 from kvleased.core.flights import SOURCE_TIERS, Flight
+from kvleased.core.ids import Ids
 from kvleased.core.joining import request_of
 from kvleased.core.leases import Lease
 from kvleased.core.moving import here
 from kvleased.core.parting import calls_beside
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.waiting import Waiter

@@ -13,10 +13,10 @@ from kvleased.core.commands import Evict, Reload
 from kvleased.core.effects import Evicted, Outcome, Reloaded
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.granting import pack_parts
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.looking import EVERYWHERE, look_below, parted, tenants_of
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
 from kvleased.core.retention import keep_class
 from kvleased.core.room import are_dirty, evict_blocks, host_slots, num_available, room

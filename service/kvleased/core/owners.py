@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.eviction import ClassedOrder, EvictionOrder
-
-Ids = NDArray[np.intp]
+from kvleased.core.ids import Ids
 
 NOBODY: Final = 0
 

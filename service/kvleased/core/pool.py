@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.eviction import EvictionOrder
 from kvleased.core.eviction.order import deepest_first
+from kvleased.core.free_list import FreeList
 from kvleased.core.history import History, Parting
+from kvleased.core.ids import Ids
 from kvleased.core.index import KeyIndex
 from kvleased.core.owners import Owners
 from kvleased.core.records import TierRecords
 from kvleased.core.seals import seal
 from kvleased.core.states import CompiledTransitions, Event, State, advance
-
-Ids = NDArray[np.intp]
-"""Ids of blocks or slots, as wide as an address: arrays are indexed with these six times faster than with int32."""
 
 # Plain numbers: reading a member of an enumeration costs as much as a small array operation.
 _READY: Final = int(State.READY)
@@ -54,8 +53,9 @@ class Pool:
         self._transitions = transitions
         self._layout_digest = layout_digest
         self._null_blocks = null_blocks
-        self._free: Ids = np.arange(null_blocks, len(records.state), dtype=np.intp)[::-1].copy()
-        self._num_free = len(self._free)
+        usable = np.arange(null_blocks, len(records.state), dtype=np.intp)
+        self.free = FreeList(usable[::-1], len(usable))
+        """The blocks that are nobody's."""
         self.num_parked = 0
         """Blocks that are out of use until the pool grows again."""
         self._tenants: set[int] = set()
@@ -64,7 +64,6 @@ class Pool:
         self.has_classes = False
         """Whether some leases are of another class than the normal one."""
         self._parts_tenants = False
-        self._offered: Ids | None = None
         self._keys = records.key.view(np.dtype((np.void, BYTES_PER_KEY))).reshape(-1)
         """A key as one element, which is written in half the time of its bytes."""
         self._mark: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
@@ -94,25 +93,16 @@ class Pool:
     @property
     def num_free(self) -> int:
         """Blocks that are nobody's."""
-        return self._num_free
+        return self.free.count
 
     @property
     def num_available(self) -> int:
         """Blocks that are nobody's or may be evicted."""
-        return self._num_free + len(self.order)
+        return self.free.count + len(self.order)
 
     def is_only_of(self, tenant: int) -> bool:
         """Tell whether no other tenant ever had a block."""
         return self._tenants <= {tenant}
-
-    @property
-    def free_ids(self) -> Ids:
-        """The free blocks, the next to be taken last."""
-        return self._free[: self._num_free]
-
-    def remember(self, history: History, tier_number: int) -> None:
-        """Let a history know what leaves this tier from now on."""
-        self.history, self.tier_number = history, tier_number
 
     def counts(self) -> dict[str, int]:
         """Count the blocks by state; the states add up to all blocks that can be granted."""
@@ -213,23 +203,21 @@ class Pool:
 
         Without a tenant any free block will do: nobody but a mover sees it before it is overwritten.
         """
-        if count > self._num_free:
+        if count > self.free.count:
             return None
-        top = self._free[self._num_free - count : self._num_free]
+        top = self.free.top(count)
         if tenant is None:
             # What nobody reads in order is best written in the order of the memory; narrow numbers are sorted quicker.
-            self._offered = np.sort(top.astype(np.int32)).astype(np.intp)
-            return self._offered
+            return self.free.offer(np.sort(top.astype(np.int32)).astype(np.intp))
         if self._tenants <= {tenant} or self._is_suitable(top, tenant).all():
-            self._offered = top[::-1].copy()
-            return self._offered
-        free = self.free_ids
+            return self.free.offer(top[::-1].copy())
+        free = self.free.ids
         matching = free[self._is_suitable(free, tenant)]
         return matching[::-1][:count].copy() if len(matching) >= count else None
 
     def unsuitable(self, count: int, tenant: int) -> Ids:
         """Return up to `count` free blocks that hold another tenant's bytes; changes nothing."""
-        free = self.free_ids
+        free = self.free.ids
         return free[~self._is_suitable(free, tenant)][:count].copy()
 
     def _is_suitable(self, ids: Ids, tenant: int) -> NDArray[np.bool_]:
@@ -260,12 +248,7 @@ class Pool:
             self._begin_owners().take(ids, tenant)
         advance(self._transitions, self.records.state, ids, event)
         self.holds[ids] = num_holders
-        if ids is not self._offered:
-            free = self.free_ids
-            kept = free[~np.isin(free, ids)]
-            self._free[: len(kept)] = kept
-        self._num_free -= len(ids)
-        self._offered = None
+        self.free.take(ids)
 
     def end(self, ids: Ids, event: Event) -> None:
         """End a fill or scrub whose block nobody but the copy held."""
@@ -281,14 +264,7 @@ class Pool:
         advance(self._transitions, self.records.state, ids, event)
         if self.owners is not None:
             self.owners.free(ids)
-        self._offered = None
-        self._free[self._num_free : self._num_free + len(ids)] = ids
-        self._num_free += len(ids)
-
-    def set_free(self, ids: Ids) -> None:
-        """Have just these blocks be free, the next to be taken last."""
-        self._num_free, self._offered = len(ids), None
-        self._free[: len(ids)] = ids
+        self.free.add(ids)
 
     @property
     def parked_ids(self) -> Ids:
@@ -314,7 +290,7 @@ class Pool:
         """Count the blocks in use, and those of them that can be evicted, of each tenant that has any."""
         if self.owners is not None:
             return self.owners.usage()
-        num_used = self.num_usable - self._num_free - self.num_parked
+        num_used = self.num_usable - self.free.count - self.num_parked
         return {one: (num_used, len(self.order)) for one in self._tenants if num_used}
 
     def begin_classes(self) -> None:
@@ -370,8 +346,8 @@ class Pool:
 
     def put_last(self, ids: Ids) -> None:
         """Have free blocks taken after all others; those that were retired are free no more."""
-        free = self.free_ids[np.isin(self.free_ids, ids, invert=True).argsort(kind="stable")]
-        self.set_free(free[self.records.state[free] == State.FREE])
+        free = self.free.ids[np.isin(self.free.ids, ids, invert=True).argsort(kind="stable")]
+        self.free.set(free[self.records.state[free] == State.FREE])
 
     def forget_all(self) -> int:
         """Take all that is findable for lost, and return how much that was.
@@ -411,7 +387,7 @@ class Pool:
         if self.owners is not None or (self._parts_tenants and len(self._tenants) > 1):
             self._begin_owners()
         free = np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks
-        self.set_free(free[::-1])
+        self.free.set(free[::-1])
         self.num_parked = len(self.parked_ids)
         ready = np.flatnonzero(state == _READY)
         self.index.add(ready)

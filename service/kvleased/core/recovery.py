@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.effects import Tier
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import AFTER_RESTART, Phase
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.ranks import Member, Members, Place
 from kvleased.core.records import CacheRecords
 from kvleased.core.state import CacheState

@@ -20,8 +20,8 @@ from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.granting import num_fresh, num_missing
 from kvleased.core.holdings import holdings
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
-from kvleased.core.pool import Ids
 from kvleased.core.room import num_available
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState

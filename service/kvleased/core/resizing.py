@@ -139,5 +139,5 @@ def _park(state: CacheState, pool: Pool, count: int) -> int:
         pool.evict(leaving, Parting.DROPPED)
         state.counters["blocks_cleared"] += deficit
         state.tell("blocks_evicted", num_blocks=deficit)
-    park(pool, np.sort(pool.free_ids)[-count:])
+    park(pool, np.sort(pool.free.ids)[-count:])
     return deficit

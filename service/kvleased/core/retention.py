@@ -9,9 +9,9 @@ from typing import Final
 from kvlease.errors import InvalidError
 from kvleased.core.commands import Reserve
 from kvleased.core.eviction.classes import HIGH, LOW, NORMAL
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 
 _CLASSES: Final = (LOW, NORMAL, HIGH)

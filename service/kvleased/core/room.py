@@ -6,8 +6,9 @@ from numpy.typing import NDArray
 from kvleased.core.effects import Tier
 from kvleased.core.flights import Purpose
 from kvleased.core.history import Parting
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import available_to, num_above_maximum, num_idle, victims
 

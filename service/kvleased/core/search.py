@@ -15,6 +15,7 @@ from kvlease.groups import first_needed
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.covering import Covering
 from kvleased.core.flights import TierTokens
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
 from kvleased.core.looking import (
     Sources,
@@ -30,7 +31,6 @@ from kvleased.core.looking import (
 )
 from kvleased.core.marks import Words, key_words
 from kvleased.core.message import message
-from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState, split_keys
 from kvleased.core.waiting import Waiter
 

@@ -1,7 +1,7 @@
 """Own the whole state of one cache, and the small questions that every verb asks; the verbs decide."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Final, Protocol, Self
@@ -26,13 +26,14 @@ from kvleased.core.flights import (
     Remote,
 )
 from kvleased.core.history import History
+from kvleased.core.ids import Ids
 from kvleased.core.kernel_table import KernelTable
 from kvleased.core.labels import pack_labels
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.loading import Loading
 from kvleased.core.magazines import MagazineBook
 from kvleased.core.missing import MissingKeys
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
@@ -76,16 +77,14 @@ class CacheState:
         """The same of its leases."""
         self.device.part_tenants(at_once=self.is_limited)
         self._ends = _ends(*self.pools)
-        self.history = History(sum(len(pool) for pool in self.pools))
+        self.history = _history_of(self.pools)
         """What became of blocks that are in a tier no more."""
         self.missing = MissingKeys(shape.hash_tokens)
         """What granted requests did not find, until it is looked up."""
-        for tier, pool in zip(Tier, self.pools, strict=False):
-            pool.remember(self.history, TIER_NUMBERS[tier])
         self.tiers_off: set[Tier] = set()
         """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
-        self.was_remote_away = False
         self.suspects = Suspects()
+        self.was_remote_away = False
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
@@ -98,10 +97,8 @@ class CacheState:
         """By ticket: calls that wait to know what the remote store has, and hold nothing."""
         self.workers: dict[WorkerId, int] = {}
         """The tenant digest of every attached worker."""
-        self.ranks = RankBook(
-            shape.num_ranks,
-            is_recurrent=any(group.keeps is Keeps.STATE for group in shape.groups),
-        )
+        is_recurrent = any(group.keeps is Keeps.STATE for group in shape.groups)
+        self.ranks = RankBook(shape.num_ranks, is_recurrent=is_recurrent)
         self.beside: dict[int, list[Call]] = {}
         """By ticket of a lease: all calls of its members that get the one answer, that of the ticket first."""
         self.flights: dict[CopyId, Flight] = {}
@@ -354,6 +351,14 @@ def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
     host_order, disk_order = LeafFirstLRU(shape.num_slots), LeafFirstLRU(shape.num_disk_slots)
     host = Pool(records.host, of_slots, host_order, shape.layout_digest)
     return device, host, Pool(records.disk, of_slots, disk_order, shape.layout_digest)
+
+
+def _history_of(pools: Sequence[Pool]) -> History:
+    """Return what remembers from now on what leaves each of the tiers, which are given from the top."""
+    history = History(sum(map(len, pools)))
+    for number, pool in enumerate(pools):
+        pool.history, pool.tier_number = history, number
+    return history
 
 
 def _ends(device: Pool, host: Pool, disk: Pool) -> dict[Direction, tuple[Pool, Pool]]:

@@ -13,8 +13,8 @@ from kvleased.core.commands import Commit, Extend, Release, Reserve, Step
 from kvleased.core.committing import commit
 from kvleased.core.effects import Extended, Outcome, Reserved, Stepped
 from kvleased.core.ending import release, settle
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
-from kvleased.core.pool import Ids
 from kvleased.core.requests import extend, reserve
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event

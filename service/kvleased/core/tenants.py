@@ -22,10 +22,10 @@ from kvlease.errors import NeverFitsError, PoolFullError
 from kvleased.core.commands import Pin
 from kvleased.core.effects import Direction
 from kvleased.core.holdings import holdings
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
 from kvleased.core.limits import TenantLimits
 from kvleased.core.looking import tenants_of
-from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 
 

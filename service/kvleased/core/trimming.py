@@ -8,10 +8,10 @@ from kvlease.groups import Keeps
 from kvleased.core.commands import Trim
 from kvleased.core.effects import Outcome, Trimmed
 from kvleased.core.ending import renew
+from kvleased.core.ids import Ids
 from kvleased.core.joining import agreed_trim
 from kvleased.core.leases import LeaseBook
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.records import NULL
 from kvleased.core.state import CacheState
 

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from kvlease.errors import InvalidError
 from kvleased.core.eviction import POLICIES as OF_POOLS
 from kvleased.core.eviction import make_order
-
-Ids = NDArray[np.intp]
+from kvleased.core.ids import Ids
 
 ALIASES: Final = {"lru": "leaf-lru"}
 """Other names of policies."""

@@ -5,9 +5,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvleased.core.ids import Ids
 from kvleased.traces.policies import order_of
-
-Ids = NDArray[np.intp]
 
 _NOBODY: Final[Ids] = np.empty(0, np.intp)
 

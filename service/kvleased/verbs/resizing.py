@@ -14,7 +14,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.core import commands as c
 from kvleased.core.effects import Resized, Tier
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 from kvleased.memory import holes, regions
 from kvleased.registry import CacheEntry, Registry
 from kvleased.settings import Settings

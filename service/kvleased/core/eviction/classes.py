@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from kvleased.core.eviction.lru import LeafFirstLRU
 from kvleased.core.eviction.order import EvictionOrder
 from kvleased.core.eviction.segments import Columns, Part, SegmentedOrder, tell_rings
-
-Ids = NDArray[np.intp]
+from kvleased.core.ids import Ids
 
 LOW: Final = 0
 NORMAL: Final = 50

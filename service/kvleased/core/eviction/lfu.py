@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.eviction.ghosts import Ghosts
-from kvleased.core.eviction.rule import NEVER, Ids, Run, Segments, Stamps, Tails
+from kvleased.core.eviction.rule import NEVER, Run, Segments, Stamps, Tails
+from kvleased.core.ids import Ids
 
 _SEGMENTS_PER_DOUBLING: Final = 2
 _NUM_SEGMENTS: Final = 8

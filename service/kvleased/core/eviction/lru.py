@@ -13,7 +13,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.intp]
+from kvleased.core.ids import Ids
 
 _PLACES_MIN: Final = 64
 _PLACES_AT_ONCE: Final = 64

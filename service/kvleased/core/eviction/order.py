@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.intp]
+from kvleased.core.ids import Ids
 
 _BLOCK_BITS: Final = np.uint64(32)
 _BLOCK_MASK: Final = np.uint64(2**32 - 1)

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.intp]
+from kvleased.core.ids import Ids
+
 Segments = NDArray[np.int8]
 Stamps = NDArray[np.int64]
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from kvleased.core.eviction.lru import LeafFirstLRU, ring_numbers
 from kvleased.core.eviction.rule import NEVER, Rule, Segments, Stamps, Tails
-
-Ids = NDArray[np.intp]
+from kvleased.core.ids import Ids
 
 _NEW: Final = -1
 """The segment of a block that is not cached, as far as the policy was told."""

@@ -23,7 +23,7 @@ from kvleased.core.effects import (
     Reserved,
     Wake,
 )
-from kvleased.core.pool import Ids
+from kvleased.core.ids import Ids
 from kvleased.core.records import CacheRecords
 from kvleased.core.states import State
 

@@ -12,9 +12,9 @@ from kvlease.ids import CopyId, PinId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.flights import Flight
+from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.phases import Phase
-from kvleased.core.pool import Ids
 from kvleased.core.records import NULL, CacheRecords
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
@@ -98,7 +98,7 @@ def cached_block(state: CacheState) -> int:
 
 def free_block(state: CacheState) -> int:
     """Return a free device block."""
-    return int(state.device.free_ids[0])
+    return int(state.device.free.ids[0])
 
 
 def flight(state: CacheState, *, is_lost: bool = False) -> Flight:
@@ -145,7 +145,7 @@ Damage = Callable[[CacheState], object]
 
 DAMAGES: dict[str, Damage] = {
     "device: the states do not add up": lambda it: put(it.device.records.state, free_block(it), 9),
-    "host: the states do not add up": lambda it: put(it.host.records.state, it.host.free_ids[0], 9),
+    "host: the states do not add up": lambda it: put(it.host.records.state, it.host.free.ids[0], 9),
     "the free list is not the set": lambda it: put(
         it.device.records.state, free_block(it), State.BAD
     ),

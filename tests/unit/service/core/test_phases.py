@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kvlease.ids import LeaseId, WorkerId
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import AFTER_RESTART, PHASE_TRANSITIONS, Phase
-from kvleased.core.pool import Ids
 from kvleased.core.state import CacheState
 from tests.unit.service.core.builders import EPOCH, SHAPE
 

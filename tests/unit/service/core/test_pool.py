@@ -3,8 +3,9 @@
 import pytest
 
 from kvleased.core.eviction import POLICIES, make_order
+from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
-from kvleased.core.pool import Ids, Pool
+from kvleased.core.pool import Pool
 from kvleased.core.records import TierRecords, key_digests
 from kvleased.core.states import BLOCK_TRANSITIONS, Event, State, compile_transitions
 from tests.unit.service.core.builders import as_ids
@@ -94,7 +95,7 @@ def test_suitable_blocks_are_found_among_others() -> None:
     taken = take(pool, 2)
 
     assert sorted(taken) == sorted(own)
-    assert sorted(pool.free_ids) == sorted(foreign)
+    assert sorted(pool.free.ids) == sorted(foreign)
 
 
 def test_last_holder_frees_a_private_block() -> None:
@@ -215,7 +216,7 @@ def test_rebuilt_pool_is_what_it_was() -> None:
     assert again.index.find(pool.keys_of(ids)).tolist() == ids.tolist()
     assert len(again.index) == len(pool.index)
     assert list(again.order) == list(pool.order)
-    assert sorted(again.free_ids) == sorted(pool.free_ids)
+    assert sorted(again.free.ids) == sorted(pool.free.ids)
     assert State.READY in again.records.state
 
 
