@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-deploy lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-thorough test-deploy lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 
@@ -19,9 +19,15 @@ demo: setup ## generate with a real model through the daemon, with faults, and c
 serve: setup ## run the daemon in the foreground on CPU memory
 	@$(BIN)/kvleased serve
 
-test: setup ## run all tests: units side by side, then those that start processes one by one
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not gpu and not vllm and not deploy"
-	@$(BIN)/python -m pytest -q -n 0 -m "acceptance and not gpu and not vllm and not deploy"
+# What needs a venv, tools or a device of its own, or many minutes, has a target of its own.
+ELSEWHERE := not gpu and not vllm and not deploy
+test: setup ## run the tests: laws and units, then those that start processes
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)"
+
+test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance"
+	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance"
 
 test-deploy: setup build/venv-deploy/.ready ## check what is deployed: chart, image, units; installs what it needs
 	@$(BIN)/python -m pytest -q -n 0 -m deploy tests/deploy

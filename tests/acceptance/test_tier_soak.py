@@ -24,7 +24,7 @@ from tests.acceptance.tiering import child
 from tests.acceptance.torments import Crew, Tormentor
 from tests.servers.redis import RedisServer
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.thorough]
 R = TypeVar("R")
 
 SECONDS = float(os.environ.get("KVLEASE_SOAK_SECONDS", "40"))

@@ -11,7 +11,7 @@ from tests.laws.sweep import sweep
 from tests.laws.sweep_bugs import BUGS
 from tests.laws.sweep_server import why_not
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.thorough]
 
 _POINTS = 2_000
 _SYMPTOMS = {
