@@ -16,8 +16,8 @@ def main() -> None:
     """Serve one prompt twice."""
     tokens = list(range(100))
     with Client() as client:
-        client.register("quickstart", INPUTS)
-        with client.attach("quickstart") as worker:
+        client.register("example", INPUTS)
+        with client.attach("example") as worker:
             plan = worker.plan
             assert worker.device is not None, (
                 "give the address of the local socket, unix:///…/kvlease.sock"
@@ -25,7 +25,10 @@ def main() -> None:
             pool = worker.device.reshape(plan.num_blocks, plan.bytes_per_block)
             keys = worker.keys.chain(tokens, plan.tokens_per_block)
             for request_id in ("first", "second"):
-                with worker.reserve(request_id, keys=keys, num_tokens=len(tokens)) as lease:
+                # It may wait for room, which is made by copies to the host pool.
+                with worker.reserve(
+                    request_id, keys=keys, num_tokens=len(tokens), wait_ms=200
+                ) as lease:
                     print(
                         f"{request_id}: {lease.hit_tokens} of {len(tokens)} tokens are cached, {lease}"
                     )

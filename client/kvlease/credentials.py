@@ -88,14 +88,31 @@ def from_environment() -> Credentials:
     )
 
 
-def readers_token(directory: Path) -> str:
-    """Return the token in the file that the environment names, else the one that a daemon of this user left.
+def readers_file(named: str, host: str, port: int, directory: Path) -> str:
+    """Return the file of a reader's token: as named, else by the environment, else what a daemon of this user left.
+
+    Raises:
+        InvalidError: none is named, and it is not this user's daemon that listens there.
+    """
+    if found := named or os.environ.get(TOKEN_FILE_VARIABLE, ""):
+        return found
+    # As for an operator's token: what listens there might be anybody's.
+    if host not in _LOOPBACK or not _is_own(port):
+        message = (
+            f"no daemon of this user listens at {host}:{port}; start it, or name the file of a reader's token there by "
+            f"--token-file or {TOKEN_FILE_VARIABLE}"
+        )
+        raise InvalidError(message, resource="address")
+    return str(directory / _READERS)
+
+
+def readers_token(file: str) -> str:
+    """Return the token in a file.
 
     Raises:
         InvalidError: it cannot be read.
     """
-    path = os.environ.get(TOKEN_FILE_VARIABLE) or str(directory / _READERS)
-    return _content(path).decode("ascii", "replace").strip()
+    return _content(file).decode("ascii", "replace").strip()
 
 
 class Bearer:

@@ -13,7 +13,7 @@ The tree::
     │   ├── TooLargeError      TOO_LARGE        split the call
     │   ├── WrongStateError    WRONG_STATE      the object is elsewhere in its life
     │   ├── CacheInUseError    CACHE_IN_USE     detach its workers first
-    │   ├── LayoutMismatchError LAYOUT_MISMATCH register under another name
+    │   ├── LayoutMismatchError LAYOUT_MISMATCH delete the cache, or register under another name
     │   ├── StaleRevisionError STALE_REVISION   read the limits again
     │   └── CopyFailedError    COPY_FAILED      recompute
     ├── StaleError                              the caller speaks of something that has ended
@@ -235,7 +235,7 @@ class IdReusedError(StaleError):
 
 
 class LayoutMismatchError(RefusedError):
-    """The layout differs from the registered one; register it under another name."""
+    """The layout differs from the registered one; delete that cache, or register this one under another name."""
 
     code = "LAYOUT_MISMATCH"
     number = 12

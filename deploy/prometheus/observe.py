@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvleased.settings import default_runtime_dir
+from kvlease._runtime import runtime_directory
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = Path(__file__).parent
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument(
         "--token-file",
         type=Path,
-        default=default_runtime_dir() / "reader.token",
+        default=runtime_directory() / "reader.token",
         help="file of the token by which Prometheus reads",
     )
     parser.add_argument("--port", type=int, default=9090, help="port of Prometheus on loopback")

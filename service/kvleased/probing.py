@@ -1,12 +1,12 @@
 """Own the question whether a daemon is live, ready or started, asked as cheaply as a container's probes need it."""
 
-import os
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from kvlease._runtime import runtime_directory
 
 PROBES: Final = ("livez", "readyz", "startupz")
 _DEADLINE_SECONDS: Final = 2.0
@@ -44,9 +44,4 @@ def _ask(probe: str) -> str:
 
 def _socket() -> Path:
     """Return where the settings have the socket by default or by environment, without the cost of reading them all."""
-    named = os.environ.get("KVLEASED_RUNTIME_DIR")
-    if named:
-        return Path(named, "http.sock")
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    own = Path(base, "kvlease") if base else Path(tempfile.gettempdir(), f"kvlease-{os.getuid()}")
-    return own / "http.sock"
+    return runtime_directory() / "http.sock"

@@ -85,7 +85,6 @@ OF_PATH: Final[Mapping[str, Roles]] = {
     "/metrics": LOOK_AT_ALL,
     "/openapi.json": ANYBODY,
     "/docs": ANYBODY,
-    "/docs/oauth2-redirect": ANYBODY,
     "/ui": ANYBODY,
     "/ui/{name}": ANYBODY,
     "/ui/data/live": LOOK_AT_ALL,

@@ -1,14 +1,16 @@
 """Own every setting and limit of the daemon, with its unit and its default; where they are read from is `sources`'."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from kvlease._runtime import runtime_directory
+from kvlease.errors import InvalidError
+from kvlease.units import parse_bytes
 from kvleased.addresses import check_address
 from kvleased.network_settings import NETWORK_PATHS, NetworkSettings, Seconds
 from kvleased.roles import Role
@@ -29,15 +31,23 @@ _TENANT_CHARACTERS_MAX: Final = 128
 _BYTES_MAX: Final = 1 << 60
 """More memory than any node has."""
 
+
+def _read_bytes(value: object) -> object:
+    """Return the number of bytes that people wrote with a unit; what is a number already is left as it is."""
+    if not isinstance(value, str) or value.strip().lstrip("+-").replace("_", "").isdigit():
+        return value
+    try:
+        return parse_bytes(value)
+    except InvalidError as error:
+        raise ValueError(str(error)) from error
+
+
+_WRITTEN: Final = BeforeValidator(_read_bytes)
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Bytes = Annotated[int, _WRITTEN, Field(ge=0, le=_BYTES_MAX)]
+"""Bytes, also written with a unit, such as 8GiB."""
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 TenantName = Annotated[str, Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX)]
-
-
-def default_runtime_dir() -> Path:
-    """Return the directory of the sockets: below XDG_RUNTIME_DIR where there is one, else private in /tmp."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base, "kvlease") if base else Path(tempfile.gettempdir(), f"kvlease-{os.getuid()}")
 
 
 class TenantSettings(BaseModel):
@@ -53,9 +63,9 @@ class TenantSettings(BaseModel):
     """Its share of the pool is its weight among those of the attached tenants; whoever is above it gives way first."""
     pinned_percent_max: Percent = 25.0
     """Of the pool, which pins hold of the tenant's at most."""
-    min_bytes: int = Field(default=0, ge=0, le=_BYTES_MAX)
+    min_bytes: Bytes = 0
     """Bytes of the pool, which the tenant can always come to have; the larger of both minima holds."""
-    max_bytes: int = Field(default=0, ge=0, le=_BYTES_MAX)
+    max_bytes: Bytes = 0
     """Bytes of the pool, which the tenant's take at most; 0 is no limit, else the smaller of both maxima holds."""
     leases_max: int = Field(default=0, ge=0, le=1 << 20)
     """Leases of one cache that the tenant has at once; 0 is no limit but that of the cache."""
@@ -86,7 +96,7 @@ class Settings(NetworkSettings):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     runtime_dir: Path = Field(
-        default_factory=default_runtime_dir,
+        default_factory=runtime_directory,
         validate_default=True,
         description="Directory of the Unix sockets; made with mode 0700, or private to this user already.",
     )
@@ -94,19 +104,15 @@ class Settings(NetworkSettings):
         default="info", description="The least severe log events that are written."
     )
 
-    device_bytes_default: int = Field(
+    device_bytes_default: Bytes = Field(
         default=0,
-        ge=0,
-        le=_BYTES_MAX,
         description="Bytes of a device pool that names no number; 0 takes a quarter of the limit.",
     )
-    memory_bytes_max: int = Field(
+    memory_bytes_max: Bytes = Field(
         default=0,
-        ge=0,
-        le=_BYTES_MAX,
         description="Bytes of all pools together; 0 takes 80 % of the cgroup's memory limit.",
     )
-    populate_chunk_bytes: int = Field(
+    populate_chunk_bytes: Annotated[int, _WRITTEN] = Field(
         default=64 * MIB,
         ge=MIB,
         le=_BYTES_MAX,
@@ -123,10 +129,8 @@ class Settings(NetworkSettings):
     disk_dir: Path | None = Field(
         default=None, description="Private directory of the disk stores; none by default."
     )
-    disk_bytes_max: int = Field(
+    disk_bytes_max: Bytes = Field(
         default=0,
-        ge=0,
-        le=_BYTES_MAX,
         description="Bytes of all disk stores together; 0 takes 80 % of the file system of disk_dir.",
     )
     remote_url: str = Field(
@@ -218,7 +222,7 @@ class Settings(NetworkSettings):
         default=131_072, description="Token ids in one reserve that brings no keys."
     )
     max_operations_a_step: Count = Field(default=8_192, description="Operations in one step.")
-    max_message_bytes: Count = Field(
+    max_message_bytes: Annotated[Count, _WRITTEN] = Field(
         default=1 * MIB, description="Bytes of one message on any transport."
     )
     max_connections: Count = Field(

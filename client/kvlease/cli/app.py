@@ -1,6 +1,7 @@
 """Own the commands of `kvlease` and their exit statuses; what a snapshot looks like is `tables`' business.
 
-Exit status 0: done; 1: the daemon refused or was not there; 2: the command line makes no sense, to us or to the daemon.
+Exit status 0: done; 1: the daemon refused or was not there; 2: the command line makes no sense, to us or to the daemon;
+3: it is not as it was asked for: leases are left after a drain, or, of health, nothing new is granted.
 """
 
 import dataclasses
@@ -13,16 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from kvlease._version import installed_version
-from kvlease.cli import operating, tables
-from kvlease.cli.connecting import Address, Json, connected, told
+from kvlease.cli import advice, operating, tables
+from kvlease.cli.connecting import Address, Json, connected
 from kvlease.cli.listing import first_of
 from kvlease.cli.misses import explanation
+from kvlease.cli.naming import Named, OnlyCache, either, explained
+from kvlease.cli.page import ui
 from kvlease.cli.plan import PlanCommand, plan_command
+from kvlease.cli.printing import say
 from kvlease.cli.trace import trace_app
 from kvlease.client import Listed
-from kvlease.credentials import readers_token
 from kvlease.replies import Inspection
-from kvlease.transports.base import parse_address, runtime_directory
 
 app = typer.Typer(
     name="kvlease",
@@ -35,6 +37,8 @@ app.add_typer(trace_app, name="trace")
 app.command("drain")(operating.drain)
 app.command("clear")(operating.clear)
 app.command("resize")(operating.resize)
+app.command("delete")(operating.delete)
+app.command("ui")(ui)
 tenants_app = typer.Typer(invoke_without_command=True)
 tenants_app.command("set")(operating.set_tenant)
 app.add_typer(tenants_app, name="tenants")
@@ -87,6 +91,8 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
     ):
         if table.row_count:
             console.print(table)
+    for said in advice.of(caches, stats):
+        console.print(f"\n{said}", highlight=False, markup=False)
 
 
 @app.command()
@@ -165,13 +171,13 @@ def explain(
     *,
     address: Address = "",
     cache: Annotated[
-        str, typer.Option(help="The cache.", show_default="the only one there is")
+        str, typer.Option(help="The cache.", show_default="the one that has the lease")
     ] = "",
     as_json: Json = False,
 ) -> None:
     """Tell why the rest of a lease's prefix was not found: block by block, with what to change."""
     with connected(address) as client:
-        found = client.explain_lease(lease_id, cache=cache)
+        found = explained(client, lease_id, cache)
     if as_json:
         _print_json(dataclasses.asdict(found))
         return
@@ -181,15 +187,15 @@ def explain(
 
 @app.command()
 def evict(
+    name: Named = "",
     *,
     blocks: Annotated[int, typer.Option(min=1, help="How many of the coldest cached blocks.")],
-    cache: Annotated[
-        str, typer.Option(help="The cache.", show_default="the only one there is")
-    ] = "",
+    cache: OnlyCache = "",
     wait_ms: Annotated[int, typer.Option(min=0, help="Milliseconds to wait for the copies.")] = 0,
     address: Address = "",
 ) -> None:
     """Move the coldest cached blocks out of the device pool."""
+    cache = either(name, cache)
     with connected(address) as client:
         gone = client.evict(num_blocks=blocks, wait_ms=wait_ms, cache=cache)
     typer.echo(f"{gone.num_evicted} blocks evicted, {gone.num_offloaded} copied to the host pool")
@@ -228,16 +234,28 @@ def events(
             if as_json:
                 _print_json(dataclasses.asdict(event), indent=None)
             else:
-                typer.echo(tables.event_line(event))
+                say(tables.event_line(event))
 
 
 @app.command()
 def health(*, address: Address = "") -> None:
-    """Say whether the daemon answers; the exit status says it to scripts."""
+    """Say how the daemon does, for scripts by the exit status.
+
+    0: it answers; what has no cache, or a cache that is drained beside others that are not, is healthy, too.
+    1: it does not answer, or refuses. 3: it answers and grants nothing new, as it or every cache is drained.
+    """
     with connected(address) as client:
         stats = client.stats()
+        found = client.list_caches()
     num_leases = sum(cache.num_leases for cache in stats.caches)
-    typer.echo(f"ok: epoch {stats.epoch}, {len(stats.caches)} caches, {num_leases} leases")
+    told = f"epoch {stats.epoch}, {len(stats.caches)} caches, {num_leases} leases"
+    drained = [one.cache for one in found if one.is_draining]
+    if not drained or len(drained) < len(found):
+        also = f"; drained: {', '.join(drained)}" if drained else ""
+        say(f"ok: {told}{also}")
+        return
+    typer.echo(f"draining: {told}; {advice.UNDRAIN}")
+    raise typer.Exit(operating.NOT_SO)
 
 
 @app.command()
@@ -258,18 +276,6 @@ def top(
         run(client, cache, every_seconds)
 
 
-@app.command()
-def ui(
-    *,
-    address: Annotated[
-        str, typer.Option(help="Where the daemon serves REST over TCP.")
-    ] = "http://127.0.0.1:7070",
-) -> None:
-    """Print the address of the page with the token of a reader in it, for a browser of yours."""
-    with told(status=1):
-        typer.echo(f"{parse_address(address)}/ui#token={readers_token(runtime_directory())}")
-
-
 def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) -> None:
     """Show one list of one cache, or of all; at its end, what was left out."""
     with connected(address) as client:
@@ -282,7 +288,8 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
     for name, page in pages.items():
         num_shown = len(getattr(page, what))
         if num_shown:
-            console.print(_TABLES[what](name, page))
+            for table in _TABLES[what]:
+                console.print(table(name, page))
         if num_shown < page.num_total:
             text = f"{num_shown:,} of {page.num_total:,} shown; --limit shows more"
             console.print(text, highlight=False)
@@ -290,13 +297,13 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
         typer.echo("nothing waits" if what == "waiting" else f"no {what}")
 
 
-_TABLES: Final[dict[Listed, Callable[[str, Inspection], Table]]] = {
-    "workers": tables.workers,
-    "leases": tables.leases,
-    "pins": tables.pins,
-    "waiting": tables.waiting,
-    "tenants": tables.tenants,
-    "magazines": tables.magazines,
+_TABLES: Final[dict[Listed, tuple[Callable[[str, Inspection], Table], ...]]] = {
+    "workers": (tables.workers,),
+    "leases": (tables.leases,),
+    "pins": (tables.pins,),
+    "waiting": (tables.waiting,),
+    "tenants": (tables.tenants, tables.tenants_limits),
+    "magazines": (tables.magazines,),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 from rich.console import Console
 
+from kvlease.cli.printing import printable
 from kvlease.client import Client, OnDoubt
 from kvlease.errors import InvalidError, KVLeaseError
 
@@ -41,9 +42,8 @@ def told(*, status: int) -> Iterator[None]:
     try:
         yield
     except KVLeaseError as error:
-        Console(stderr=True).print(
-            f"{error.code}: {error.message}", style="red", markup=False, highlight=False
-        )
+        said = printable(f"{error.code}: {error.message}")
+        Console(stderr=True).print(said, style="red", markup=False, highlight=False)
         raise typer.Exit(_STATUS_INVALID if isinstance(error, InvalidError) else status) from error
     except (BrokenPipeError, KeyboardInterrupt):
         # The reader of a stream has had enough.

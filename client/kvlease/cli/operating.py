@@ -1,25 +1,41 @@
-"""Own the commands by which an operator changes what runs: drain, clear, resize, and the limits of tenants."""
+"""Own the commands by which an operator changes what runs: drain, clear, resize, delete, and the limits of tenants."""
 
 import dataclasses
 import json
 import time
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from kvlease.cli.connecting import Address, Json, connected
+from kvlease.cli.naming import Named, OneCache, either, required
+from kvlease.cli.printing import say
 from kvlease.client import Client, Resizable
+from kvlease.errors import InvalidError
 from kvlease.operating import Cleared, Drained, TenantLimits
+from kvlease.units import parse_bytes
 
 _LOOK_SECONDS: Final = 0.2
 """Seconds between two looks at how far a drain has come."""
 _NAMED_MAX: Final = 8
 """Leases and pins that are named in a line."""
-_LEFT: Final = 3
-"""The exit status of a drain that has not come to its end in time."""
+NOT_SO: Final = 3
+"""The exit status where it is not as it was asked for, such as of a drain that has not come to its end in time."""
+
+
+def _read_bytes(written: str) -> int:
+    try:
+        return parse_bytes(written)
+    except InvalidError as error:
+        raise typer.BadParameter(error.message) from error
+
+
+def _bytes_option(text: str) -> Any:
+    return typer.Option(parser=_read_bytes, metavar="BYTES", help=text)
 
 
 def drain(
+    name: Named = "",
     *,
     address: Address = "",
     cache: Annotated[str, typer.Option(help="Only this cache.", show_default="the daemon")] = "",
@@ -31,6 +47,7 @@ def drain(
     as_json: Json = False,
 ) -> None:
     """Grant no new lease, in one cache or in the whole daemon, which is not ready then; running ones go on."""
+    cache = either(name, cache)
     with connected(address) as client:
         if undo:
             _tell_drain(client.undrain(cache=cache), as_json=as_json)
@@ -38,7 +55,7 @@ def drain(
         found = _drained(client, cache, wait_seconds)
     _tell_drain(found, as_json=as_json)
     if wait_seconds and found.num_leases:
-        raise typer.Exit(_LEFT)
+        raise typer.Exit(NOT_SO)
 
 
 def _drained(client: Client, cache: str, wait_seconds: float) -> Drained:
@@ -52,38 +69,38 @@ def _tell_drain(found: Drained, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
-    typer.echo(
-        f"the daemon {'grants nothing new' if found.is_daemon_draining else 'is not drained'}"
-    )
+    say(f"the daemon {'grants nothing new' if found.is_daemon_draining else 'is not drained'}")
     for one in found.caches:
         state = "grants nothing new" if one.is_draining else "grants leases"
-        typer.echo(
+        say(
             f"{one.cache} {state}: {one.num_leases} leases, {one.num_waiting} calls waiting, {one.num_workers} workers"
         )
 
 
 def clear(
-    cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache.")],
+    name: Named = "",
     *,
     address: Address = "",
+    cache: OneCache = "",
     tenant: Annotated[
         str, typer.Option(help="Only what this tenant has cached.", show_default="everybody's")
     ] = "",
     as_json: Json = False,
 ) -> None:
     """Drop cached blocks that nobody holds, in all tiers but a remote one; say what holds the others."""
+    cache = required(name, cache)
     with connected(address) as client:
         found = client.clear(cache, tenant=tenant)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
-    typer.echo(
+    say(
         f"dropped {found.num_device} blocks, {found.num_host} host slots, {found.num_disk} disk slots"
     )
     if found.num_held:
-        typer.echo(f"{found.num_held} are held: {_holders(found)}")
+        say(f"{found.num_held} are held: {_holders(found)}")
     if found.keeps_remote:
-        typer.echo("the remote store keeps what it has")
+        say("the remote store keeps what it has")
 
 
 def _holders(found: Cleared) -> str:
@@ -104,9 +121,15 @@ def _holders(found: Cleared) -> str:
 
 
 def resize(
-    cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache.")],
+    name: Named = "",
     *,
-    blocks: Annotated[int, typer.Option(min=0, help="Blocks, or slots, that can be granted then.")],
+    blocks: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Blocks, or slots, that can be granted then; 0 in the host pool alone."
+        ),
+    ],
+    cache: OneCache = "",
     tier: Annotated[str, typer.Option(help="The pool: device or host.")] = "device",
     address: Address = "",
     as_json: Json = False,
@@ -115,15 +138,27 @@ def resize(
     wanted: Resizable = "host" if tier == "host" else "device"
     if tier != wanted:
         raise typer.BadParameter(f"{tier!r} is neither device nor host", param_hint="--tier")
+    if wanted == "device" and not blocks:
+        message = "a device pool has 1 block at least; kvlease drain has a cache grant nothing, kvlease delete ends it"
+        raise typer.BadParameter(message, param_hint="--blocks")
+    cache = required(name, cache)
     with connected(address) as client:
         found = client.resize(cache, wanted, blocks)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
-    typer.echo(
+    say(
         f"{found.num_blocks} blocks can be granted, {found.num_parked} are out of use; {found.num_evicted} cached "
         f"ones were dropped, and {found.bytes_given_back:,} bytes are given back"
     )
+
+
+def delete(name: Named = "", *, cache: OneCache = "", address: Address = "") -> None:
+    """Free a cache with all that it has in device, host and disk; refused while a worker is attached to it."""
+    cache = required(name, cache)
+    with connected(address) as client:
+        client.delete_cache(cache)
+    say(f"{cache} is deleted")
 
 
 def set_tenant(
@@ -133,9 +168,9 @@ def set_tenant(
     min_percent: Annotated[
         float | None, typer.Option(help="Of each pool, always to be had.")
     ] = None,
-    min_bytes: Annotated[int | None, typer.Option(help="The same in bytes.")] = None,
+    min_bytes: Annotated[int | None, _bytes_option("The same in bytes, such as 8GiB.")] = None,
     max_percent: Annotated[float | None, typer.Option(help="Of each pool, at most.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="The same in bytes; 0: none.")] = None,
+    max_bytes: Annotated[int | None, _bytes_option("The same in bytes; 0: none.")] = None,
     weight: Annotated[float | None, typer.Option(help="Its share against the others'.")] = None,
     pinned_percent_max: Annotated[
         float | None, typer.Option(help="Of each pool, pinned at most.")
@@ -169,4 +204,4 @@ def set_tenant(
         typer.echo(json.dumps(dataclasses.asdict(rule), indent=2))
         return
     told = ", ".join(f"{name} {value:g}" for name, value in dataclasses.asdict(rule.limits).items())
-    typer.echo(f"{rule.tenant}, revision {rule.revision}: {told}")
+    say(f"{rule.tenant}, revision {rule.revision}: {told}")

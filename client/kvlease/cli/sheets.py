@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvlease.cli.printing import cell
+
 _GAP: Final = 3
 """Columns between two columns of a table."""
 
@@ -40,7 +42,7 @@ def sheet(
             overflow="fold",
         )
     for index, row in enumerate(rows):
-        table.add_row(*row, style="bold" if index == bold else "")
+        table.add_row(*map(cell, row), style="bold" if index == bold else "")
     return table
 
 
@@ -50,7 +52,7 @@ def pairs(rows: Sequence[tuple[str, str]], *, name_style: str = "bold") -> Table
     table.add_column(style=name_style, no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(cell, row))
     return table
 
 

@@ -6,7 +6,9 @@ from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
+from kvlease.cli.printing import cell, printable
 from kvlease.options import CacheOptions
 from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
@@ -35,8 +37,10 @@ _TEXTS: Final = frozenset(
 )
 """The columns that are no numbers."""
 
-_FOLDED: Final = frozenset({"cache", "other states", "name", "reason", "tenant"})
+_FOLDED: Final = frozenset({"cache", "other states", "name", "reason", "status", "tenant"})
 """The columns whose texts may be long."""
+_NAME_CHARACTERS_MIN: Final = 6
+"""Columns of the terminal that a long text has at least, however wide the numbers beside it are."""
 
 _STORES: Final = {"disk_stores": "stored\non disk", "remote_stores": "shared"}
 """The counters of blocks that went to a store, and how they are called."""
@@ -128,7 +132,7 @@ def plans(found: Sequence[CacheInfo]) -> Table:
         plan = cache.plan
         table.add_row(
             cache.cache,
-            cache.status,
+            _life(cache),
             f"{sum(len(group.layer_names) for group in plan.groups):,}",
             f"{len(plan.groups):,}",
             f"{len(plan.ranks):,}",
@@ -246,36 +250,31 @@ def waiting(cache: str, page: Inspection) -> Table:
 
 
 def tenants(cache: str, page: Inspection) -> Table:
-    """Return one row per tenant of a cache: blocks that it has, and that it may have."""
+    """Return one row per tenant of a cache: what it has."""
+    columns = ("tenant", "blocks\nused", "blocks\nheld", "blocks\npinned", "leases")
+    table = _table(f"Tenants of {cache}", *columns)
+    for one in page.tenants:
+        counts = (one.used_blocks, one.held_blocks, one.pinned_blocks, one.num_leases)
+        table.add_row(one.tenant, *(f"{count:,}" for count in counts))
+    return table
+
+
+def tenants_limits(cache: str, page: Inspection) -> Table:
+    """Return one row per tenant of a cache: what it may have."""
     table = _table(
-        f"Tenants of {cache}",
+        f"Limits of tenants of {cache}",
         "tenant",
-        "blocks\nused",
-        "blocks\nheld",
-        "blocks\npinned",
         "blocks\nat least",
         "blocks\nat most",
         "pinned\nat most",
-        "weight",
-        "leases",
         "leases\nat most",
+        "weight",
         "revision",
     )
     for one in page.tenants:
-        counts = (
-            one.used_blocks,
-            one.held_blocks,
-            one.pinned_blocks,
-            one.min_blocks,
-            one.max_blocks,
-            one.pinned_blocks_max,
-        )
-        leases = (one.num_leases, one.leases_max, one.revision)
+        counts = (one.min_blocks, one.max_blocks, one.pinned_blocks_max, one.leases_max)
         table.add_row(
-            one.tenant,
-            *(f"{count:,}" for count in counts),
-            f"{one.weight:g}",
-            *(f"{count:,}" for count in leases),
+            one.tenant, *(f"{count:,}" for count in counts), f"{one.weight:g}", f"{one.revision:,}"
         )
     return table
 
@@ -335,11 +334,16 @@ def _counts(cache: CacheStats, *names: str) -> list[str]:
 
 
 def _status(cache: CacheInfo) -> str:
-    """Return how a cache does, and which of its stores do not work."""
+    """Return how a cache does, whether it is drained, and which of its stores do not work."""
     off = [
         tier.tier for tier in cache.tiers if tier.status == "off" and cache.status != "populating"
     ]
-    return f"{cache.status}, no {' and '.join(off)}" if off else cache.status
+    return f"{_life(cache)}, no {' and '.join(off)}" if off else _life(cache)
+
+
+def _life(cache: CacheInfo) -> str:
+    """Return whether a cache is there yet, and whether it grants leases."""
+    return f"{cache.status}, draining" if cache.is_draining else cache.status
 
 
 def _written(options: CacheOptions) -> str:
@@ -354,13 +358,21 @@ def _others(pool: PoolStats) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in counts if count)
 
 
+class _Plain(Table):
+    """A table whose cells are what they say."""
+
+    def add_row(self, *cells: str) -> None:  # type: ignore[override]  # ours have nothing but texts
+        """Add a row of texts."""
+        super().add_row(*map(cell, cells))
+
+
 def _table(title: str, *columns: str, gap: int = 1) -> Table:
     """Return a table that fits 80 columns: a long name is folded, and a number is always whole.
 
     Columns stand `gap` spaces apart, and one more.
     """
-    table = Table(
-        title=f"\n{title}",
+    table = _Plain(
+        title=Text(f"\n{printable(title)}"),
         title_justify="left",
         box=SIMPLE_HEAD,
         show_edge=False,
@@ -374,5 +386,6 @@ def _table(title: str, *columns: str, gap: int = 1) -> Table:
             vertical="top",
             overflow="fold",
             no_wrap=column not in _FOLDED,
+            min_width=_NAME_CHARACTERS_MIN if column in _FOLDED else None,
         )
     return table

@@ -13,7 +13,7 @@ from kvlease.cli import trace_tables
 from kvlease.cli.connecting import Address, Json, connected, told
 from kvlease.cli.drawing import drawing
 from kvlease.cli.simulator import find_simulator
-from kvlease.cli.trace_record import REQUESTS_MAX, Recorded, record
+from kvlease.cli.trace_record import REQUESTS_MAX, Recorded, record, written_at_the_end
 from kvlease.cli.trace_replay import TENANT, replay
 from kvlease.trace_files import read_trace, write_trace
 from kvlease.traces import Simulated, Trace, gathered
@@ -76,15 +76,18 @@ def record_command(
         float, typer.Option(min=0, help="Stop after so many.", show_default="at ^C")
     ] = 0.0,
     requests: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = REQUESTS_MAX,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file of that name, once all is recorded.")
+    ] = False,
     address: Address = "",
 ) -> None:
     """Record what a cache is asked for: times, sizes and digests of keys, and nothing of the tokens."""
-    with told(status=1):
-        # What cannot be written should be known before there is something to write.
-        write_trace(gathered([]), output)
+    with told(status=1), written_at_the_end(output, may_replace=force) as file:
         recorded = asyncio.run(record(address, cache, seconds or None, requests))
         trace = gathered(recorded.requests)
-        write_trace(trace, output)
+        write_trace(trace, file)
+    # Whatever was recorded is there, also where the recording ended early.
+    with told(status=1):
         typer.echo(_said(trace, recorded, output))
         if recorded.error is not None:
             raise recorded.error
@@ -103,17 +106,23 @@ def replay_command(
     address: Address = "",
     as_json: Json = False,
 ) -> None:
-    """Ask a cache for what a trace asked for; nothing is written to its memory, but what it had may be evicted."""
+    """Ask a cache for what a trace asked for; nothing is written to its memory, but what it had may be evicted.
+
+    The exit status is 1 where a request was refused for a reason that no retry mends: the cache is another than the
+    trace is of, or too small.
+    """
     with told(status=2):
         read = read_trace(trace, requests)
     with connected(address, "raise") as client:
         replayed = replay(client, cache, read, speed=speed, tenant=tenant)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(replayed), indent=2))
-        return
-    console = Console()
-    for part in trace_tables.replayed(replayed):
-        console.print(part, highlight=False)
+    else:
+        console = Console()
+        for part in trace_tables.replayed(replayed):
+            console.print(part, highlight=False)
+    if replayed.has_refused_for_good:
+        raise typer.Exit(1)
 
 
 def _answer(trace: Trace, results: list[Simulated]) -> dict[str, object]:

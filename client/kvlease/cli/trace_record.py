@@ -1,20 +1,60 @@
 """Own how a trace is recorded: until there is enough of it, its time is over, or the user has had enough."""
 
 import asyncio
+import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import typer
 
 from kvlease.aio import AsyncClient
 from kvlease.cli.connecting import CONNECT_SECONDS
-from kvlease.errors import KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.traces import TracedRequest
 
 REQUESTS_MAX: Final = 1_000_000
 """Requests after which a recording ends unless told otherwise: they are kept in memory until they are written."""
+
+
+@contextmanager
+def written_at_the_end(output: Path, *, may_replace: bool) -> Iterator[Path]:
+    """Give a file to write, which takes the place of `output` where all went well, and goes where it did not.
+
+    A pipe or a device is written itself.
+
+    Raises:
+        InvalidError: there is a file already that may not be replaced, or none can be written there.
+    """
+    place = Path(os.path.realpath(output))
+    if place.exists() and not place.is_file():
+        yield place
+        return
+    if place.exists() and not may_replace:
+        message = f"{output} is there already; name another file, or replace it by --force"
+        raise InvalidError(message, resource="output")
+    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        with _writing(output):
+            # What cannot be written should be known before there is something to write.
+            part.write_bytes(b"")
+        yield part
+        with _writing(output):
+            part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write {output}: {error.strerror or error}"
+        raise InvalidError(message, resource="output") from error
 
 
 @dataclass(slots=True, kw_only=True)

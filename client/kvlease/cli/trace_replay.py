@@ -48,6 +48,10 @@ class Replayed:
     hit_ratio: float
     refusals: dict[str, int]
     """Requests that were refused, by code."""
+    reasons: dict[str, str]
+    """What the first refusal of each code said."""
+    has_refused_for_good: bool
+    """Whether one was refused that would be refused again however often it is asked for."""
     latencies: dict[str, Latency]
     """By verb."""
     late_ms_max: float
@@ -61,6 +65,8 @@ class _Tally:
 
     hits: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    has_refused_for_good: bool = False
     latencies_ms: dict[str, list[float]] = field(default_factory=dict)
     num_tokens: int = 0
     late_ms_max: float = 0.0
@@ -97,6 +103,8 @@ def replay(client: Client, cache: str, trace: Trace, *, speed: float, tenant: st
         hit_tokens=hits,
         hit_ratio=sum(hits.values()) / tally.num_tokens if tally.num_tokens else 0.0,
         refusals=dict(tally.refusals),
+        reasons=tally.reasons,
+        has_refused_for_good=tally.has_refused_for_good,
         latencies={verb: _latency(found) for verb, found in tally.latencies_ms.items()},
         late_ms_max=tally.late_ms_max,
         seconds=seconds,
@@ -132,6 +140,8 @@ def _ask(worker: Worker, trace: Trace, request: int, tally: _Tally) -> None:
         if error.code in ("UNAVAILABLE", "DEADLINE"):
             raise
         tally.refusals[error.code] += 1
+        tally.reasons.setdefault(error.code, f"request {request}: {error.message}")
+        tally.has_refused_for_good |= not error.retryable
 
 
 def _timed(tally: _Tally, verb: str, call: Callable[[], R]) -> R:

@@ -44,6 +44,7 @@ def replayed(answer: Replayed) -> Iterator[RenderableType]:
         ("found", f"{answer.hit_ratio:.1%}" + (f": tokens from {found}" if found else "")),
         ("refused", refused or "none"),
     ]
+    rows += list(answer.reasons.items())
     for verb, latency in answer.latencies.items():
         text = f"p50 {latency.p50_ms:.2f} ms, p99 {latency.p99_ms:.2f} ms, at most {latency.max_ms:.2f} ms"
         rows.append((verb, text))

@@ -4,13 +4,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from google.protobuf.message import Message
 
 from kvlease._checks import check_type
+from kvlease._runtime import runtime_directory
 from kvlease.credentials import NO_CREDENTIALS, Bearer, Credentials, from_environment
 from kvlease.errors import DeadlineError, InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
@@ -170,13 +170,6 @@ def chosen_address(written: str | None, credentials: Credentials | None) -> Addr
 def default_address() -> str:
     """Return KVLEASE_ADDRESS where it is set, else the local socket in the user's runtime directory."""
     return os.environ.get(ADDRESS_VARIABLE) or f"unix://{runtime_directory()}/kvlease.sock"
-
-
-def runtime_directory() -> Path:
-    """Return where a daemon of this user has its sockets and tokens, unless told otherwise."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    # The daemon makes its directory with mode 0700, in /tmp too.
-    return Path(runtime) / "kvlease" if runtime else Path(f"/tmp/kvlease-{os.getuid()}")  # noqa: S108
 
 
 def past_deadline(verb: str) -> DeadlineError:

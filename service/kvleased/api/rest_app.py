@@ -6,16 +6,19 @@ module only when it is ready already; see `rest`.
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from typing import Annotated, Any, Final, cast
 
 from fastapi import Body as BodyParameter
 from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from google.protobuf.descriptor import Descriptor
 
 from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.conversion import Json, schemas_of
+from kvleased.api.rest_docs import HEADERS, docs_page
 from kvleased.api.rest_routes import Route
 from kvleased.roles import Role
 
@@ -105,10 +108,12 @@ def make_described_app(endpoints: Mapping[Route, Answers]) -> FastAPI:
         description=DESCRIPTION,
         openapi_tags=[dict(tag) for tag in TAGS],
         servers=[{"url": "/"}],
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.router.route_class = DirectRoute
+    app.router.add_route("/docs", _documents(app), methods=["GET"], include_in_schema=False)
     for route, answers in endpoints.items():
         app.add_api_route(
             route.path,
@@ -181,6 +186,19 @@ def components() -> dict[str, Json]:
         found.update(schemas_of(cast(Descriptor, message)))
     problem = wire.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     return {**problem.pop("$defs"), **found, "Problem": problem}
+
+
+def _documents(app: FastAPI) -> Answers:
+    """Return what answers with the description as a page, written when it is first asked for."""
+
+    @cache
+    def page() -> Response:
+        return HTMLResponse(docs_page(app.openapi()), headers=HEADERS)
+
+    async def answer(_: Request) -> Response:
+        return page()
+
+    return answer
 
 
 def _described(route: Route, answers: Answers) -> Callable[..., Response]:

@@ -104,13 +104,17 @@ def _check_capacity(command: Resize, most: int) -> None:
     if least <= command.num_blocks <= most:
         return
     name = _NAMES[command.tier]
+    is_more = command.num_blocks > most
+    advice = (
+        "register another cache for more" if is_more else "drain the cache to have it grant none"
+    )
     msg = (
         f"the {command.tier.value} pool was registered with {most} blocks and can grant {least} to {most}, not "
-        f"{command.num_blocks}; register another cache for more"
+        f"{command.num_blocks}; {advice}"
     )
     raise NeverFitsError(
         msg, resource=name, need=command.num_blocks, available=most, limit=most,
-        remedies=(f"num_blocks={most}",),
+        remedies=(f"num_blocks={most if is_more else least}",),
     )  # fmt: skip
 
 

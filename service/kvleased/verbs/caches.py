@@ -340,7 +340,10 @@ def _equal_registration(
     """
     differing = plan_differences(entry.plan, planned) + option_differences(entry.options, asked)
     if differing:
-        message = f"cache {entry.name} is registered with another {'; '.join(differing)}"
+        message = (
+            f"cache {entry.name} is registered with another {'; '.join(differing)}; delete it (kvlease delete --cache "
+            f"{entry.name}), or choose another name"
+        )
         raise LayoutMismatchError(message, resource="layout")
     return pb.RegisterCacheResponse(info=entry.info(), created=False)
 

@@ -1,7 +1,11 @@
 """Laws of the description: it is complete, and the daemon runs without it."""
 
+import base64
+import hashlib
 import subprocess
 import sys
+from html import escape
+from html.parser import HTMLParser
 from typing import Any
 
 from kvleased import checks
@@ -43,11 +47,70 @@ def references(part: Any) -> set[str]:
 
 
 async def test_docs_are_a_page(served: Served) -> None:
-    """People find the description at /docs."""
+    """People find each operation, with its path, and each record of the description at /docs."""
+    document = (await http(served, "GET", "/openapi.json")).json
     answer = await http(served, "GET", "/docs")
+    page = answer.body.decode()
 
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert b"/openapi.json" in answer.body
+    for path, methods in document["paths"].items():
+        assert all(f'id="{one["operationId"]}"' in page for one in methods.values())
+        assert escape(path) in page
+    assert all(f'id="record-{name}"' in page for name in document["components"]["schemas"])
+
+
+async def test_docs_load_nothing(served: Served) -> None:
+    """The page is whole without a network and runs nobody's code: it has one style, which its policy names."""
+    answer = await http(served, "GET", "/docs")
+    page = Page(answer.body.decode())
+    policy = answer.headers["content-security-policy"]
+
+    digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
+    assert "frame-ancestors 'none'" in policy
+    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "form", "base"})
+    assert {name for name in page.attributes if name.startswith("on")} | (
+        page.attributes & {"src", "style"}
+    ) == set()
+    assert {one for one in page.links if not one.startswith("#")} == {"/openapi.json"}
+
+
+async def test_links_of_the_docs_lead_somewhere(served: Served) -> None:
+    """Each record that is named can be gone to."""
+    page = Page((await http(served, "GET", "/docs")).body.decode())
+
+    assert {one[1:] for one in page.links if one.startswith("#")} <= page.ids
+
+
+class Page(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: set[str] = set()
+        self.ids: set[str] = set()
+        self.style = ""
+        self._is_style = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take note of what begins."""
+        self.tags.add(tag)
+        self._is_style = tag == "style"
+        for name, value in attrs:
+            self.attributes.add(name)
+            if name in ("href", "id"):
+                (self.links if name == "href" else self.ids).add(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        """Take note of what ends."""
+        self._is_style = self._is_style and tag != "style"
+
+    def handle_data(self, data: str) -> None:
+        """Keep the style."""
+        self.style += data if self._is_style else ""
 
 
 def test_server_starts_without_fastapi() -> None:

@@ -1,11 +1,14 @@
 """Laws of addresses."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from kvlease import Client, InvalidError
 from kvlease.transports.base import default_address, parse_address
+from kvleased import probing
+from kvleased.sources import load
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,47 @@ def test_default_address_prefers_the_variable(
 
     monkeypatch.setenv("KVLEASE_ADDRESS", "http://127.0.0.1:1")
     assert default_address() == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        pytest.param(
+            {"KVLEASED_RUNTIME_DIR": "/r", "XDG_RUNTIME_DIR": "/x"},
+            "/r",
+            id="named",
+        ),
+        pytest.param({"XDG_RUNTIME_DIR": "/x"}, "/x/kvlease", id="of the session"),
+        pytest.param({}, f"/tmp/kvlease-{os.getuid()}", id="of the user"),
+        pytest.param({"KVLEASED_RUNTIME_DIR": ""}, f"/tmp/kvlease-{os.getuid()}", id="empty"),
+    ],
+)
+def test_daemon_and_those_who_look_for_it_agree(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    environment: dict[str, str],
+    wanted: str,
+) -> None:
+    """In one environment the daemon, its probes and every client come to one directory, wherever TMPDIR is."""
+    for name in ("KVLEASED_RUNTIME_DIR", "XDG_RUNTIME_DIR", "KVLEASE_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert default_address() == f"unix://{wanted}/kvlease.sock"
+    if environment.get("KVLEASED_RUNTIME_DIR") != "":
+        assert str(load([]).runtime_dir) == wanted
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    assert probing.run([]) == 1
+    assert f"{wanted}/http.sock" in capsys.readouterr().err
+
+
+def refuse(*_: object) -> None:
+    """Refuse a connection."""
+    raise ConnectionRefusedError
 
 
 @pytest.mark.parametrize(

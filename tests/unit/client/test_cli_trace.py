@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
 from kvlease.cli import simulator, trace_plot, trace_replay
+from kvlease.cli.trace_record import written_at_the_end
 from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace
 from kvlease.traces import Simulated
@@ -191,6 +192,48 @@ def test_recording_into_nowhere_is_refused_at_once(tmp_path: Path) -> None:
 
     assert status == 2
     assert "cannot write" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        pytest.param((), (2, "is there already"), id="refused"),
+        pytest.param(("--force",), (1, "UNAVAILABLE"), id="nobody answers"),
+    ],
+)
+def test_recording_keeps_what_is_there(
+    tmp_path: Path, arguments: tuple[str, ...], wanted: tuple[int, str]
+) -> None:
+    """A file of that name is as it was until something was recorded, and nothing else is left."""
+    output = tmp_path / "a.jsonl"
+    output.write_text("of yesterday\n")
+    nowhere = f"unix://{tmp_path}/none.sock"
+
+    status, _, said = run(
+        "record", "--cache", "demo", "--output", str(output), "--address", nowhere, *arguments
+    )
+
+    assert (status, wanted[1] in said) == (wanted[0], True)
+    assert output.read_text() == "of yesterday\n"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_recording_into_a_pipe_or_a_device_writes_there() -> None:
+    """What is no file cannot be replaced, and need not be."""
+    with written_at_the_end(Path("/dev/null"), may_replace=False) as file:
+        assert file == Path("/dev/null")
+
+
+def test_recording_into_a_link_replaces_what_it_leads_to(tmp_path: Path) -> None:
+    """The link stays one."""
+    there, link = tmp_path / "there", tmp_path / "link"
+    there.write_text("old")
+    link.symlink_to(there)
+
+    with written_at_the_end(link, may_replace=True) as file:
+        file.write_text("new")
+
+    assert (there.read_text(), link.is_symlink()) == ("new", True)
 
 
 def test_recording_without_a_daemon_says_so(tmp_path: Path) -> None:

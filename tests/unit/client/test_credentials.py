@@ -133,10 +133,44 @@ def test_scheme_says_whether_tls_is_spoken(written: str, protocol: str, has_tls:
     assert (str(address), address.protocol, address.has_tls) == (written, protocol, has_tls)
 
 
-def test_command_prints_the_page_with_a_readers_token(directory: Path) -> None:
-    """`kvlease ui` is for a browser: the token is behind the #, which no browser sends."""
-    result = CliRunner().invoke(app, ["ui", "--address", "http://127.0.0.1:7070"])
+@pytest.mark.parametrize(
+    ("arguments", "known", "why"),
+    [
+        pytest.param(("--address", "unix:///run/x"), "", "not where a browser", id="socket"),
+        pytest.param(("--address", "grpc://h:1"), "", "not where a browser", id="gRPC"),
+        pytest.param((), "grpc://h:1", "not where a browser", id="gRPC of the environment"),
+        pytest.param(("--address", "http://h:1"), "", "no daemon of this user", id="elsewhere"),
+        pytest.param((), "", "no daemon of this user", id="nobody there"),
+        pytest.param(("--token-file", "/no/such"), "", "/no/such cannot be used", id="no token"),
+    ],
+)
+def test_page_of_no_daemon_has_no_token(
+    directory: Path,  # noqa: ARG001 -- so that there is a token to print
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    known: str,
+    why: str,
+) -> None:
+    """`kvlease ui` prints no token where there is no page that it would be for."""
+    monkeypatch.setattr("kvlease.credentials._is_own", lambda _: False)
+    monkeypatch.setenv("KVLEASE_ADDRESS", known)
 
-    assert result.stdout.strip() == "http://127.0.0.1:7070/ui#token=token-of-reader"
-    (directory / "reader.token").unlink()
-    assert CliRunner().invoke(app, ["ui"]).exit_code == 2
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["ui", *arguments])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert why in result.stderr
+    assert "token-of-reader" not in result.stderr
+
+
+def test_page_that_does_not_answer_has_no_token(directory: Path) -> None:
+    """A daemon that is not there takes no token, whoever names it."""
+    token = str(directory / "reader.token")
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+
+    result = CliRunner().invoke(
+        app, ["ui", "--address", f"http://127.0.0.1:{port}", "--token-file", token]
+    )
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("UNAVAILABLE: ")

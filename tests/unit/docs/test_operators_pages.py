@@ -1,11 +1,15 @@
 """The pages for operators are what the code says today."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from kvlease.cli.app import app
 
 _DOCS = Path(__file__).parents[3] / "docs"
 
@@ -16,6 +20,21 @@ def test_page_is_written_from_the_code(script: str) -> None:
     done = subprocess.run([sys.executable, str(_DOCS / script), "--check"], check=False)
 
     assert done.returncode == 0, f"run python docs/{script}"
+
+
+@pytest.mark.parametrize("page", ["quickstart.md", "install.md"])
+def test_plans_of_the_first_pages_can_be_made(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `kvlease plan` that is told to those who begin works in a clone, without a network or a model."""
+    told = re.findall(
+        r"^(?:\.venv/bin/)?kvlease (plan .*)$", (_DOCS / page).read_text(), re.MULTILINE
+    )
+    monkeypatch.chdir(_DOCS.parent)
+    monkeypatch.setenv("HF_HOME", "/nonexistent")
+
+    results = [CliRunner().invoke(app, shlex.split(one)) for one in told]
+
+    assert results
+    assert [one.stderr for one in results if one.exit_code] == []
 
 
 def test_numbers_in_the_prose_about_sizes_are_those_of_the_plan() -> None:

@@ -51,7 +51,10 @@ async def test_different_registration_names_what_differs(node: Node) -> None:
     async with node.life():
         await node.register()
 
-        with pytest.raises(LayoutMismatchError, match=r"tokens_per_block \(4, not 8\)"):
+        with pytest.raises(
+            LayoutMismatchError,
+            match=r"tokens_per_block \(4, not 8\).*; delete it \(kvlease delete --cache main\), or",
+        ):
             await node.ask(
                 "register_cache",
                 pb.RegisterCacheRequest(cache="main", inputs=inputs(tokens_per_block=8)),

@@ -43,6 +43,8 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--lease-seconds", "nan"], "finite number, not nan", id="no number"),
         pytest.param(["--wait-ms-max", "600001"], "600000, not 600001", id="longest wait"),
         pytest.param(["--memory-bytes-max", "9" * 30], f"{1 << 60}", id="more than any node has"),
+        pytest.param(["--memory-bytes-max", "2 gigs"], "for example 8GiB", id="no unit"),
+        pytest.param(["--populate-chunk-bytes", "4KiB"], "1048576, not 4096", id="few bytes"),
         pytest.param(["--runtime-dir", ""], "it is empty", id="no directory"),
         pytest.param(["--runtime-dir", f"/{'d' * 100}"], "114 bytes", id="long socket path"),
         pytest.param(["--config", "/no/such/file"], "no such file", id="no file"),
@@ -72,6 +74,23 @@ def test_settings_without_sense_are_refused(
     assert says in first
     assert len(others) <= 2
     assert ":pw@" not in first
+
+
+def test_bytes_may_have_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags, environment and file take bytes as `kvlease plan` does, and numbers as before."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text(
+        'disk_bytes_max = "1.5 TiB"\n[tenants.chat]\nmax_bytes = "8GiB"\nmin_bytes = 4_096\n'
+    )
+    monkeypatch.setenv("KVLEASED_DEVICE_BYTES_DEFAULT", "17_179_869_184")
+    monkeypatch.setenv("KVLEASED_MAX_MESSAGE_BYTES", "64KiB")
+
+    settings = load(["--config", str(file), "--memory-bytes-max", "2GiB"])
+
+    assert (settings.memory_bytes_max, settings.disk_bytes_max) == (2 << 30, 3 << 39)
+    assert (settings.device_bytes_default, settings.max_message_bytes) == (16 << 30, 64 << 10)
+    chat = settings.tenants["chat"]
+    assert (chat.min_bytes, chat.max_bytes) == (4096, 8 << 30)
 
 
 def test_relative_runtime_directory_is_made_absolute(

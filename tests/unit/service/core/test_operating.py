@@ -322,8 +322,9 @@ def test_device_pool_does_not_shrink_to_nothing_and_the_host_pool_may() -> None:
     """Without a device block there is no cache; without a slot there is one."""
     cache = a_cache(8)
 
-    with pytest.raises(NeverFitsError):
+    with pytest.raises(NeverFitsError, match="not 0; drain the cache") as refused:
         resize(cache, 0)
+    assert refused.value.remedies == ("num_blocks=1",)
 
     assert resize(cache, 0, Tier.HOST).num_parked == 8
     assert resize(cache, 8, Tier.HOST).num_parked == 0

@@ -1,0 +1,31 @@
+"""Own what `kvlease status` says below its tables: what is so on purpose and looks like a fault, and what to do."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvlease.cli.printing import printable
+from kvlease.replies import CacheInfo, Stats
+
+UNDRAIN: Final = "kvlease drain --undo has it grant leases again, with --cache NAME a cache that was drained by itself"
+"""What ends a drain."""
+
+
+def of(found: Sequence[CacheInfo], stats: Stats) -> Iterator[str]:
+    """Yield a sentence for each thing that an operator may want to change."""
+    drained = [one.cache for one in found if one.is_draining]
+    if drained:
+        yield printable(f"drained: {', '.join(drained)}; {UNDRAIN}")
+    counters = {one.cache: one.counters for one in stats.caches}
+    evicted = {
+        one.cache: told["evictions"]
+        for one in found
+        if (told := counters.get(one.cache, {})).get("evictions")
+        and one.plan.num_slots
+        and not told.get("offloads")
+    }
+    if evicted:
+        counted = ", ".join(f"{name} ({count:,})" for name, count in evicted.items())
+        yield printable(
+            f"blocks evicted, and none copied to the host pool: {counted}. A call makes room by copies only where it "
+            "may wait (wait_ms above 0); write_policy write-through copies at once"
+        )

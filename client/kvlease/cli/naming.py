@@ -1,0 +1,59 @@
+"""Own how a command is told which cache it is about: by `--cache NAME`, or by the name alone; both are the same."""
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+from kvlease.client import Client
+from kvlease.errors import InvalidError, UnknownLeaseError
+from kvlease.replies import Explanation
+
+_HINT = "'--cache'"
+
+Named: TypeAlias = Annotated[
+    str, typer.Argument(metavar="CACHE", help="The cache; --cache CACHE is the same.")
+]
+OneCache: TypeAlias = Annotated[str, typer.Option("--cache", help="The cache; must be named.")]
+OnlyCache: TypeAlias = Annotated[
+    str, typer.Option("--cache", help="The cache.", show_default="the only one there is")
+]
+
+
+def either(name: str, cache: str) -> str:
+    """Return the cache that is named in either way, or in both; empty where it is named in none."""
+    if name and cache and name != cache:
+        raise typer.BadParameter(f"{cache!r} and {name!r} are two caches", param_hint=_HINT)
+    return name or cache
+
+
+def required(name: str, cache: str) -> str:
+    """Return the cache that is named; what takes something away from a cache never guesses which."""
+    found = either(name, cache)
+    if not found:
+        raise typer.BadParameter("name the cache; kvlease caches lists them", param_hint=_HINT)
+    return found
+
+
+def explained(client: Client, lease_id: int, cache: str) -> Explanation:
+    """Return the explanation of a lease, of whichever cache has it where none is named.
+
+    Raises:
+        UnknownLeaseError: no cache has it.
+        InvalidError: several have one of this number, as each cache counts its own.
+    """
+    names = [] if cache else [one.cache for one in client.list_caches()]
+    if len(names) <= 1:
+        return client.explain_lease(lease_id, cache=cache)
+    found: dict[str, Explanation] = {}
+    for name in names:
+        try:
+            found[name] = client.explain_lease(lease_id, cache=name)
+        except UnknownLeaseError:
+            continue
+    if not found:
+        message = f"none of the caches {', '.join(names)} has a lease {lease_id}, or it has ended"
+        raise UnknownLeaseError(message, resource="lease_id")
+    if len(found) > 1:
+        message = f"the caches {', '.join(found)} have a lease {lease_id} each; name one by --cache"
+        raise InvalidError(message, resource="cache")
+    return next(iter(found.values()))

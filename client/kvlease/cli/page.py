@@ -1,0 +1,83 @@
+"""Own `kvlease ui`: the address of the page with a token that its daemon has been asked to take."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvlease._runtime import runtime_directory
+from kvlease.cli.connecting import CONNECT_SECONDS, told
+from kvlease.client import Client
+from kvlease.credentials import from_environment, readers_file, readers_token
+from kvlease.errors import InvalidError, NotYoursError, UnknownWorkerError
+from kvlease.transports.base import ADDRESS_VARIABLE, Address, parse_address
+
+DEFAULT: Final = "http://127.0.0.1:7070"
+"""Where a daemon serves the page unless told otherwise."""
+
+
+def ui(
+    *,
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Where the daemon serves REST over TCP.",
+            show_default=f"{ADDRESS_VARIABLE} where that is http or https, else {DEFAULT}",
+        ),
+    ] = "",
+    token_file: Annotated[
+        str,
+        typer.Option(
+            help="The file of the reader's token.",
+            show_default="KVLEASE_TOKEN_FILE, else reader.token beside the daemon's socket",
+        ),
+    ] = "",
+) -> None:
+    """Print the address of the page with the token of a reader in it, for a browser of yours.
+
+    The daemon is asked first: where it does not answer, or does not take the token, nothing is printed.
+    """
+    with told(status=1):
+        typer.echo(_address_with_token(address, token_file))
+
+
+def _address_with_token(written: str, token_file: str) -> str:
+    """Return the page's address with the token.
+
+    Raises:
+        InvalidError: it is no address of the page, or the token cannot be read or is not the daemon's.
+        UnavailableError: no daemon answers there.
+    """
+    known = os.environ.get(ADDRESS_VARIABLE, "")
+    page = _page(written, known)
+    file = readers_file(token_file, page.host, page.port, _directory(known))
+    token = readers_token(file)
+    shown = replace(from_environment(), token=token)
+    with Client(str(page), deadline_seconds=CONNECT_SECONDS, credentials=shown) as client:
+        try:
+            client.stats()
+        except (UnknownWorkerError, NotYoursError) as error:
+            message = (
+                f"the daemon at {page} does not take the token in {file}; name the file of its own by --token-file, or "
+                f"its socket by {ADDRESS_VARIABLE}=unix:///…/kvlease.sock"
+            )
+            raise InvalidError(message, resource="token") from error
+    return f"{page}/ui#token={token}"
+
+
+def _page(written: str, known: str) -> Address:
+    """Return where the page is; `known` is the address that the environment names for all commands."""
+    is_elsewhere = not written and known and not parse_address(known).path
+    page = parse_address(written or (known if is_elsewhere else DEFAULT))
+    if page.protocol != "http" or page.path:
+        message = f"{page} is not where a browser finds the page; write --address http://host:port, or https://"
+        raise InvalidError(message, resource="address")
+    return page
+
+
+def _directory(known: str) -> Path:
+    """Return where the daemon that the environment names has its sockets and tokens."""
+    path = parse_address(known).path if known else ""
+    return Path(path).parent if path else runtime_directory()

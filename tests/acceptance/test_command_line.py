@@ -1,0 +1,216 @@
+"""`kvlease` before a real daemon: it finds the one that is meant, loses no file, and tells scripts by its status."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlease import Client, FullAttention, PlanInputs
+from kvlease.trace_files import write_trace
+from kvlease.traces import Trace
+from tests.acceptance.serving import ROOT, Serving, served
+
+pytestmark = pytest.mark.acceptance
+
+TOKENS_PER_BLOCK = 16
+LAYER = FullAttention(name="l", num_kv_heads=1, head_size=16, dtype="float32")
+INPUTS = PlanInputs(layers=(LAYER,), tokens_per_block=TOKENS_PER_BLOCK, device_blocks=8)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A daemon with a page, and the caches a and b."""
+    ports = ("--listen-tcp", "--http-port", "0", "--grpc-port", "0")
+    with served(tmp_path_factory.mktemp("daemon") / "run", *ports) as serving:
+        with Client(serving.address("unix")) as client:
+            for cache in ("a", "b"):
+                client.register(cache, INPUTS)
+            serving.until(lambda: {one.status for one in client.list_caches()} == {"ready"})
+        yield serving
+
+
+def kvlease(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Return exit status, output and errors of a command that finds no daemon but by `environment`."""
+    others = {"XDG_RUNTIME_DIR", "KVLEASE_ADDRESS", "KVLEASE_TOKEN_FILE", "KVLEASED_RUNTIME_DIR"}
+    kept = {name: value for name, value in os.environ.items() if name not in others}
+    run = subprocess.run(
+        [Path(sys.executable).with_name("kvlease"), *arguments],
+        env=kept | {"COLUMNS": "400"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return run.returncode, run.stdout, run.stderr
+
+
+def page_of(serving: Serving) -> str:
+    """Return where the daemon serves REST on TCP."""
+    lines = Path(serving.log.name).read_text().splitlines()
+    said = next(json.loads(line) for line in lines if '"ready"' in line and line[0] == "{")
+    return str(said["rest_on_tcp"])
+
+
+def token_of(serving: Serving) -> str:
+    """Return a reader's token."""
+    return (serving.runtime_dir / "reader.token").read_text().strip()
+
+
+def trace_of(num_keys: int) -> Trace:
+    """Return a trace of one request for so many keys of the caches' size."""
+    return Trace(
+        times_ms=np.zeros(1, np.int64),
+        input_tokens=np.full(1, num_keys * TOKENS_PER_BLOCK),
+        output_tokens=np.zeros(1, np.int64),
+        offsets=np.array([0, num_keys]),
+        key_ids=np.arange(num_keys),
+        tokens_per_key=TOKENS_PER_BLOCK,
+    )
+
+
+# Which daemon ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["KVLEASE_ADDRESS", "KVLEASED_RUNTIME_DIR"])
+def test_page_has_the_token_of_the_daemon_that_is_meant(daemon: Serving, variable: str) -> None:
+    """The token is that beside the socket that the environment names, and the daemon has taken it."""
+    known = {
+        "KVLEASE_ADDRESS": daemon.address("unix"),
+        "KVLEASED_RUNTIME_DIR": str(daemon.runtime_dir),
+    }[variable]
+
+    status, output, _ = kvlease("ui", "--address", page_of(daemon), **{variable: known})
+
+    assert (status, output) == (0, f"{page_of(daemon)}/ui#token={token_of(daemon)}\n")
+
+
+def test_page_of_the_environment_is_that_of_rest(daemon: Serving) -> None:
+    """An address of REST in the environment is the page's; a token file that is named is used."""
+    file = str(daemon.runtime_dir / "reader.token")
+
+    status, output, _ = kvlease("ui", "--token-file", file, KVLEASE_ADDRESS=page_of(daemon))
+
+    assert (status, output) == (0, f"{page_of(daemon)}/ui#token={token_of(daemon)}\n")
+
+
+def test_token_of_another_daemon_is_not_printed(daemon: Serving, tmp_path: Path) -> None:
+    """What lies in another directory is no token of this daemon, which says so before it is printed."""
+    (tmp_path / "reader.token").write_text("0" * 32)
+
+    status, output, errors = kvlease(
+        "ui", "--address", page_of(daemon), KVLEASED_RUNTIME_DIR=str(tmp_path)
+    )
+
+    assert (status, output) == (2, "")
+    assert f"does not take the token in {tmp_path}/reader.token" in errors
+
+
+def test_directory_of_the_environment_leads_to_the_daemon(daemon: Serving) -> None:
+    """What a unit tells the daemon, its probes and the command line go by, too."""
+    known = {"KVLEASED_RUNTIME_DIR": str(daemon.runtime_dir)}
+
+    assert kvlease("health", **known)[0] == 0
+
+
+# How it is ------------------------------------------------------------------------------------------------------------
+
+
+def test_drain_is_seen(daemon: Serving) -> None:
+    """A drained cache is one in status, and a daemon that grants nothing new is not well."""
+    known = {"KVLEASE_ADDRESS": daemon.address("unix")}
+    kvlease("drain", "b", **known)
+    assert "ready, draining" in kvlease("status", **known)[1]
+    assert kvlease("health", **known)[0] == 0
+
+    kvlease("drain", **known)
+    status, output, _ = kvlease("health", **known)
+    kvlease("drain", "--undo", **known)
+    kvlease("drain", "--undo", "--cache", "b", **known)
+
+    assert (status, output.startswith("draining: ")) == (3, True)
+    assert "draining" not in kvlease("status", **known)[1]
+
+
+def test_lease_is_found_without_its_cache(daemon: Serving) -> None:
+    """Each cache counts its own leases: where one has the id, that one is meant, and where two do, they are named."""
+    known = {"KVLEASE_ADDRESS": daemon.address("unix")}
+    with Client(daemon.address("unix"), on_doubt="raise") as client:
+        a, b = client.attach("a"), client.attach("b")
+        leases = {one.reserve("r", num_tokens=16).lease_id for one in (a, b)}
+        later = b.reserve("s", num_tokens=16).lease_id
+
+        assert f"Lease {later}: " in kvlease("explain", str(later), **known)[1]
+        status, _, errors = kvlease("explain", str(min(leases)), **known)
+        a.close()
+        b.close()
+
+    assert len(leases) == 1
+    assert (status, "name one by --cache" in errors) == (2, True)
+
+
+def test_cache_of_another_layout_is_deleted_by_name(daemon: Serving) -> None:
+    """The refusal of a second layout names the command that makes room for it."""
+    known = {"KVLEASE_ADDRESS": daemon.address("unix")}
+    with Client(daemon.address("unix"), on_doubt="raise") as client:
+        client.register("gone", INPUTS)
+        other = PlanInputs(layers=(LAYER,), tokens_per_block=32, device_blocks=8)
+        with pytest.raises(Exception, match="kvlease delete --cache gone") as refused:
+            client.register("gone", other)
+
+        assert kvlease("delete", "--cache", "gone", **known) == (0, "gone is deleted\n", "")
+        client.register("gone", other)
+        client.delete_cache("gone")
+
+    assert "choose another name" in str(refused.value)
+
+
+def test_page_and_example_of_the_quickstart_share_a_daemon(daemon: Serving) -> None:
+    """Who follows the page and then runs the example is refused nothing."""
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    environment = os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")}
+
+    for program in (["-c", code], [str(ROOT / "examples" / "quickstart.py")]):
+        subprocess.run([sys.executable, *program], env=environment, check=True, timeout=120)
+
+
+# Traces ---------------------------------------------------------------------------------------------------------------
+
+
+def test_recording_that_fails_leaves_the_file_as_it_was(daemon: Serving, tmp_path: Path) -> None:
+    """An earlier recording is replaced by a whole one, when that is asked for, or not at all."""
+    known = {"KVLEASE_ADDRESS": daemon.address("unix")}
+    path = tmp_path / "day.jsonl"
+    path.write_text("of yesterday\n")
+    arguments = ("trace", "record", "--output", str(path), "--seconds", "0.1")
+
+    refused = kvlease(*arguments, "--cache", "a", **known)
+    unknown = kvlease(*arguments, "--cache", "nope", "--force", **known)
+
+    assert (refused[0], "--force" in refused[2]) == (2, True)
+    assert (unknown[0], "UNKNOWN_CACHE" in unknown[2]) == (1, True)
+    assert path.read_text() == "of yesterday\n"
+    assert kvlease(*arguments, "--cache", "a", "--force", **known)[0] == 0
+    assert path.read_text() != "of yesterday\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_replay_on_a_cache_that_is_too_small_says_why(daemon: Serving, tmp_path: Path) -> None:
+    """What can never be granted is told with its reason, and by the exit status."""
+    known = {"KVLEASE_ADDRESS": daemon.address("unix")}
+    fits, never = tmp_path / "fits.jsonl", tmp_path / "never.jsonl"
+    write_trace(trace_of(4), fits)
+    write_trace(trace_of(40), never)
+
+    status, output, _ = kvlease("trace", "replay", str(never), "--cache", "a", **known)
+    told = json.loads(kvlease("trace", "replay", str(never), "--cache", "a", "--json", **known)[1])
+
+    assert status == 1
+    assert "NEVER_FITS  request 0: " in output
+    assert told["reasons"]["NEVER_FITS"].startswith("request 0: ")
+    assert kvlease("trace", "replay", str(fits), "--cache", "a", **known)[0] == 0
