@@ -1,7 +1,7 @@
 """Own the identifiers that both ends use; arithmetic on them is nobody's business.
 
 Ids of leases, workers, pins and copies start above `epoch << 20` in every life of the daemon, so no
-id is ever issued twice for one kind of thing, not even over restarts, and all stay below 2**53,
+id is ever issued twice for one kind of thing in one cache, not even over restarts, and all stay below 2**53,
 which JSON carries exactly.
 """
 
@@ -17,13 +17,13 @@ GroupId = NewType("GroupId", int)
 """The index of a group of layers that share a table."""
 
 LeaseId = NewType("LeaseId", int)
-"""A right to blocks; never issued twice."""
+"""A right to blocks; never issued twice by one cache."""
 
 WorkerId = NewType("WorkerId", int)
 """One attachment of one process to one cache; never issued twice."""
 
 PinId = NewType("PinId", int)
-"""A named hold on cached blocks; never issued twice."""
+"""A named hold on cached blocks; never issued twice by one cache."""
 
 CopyId = NewType("CopyId", int)
 """One batch of copies that a mover carries out."""

@@ -87,8 +87,12 @@ async def test_worker_attaches_over_tls(authority: Authority) -> None:
                 assert worker.device is None
 
 
-async def test_certificate_gives_a_role(authority: Authority) -> None:
+async def test_certificate_gives_a_role(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client's certificate says what it is; without one there is no connection, and other names need tokens."""
+    # No daemon of this user lends its token.
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     names = ("kvlease-reader", "kvlease-operator", "somebody")
     pairs = {name: await asyncio.to_thread(authority.sign, name) for name in names}
     ca_file = str(authority.cert_file)
