@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from label_values import TABLES
+
 from kvleased.core.departures import BOUNDS_SECONDS
 from kvleased.metrics.calls import BUCKETS
 from kvleased.metrics.catalogue import SECTIONS, Definition
@@ -34,6 +36,12 @@ def _tables() -> str:
         f"| `{names.replace(', ', '`, `')}` | {', '.join(f'{bound:g}' for bound in values)} |\n"
         for names, values in _BOUNDS.items()
     )
+    values = "".join(
+        f"| {label} | `{value}` | {meaning} |\n"
+        for label, meanings in TABLES
+        for value, meaning in meanings.items()
+    )
+    parts.append(f"## Values of labels\n\n| label | value | it says |\n|---|---|---|\n{values}")
     parts.append(f"## Bounds of histograms\n\n| histogram | seconds |\n|---|---|\n{bounds}")
     return "\n".join(parts)
 

@@ -153,7 +153,7 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
         default=0.0,
         help="monotonic seconds at which the process was started",
     )
-    for name in ("settings", "keeper", "link"):
+    for name in ("settings", "keeper", "link", "directory"):
         parser.add_argument(f"--{name}-fd", type=int, default=-1)
     parser.add_argument("--lock-fds", type=int, nargs="*", default=[])
     arguments = parser.parse_args(argv)
@@ -166,10 +166,12 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     if role in _MOVERS:
         give_way()
         # Each imports only what it needs: a mover of memory knows no store, and starts the sooner for it.
-        fds = (
-            (arguments.link_fd,) if role == "mover" else (arguments.link_fd, arguments.settings_fd)
-        )
-        importlib.import_module(_MOVERS[role]).main(*fds)
+        fds = {
+            "mover": (arguments.link_fd,),
+            "disk-mover": (arguments.link_fd, arguments.settings_fd, arguments.directory_fd),
+            "remote-mover": (arguments.link_fd, arguments.settings_fd),
+        }
+        importlib.import_module(_MOVERS[role]).main(*fds[role])
         return 0
     logs.import_structlog()
     from kvleased.control import main as control  # noqa: PLC0415
@@ -178,14 +180,20 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
 
 
 def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
-    from kvleased.processes import movers_of  # noqa: PLC0415
+    from kvleased.processes import DISK_MOVER, movers_of  # noqa: PLC0415
     from kvleased.supervisor import Supervisor  # noqa: PLC0415
 
     for fd in (settings_fd, *lock_fds):
         os.set_inheritable(fd, False)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    # The last lock is that on the directory of disk stores; whatever its path leads to later, this is the one.
+    directory_fds = {DISK_MOVER: lock_fds[-1]} if settings["disk_dir"] else {}
     supervisor = Supervisor(
-        settings_fd, settings["drain_seconds"], movers=movers_of(settings), lock_fds=lock_fds
+        settings_fd,
+        settings["drain_seconds"],
+        movers=movers_of(settings),
+        lock_fds=lock_fds,
+        directory_fds=directory_fds,
     )
     return supervisor.run()
 

@@ -19,6 +19,7 @@ import uvloop
 from kvleased import logs, tokens
 from kvleased.daemon import Daemon
 from kvleased.keeper_link import KeeperLink
+from kvleased.memory.limits import memory_limit_bytes
 from kvleased.settings import PATHS, Settings, TenantSettings
 from kvleased.verbs.surveys import surveys
 
@@ -139,6 +140,15 @@ def _warn(settings: Settings) -> None:
             "tcp_without_tls",
             address=settings.tcp_host,
             advice="whoever can read the network can read tokens; give tls_cert_file and tls_key_file",
+        )
+    limit_bytes = memory_limit_bytes()
+    if settings.memory_bytes_max > limit_bytes:
+        _LOG.warning(
+            "memory_bytes_max_above_limit",
+            memory_bytes_max=settings.memory_bytes_max,
+            limit_bytes=limit_bytes,
+            advice="pools of that size would be killed for memory; lower memory_bytes_max, so that about 1 GiB is left "
+            "for the processes, or raise the limit of the container or unit",
         )
 
 

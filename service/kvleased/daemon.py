@@ -43,6 +43,8 @@ from kvleased.waiting_calls import WaitingCalls
 
 _NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
 DRAINING: Final = "draining"
+_STOPS: Final = f"{DRAINING}: it was told to stop, and ends with its leases, or after drain_seconds"
+_DRAINED: Final = f"{DRAINING}: an operator drains it; kvlease drain --undo grants again"
 """Why a daemon that was told to stop is not ready."""
 _DRAIN_POLL_SECONDS: Final = 0.05
 _LOG = structlog.get_logger()
@@ -106,11 +108,13 @@ class Daemon:
     def readiness(self) -> tuple[bool, str]:
         """Whether calls can be granted, and why not or with what restriction."""
         if self._not_ready:
-            return False, self._not_ready
+            return False, _STOPS if self._not_ready == DRAINING else self._not_ready
         if self.registry.is_draining:
-            return False, DRAINING
-        away = self.tiers.away
-        return True, f"degraded: being replaced: {away}" if away else "ready"
+            return False, _DRAINED
+        drained = ", ".join(entry.name for entry in self.registry if entry.is_draining)
+        restrictions = {"being replaced": self.tiers.away, "drained": drained}
+        said = "; ".join(f"{what}: {names}" for what, names in restrictions.items() if names)
+        return True, f"degraded: {said}" if said else "ready"
 
     async def start(self, kept: Sequence[Kept]) -> None:
         """Bring back what was kept, then let time pass."""

@@ -30,7 +30,7 @@ class Guard:
             else:
                 role = self.keyring.role_of(caller.token)
                 if role is Role.STRANGER:
-                    raise UnknownWorkerError(resource="token")
+                    raise _unknown("nobody has this bearer token", allowed)
                 caller = caller._replace(role=role, token="")
         if caller.role not in allowed:
             _refuse(caller.role, allowed)
@@ -39,13 +39,24 @@ class Guard:
 
 def _refuse(role: Role, allowed: Roles) -> NoReturn:
     if role is Role.STRANGER:
-        wanted = " or ".join(sorted(one.value for one in allowed))
-        message = (
-            f"this needs a bearer token: that of a {wanted}; docs/security.md tells where they are"
-        )
-        raise UnknownWorkerError(message, resource="token")
+        raise _unknown("there is no bearer token", allowed)
     if allowed is OWN:
         # Whoever may attach is told how to become a worker.
         raise UnknownWorkerError(resource="token")
-    message = f"a {role.value} may not do this"
+    message = f"{_one(role)} may not do this"
     raise NotYoursError(message, resource="role", rule="role")
+
+
+def _unknown(what: str, allowed: Roles) -> UnknownWorkerError:
+    """Return the refusal of a caller whom nobody knows, which says whose token it takes, and where that is."""
+    if allowed == OWN:
+        where = "attach first and send the token that attach returned"
+    else:
+        wanted = " or ".join(map(_one, sorted(allowed, key=lambda role: role.value)))
+        others = "attach returns a worker's, " if Role.WORKER in allowed else ""
+        where = f"this needs that of {wanted}; {others}docs/security.md tells where they are"
+    return UnknownWorkerError(f"{what}: {where}", resource="token")
+
+
+def _one(role: Role) -> str:
+    return f"{'an' if role is Role.OPERATOR else 'a'} {role.value}"

@@ -10,9 +10,10 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 _SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _threshold = 20
@@ -70,9 +71,7 @@ def configure(level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.CallsiteParameterAdder(
-                [structlog.processors.CallsiteParameter.PROCESS]
-            ),
+            _with_pid,
             structlog.processors.ExceptionRenderer(
                 # Locals of a failed call are keys and tokens.
                 structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
@@ -84,6 +83,12 @@ def configure(level: str) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_Lines()], level=logging.WARNING, force=True)
+
+
+def _with_pid(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Say whose line it is, by the same name as all processes."""
+    event["pid"] = os.getpid()
+    return event
 
 
 class _Lines(logging.Handler):

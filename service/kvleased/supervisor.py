@@ -18,7 +18,8 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from kvleased import keeper, logs
@@ -39,6 +40,7 @@ END_SECONDS_MAX: Final = 1.0
 """Seconds that the end waits for children that were killed."""
 STOP_GRACE_SECONDS: Final = 5.0
 """Seconds beyond the draining that the control process gets to stop."""
+_NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Supervisor:
@@ -51,12 +53,14 @@ class Supervisor:
         *,
         movers: Sequence[str] = (MOVER,),
         lock_fds: Sequence[int] = (),
+        directory_fds: Mapping[str, int] = _NONE,
     ) -> None:
-        """Take the descriptor of the settings, the roles of the movers, and what locks their directories."""
+        """Take descriptors of the settings, of what locks directories, and of those that movers, by role, write in."""
         self._settings_fd = settings_fd
         self._drain_seconds = drain_seconds
         self._movers = tuple(movers)
         self._lock_fds = tuple(lock_fds)
+        self._directory_fds = directory_fds
         self._store = Store()
         self._children: dict[str, Child] = {}
         self._failures = dict.fromkeys((CONTROL, *movers), 0)
@@ -125,7 +129,8 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         inherited = {"settings": self._settings_fd, "keeper": theirs.fileno()}
-        self._watch(spawn(CONTROL, inherited, self._lock_fds))
+        child = spawn(CONTROL, inherited, self._lock_fds)
+        self._watch(child)
         theirs.close()
         self._link = ours
         self._selector.register(ours, selectors.EVENT_READ, "link")
@@ -135,13 +140,21 @@ class Supervisor:
         for role in self._movers:
             if role not in self._children:
                 self._start_mover(role)
-        logs.line("info", "control_started", epoch=self._epoch, kept=len(self._store))
+        logs.line(
+            "info",
+            "control_started",
+            epoch=self._epoch,
+            kept=len(self._store),
+            child_pid=child.process.pid,
+        )
 
     def _start_mover(self, role: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = {"link": theirs.fileno()}
         if role != MOVER:
             inherited["settings"] = self._settings_fd
+        if role in self._directory_fds:
+            inherited["directory"] = self._directory_fds[role]
         self._watch(spawn(role, inherited, self._lock_fds))
         theirs.close()
         self._generations[role] += 1

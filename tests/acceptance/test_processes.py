@@ -203,15 +203,19 @@ def _commit_blocks(
     return lease, region
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_control_process_comes_back_over_the_same_memory(
-    served: Served, worker: tuple[Connection, pb.AttachResponse]
+    served: Served, worker: tuple[Connection, pb.AttachResponse], end: signal.Signals
 ) -> None:
-    """After SIGKILL of the control process the epoch is greater, and blocks, leases and bytes are what they were."""
+    """When the process that the log names is ended, the next has a greater epoch, and all blocks and leases."""
     connection, attached = worker
     lease, region = _commit_blocks(connection, attached)
-    control, mover = served.child("control"), served.child("mover")
+    mover = served.child("mover")
+    (started,) = served.events("control_started")
+    (ready,) = served.events("ready")
+    assert started["child_pid"] == ready["pid"] == served.child("control")
 
-    os.kill(control, signal.SIGKILL)
+    os.kill(started["child_pid"], end)
     until(lambda: len(served.events("ready")) == 2, "the next control process")
     again = served.connect()
     pidfd = os.pidfd_open(os.getpid())
@@ -232,6 +236,20 @@ def test_killed_control_process_comes_back_over_the_same_memory(
     assert not Path(f"/proc/{mover}").exists()
     os.close(pidfd)
     again.close()
+
+
+@pytest.mark.parametrize(("bytes_max", "num_warnings"), [(1 << 46, 1), (1 << 20, 0)])
+def test_more_memory_than_there_is_is_warned_of(
+    tmp_path: Path, bytes_max: int, num_warnings: int
+) -> None:
+    """Pools above the limit of the cgroup or machine would be killed for memory, so the start says so."""
+    served = Served(tmp_path, "--memory-bytes-max", str(bytes_max))
+    try:
+        warnings = served.events("memory_bytes_max_above_limit")
+        assert len(warnings) == num_warnings
+        assert all(one["limit_bytes"] < one["memory_bytes_max"] == bytes_max for one in warnings)
+    finally:
+        served.stop()
 
 
 def test_killed_control_process_leaves_one_event_a_line(

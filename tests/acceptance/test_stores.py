@@ -165,6 +165,7 @@ def test_a_new_store_in_the_place_of_the_old_one_is_filled_anew(
             shutil.rmtree(disk_dir)
             # The first to ask meets a file that is gone; the next one comes by itself.
             compute(worker, prompt(0, BLOCKS_PER_PROMPT)).release()
+            disk_dir.mkdir(mode=0o700)
             serving.until(lambda: counter(client, "disk_slots_forgotten") >= NUM_BLOCKS)
             serving.until(lambda: status(client, "disk") == "ready")
 
@@ -234,6 +235,30 @@ def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: P
             disk_dir.chmod(0o700)
 
 
+def test_a_directory_that_was_moved_is_not_replaced(tmp_path: Path, disk_dir: Path) -> None:
+    """Neither the mover nor its successor makes a store elsewhere; all is found again when the directory is back."""
+    away = disk_dir.with_name("away")
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        with attached(serving, small()) as (client, worker):
+            disk_dir.rename(away)
+            disk_dir.mkdir(mode=0o700)
+            serving.until(lambda: "another directory" in reason(client, "disk"))
+            os.kill(child(serving, "disk-mover"), signal.SIGKILL)
+            log = Path(serving.log.name)
+            serving.until(lambda: log.read_text().count("disk_store_off") == 2)
+            off = [line for line in log.read_text().splitlines() if "disk_store_off" in line]
+            assert "another directory" in off[-1]
+            assert not list(disk_dir.iterdir())
+
+            disk_dir.rmdir()
+            away.rename(disk_dir)
+            serving.until(lambda: status(client, "disk") == "ready")
+            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
+            assert lease.disk_hit_tokens == TOKENS_PER_PROMPT
+            lease.release()
+
+
 def test_a_store_of_another_geometry_is_another_store(tmp_path: Path, disk_dir: Path) -> None:
     """With other disk_bytes nothing of the old store is taken for something; with the old ones all of it is found."""
     larger = replace(small(), disk_bytes=small().disk_bytes + 5 * 8192)
@@ -274,7 +299,8 @@ def test_a_directory_that_was_removed_has_its_secret_again(tmp_path: Path, disk_
         shutil.rmtree(disk_dir)
         with attached(serving, small()) as (client, _):
             os.kill(child(serving, "disk-mover"), signal.SIGKILL)
-            serving.until(lambda: status(client, "disk") == "off")
+            serving.until(lambda: "No such file" in reason(client, "disk"))
+            disk_dir.mkdir(mode=0o700)
             serving.until(lambda: status(client, "disk") == "ready")
             serving.until(lambda: ready(client, "disk") == 2 * BLOCKS_PER_PROMPT)
         serving.until((disk_dir / "secret").exists)

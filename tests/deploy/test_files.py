@@ -180,3 +180,5 @@ def test_unit_s_settings_are_settings() -> None:
 
     assert settings.device_bytes_default == 8 << 30
     assert settings.tenants["chat"].weight == 3
+    # Whatever the machine has, the unit's own limit says how much of it pools may take.
+    assert settings.memory_bytes_max == 0

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from kvleased.sources import load
 from tests.deploy.helm.combinations import COMBINATIONS, REFUSED, Values
 from tests.deploy.helm.custom_kinds import CUSTOM_KINDS, mistake_in
 from tests.deploy.tools import (
@@ -248,25 +249,82 @@ def test_chart_carries_what_is_deployed(source: str, pattern: str, copies: str) 
 
 def test_templates_serve_a_chart_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
     """A chart that depends on this one includes the daemon in its own pod, with nothing else made."""
-    chart = tmp_path / "own"
-    shutil.copytree(CHART, chart / "charts" / "kvlease")
-    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: own\nversion: 1.0.0\n")
-    (chart / "values.yaml").write_text(
-        "kvlease: {engine: {enabled: false}, tests: {enabled: false}}\n"
-    )
-    (chart / "templates").mkdir()
-    example = re.search(
-        r"```yaml\n(# templates/pod.yaml\n.*?)```", (CHART / "README.md").read_text(), re.DOTALL
-    )
-    assert example is not None
-    (chart / "templates" / "pod.yaml").write_text(example[1])
-
-    rendered = helm.render({"kvlease": {"pools": {"deviceMiB": 512}}}, chart=chart)
+    rendered = _own_chart(helm, tmp_path, {"pools": {"deviceMiB": 512}})
 
     assert [document["kind"] for document in rendered.documents] == ["Pod"]
     assert rendered.daemon["restartPolicy"] == "Always"
     assert rendered.daemon["resources"]["limits"]["memory"] == "1536Mi"
     assert _wrong(helm, rendered, "1.29") == []
+
+
+def test_monitor_finds_a_pod_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
+    """What the README shows is scraped, and its engine has a /tmp to write to."""
+    rendered = _own_chart(helm, tmp_path, {"podMonitor": {"enabled": True}})
+
+    (pod,) = rendered.of_kind("Pod")
+    selector = rendered.one("PodMonitor")["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= pod["metadata"]["labels"].items()
+    (engine,) = pod["spec"]["containers"]
+    assert engine["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "/tmp" in {mount["mountPath"] for mount in engine["volumeMounts"]}
+
+
+@pytest.mark.parametrize("values", [{}, {"fullnameOverride": "kv"}, {"nameOverride": "cache"}])
+def test_alert_knows_the_job(helm: Helm, values: Values) -> None:
+    """Whatever the release is called, its job is one that KvleaseDown looks at."""
+    monitored = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    rendered = helm.render(values | monitored)
+    monitor = rendered.one("PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    jobs = [one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"]
+    job = [f"inference/{monitor['metadata']['name']}", *jobs][-1]
+    rules = [
+        rule
+        for group in rendered.one("PrometheusRule")["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+    (down,) = [rule["expr"] for rule in rules if rule.get("alert") == "KvleaseDown"]
+    (pattern,) = re.findall(r'job=~"([^"]*)"', down)
+
+    assert re.fullmatch(pattern, job)
+
+
+def test_runbooks_have_the_prefix_that_is_given(helm: Helm) -> None:
+    """Each alert of the chart leads to its runbook where the values say that they are; rules of the user's stay."""
+    own = {
+        "name": "own",
+        "rules": [{"alert": "Own", "expr": "up", "annotations": {"runbook_url": "x"}}],
+    }
+    prefix = "https://example.com/kvlease/"
+    rendered = helm.render(
+        {"prometheusRule": {"enabled": True, "runbookUrlPrefix": prefix, "groups": [own]}}
+    )
+
+    groups = rendered.one("PrometheusRule")["spec"]["groups"]
+    alerts = {
+        rule["alert"]: rule["annotations"]["runbook_url"]
+        for group in groups
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    assert alerts.pop("Own") == "x"
+    assert alerts == {name: f"{prefix}docs/runbooks/{name}.md" for name in alerts}
+
+
+@_every
+def test_daemon_takes_what_is_rendered(
+    helm: Helm, values: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings in the environment of the container are ones that the daemon starts with."""
+    rendered = helm.render(values)
+    if not rendered.pods or values.get("engine", {}).get("enabled") is False:
+        return
+    for name, value in rendered.environment.items():
+        if name.startswith("KVLEASED_"):
+            monkeypatch.setenv(name, value)
+
+    load([])
 
 
 def test_readme_lists_every_value(helm: Helm) -> None:
@@ -299,6 +357,23 @@ def test_own_schemas_find_mistakes(helm: Helm) -> None:
         assert mistake_in(document) == ""
         assert mistake_in({**document, "spec": {**document["spec"], "selectr": {}}})
         assert mistake_in({**document, "spec": {}})
+
+
+def _own_chart(helm: Helm, folder: Path, values: Values) -> Rendered:
+    """Render the chart of the README, which has this one as a dependency."""
+    chart = folder / "own"
+    shutil.copytree(CHART, chart / "charts" / "kvlease")
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: own\nversion: 1.0.0\n")
+    (chart / "values.yaml").write_text(
+        "kvlease: {engine: {enabled: false}, tests: {enabled: false}}\n"
+    )
+    (chart / "templates").mkdir()
+    example = re.search(
+        r"```yaml\n(# templates/pod.yaml\n.*?)```", (CHART / "README.md").read_text(), re.DOTALL
+    )
+    assert example is not None
+    (chart / "templates" / "pod.yaml").write_text(example[1])
+    return helm.render({"kvlease": values}, chart=chart)
 
 
 def _selectors(document: Document) -> list[dict[str, str]]:

@@ -55,12 +55,16 @@ def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> Renderable
     """Return one line on the daemon and one on the cache that is looked at."""
     names = ", ".join(f"[{one.cache}]" if one.cache == cache else one.cache for one in caches)
     lines = [Text(f"epoch {stats.epoch}   caches: {names or 'none yet'}")]
+    if drained := [one.cache for one in caches if one.is_draining]:
+        words = f"drained, grants nothing new until kvlease drain [--cache NAME] --undo: {', '.join(drained)}"
+        lines.append(Text(words, style="bold yellow"))
     found, info = of(stats, cache), next((one for one in caches if one.cache == cache), None)
     if found is not None and info is not None:
         text = (
             f"{found.num_leases:,} leases of {found.num_workers:,} workers, {found.num_waiting:,} waiting; "
             f"{info.options.eviction_policy or 'default policy'}; "
-            f"device {show_bytes(info.plan.device_bytes)}, host {show_bytes(info.plan.host_bytes)}"
+            f"device {show_bytes(info.plan.device_bytes - _bytes_given_back(found, info))}, "
+            f"host {show_bytes(info.plan.host_bytes)}"
         )
         lines.append(Text(text))
         off = [f"{tier.tier} is off: {tier.reason}" for tier in info.tiers if tier.status == "off"]
@@ -78,10 +82,11 @@ def pools(stats: Stats, cache: str, columns: int) -> RenderableType:
     for pool in found.pools:
         counts = counts_of(pool)
         shown |= {name for name, count in counts.items() if count}
-        used = pool.num_blocks - pool.free
-        share = used / pool.num_blocks if pool.num_blocks else 0.0
+        usable = _usable(pool)
+        used = usable - pool.free
+        share = used / usable if usable else 0.0
         squares = _squares(counts, pool.num_blocks, columns)
-        heads = (pool.tier, f"{share:.0%} used", f"{used:,} of", f"{pool.num_blocks:,}")
+        heads = (pool.tier, f"{share:.0%} used", f"{used:,} of", f"{usable:,}")
         for head, row in zip(heads, squares, strict=True):
             lines.append(Text(f"{head:<{_NAME_COLUMNS}}") + row)
         lines.append(Text(""))
@@ -181,10 +186,22 @@ def _squares(counts: dict[str, int], num_blocks: int, columns: int) -> list[Text
 
 def _use(cache: CacheStats) -> float | None:
     device = next((pool for pool in cache.pools if pool.tier == "device"), None)
-    if device is None or not device.num_blocks:
+    usable = 0 if device is None else _usable(device)
+    if device is None or not usable:
         return None
     idle = device.ready - device.ready_held
-    return (device.num_blocks - device.free - idle) / device.num_blocks
+    return (usable - device.free - idle) / usable
+
+
+def _bytes_given_back(cache: CacheStats, info: CacheInfo) -> int:
+    """Return the bytes of device memory that a resize gave back."""
+    parked = sum(pool.parked for pool in cache.pools if pool.tier == "device")
+    return parked * info.plan.bytes_per_block
+
+
+def _usable(pool: PoolStats) -> int:
+    """Return the blocks that there are to be used: neither given back by a resize nor retired."""
+    return pool.num_blocks - pool.parked - pool.bad
 
 
 def _hit_share(then: CacheStats, now: CacheStats) -> float | None:

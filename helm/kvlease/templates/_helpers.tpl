@@ -129,6 +129,21 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and $values.remote.url $values.remote.existingSecret -}}
 {{- fail "remote.url and remote.existingSecret name the same setting; give one of them" -}}
 {{- end -}}
+{{- if regexMatch "://[^/?]*:[^/?]*@" $values.remote.url -}}
+{{- fail "remote.url has a password, which would stand in the pod's environment; put the address into a secret, and name that in remote.existingSecret" -}}
+{{- end -}}
+{{- $lease := float64 (default 30 $values.settings.lease_seconds) -}}
+{{- $heartbeat := float64 (default 5 $values.settings.heartbeat_seconds) -}}
+{{- if lt $lease (mulf 2 $heartbeat) -}}
+{{- fail (printf "settings.lease_seconds (%v) must be at least twice settings.heartbeat_seconds (%v)" $lease $heartbeat) -}}
+{{- end -}}
+{{- $percent := 0.0 -}}
+{{- range $values.tenants -}}
+{{- $percent = addf $percent (default 0 .min_percent) -}}
+{{- end -}}
+{{- if gt $percent 100.0 -}}
+{{- fail (printf "the min_percent of all tenants add up to %v, which must be at most 100" $percent) -}}
+{{- end -}}
 {{- if ge (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB) -}}
 {{- fail (printf "engine.shmMiB (%d) must be less than engine.resources.memoryMiB (%d), which it is part of" (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
 {{- end -}}

@@ -1,6 +1,8 @@
 {{/*
 Templates for pods of your own. With this chart as a dependency and engine.enabled false:
 
+  metadata:
+    labels: {{- include "kvlease.selectorLabels" .Subcharts.kvlease | nindent 6 }}
   spec:
     securityContext: {{- include "kvlease.podSecurityContext" .Subcharts.kvlease | nindent 6 }}
     initContainers: {{- include "kvlease.sidecar" .Subcharts.kvlease | nindent 6 }}

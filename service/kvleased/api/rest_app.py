@@ -101,7 +101,10 @@ class DirectRoute(APIRoute):
 
 
 def make_described_app(endpoints: Mapping[Route, Answers]) -> FastAPI:
-    """Return the FastAPI app of all routes, with its documents at /openapi.json and /docs."""
+    """Return the FastAPI app of all routes, with its documents at /openapi.json and /docs.
+
+    The page for people, /docs, is our own: FastAPI's loads scripts of another host.
+    """
     app = FastAPI(
         title=TITLE,
         version="1",

@@ -229,8 +229,18 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
             "Seconds that evicted blocks had been held by nobody.",
             "cache", "tier",
         ),
-        _counter("blocks_dropped", "Blocks that left the last tier that had them.", "cache"),
-        _counter("blocks_committed", "Blocks that became findable.", "cache"),
+        _counter(
+            "blocks_dropped",
+            "Blocks that were evicted from the last tier that had them. What a clear, a resize or a loss takes is in "
+            "the evictions by reason alone.",
+            "cache",
+        ),
+        _counter(
+            "blocks_committed",
+            "Device blocks that became findable, also those that a lower tier has already: a request that does not "
+            "wait computes them again.",
+            "cache",
+        ),
         _counter("blocks_duplicate", "Committed blocks whose key was findable already.", "cache"),
         _counter(
             "ghost_keys",

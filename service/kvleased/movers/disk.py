@@ -284,15 +284,15 @@ class DiskEngine(Engine):
         )
 
 
-def main(link_fd: int, settings_fd: int) -> None:
-    """Run a mover of disk stores over inherited descriptors."""
+def main(link_fd: int, settings_fd: int, directory_fd: int = -1) -> None:
+    """Run a mover of disk stores over inherited descriptors, the last of them of the directory that `serve` entered."""
     # A terminal sends its signals to all processes; the supervisor alone ends a mover.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
     directory = settings.get("disk_dir")
     bytes_max = settings.get("disk_bytes_max", 0)
-    place = StorePlace(Path(directory), bytes_max) if directory else None
+    place = StorePlace(Path(directory), bytes_max, directory_fd) if directory else None
     with socket.socket(fileno=link_fd) as link:
         link.setblocking(True)
         DiskEngine(link, place).run()

@@ -48,13 +48,19 @@ _ADVICE: Final[Mapping[int, str]] = {
 
 
 class StorePlace:
-    """A directory of stores that this process alone uses, from the first `open` that succeeds."""
+    """A directory of stores that this process alone uses, from the first `open` that succeeds.
 
-    def __init__(self, path: Path, bytes_max: int) -> None:
-        """Assign; `bytes_max` is for all stores together; 0 leaves a fifth of the file system to others."""
+    From then on no other directory takes its place, unless it was removed and cannot come back.
+    """
+
+    def __init__(self, path: Path, bytes_max: int, directory_fd: int = -1) -> None:
+        """Assign; `bytes_max` is for all stores together; 0 leaves a fifth of the file system to others.
+
+        `directory_fd`, which is closed by `leave`, is the directory where it was entered before, by another process.
+        """
         self._path = path
         self._bytes_max = bytes_max
-        self._directory_fd = -1
+        self._directory_fd = directory_fd
         self._lock_fd = -1
         self._names: dict[StoreFile, str] = {}
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -90,15 +96,10 @@ class StorePlace:
         """
         status, name = store.check(), self._names[store]
         try:
-            directory = self._path.stat(follow_symlinks=False)
+            self._check_directory()
             named = (self._path / name).stat(follow_symlinks=False)
         except OSError as error:
             raise StoreError(self._complaint(error, name)) from error
-        if not os.path.samestat(directory, os.fstat(self._directory_fd)):
-            raise StoreError(
-                f"{self._path} is another directory than before; put the other one back"
-            )
-        _check_private(directory, self._path)
         if not os.path.samestat(named, status):
             raise StoreError(f"{self._path / name} is another file than before")
         _check_private(status, self._path / name)
@@ -122,28 +123,74 @@ class StorePlace:
         self._helper.shutdown()
 
     def _enter(self) -> None:
-        """Have the directory open, private and locked.
+        """Have the directory open, private and locked: the one of before, unless that was removed.
 
         Raises:
             OSError: it cannot be made or opened.
-            StoreError: it is not ours alone.
+            StoreError: it is not ours alone, or another one than before.
         """
-        if self._directory_fd >= 0 and _is_same(self._path, self._directory_fd):
+        if self._directory_fd >= 0 and os.fstat(self._directory_fd).st_nlink:
+            self._check_directory()
+            if self._lock_fd < 0:
+                self._lock_fd = self._locked(self._directory_fd)
             return
-        self._forget_directory()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            self._path.mkdir(mode=0o700)
-        fd = os.open(self._path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._directory_fd = fd
+        fd = self._opened()
         try:
-            _check_private(os.fstat(fd), self._path)
-            self._lock_fd = os.open(_LOCK, _OPEN_FLAGS | os.O_CREAT, 0o600, dir_fd=fd)
-            _check_private(os.fstat(self._lock_fd), self._path / _LOCK)
-            _lock(self._lock_fd, f"another daemon uses {self._path}; choose another disk_dir")
+            lock_fd = self._locked(fd)
         except (OSError, StoreError):
-            self._forget_directory()
+            os.close(fd)
             raise
+        self._forget_directory()
+        self._directory_fd, self._lock_fd = fd, lock_fd
+
+    def _opened(self) -> int:
+        """Open the directory; it is made where there was none before, but never again: what would it lie on by now?
+
+        Raises:
+            OSError: it cannot be made or opened.
+            StoreError: it took the place of one on another file system.
+        """
+        if self._directory_fd < 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self._path.mkdir(mode=0o700)
+        fd = os.open(self._path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if self._directory_fd >= 0 and os.fstat(fd).st_dev != os.fstat(self._directory_fd).st_dev:
+            os.close(fd)
+            message = f"{self._path} is on another file system than before; mount the other one"
+            raise StoreError(message)
+        return fd
+
+    def _locked(self, directory_fd: int) -> int:
+        """Return the lock on a directory, which must be private.
+
+        Raises:
+            OSError: there can be no lock in it.
+            StoreError: others may use it, or another process does.
+        """
+        _check_private(os.fstat(directory_fd), self._path)
+        fd = os.open(_LOCK, _OPEN_FLAGS | os.O_CREAT, 0o600, dir_fd=directory_fd)
+        try:
+            _check_private(os.fstat(fd), self._path / _LOCK)
+            _lock(fd, f"another daemon uses {self._path}; choose another disk_dir")
+        except (OSError, StoreError):
+            os.close(fd)
+            raise
+        return fd
+
+    def _check_directory(self) -> None:
+        """Look whether the path leads to the directory of before, which is for us alone.
+
+        Raises:
+            OSError: it leads nowhere.
+            StoreError: it does not, or others may use it.
+        """
+        directory = self._path.stat(follow_symlinks=False)
+        if not os.path.samestat(directory, os.fstat(self._directory_fd)):
+            raise StoreError(
+                f"{self._path} is another directory than before; put the other one back"
+            )
+        _check_private(directory, self._path)
 
     def _forget_directory(self) -> None:
         for fd in {self._directory_fd, self._lock_fd} - {-1}:
@@ -245,13 +292,6 @@ class StorePlace:
             os.unlink(name, dir_fd=self._directory_fd)
         except FileNotFoundError:
             return
-
-
-def _is_same(path: Path, fd: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 def _check_private(status: os.stat_result, path: Path) -> None:

@@ -131,6 +131,8 @@ class Gallery:
         return {
             "epoch": str(self._epoch),
             "unix_seconds": time(),
+            "is_stopping": self._registry.is_stopping,
+            "is_draining": self._registry.is_draining,
             "caches": [_cache(entry, found[entry.name], now) for entry in self._registry],
             "movers": self._movers(),
             "refusals": refusals(self._codes()),
@@ -176,6 +178,7 @@ def _cache(entry: CacheEntry, found: Figures, now: float) -> Sheet:
     return {
         "cache": entry.name,
         "status": entry.status,
+        "is_draining": entry.core.is_draining,
         "policy": options.eviction_policy,
         "write_policy": options.write_policy,
         "usable_blocks": plan.usable_blocks,

@@ -28,6 +28,7 @@ FILES: Final = {
     "charts.js": "text/javascript; charset=utf-8",
     "panels.js": "text/javascript; charset=utf-8",
     "colours.js": "text/javascript; charset=utf-8",
+    "sums.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 """The static files, and what each is."""

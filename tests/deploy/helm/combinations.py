@@ -75,6 +75,12 @@ COMBINATIONS: Final[dict[str, Values]] = {
                   "dashboards": {"enabled": True}},
     "daemonset monitored": {**_DAEMONSET, "podMonitor": {"enabled": True}, "prometheusRule": {
         "enabled": True, "labels": {"release": "p"}}, "dashboards": {"enabled": True, "folder": "LLM"}},
+    "monitored by another name": {
+        "fullnameOverride": "kv", "podMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True, "runbookUrlPrefix": "https://example.com/kvlease/"}},
+    "minima of all": {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 40}}},
+    "short leases": {"settings": {"lease_seconds": 5, "heartbeat_seconds": 2.5}},
+    "a user of the store": {"remote": {"url": "redis://u@x:6379"}},
     "own path": {**_DAEMONSET, "daemonset": {
         "hostPath": "/var/run/kv", "prepareHostPath": False, "maxUnavailable": "10%"}},
     "no tests": {"tests": {"enabled": False}},
@@ -113,5 +119,12 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "no memory beside /dev/shm": ({"engine": {"shmMiB": 16384}}, "engine.shmMiB (16384)"),
     "one port twice": ({"engine": {"port": 7072}}, "both 7072"),
     "drain longer than the pod": ({"settings": {"drain_seconds": 60}}, "terminationGracePeriodSeconds (60)"),
+    "minima above all": (
+        {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 60}}}, "add up to 120"),
+    "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
+    "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
+    "password in the clear": ({"remote": {"url": "redis://u:secret@x"}}, "remote.existingSecret"),
+    "password without a user": ({"remote": {"url": "rediss://:secret@x:6379/1"}}, "remote.existingSecret"),
+    "runbooks nowhere": ({"prometheusRule": {"runbookUrlPrefix": "docs"}}, "runbookUrlPrefix"),
     "no rules": ({"prometheusRule": {"enabled": True, "groups": [{"name": "x"}]}}, "rules"),
 }  # fmt: skip

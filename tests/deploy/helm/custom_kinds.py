@@ -22,7 +22,7 @@ CUSTOM_KINDS: Final[dict[str, _Shape]] = {
                 "path": str,
                 "interval": str,
                 "scrapeTimeout": str,
-                "relabelings?": [{"sourceLabels": [str], "targetLabel": str}],
+                "relabelings?": [{"sourceLabels?": [str], "targetLabel": str, "replacement?": str}],
             }
         ],
     },

@@ -1,6 +1,6 @@
 """When each alert fires and when it does not, and what each recording rule makes of which series."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,6 +12,17 @@ FULL: Final = {
     'kvlease_blocks{cache="main", tier="device", state="free"}': "2x200",
     'kvlease_blocks{cache="main", tier="device", state="ready"}': "98x200",
 }
+MADE_SMALLER: Final = {
+    'kvlease_blocks{cache="main", tier="device", state="free"}': "64x10 3x200",
+    'kvlease_blocks{cache="main", tier="device", state="parked"}': "0x10 60x200",
+    'kvlease_blocks{cache="main", tier="device", state="bad"}': "0x10 1x200",
+    'kvlease_available_blocks{cache="main"}': "64x10 3x200",
+}
+"""A pool of which all that is left is free."""
+REFUSED: Final = (
+    'kvlease_refusals_total{cache="main", verb="reserve", code="POOL_FULL", reason="blocks"}'
+)
+GRANTED: Final = 'kvlease_leases_granted_total{cache="main"}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +36,8 @@ class Case:
     """Of the alert, besides severity, job and instance."""
     summary: str
     has_instance: bool = True
+    also_quiet: Sequence[Series] = ()
+    """Further series over which it does not fire at any minute until then."""
 
 
 ALERTS: Final[Mapping[str, Case]] = {
@@ -49,20 +62,26 @@ ALERTS: Final[Mapping[str, Case]] = {
     "KvleasePoolNearlyFull": Case(
         fires=FULL | {'kvlease_available_blocks{cache="main"}': "4x20"},
         quiet=FULL | {'kvlease_available_blocks{cache="main"}': "6x20"},
+        also_quiet=(MADE_SMALLER,),
         at_minutes=12,
         labels=CACHE,
         summary="main at node:7070 has 96% of its blocks held",
     ),
     "KvleasePoolExhausted": Case(
-        fires={'kvlease_refusals_total{cache="main", verb="reserve", code="POOL_FULL", reason="blocks"}': "0+6x30"},
-        quiet={'kvlease_refusals_total{cache="main", verb="reserve", code="NEVER_FITS", reason="blocks"}': "0+6x30"},
+        fires={REFUSED: "0+6x30", GRANTED: "0+54x30"},
+        quiet={REFUSED.replace("POOL_FULL", "NEVER_FITS"): "0+6x30", GRANTED: "0+54x30"},
+        also_quiet=(
+            {REFUSED: "0+6x30", GRANTED: "0+600x30"},
+            {REFUSED: "0 0 1 1 2 2 3 3 4 4 5 5 5x20", GRANTED: "0+1x30"},
+        ),
         at_minutes=12,
         labels=CACHE,
-        summary="main at node:7070 refuses requests for want of room",
+        summary="main at node:7070 refuses 10% of its requests for want of room",
     ),
     "KvleasePoolExhaustionPredicted": Case(
         fires=FULL | {'kvlease_available_blocks{cache="main"}': "100-2x49"},
         quiet=FULL | {'kvlease_available_blocks{cache="main"}': "20x49"},
+        also_quiet=(MADE_SMALLER,),
         at_minutes=45,
         labels=CACHE,
         summary="main at node:7070 runs out of blocks within 15 minutes if it goes on so",
@@ -231,6 +250,7 @@ RECORDS: Final[Mapping[str, tuple[Series, float]]] = {
         {'kvlease_prefix_tokens_total{cache="main", outcome="computed"}': "0+120x20"},
         2,
     ),
+    "kvlease:pool_full:ratio_rate5m": (ALERTS["KvleasePoolExhausted"].fires, 0.1),
     "kvlease:refusals:rate5m": (ALERTS["KvleasePoolExhausted"].fires, 0.1),
     "kvlease:request_seconds:p99_rate5m": (ALERTS["KvleaseCallsSlow"].fires, 0.00995),
     "kvlease:wait_seconds:p99_rate5m": (

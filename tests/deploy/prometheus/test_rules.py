@@ -65,7 +65,8 @@ def _alert(name: str, case: Case) -> dict[str, object]:
 def test_rules_and_configuration_are_sound() -> None:
     """Promtool has nothing to say of the rules, nor of the configuration that names them."""
     promtool("check", "rules", *FILES)
-    promtool("check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml")
+    for configuration in (ROOT / "deploy" / "prometheus").glob("*.yml"):
+        promtool("check", "config", configuration)
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -86,6 +87,9 @@ def test_alert_is_quiet(name: str, tmp_path: Path) -> None:
     case = ALERTS[name]
     expected = {"eval_time": f"{case.at_minutes}m", "alertname": name, "exp_alerts": []}
     evaluate(tmp_path, case.quiet, alert_rule_test=[expected])
+    for series in case.also_quiet:
+        never = [expected | {"eval_time": f"{at}m"} for at in range(case.at_minutes + 1)]
+        evaluate(tmp_path, series, alert_rule_test=never)
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -78,8 +78,8 @@ class Eyes:
 
 
 @contextmanager
-def loaded(directory: Path) -> Iterator[tuple[str, str]]:
-    """Run a daemon and its load; gives the address of its page's host, and the token of a reader."""
+def loaded(directory: Path) -> Iterator[tuple[str, str, str]]:
+    """Run a daemon and its load; gives the address of its page's host, the token of a reader, and its local address."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
     options += ["--lease-seconds", "4", "--heartbeat-seconds", "2"]
     serving = Serving(directory / "run", *options)
@@ -99,7 +99,7 @@ def loaded(directory: Path) -> Iterator[tuple[str, str]]:
             assert load.stdout is not None
             assert load.stdout.readline() == "running\n"
             serving.until(lambda: _is_quarantined(http, reader))
-            yield http, reader
+            yield http, reader, serving.address("unix")
             load.stdin.close()
             load.wait(SECONDS_MAX)
     finally:

@@ -34,6 +34,8 @@ CACHES = {
     "gemma-2b": (480, 320, ()),
 }
 """Device blocks, host slots and ghosts."""
+BLOCKS_LEFT = 400
+"""Device blocks that a resize leaves gemma-2b."""
 TENANTS = ("chat", "search", "batch")
 PAUSE_SECONDS = 0.06
 
@@ -59,6 +61,7 @@ def main(address: str, http: str, token: str) -> None:
         )
         engine.magazine().exchange(ExchangeOrder(take_running=48))
         _vanish(http, token)
+        client.resize("gemma-2b", "device", BLOCKS_LEFT)
         sys.stdout.write("running\n")
         sys.stdout.flush()
         while not ended.is_set():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlease import Client
 from tests.deploy.ui.browsing import Eyes, loaded
 
 pytestmark = pytest.mark.deploy
@@ -17,16 +18,17 @@ WAIT = ("wait", "canvas.map >> nth=3")
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Give the address of a daemon under load, and the token of a reader."""
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, str]]:
+    """Give the address of a daemon under load, the token of a reader, and the local address."""
     with loaded(tmp_path_factory.mktemp("ui")) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def eyes(http: tuple[str, str]) -> Iterator[Eyes]:
+def eyes(http: tuple[str, str, str]) -> Iterator[Eyes]:
     """Give a browser."""
-    made = Eyes(*http)
+    url, token, _ = http
+    made = Eyes(url, token)
     yield made
     made.close()
 
@@ -179,6 +181,56 @@ def test_figures_are_told(eyes: Eyes) -> None:
     assert "ask for less" in refusals
     assert "48" in magazines
     assert "adaptive@2400" in ghosts
+
+
+def test_blocks_that_were_given_back_are_not_used(eyes: Eyes) -> None:
+    """A pool that was made smaller is as full as what is left of it; tile and legend tell the same number."""
+    _, _, caption, tile, legend = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("wait", "#legend li"),
+        ("text", "figure.pool figcaption"),
+        ("text", "#tiles .tile:has(dt:text-is('Out of use'))"),
+        ("text", "#legend li:has-text('out of use')"),
+        path="/ui?cache=gemma-2b",
+        still=True,
+    )
+
+    found = re.search(r"([\d,]+) of ([\d,]+) used, .* %, ([\d,]+) out of use", caption)
+    assert found, caption
+    used, usable, gone = (int(number.replace(",", "")) for number in found.groups())
+    assert used <= usable <= 400
+    assert usable + gone == 480
+    assert f"{gone} given back" in tile
+    assert legend.endswith(str(gone))
+
+
+def test_drained_cache_is_told(eyes: Eyes, http: tuple[str, str, str]) -> None:
+    """As long as a cache, or the daemon, grants nothing new, the page says so and how that ends."""
+    *_, address = http
+    notices = []
+    with Client(address) as client:
+        for cache in ("gemma-2b", ""):
+            client.drain(cache=cache)
+            _, _, words = eyes.look(
+                ("wait", "#tiles .tile"), ("wait", "#notice:visible"), ("text", "#notice")
+            )
+            client.undrain(cache=cache)
+            notices.append(words)
+
+    assert notices[0].startswith("Gemma-2b is drained")
+    assert "kvlease drain --cache NAME --undo" in notices[0]
+    assert notices[1].startswith("The daemon is drained")
+    assert eyes.look(("wait", "#tiles .tile"), ("count", "#notice[hidden]"))[-1] == 1
+
+
+def test_bytes_of_several_caches_are_each_ones_own(eyes: Eyes) -> None:
+    """What all caches moved is the sum of each one's blocks times the bytes of its blocks."""
+    sums = """import("/ui/sums.js").then((sums) => sums.grownBytes([
+        { cache: "a", bytes_per_block: 100, counters: { offloads: 7 } },
+        { cache: "b", bytes_per_block: 3, counters: { offloads: 5 } },
+      ], [{ cache: "a", counters: { offloads: 5 } }], "offloads"))"""
+
+    assert eyes.look(("evaluate", sums))[-1] == 2 * 100 + 5 * 3
 
 
 def test_every_part_has_a_name(eyes: Eyes) -> None:

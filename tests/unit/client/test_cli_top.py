@@ -1,8 +1,10 @@
 """Laws of `kvlease top`: what was read is shown, keys work, and a daemon that has gone is told and come back to."""
 
+import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console, RenderableType
 from textual.widgets import DataTable, Static
 from typer.testing import CliRunner
 
@@ -11,6 +13,7 @@ from kvlease.cli.app import app
 from kvlease.cli.top import Moment, Top, read
 from kvlease.errors import UnavailableError
 from kvlease.replies import CacheStats, GhostStats, Inspection, LeaseInfo, PoolStats, Stats
+from kvlease.units import show_bytes
 from tests.unit.client.test_cli import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
 
 GHOSTS = (GhostStats(name="lfu@64", num_keys=4, num_hits=3),)
@@ -187,6 +190,43 @@ def test_timelines_are_shares_between_two_looks() -> None:
     assert parts._hit_share(now, now) is None
     assert parts._use(CACHE) == (64 - 50 - 4) / 64
     assert parts._use(replace(CACHE, pools=())) is None
+
+
+def test_blocks_out_of_use_are_not_used() -> None:
+    """A pool that was made smaller, or lost damaged blocks, is as full as what is left of it."""
+    pool = replace(POOL, free=10, parked=36, bad=4, num_blocks=64)
+    small = replace(CACHE, pools=(pool,))
+    given_back = replace(pool, reserved=0, ready=0, ready_held=0, quarantined=0, scrubbing=0)
+    nothing = replace(given_back, free=0, parked=60)
+
+    shown = plain(parts.pools(replace(STATS, caches=(small,)), "demo", 40))
+
+    assert "58% used" in shown
+    assert re.search(r"14 of .*\n24 ", shown), shown
+    assert parts._use(small) == (24 - 10 - 4) / 24
+    assert parts._use(replace(CACHE, pools=(nothing,))) is None
+    held = INFO.plan.device_bytes - 36 * INFO.plan.bytes_per_block
+    assert f"device {show_bytes(held)}," in plain(
+        parts.summary(replace(STATS, caches=(small,)), (INFO,), "demo")
+    )
+
+
+def test_drained_caches_are_named() -> None:
+    """The screen says which caches grant nothing new, and how that ends."""
+    drained = replace(INFO, is_draining=True)
+
+    assert "drain" not in plain(parts.summary(STATS, (INFO,), "demo"))
+    assert "kvlease drain [--cache NAME] --undo: demo" in plain(
+        parts.summary(STATS, (drained,), "demo")
+    )
+
+
+def plain(part: RenderableType) -> str:
+    """Return a part as text."""
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(part)
+    return capture.get()
 
 
 def test_parts_of_no_cache_say_so() -> None:

@@ -1,10 +1,16 @@
 """The page about metrics is written from the code, and what it asks for is there."""
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from kvleased.core.effects import Direction
+from kvleased.core.history import Parting
+from kvleased.core.refusals import Reason
+from kvleased.core.regrets import REASONS
+from kvleased.metrics.caches import STATES
 from kvleased.metrics.catalogue import BY_NAME, Kind
 
 _DOCS = Path(__file__).parents[3] / "docs"
@@ -28,3 +34,28 @@ def test_metrics_that_pages_name_are_there() -> None:
     for page in _DOCS.rglob("*.md"):
         named = set(re.findall(r"`(?:sum\()?(kvlease_[a-z_]+)", page.read_text()))
         assert {name for name in named if name not in known} <= {"kvlease_trace"}, page
+
+
+def test_values_of_labels_are_those_of_the_code() -> None:
+    """Every state, direction and reason has its line, and none that there is not."""
+    spec = importlib.util.spec_from_file_location("label_values", _DOCS / "label_values.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+
+    assert list(page.STATES) == list(STATES)
+    assert list(page.DIRECTIONS) == [one.value for one in Direction]
+    assert list(page.SHORTAGES) == [one.value for one in Reason]
+    assert list(page.PARTINGS) == [one.name.lower() for one in Parting]
+    assert list(page.MISSED) == list(REASONS)
+
+
+def test_every_state_of_a_block_is_on_the_page_about_the_page() -> None:
+    """Whoever sees a square finds in docs/ui.md what it is."""
+    ui = (_DOCS / "ui.md").read_text()
+    words = (_DOCS.parent / "service" / "kvleased" / "web" / "static" / "colours.js").read_text()
+    rows = [line for line in ui.splitlines() if line.startswith("| ")]
+
+    for word in re.findall(r'\w+: "([a-z, ]+)"', words.partition("WORDS = {")[2].partition("}")[0]):
+        assert any(word.removeprefix("being ") in row for row in rows), word

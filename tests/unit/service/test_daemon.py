@@ -261,6 +261,18 @@ async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
         assert len(node.store) == kept_before
 
 
+async def test_readiness_tells_who_drains(node: Node) -> None:
+    """A cache that is drained is named where the daemon is ready; a daemon says how an operator's drain ends."""
+    async with node.life() as daemon:
+        await node.register()
+
+        await node.ask("drain", pb.DrainRequest(cache="main"), OPERATOR)
+        assert daemon.readiness == (True, "degraded: drained: main")
+        await node.ask("drain", pb.DrainRequest(), OPERATOR)
+        is_ready, reason = daemon.readiness
+        assert (is_ready, "kvlease drain --undo" in reason) == (False, True)
+
+
 async def test_draining_daemon_admits_nobody(node: Node) -> None:
     """While it drains the daemon is not ready and grants nothing new."""
     async with node.life() as daemon:
@@ -270,7 +282,8 @@ async def test_draining_daemon_admits_nobody(node: Node) -> None:
 
         await daemon.drain(0)
 
-        assert daemon.readiness == (False, "draining")
+        is_ready, reason = daemon.readiness
+        assert (is_ready, "told to stop" in reason) == (False, True)
         for verb, request, caller in (
             ("attach", pb.AttachRequest(cache="main"), OPERATOR),
             ("reserve", pb.ReserveRequest(request_id="a", num_tokens=4), worker),

@@ -40,6 +40,8 @@ def test_logs_are_lines_of_json_without_values() -> None:
 
     assert [record["event"] for record in records] == ["plain", "structured", "broken", "broken"]
     assert all({"timestamp", "level", "event"} <= record.keys() for record in records)
+    assert len({record["pid"] for record in records}) == 1
+    assert not any("process" in record for record in records)
     assert "it failed" in json.dumps(records[2])
     assert "it failed" in json.dumps(records[3])
     assert "CANARY" not in result.stderr

@@ -5,9 +5,10 @@ import * as colours from "/ui/colours.js";
 import { Stream, setToken, takeToken } from "/ui/live.js";
 import { BlockMap } from "/ui/map.js";
 import { age, badge, bytes, count, el, meter, percent, rate, table, text } from "/ui/panels.js";
+import { drained, gone, grown, grownBytes, room, used } from "/ui/sums.js";
 
 const SOURCES = ["device", "host", "disk", "remote", "computed"];
-const USES = ["held", "reserved", "filling", "quarantined", "scrubbing", "bad", "ready"];
+const USES = ["held", "reserved", "filling", "quarantined", "scrubbing", "ready"];
 const WAYS = [
   ["device → host", "offloads", "device"], ["host → device", "reloads", "host"],
   ["host → disk", "disk_stores", "host"], ["disk → device", "disk_loads", "disk"],
@@ -37,14 +38,14 @@ const stream = new Stream((kind, value) => {
 function state(name, why = "") {
   $("status").dataset.state = name;
   text($("status-text"), { live: "live", paused: "paused", connecting: "connecting", lost: "connection lost, trying again", refused: "not allowed" }[name]);
-  text($("notice"), why ? `${why[0].toUpperCase()}${why.slice(1)}.` : "");
-  $("notice").hidden = !(why && (name === "lost" || name === "refused"));
+  text($("notice"), why ? `${why[0].toUpperCase()}${why.slice(1).replace(/\.$/, "")}.` : "");
+  $("notice").hidden = !(why && ["live", "lost", "refused"].includes(name));
   $("token-form").hidden = name !== "refused";
   if (name === "refused") $("token").focus();
 }
 
 function figures(sheet) {
-  state("live");
+  state("live", drained(sheet));
   if (before && before.epoch !== sheet.epoch) { before = null; usage.clear(); hits.clear(); }
   newest = sheet;
   const caches = sheet.caches.filter((one) => !chosen || one.cache === chosen);
@@ -72,11 +73,9 @@ function summed(caches) {
     for (const look of colours.LOOKS) found.device[look] = (found.device[look] ?? 0) + (look === "held" ? device.ready_held : look === "ready" ? device.ready - device.ready_held : device[look]);
     for (const [name, value] of Object.entries(cache.counters)) found.counters[name] = (found.counters[name] ?? 0) + value;
   }
-  found.total = Object.values(found.device).reduce((sum, one) => sum + one, 0);
+  found.total = caches.reduce((sum, one) => sum + room(one.pools.device), 0);
   return found;
 }
-
-const grown = (now, was, name) => Math.max(0, (now.counters[name] ?? 0) - (was?.counters[name] ?? 0));
 
 // Timelines and tiles
 
@@ -105,11 +104,13 @@ function tiles(sheet, caches, now, was, seconds) {
   const busy = now.total - now.device.free - now.device.ready;
   const tokens = SOURCES.map((name) => now.counters[`prefix_tokens_${name}`] ?? 0);
   const all = tokens.reduce((total, one) => total + one, 0);
-  const odd = now.device.quarantined + now.device.bad;
+  const inPools = (look) => caches.reduce((total, one) => total + Object.values(one.pools).reduce((found, pool) => found + pool[look], 0), 0);
+  const missing = [["parked", "given back"], ["bad", "retired"], ["quarantined", "quarantined"]].map(([look, words]) => [inPools(look), words]);
+  const isOdd = missing[1][0] + missing[2][0] > 0;
   const refused = sheet.refusals.reduce((total, one) => total + one.count, 0);
   const refusedBefore = before ? before.refusals.reduce((total, one) => total + one.count, 0) : refused;
   const perSecond = (number) => (seconds ? rate(number / seconds) : "–");
-  const size = caches.reduce((total, one) => total + one.usable_blocks * one.bytes_per_block, 0);
+  const size = caches.reduce((total, one) => total + (one.usable_blocks - gone(one.pools.device)) * one.bytes_per_block, 0);
   const cells = [
     ["In use", percent(now.total ? busy / now.total : NaN), `of ${count(now.total)} blocks, ${bytes(size)}`, busy / now.total > 0.95],
     ["Free or evictable", count(now.device.free + now.device.ready), `${count(now.device.free)} of them free`, false],
@@ -118,22 +119,21 @@ function tiles(sheet, caches, now, was, seconds) {
     ["Waiting calls", count(sum("num_waiting")), sum("num_copies") ? `${count(sum("num_copies"))} ${sum("num_copies") === 1 ? "copy" : "copies"} under way` : "no copy under way", sum("num_waiting") > 0],
     ["Evictions/s", perSecond(grown(now, was, "evictions")), `${count(now.counters.evictions ?? 0)} since start`, false],
     ["Refusals/s", perSecond(refused - refusedBefore), `${count(refused)} since start`, refused > refusedBefore],
-    ["Out of use", count(odd), odd ? now.device.bad ? `${count(now.device.bad)} of them retired` : "all quarantined" : "no block quarantined", odd > 0],
+    ["Out of use", count(missing.reduce((total, [number]) => total + number, 0)), missing.filter(([number]) => number).map(([number, words]) => `${count(number)} ${words}`).join(", ") || "no block quarantined", isOdd],
   ];
   const room = $("tiles");
   while (room.children.length < cells.length) {
     room.append(el("div", { class: "tile" }, el("dt"), el("dd", { class: "value" }), el("dd", { class: "more" })));
   }
-  cells.forEach(([name, value, more, isOdd], at) => {
+  cells.forEach(([name, value, more, isWarning], at) => {
     const tile = room.children[at];
     [name, value, more].forEach((words, place) => text(tile.children[place], words));
-    tile.dataset.tone = isOdd ? "warn" : "";
+    tile.dataset.tone = isWarning ? "warn" : "";
   });
 }
 
 function flows(caches, now, was, seconds) {
   const room = $("flows");
-  const perBlock = caches[0]?.bytes_per_block ?? 0;
   const shown = WAYS.filter(([, counter]) => now.counters[counter]);
   if (room.dataset.shown !== shown.map(([way]) => way).join() || !room.children.length) {
     room.dataset.shown = shown.map(([way]) => way).join();
@@ -148,7 +148,8 @@ function flows(caches, now, was, seconds) {
     moved.set(way, values);
     const flow = room.children[at];
     text(flow.children[1], `${rate(blocks)} blocks/s`);
-    text(flow.children[2], `${bytes(blocks * perBlock)}/s, ${count(now.counters[counter])} blocks since start`);
+    const moving = was && seconds ? grownBytes(caches, before.caches, counter) / seconds : 0;
+    text(flow.children[2], `${bytes(moving)}/s, ${count(now.counters[counter])} blocks since start`);
     spark(flow.children[3], values, colours.ofSource(source));
   });
 }
@@ -175,10 +176,10 @@ function legend() {
     }),
     tenant: () => {
       const named = [...map.pools.values()][0]?.tenants ?? [];
-      const used = (name) => caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0);
-      return [...named.slice(0, 24).map((name, at) => item(colours.ofNumber(at), name, used(name))), item(colours.ofNumber(-1), "others", used("(others)")), fade];
+      const usedBy = (name) => caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0);
+      return [...named.slice(0, 24).map((name, at) => item(colours.ofNumber(at), name, usedBy(name))), item(colours.ofNumber(-1), "others", usedBy("(others)")), fade];
     },
-    tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? Object.entries(one.pools[tier]).reduce((total, [look, number]) => total + (look === "free" || look === "ready_held" ? 0 : number), 0) : 0), 0))), fade],
+    tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? used(one.pools[tier]) : 0), 0))), fade],
     cache: () => [...newest.caches.map((one, at) => (caches.includes(one) ? item(colours.ofNumber(at), one.cache, null) : "")).filter(Boolean), fade],
   };
   const made = parts[map.by]();
@@ -230,9 +231,7 @@ function movers(sheet, caches) {
   const rows = Object.entries(sheet.movers).map(([name, one]) => [`${name} mover`, "", count(one.num_waiting), count(one.num_sent), one.oldest_seconds ? age(one.oldest_seconds) : "–"]);
   const tiers = caches.flatMap((cache) => cache.tiers.map((one) => {
     const pool = cache.pools[one.tier];
-    const used = pool ? Object.entries(pool).reduce((sum, [look, number]) => sum + (look === "free" || look === "ready_held" ? 0 : number), 0) : 0;
-    const room = pool ? used + pool.free : 0;
-    const words = el("span", {}, badge(one.status, one.status !== "ready"), ...(one.reason ? [` ${one.reason}`] : []), ...(room ? [" ", meter(used / room), percent(used / room)] : []));
+    const words = el("span", {}, badge(one.status, one.status !== "ready"), ...(one.reason ? [` ${one.reason}`] : []), ...(pool && room(pool) ? [" ", meter(used(pool) / room(pool)), percent(used(pool) / room(pool))] : []));
     return [`${caches.length > 1 ? `${cache.cache} · ` : ""}${one.tier}`, words, "", "", ""];
   }));
   table($("movers"), "Lower tiers, and batches of copies that are not done", [["Name"], ["State"], ["Waiting", true], ["Under way", true], ["Oldest", true]], [...tiers, ...rows], "");

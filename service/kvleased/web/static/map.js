@@ -3,6 +3,7 @@
 import * as colours from "/ui/colours.js";
 import { ask, bytesOf } from "/ui/live.js";
 import { age, count, el, percent } from "/ui/panels.js";
+import { gone, room, used } from "/ui/sums.js";
 
 const FLASH_MS = 900;
 const FLASHED_MAX = 3000;
@@ -200,10 +201,11 @@ class PoolMap {
   /** Say in the caption, and to who cannot see it, how full the pool is. */
   caption(counts) {
     const total = Math.max(1, this.numBlocks);
-    const used = total - counts.free;
+    const usable = room(counts);
+    const missing = gone(counts) ? `, ${count(gone(counts))} out of use` : "";
     const many = this.perCell > 1 ? `, ${this.perCell} blocks to a square` : "";
     this.what.replaceChildren(this.cache, el("span", {}, ` · ${this.tier}`));
-    this.how.textContent = `${count(used)} of ${count(total)} used, ${percent(used / total)}${many}`;
+    this.how.textContent = `${count(used(counts))} of ${count(usable)} used, ${percent(usable ? used(counts) / usable : 0)}${missing}${many}`;
     const held = counts.ready_held ?? 0;
     const shares = { ...counts, held, ready: (counts.ready ?? 0) - held };
     this.share.replaceChildren(...colours.ORDER.filter((look) => look !== "free" && shares[look] > 0).map((look) => {

@@ -6,7 +6,17 @@ import pytest
 from kvleased.core import commands as c
 from kvleased.core.departures import BOUNDS_SECONDS, Departures, LeaseClock
 from kvleased.core.history import History, Parting
-from tests.unit.service.core.builders import WORKER, a_cache, commit, found, keys, reserve, tick
+from tests.unit.service.core.builders import (
+    WORKER,
+    a_cache,
+    cached,
+    commit,
+    found,
+    keys,
+    on_host,
+    reserve,
+    tick,
+)
 
 DEVICE, HOST = 0, 1
 
@@ -42,6 +52,20 @@ def test_clock_is_bounded() -> None:
 
     assert clock.seconds(np.array([1, 10_000, 19_999])).tolist() == [1.0, 10_000.0, 19_999.0]
     assert len(clock._ids) <= 2048
+
+
+def test_committed_less_dropped_is_not_what_is_cached() -> None:
+    """A block that the host pool has is committed again, and what is cleared is counted by reason alone."""
+    cache = a_cache(4, num_slots=2)
+    on_host(cache, keys(1))
+    cached(cache, keys(1))
+
+    cache.handle(c.Clear(tenant_digest=None), 0.0)
+
+    counters, left = cache.census().counters, cache.survey(0.0).departures.counts
+    assert (counters["blocks_committed"], counters["blocks_duplicate"]) == (2, 0)
+    assert counters["blocks_dropped"] == 0
+    assert (left[DEVICE, Parting.DROPPED], left[HOST, Parting.DROPPED]) == (1, 1)
 
 
 def test_spans_of_evicted_blocks_are_counted() -> None:

@@ -318,7 +318,7 @@ def test_without_a_directory_the_store_is_off() -> None:
 
 
 def test_store_comes_back_by_itself(tmp_path: Path) -> None:
-    """A directory that was removed turns the store off at the next batch; it is on again without being asked."""
+    """A directory that was removed turns the store off at the next batch; a new one is used without being asked."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         driver.until_on()
@@ -328,6 +328,7 @@ def test_store_comes_back_by_itself(tmp_path: Path) -> None:
 
         refused = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
         reason = driver.until_off()
+        (tmp_path / "disk").mkdir(0o700)
         driver.until_on()
         missed = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
 
@@ -413,7 +414,7 @@ def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_store_that_was_moved_away_turns_off_without_being_asked(tmp_path: Path) -> None:
-    """A directory that others may enter, or that was renamed, turns the idle store off; it comes back by itself."""
+    """A directory that others may enter, or that was renamed, turns the idle store off; put back, it is on again."""
     directory = tmp_path / "disk"
     with _served(directory, Pools(), seconds_between_looks=0.02) as driver:
         sums = _stored(driver)
@@ -426,7 +427,9 @@ def test_store_that_was_moved_away_turns_off_without_being_asked(tmp_path: Path)
 
         directory.rename(tmp_path / "elsewhere")
         assert str(directory) in driver.until_off()
+        assert not directory.exists()
+        (tmp_path / "elsewhere").rename(directory)
         driver.until_on()
 
-        assert len(driver.load(SLOTS, labels_of(SLOTS), BLOCKS).failed) == len(SLOTS)
-        assert len({status.file_id for status in driver.statuses if status.is_on}) == 2
+        assert not driver.load(SLOTS, labels_of(SLOTS), BLOCKS, sums).failed
+        assert len({status.file_id for status in driver.statuses if status.is_on}) == 1

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -489,6 +490,11 @@ def _replaced(directory: Path) -> None:
     directory.mkdir(0o700)
 
 
+def _moved_behind_a_link(directory: Path) -> None:
+    _renamed(directory)
+    directory.symlink_to(directory.with_name("elsewhere"))
+
+
 def _file_replaced(directory: Path) -> None:
     path = _name(directory)
     path.rename(path.with_name("kept"))
@@ -500,7 +506,8 @@ def _file_replaced(directory: Path) -> None:
     [
         (lambda _: None, ""),
         (_renamed, "No such file"),
-        (_replaced, "No such file"),
+        (_replaced, "another directory than before"),
+        (_moved_behind_a_link, "another directory than before"),
         (lambda directory: directory.chmod(0o755), "0755.*chmod 0700"),
         (lambda directory: _name(directory).chmod(0o644), "0644.*chmod 0600"),
         (lambda directory: _name(directory).unlink(), "removed"),
@@ -520,3 +527,137 @@ def test_open_store_is_seen_after(
     with pytest.raises(StoreError, match=complaint) as caught:
         place.check(store)
     assert str(directory) in str(caught.value) or "removed" in str(caught.value)
+
+
+def _in_its_place(path: Path) -> None:
+    path.mkdir(0o700)
+
+
+def _nothing(_: Path) -> None:
+    return
+
+
+@pytest.mark.parametrize("is_next_process", [False, True])
+@pytest.mark.parametrize(
+    ("put", "complaint"),
+    [(_nothing, "put it back"), (_in_its_place, "put the other one back")],
+)
+def test_directory_that_went_is_waited_for(
+    directory: Path, put: Callable[[Path], None], complaint: str, *, is_next_process: bool
+) -> None:
+    """No store is made where a file system was unmounted or a directory renamed; what comes back is found again."""
+    with ExitStack() as stack:
+        place = stack.enter_context(_entered(directory))
+        store = place.open(SHAPE)
+        place.close(store)
+        if is_next_process:
+            directory_fd = os.open(directory, os.O_DIRECTORY)
+            place.leave()
+            place = StorePlace(directory, 0, directory_fd)
+            stack.callback(place.leave)
+        directory.rename(directory.with_name("elsewhere"))
+        put(directory)
+        made = list(directory.parent.rglob("*"))
+
+        for _ in range(2):
+            assert complaint in _refusal(place)
+        assert list(directory.parent.rglob("*")) == made
+
+        if directory.exists():
+            directory.rmdir()
+        directory.with_name("elsewhere").rename(directory)
+        assert place.open(SHAPE).file_id == store.file_id
+
+
+@pytest.mark.parametrize("is_next_process", [False, True])
+def test_directory_that_others_may_enter_stays_off(
+    directory: Path, *, is_next_process: bool
+) -> None:
+    """A store does not come back before its directory is private again, however often it is tried."""
+    with ExitStack() as stack:
+        place = stack.enter_context(_entered(directory))
+        place.close(place.open(SHAPE))
+        if is_next_process:
+            directory_fd = os.open(directory, os.O_DIRECTORY)
+            place.leave()
+            place = StorePlace(directory, 0, directory_fd)
+            stack.callback(place.leave)
+        directory.chmod(0o755)
+
+        for _ in range(2):
+            assert "chmod 0700" in _refusal(place)
+
+        directory.chmod(0o700)
+        place.open(SHAPE)
+
+
+def test_directory_that_was_removed_is_not_made_again(place: StorePlace, directory: Path) -> None:
+    """What is gone for good may be followed by a new one, but only where somebody makes that."""
+    before = place.open(SHAPE)
+    place.close(before)
+    shutil.rmtree(directory)
+
+    for _ in range(2):
+        assert "No such file or directory" in _refusal(place)
+    assert not directory.exists()
+
+    directory.mkdir(0o700)
+    assert place.open(SHAPE).file_id != before.file_id
+
+
+_UNMOUNTED = """
+import os, subprocess, sys
+from pathlib import Path
+from kvleased.movers.cells import StoreShape
+from kvleased.movers.store_file import StoreError
+from kvleased.movers.store_place import StorePlace
+mount = Path(sys.argv[1])
+shape = StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=10)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "tmpfs", mount], check=True)
+place = StorePlace(mount, 0)
+place.close(place.open(shape))
+if sys.argv[2] == "removed":
+    mount = mount / "disk"
+    place = StorePlace(mount, 0)
+    place.close(place.open(shape))
+    for path in mount.iterdir():
+        path.unlink()
+    mount.rmdir()
+subprocess.run(["umount", "-l", sys.argv[1]], check=True)
+mount.mkdir(0o700, exist_ok=True)
+for _ in range(2):
+    try:
+        print("had", place.open(shape))
+    except StoreError as error:
+        print(error)
+print(sorted(path.name for path in mount.iterdir()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "complaint"),
+    [("there", "put the other one back"), ("removed", "on another file system than before")],
+)
+def test_nothing_is_stored_below_a_mount_that_went(
+    tmp_path: Path, before: str, complaint: str
+) -> None:
+    """When a file system is unmounted, the private directory below it is not filled up in its place."""
+    can = subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
+    if can.returncode:
+        pytest.skip(f"tmpfs cannot be mounted: {can.stderr.decode().strip()}")
+
+    run = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", _UNMOUNTED, str(tmp_path), before],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    *reasons, left = run.stdout.splitlines()
+    assert len(reasons) == 2
+    assert all(complaint in reason for reason in reasons)
+    assert left == "[]"

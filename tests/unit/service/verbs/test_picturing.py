@@ -9,7 +9,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.picture import LOOKS
 from kvleased.verbs import picturing
 from kvleased.verbs.picturing import Gallery, PoolName, refusals
-from tests.unit.service.conftest import Node, keys
+from tests.unit.service.conftest import OPERATOR, Node, keys
 
 DEVICE = PoolName("main", "device")
 
@@ -47,6 +47,27 @@ async def test_picture_is_taken_once_a_moment(node: Node, monkeypatch: pytest.Mo
 
         assert seen.shown(DEVICE) is not first
         assert seen.sheet() is not sheet
+
+
+async def test_sheet_tells_who_grants_nothing_new(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain of a cache is told of that cache, one of the daemon of all."""
+    monkeypatch.setattr(picturing, "FRESH_SECONDS", -1.0)
+    async with node.life():
+        await node.register()
+        await node.register("other")
+        seen = gallery(node)
+
+        def told() -> tuple[object, list[object]]:
+            sheet: dict[str, Any] = seen.sheet()
+            return sheet["is_draining"], [one["is_draining"] for one in sheet["caches"]]
+
+        assert told() == (False, [False, False])
+        await node.ask("drain", pb.DrainRequest(cache="main"), OPERATOR)
+        assert told() == (False, [True, False])
+        await node.ask("drain", pb.DrainRequest(), OPERATOR)
+        assert told() == (True, [True, True])
 
 
 async def test_pools_are_those_of_tiers_with_blocks(node: Node) -> None:

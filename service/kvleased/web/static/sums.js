@@ -1,0 +1,30 @@
+// Own what is computed of the figures before it is shown; where it is shown is others' business.
+
+const USED = ["reserved", "filling", "ready", "quarantined", "scrubbing"];
+const of = (counts, names) => names.reduce((sum, name) => sum + (counts[name] ?? 0), 0);
+
+/** Blocks of a pool that hold something or may be written, those that may be evicted too. */
+export const used = (counts) => of(counts, USED);
+/** Blocks that a resize gave back or that are retired: memory that is not there to be used. */
+export const gone = (counts) => of(counts, ["parked", "bad"]);
+/** Blocks that there are to be used. */
+export const room = (counts) => used(counts) + (counts.free ?? 0);
+
+/** By how much a counter has grown from one look to the next. */
+export const grown = (now, was, name) => Math.max(0, (now.counters[name] ?? 0) - (was?.counters[name] ?? 0));
+
+/** Bytes of the blocks that a counter counts, from one look to the next; each cache has blocks of its own size. */
+export function grownBytes(caches, before, name) {
+  const were = new Map(before.map((one) => [one.cache, one]));
+  return caches.reduce((sum, one) => sum + grown(one, were.get(one.cache), name) * one.bytes_per_block, 0);
+}
+
+/** Say who grants nothing new, and how that ends; nothing where all grant. */
+export function drained(sheet) {
+  if (sheet.is_stopping) return "the daemon was told to stop: it grants nothing new, and ends with its leases";
+  if (sheet.is_draining) return "the daemon is drained: no cache grants anything new until kvlease drain --undo";
+  const names = sheet.caches.filter((one) => one.is_draining).map((one) => one.cache);
+  if (!names.length) return "";
+  const which = names.length > 1 ? `${names.join(", ")} are` : `${names[0]} is`;
+  return `${which} drained, and grants nothing new until kvlease drain --cache NAME --undo`;
+}
