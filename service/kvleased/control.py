@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, process_time
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 
 import structlog
 import uvloop
@@ -25,7 +25,9 @@ from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:
     from kvleased.api.health import Probes
+    from kvleased.api.tls import TlsFiles
     from kvleased.metrics import Metrics
+    from kvleased.renewing import Renewal
     from kvleased.web import Page
 
 EX_OK: Final = 0
@@ -45,10 +47,19 @@ class Server(Protocol):
         """Stop listening and let go of every connection."""
 
 
+@runtime_checkable
+class Renewable(Protocol):
+    """One that serves TLS."""
+
+    def renew(self, files: "TlsFiles") -> None:
+        """Take another certificate, or raise UnusableError and keep the old one."""
+
+
 def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
     """Run the control process over inherited descriptors; return its exit status."""
-    # A terminal sends its SIGINT to all processes; the supervisor turns it into a SIGTERM.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal sends its signals to all processes; the supervisor turns them into a SIGTERM.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_SECONDS)
     settings = read_settings(settings_fd)
     logs.configure(settings.log_level)
@@ -78,14 +89,14 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     metrics = Metrics()
     metrics.epoch = epoch
     daemon = Daemon(settings, keeper, epoch, metrics.copied)
-    daemon.guard.keyring = tokens.ensure(settings.token_paths)
+    servers: list[Server] = [LocalServer(metrics)]
+    renewal = _renewal(daemon, settings, keeper, servers)
     if not _trace(daemon, settings, epoch):
         return EX_CONFIG
-    _watch(daemon, metrics)
+    _watch(daemon, metrics, renewal)
     await daemon.start(kept)
     _tell_of_pins(daemon)
     _warn(settings)
-    servers: list[Server] = [LocalServer(metrics)]
     try:
         # Workers of an earlier life come back over the local socket, while REST is still being imported.
         await servers[0].start(daemon, settings)
@@ -104,19 +115,15 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         if settings.serve_grpc:
             servers.append(await _start_grpc(daemon, settings, metrics))
     except OSError as error:
-        _LOG.error(
-            "cannot_listen",
-            error=str(error),
-            http_port=settings.http_port,
-            grpc_port=settings.grpc_port,
-            advice="stop what listens there, or choose another --http-port, --grpc-port, --probe-port or --runtime-dir",
-        )
+        _cannot_listen(settings, error)
         return EX_CONFIG
     # Only now: a first start that cannot listen somewhere shall end the supervisor, too.
     keeper.ready()
     gc.collect()
     gc.freeze()
+    renewal.start()
     await stop.wait()
+    renewal.stop()
     await daemon.drain(settings.drain_seconds)
     for server in reversed(servers):
         await server.stop()
@@ -125,10 +132,47 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     return EX_OK
 
 
-def _watch(daemon: Daemon, metrics: "Metrics") -> None:
+def _cannot_listen(settings: Settings, error: OSError) -> None:
+    """Say what is to be done where a port or a socket cannot be had."""
+    _LOG.error(
+        "cannot_listen",
+        error=str(error),
+        http_port=settings.http_port,
+        grpc_port=settings.grpc_port,
+        advice="stop what listens there, or choose another --http-port, --grpc-port, --probe-port or --runtime-dir",
+    )
+
+
+def _renewal(
+    daemon: Daemon, settings: Settings, keeper: KeeperLink, servers: "list[Server]"
+) -> "Renewal":
+    """Read the tokens, and have what changes of them and of the certificate taken as soon as it is looked at."""
+    from kvleased.api.tls import tls_files  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.renewing import Renewal  # noqa: PLC0415
+
+    def take_tokens(keyring: tokens.Keyring) -> None:
+        daemon.guard.keyring = keyring
+
+    def take_certificate(files: "TlsFiles") -> None:
+        for server in servers:
+            if isinstance(server, Renewable):
+                server.renew(files)
+
+    tokens.ensure(settings.token_paths)
+    renewal = Renewal()
+    renewal.watch_tokens(settings.token_paths, take_tokens)
+    renewal.watch_certificate(tls_files(settings), take_certificate)
+    # Once they are watched: a change that comes meanwhile is seen at the first look.
+    take_tokens(tokens.load(settings.token_paths))
+    keeper.renew = lambda: renewal.look(is_told=True)
+    return renewal
+
+
+def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:
     """Have metrics look at what the daemon knows, and feel the loop's pulse."""
     metrics.watch_caches(lambda: surveys(daemon.registry))
     metrics.watch_readiness(lambda: daemon.readiness[0])
+    metrics.watch_credentials(lambda: renewal.stale)
     metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
     metrics.pulse.start()
 

@@ -5,7 +5,7 @@ import json
 import os
 import select
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kvlease.errors import PoolFullError, TooLargeError
@@ -32,6 +32,8 @@ class KeeperLink:
         self._number = 0
         self._pending: dict[int, asyncio.Future[int]] = {}
         self._listener: Listener | None = None
+        self.renew: Callable[[], None] = lambda: None
+        """What is done when the supervisor was told that tokens or certificates have changed."""
 
     def take_over(self) -> tuple[int, list[Kept]]:
         """Return the epoch and everything that was kept; waits for it, so call it before anything is served."""
@@ -134,6 +136,8 @@ class KeeperLink:
             self._listener.mover_came(message["role"], sock, message["generation"])
         elif operation == "mover_died":
             self._listener.mover_died(message["role"], message["generation"])
+        elif operation == "renew":
+            self.renew()
         elif operation == "created":
             future = self._pending.pop(message["number"])
             if future.cancelled():

@@ -38,6 +38,7 @@ STORE_SECONDS_MAX: Final = 1.0
 """Seconds that the next control process waits for the end of movers of stores, which may hang in the kernel."""
 END_SECONDS_MAX: Final = 1.0
 """Seconds that the end waits for children that were killed."""
+_STANDARD_INPUT: Final = 0
 STOP_GRACE_SECONDS: Final = 5.0
 """Seconds beyond the draining that the control process gets to stop."""
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
@@ -80,7 +81,7 @@ class Supervisor:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         wake_end, signal_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(signal_end)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         self._selector.register(wake_end, selectors.EVENT_READ, "signal")
         self._start_control()
@@ -97,7 +98,7 @@ class Supervisor:
 
     def _dispatch(self, what: str, events: int, wake_end: int) -> None:
         if what == "signal":
-            self._stop(os.read(wake_end, 64))
+            self._heed(os.read(wake_end, 64))
         elif what == "link":
             if events & selectors.EVENT_WRITE:
                 self._flush()
@@ -220,6 +221,13 @@ class Supervisor:
         logs.line("warning", "mover_ended", role=role, status=status, generation=generation)
         self._send({"op": "mover_died", "role": role, "generation": generation})
         self._due[role] = time.monotonic() + self._backoff(role)
+
+    def _heed(self, signals: bytes) -> None:
+        """Stop; where only a hang-up came and there is no terminal, have changed credentials looked at instead."""
+        if set(signals) != {signal.SIGHUP} or os.isatty(_STANDARD_INPUT):
+            self._stop(signals)
+        elif self._link is not None:
+            self._send({"op": "renew"})
 
     def _stop(self, signals: bytes) -> None:
         control = self._children.get(CONTROL)

@@ -57,10 +57,15 @@ def ensure(paths: Mapping[Role, Path]) -> Keyring:
             except OSError as error:
                 message = f"token file {path} cannot be made: {error.strerror}; name another"
                 raise UnusableError(message) from error
-    return _load(paths)
+    return load(paths)
 
 
-def _load(paths: Mapping[Role, Path]) -> Keyring:
+def load(paths: Mapping[Role, Path]) -> Keyring:
+    """Return the tokens in files that are there.
+
+    Raises:
+        UnusableError: one cannot be used, or two roles have the same.
+    """
     tokens: dict[Role, str] = {}
     for role, path in paths.items():
         token = _read(path)

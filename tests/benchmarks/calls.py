@@ -48,10 +48,10 @@ def bench_node(
 
 
 @contextmanager
-def attached(address: str) -> Iterator[Worker]:
+def attached(address: str, tenant: str = "") -> Iterator[Worker]:
     """Attach a worker that raises what goes wrong."""
     client = Client(address, deadline_seconds=DEADLINE_SECONDS, on_doubt="raise")
-    with client, client.attach(CACHE) as worker:
+    with client, client.attach(CACHE, tenant=tenant) as worker:
         yield worker
 
 

@@ -25,6 +25,7 @@ import restarts
 import scraping
 import serving
 import starts
+import tenants
 from measure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +40,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "lag": lag.lag,
     "scrape": scraping.scraping,
     "hostile": hostile.hostile,
+    "tenants": tenants.tenants,
     "start": starts.restarts,
     "restarts": restarts.many_blocks,
     "core": core_alone.core_alone,

@@ -1,5 +1,6 @@
 """Own a daemon under attack: how it is started, what is done to it, and how long a worker that means well waits."""
 
+import os
 import re
 import statistics
 import subprocess
@@ -46,12 +47,25 @@ def besieged(directory: Path) -> Iterator[Serving]:
         made.stop()
 
 
-def attack(serving: Serving, num_requests: int) -> "subprocess.Popen[str]":
-    """Start a program that makes so many hostile requests, and prints what came of them."""
+def attack(
+    serving: Serving, num_requests: int, *, gives_way: bool = False
+) -> "subprocess.Popen[str]":
+    """Start a program that makes so many hostile requests, and prints what came of them.
+
+    One that gives way runs when nobody else wants the processor: strangers have machines of their own.
+    """
     http_port, grpc_port = ports(Path(serving.log.name))
     command = [sys.executable, "-m", "tests.deploy.hostile", str(serving.runtime_dir)]
     command += [str(http_port), str(grpc_port), str(num_requests), str(PER_SECOND)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    foe = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if gives_way:
+        give_way(foe.pid)
+    return foe
+
+
+def give_way(pid: int) -> None:
+    """Have a process run only when nobody else wants the processor."""
+    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def until_ended(foe: "subprocess.Popen[str]") -> Iterator[None]:

@@ -51,6 +51,7 @@ class GrpcServer:
         self._metrics = metrics
         self._server: grpc.aio.Server | None = None
         self._health: asyncio.Task[None] | None = None
+        self._renewed: grpc.ServerCertificateConfiguration | None = None
         self.grpc_port = 0
         """The TCP port; 0 where there is none."""
 
@@ -82,10 +83,29 @@ class GrpcServer:
             host = f"[{settings.tcp_host}]" if ":" in settings.tcp_host else settings.tcp_host
             address = f"{host}:{settings.grpc_port}"
             files = tls_files(settings)
-            self.grpc_port = _bind(server, address, None if files is None else _credentials(files))
+            self.grpc_port = _bind(server, address, None if files is None else self._dynamic(files))
         await server.start()
         self._server = server
         self._health = asyncio.create_task(_tell_health(servicer, daemon))
+
+    def renew(self, files: TlsFiles) -> None:
+        """Take the certificate that the files have now, for connections to come; they were tried before."""
+        self._renewed = _configuration(files)
+
+    def _dynamic(self, files: TlsFiles) -> grpc.ServerCredentials:
+        """Return what gRPC needs for TLS: it asks before each handshake whether there is another certificate."""
+        import grpc  # noqa: PLC0415 - see start
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(files),
+            self._take_renewed,  # type: ignore[arg-type]  # its stubs forget that None means no change
+            files.client_ca_file is not None,
+        )
+
+    def _take_renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return another certificate once; on a thread of gRPC's own."""
+        renewed, self._renewed = self._renewed, None
+        return renewed
 
     async def stop(self) -> None:
         """Stop listening, and let calls in progress finish for a moment."""
@@ -114,15 +134,13 @@ def _options(settings: Limits) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Return what gRPC needs for TLS; the files were tried when REST began to serve with them."""
+def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    """Return a certificate as gRPC wants it; the files were tried when REST began to serve with them."""
     import grpc  # noqa: PLC0415 - see start
 
     authority = None if files.client_ca_file is None else files.client_ca_file.read_bytes()
     pair = (files.key_file.read_bytes(), files.cert_file.read_bytes())
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=authority, require_client_auth=authority is not None
-    )
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
 
 
 def _bind(

@@ -11,8 +11,10 @@ from starlette.types import ASGIApp
 
 from kvleased.api.rest_protocol import GuardedProtocol
 
-ACCEPTS_A_TURN: Final = 64
+ACCEPTS_A_TURN: Final = 4
 """Connections accepted before the loop looks at anything else."""
+UNSENT_BYTES_MAX: Final = 1 << 18
+"""Bytes that the kernel keeps for a peer that does not read; left to itself it takes 4 MiB, and we write as many."""
 SECONDS_WITHOUT_FDS: Final = 0.1
 """Seconds to pause accepting when this process is out of descriptors."""
 STOP_SECONDS: Final = 2
@@ -56,6 +58,7 @@ class HttpServer:
         self._protocol = Guarded
         self._listener = listener
         self._limits = limits
+        self._too_many = GuardedProtocol.too_many(limits.connections_max)
         self._tls = tls
         self._opening: set[asyncio.Task[None]] = set()
         self._config = uvicorn.Config(
@@ -101,6 +104,10 @@ class HttpServer:
             opening.cancel()
         await self._server.shutdown()
 
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Serve TLS with another certificate from the next connection on."""
+        self._tls = tls
+
     def _accept(self) -> None:
         for _ in range(ACCEPTS_A_TURN):
             try:
@@ -113,6 +120,7 @@ class HttpServer:
                 self._loop.call_later(SECONDS_WITHOUT_FDS, self._resume)
                 return
             sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES_MAX)
             if self.num_connections >= self._limits.connections_max:
                 self._turn_away(sock)
             else:
@@ -129,7 +137,7 @@ class HttpServer:
         with sock:
             if self._tls is None:
                 try:
-                    sock.send(GuardedProtocol.too_many(self._limits.connections_max))
+                    sock.send(self._too_many)
                 except OSError:
                     return  # it learns the same from the closed connection
 

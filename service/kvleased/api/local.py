@@ -25,6 +25,7 @@ from kvleased.api.local_connection import (
 from kvleased.api.messages import parse
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import listen_unix, peer_of, remove_unix, role_of
+from kvleased.api.turns import Turns
 from kvleased.callers import Caller
 from kvleased.roles import of_verb
 
@@ -32,7 +33,7 @@ FDS_MAX: Final = 4
 """Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
 _FDS_SPACE_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 RECEIVE_BYTES: Final = 1 << 16
-ACCEPTS_A_TURN: Final = 64
+ACCEPTS_A_TURN: Final = 4
 """Connections accepted before the loop looks at anything else."""
 SECONDS_SILENT: Final = 1.0
 """Seconds after which a connection that says nothing gives way to a new one, where there are too many."""
@@ -47,6 +48,7 @@ class LocalServer:
         """Remember who counts."""
         self.metrics = metrics
         self.connections: set[LocalConnection | _Opening] = set()
+        self.turns = Turns()
         self.daemon: Backend
         self.settings: Limits
         self._listener: socket.socket | None = None

@@ -18,11 +18,14 @@ from kvleased.api import faults
 from kvleased.api.messages import parse
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import Peer, role_of
+from kvleased.api.turns import Turns
 from kvleased.callers import Caller
 from kvleased.roles import OF_VERB, OWN, of_verb
 
 UNSENT_BYTES_MAX: Final = 4 << 20
 """Bytes that a peer may leave unread before it is disconnected."""
+FRAMES_A_TURN: Final = 16
+"""Frames that are served of what one read brought before the loop looks at anything else."""
 
 _RETRY_AFTER_MS: Final = 10
 _STREAMS: Final = frozenset({"watch", "trace"})
@@ -51,6 +54,11 @@ class Server(Protocol):
     @property
     def metrics(self) -> Observer:
         """What counts."""
+        ...
+
+    @property
+    def turns(self) -> Turns:
+        """In what order connections are served that send many frames at once."""
         ...
 
     def forget(self, connection: "LocalConnection") -> None:
@@ -94,6 +102,7 @@ class LocalConnection(asyncio.Protocol):
         """Seconds on the clock of `perf_counter` at which the last frame came."""
         self._partial = bytearray()
         self._bytes_needed = BYTES_OF_LENGTH
+        self._is_in_line = False
         self._deadline: asyncio.TimerHandle | None = None
         self._batch: list[bytes] | None = None
         self._waiting: set[asyncio.Future[Message]] = set()
@@ -139,7 +148,7 @@ class LocalConnection(asyncio.Protocol):
             watch.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Serve every frame that is whole, and answer them in one write."""
+        """Serve what came; many frames at once only some in a turn, and after those who have waited for theirs."""
         if not self._partial:
             body_bytes = int.from_bytes(data[:BYTES_OF_LENGTH], "little")
             if BYTES_OF_LENGTH + body_bytes == len(data) and body_bytes <= self._message_bytes_max:
@@ -147,51 +156,68 @@ class LocalConnection(asyncio.Protocol):
                 if not self._serve(data[BYTES_OF_LENGTH:]) and self._transport is not None:
                     self._transport.close()
                 return
-        else:
-            self._partial += data
-            if len(self._partial) < self._bytes_needed:
-                return
-            data = bytes(self._partial)
-            self._partial.clear()
-        self._batch = []
-        rest = self._serve_frames(data)
-        batch, self._batch = self._batch, None
-        if self._transport is None:
+        self._partial += data
+        if self._is_in_line or len(self._partial) < self._bytes_needed:
             return
+        self._is_in_line = self._server.turns.take(self)
+        if self._is_in_line and self._transport is not None:
+            self._transport.pause_reading()
+
+    def go_on(self) -> bool:
+        """Serve some of the frames that are whole, and answer them in one write; tell whether there are more."""
+        if self._transport is None:
+            return False
+        self._batch = []
+        makes_sense = self._serve_frames()
+        batch, self._batch = self._batch, None
         if batch:
             self._write(self._transport, b"".join(batch))
-        if rest is None:
+        if not makes_sense:
+            self._partial.clear()
             self._transport.close()
-        elif rest or self._deadline is not None:
-            self._keep(rest)
+            return False
+        has_more = self._has_frame()
+        self._expect(is_in_frame=bool(self._partial) and not has_more)
+        if self._is_in_line and not has_more:
+            self._is_in_line = False
+            self._transport.resume_reading()
+        return has_more
 
-    def _serve_frames(self, data: bytes) -> bytes | None:
-        """Return what is left after the last whole frame; None where the stream makes no sense any more."""
-        begin, end = 0, len(data)
-        while end - begin >= BYTES_OF_LENGTH:
+    def _serve_frames(self) -> bool:
+        """Serve frames of what came; false where the stream makes no sense any more."""
+        begin = 0
+        for _ in range(FRAMES_A_TURN):
             body = begin + BYTES_OF_LENGTH
-            body_bytes = int.from_bytes(data[begin:body], "little")
+            if body > len(self._partial):
+                break
+            body_bytes = int.from_bytes(self._partial[begin:body], "little")
             if body_bytes > self._message_bytes_max:
                 error = TooLargeError(
                     resource="message_bytes", need=body_bytes, limit=self._message_bytes_max
                 )
                 self._refuse(0, error)
-                return None
-            if body + body_bytes > end:
+                return False
+            if body + body_bytes > len(self._partial):
                 break
-            if not self._serve(data[body : body + body_bytes]):
-                return None
+            if not self._serve(bytes(self._partial[body : body + body_bytes])):
+                return False
             begin = body + body_bytes
-        return data[begin:]
+        del self._partial[:begin]
+        return True
 
-    def _keep(self, rest: bytes) -> None:
-        """Keep the beginning of a frame, which must be whole before its deadline."""
+    def _has_frame(self) -> bool:
+        """Tell whether another frame is whole, or cannot be, and note how many bytes the next one takes."""
+        self._bytes_needed = BYTES_OF_LENGTH
+        if len(self._partial) >= BYTES_OF_LENGTH:
+            body_bytes = int.from_bytes(self._partial[:BYTES_OF_LENGTH], "little")
+            if body_bytes <= self._message_bytes_max:
+                self._bytes_needed += body_bytes
+        return len(self._partial) >= self._bytes_needed
+
+    def _expect(self, *, is_in_frame: bool) -> None:
+        """Wait for the rest of a frame, which must be whole before its deadline."""
         self._disarm()
-        self._partial += rest
-        if rest:
-            self._bytes_needed = BYTES_OF_LENGTH
-            if len(rest) >= BYTES_OF_LENGTH:
-                self._bytes_needed += int.from_bytes(rest[:BYTES_OF_LENGTH], "little")
+        if is_in_frame:
             assert self._transport is not None, "kept after the end"
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(self._frame_seconds_max, self._transport.abort)
@@ -211,6 +237,10 @@ class LocalConnection(asyncio.Protocol):
             self._refuse(call_number, error)
             return call_number != 0
         verb = call.WhichOneof("request")
+        if verb is None and not call.call_number:
+            # Neither asks for anything nor could be told so.
+            self._refuse(0, _misplaced(verb))
+            return False
         token, key = call.token or self._token, call.idempotency_key
         caller = Caller("local", token, call.epoch, key, call.cache, None, self._pid, self._uid)
         if self._daemon.tracing is not None:

@@ -1,14 +1,12 @@
 """Own the REST server: the app over the route table, on a Unix socket and on loopback TCP.
 
-Probes and the routes of workers are answered by a small router in front; everything else, and the documents, by FastAPI
-behind it. So a restarted daemon is ready before FastAPI is imported, and a hot call does not pay for its routing.
+FastAPI only writes the documents that describe the API. So a restarted daemon is ready before FastAPI is imported, and
+neither a call nor its refusal pays for its routing.
 """
 
 import asyncio
 import importlib
-import re
-from collections.abc import Awaitable, Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -16,22 +14,23 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, compile_path
-from starlette.routing import Route as StarletteRoute
-from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
+from starlette.routing import BaseRoute
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from kvlease.errors import InternalError, InvalidError
 from kvleased.api.health import Probes
 from kvleased.api.http_server import HttpLimits, HttpServer
 from kvleased.api.rest_endpoints import Endpoint, refusal
 from kvleased.api.rest_events import EventsEndpoint, Streams
-from kvleased.api.rest_routes import ROUTES, Route
+from kvleased.api.rest_routes import ROUTES
+from kvleased.api.rest_table import Table
 from kvleased.api.seam import Backend, Beside, Limits, Observer
 from kvleased.api.sockets import is_loopback, listen_tcp, listen_unix, remove_unix
-from kvleased.api.tls import tls_files
+from kvleased.api.tls import TlsFiles, tls_files
+from kvleased.api.turns import OneATurn
 
-Answers = Callable[[Request], Awaitable[Response]]
-"""What answers the requests of one route."""
+DOCUMENTS: Final = frozenset({"/openapi.json", "/docs"})
+"""What describes the API."""
 
 
 class RestServer:
@@ -44,7 +43,9 @@ class RestServer:
         self._servers: list[HttpServer] = []
         self._remove: Callable[[], None] = lambda: None
         self._streams: Streams = set()
-        self._behind: _Behind
+        self._documents: _Documents
+        self.app: Starlette
+        """What is served, once started."""
         self._probes: Probes
         self.http_port = 0
         """The TCP port; 0 where there is none."""
@@ -58,10 +59,12 @@ class RestServer:
         """Begin to listen at `http.sock` in the runtime directory and, where wanted, on TCP."""
         local = listen_unix(settings.runtime_dir / "http.sock")
         self._remove = lambda: remove_unix(local)
-        app = make_app(daemon, self._metrics, message_bytes_max=settings.max_message_bytes)
+        app = self.app = make_app(
+            daemon, self._metrics, message_bytes_max=settings.max_message_bytes
+        )
         if self._page is not None:
             self._page.add_to(app, daemon)
-        self._streams, self._behind = app.state.streams, app.state.behind
+        self._streams, self._documents = app.state.streams, app.state.documents
         self._probes = app.state.probes
         limits = HttpLimits(
             connections_max=settings.max_connections,
@@ -71,14 +74,14 @@ class RestServer:
         )
         headers = [("KVLease-Epoch", str(daemon.epoch))]
         # Strangers on TCP cannot use up the connections of the Unix socket.
-        self._servers = [HttpServer(app, local, limits, headers=headers)]
+        self._servers = [HttpServer(OneATurn(app), local, limits, headers=headers)]
         if settings.listen_tcp:
             tcp = listen_tcp(settings.tcp_host, settings.http_port)
             self.http_port = tcp.getsockname()[1]
             files = tls_files(settings)
             self._servers.append(
                 HttpServer(
-                    app,
+                    OneATurn(app),
                     tcp,
                     limits,
                     tls=None if files is None else files.context(),
@@ -89,10 +92,20 @@ class RestServer:
         for server in self._servers:
             await server.start()
 
+    def renew(self, files: TlsFiles) -> None:
+        """Take the certificate that the files have now, for connections to come.
+
+        Raises:
+            UnusableError: it cannot be used, and the old one stays.
+        """
+        context = files.context()
+        for server in self._servers[1:]:
+            server.renew(context)
+
     async def complete(self) -> None:
-        """Take note that the daemon serves, and make the part of the app that is seldom the first to be called."""
+        """Take note that the daemon serves, and make what is seldom the first to be asked for."""
         self._probes.note_start()
-        await self._behind.made()
+        await self._documents.made()
 
     async def stop(self) -> None:
         """Stop listening, and let requests in progress finish for a moment."""
@@ -106,63 +119,44 @@ class RestServer:
 
 
 def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> Starlette:
-    """Return the app: the probes and hot routes first, and FastAPI with all routes behind them."""
+    """Return the app: the routes of the table, the probes, and what describes them."""
     app = Starlette(exception_handlers=_HANDLERS)
     app.router.redirect_slashes = False
     app.state.streams = set()
-    endpoints: dict[Route, Answers] = {}
+    table = Table()
+    app.routes.append(table)
     for route in ROUTES:
         kind = EventsEndpoint if route.is_stream else Endpoint
-        answers = kind(route, daemon, metrics, message_bytes_max=message_bytes_max).answer
-        endpoints[route] = answers
-        if route.is_hot:
-            app.routes.append(_Exact(route.path, answers, methods=[route.method]))
+        table.add(route, kind(route, daemon, metrics, message_bytes_max=message_bytes_max).answer)
     app.state.probes = Probes(daemon, metrics)
     app.state.probes.add_to(app, is_for_all=False)
-    app.state.behind = app.router.default = _Behind(endpoints, app)
+    app.state.documents = app.router.default = _Documents()
     return app
 
 
-class _Exact(StarletteRoute):
-    """A route that answers just its own method: other methods of its path are looked for further on."""
+class _Documents:
+    """What describes the API, by FastAPI, which is imported when it is first needed or the daemon is ready."""
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child_scope = super().matches(scope)
-        is_other = match is Match.PARTIAL or scope["method"] not in self.own_methods
-        return (Match.NONE, {}) if is_other else (match, child_scope)
-
-    def __init__(self, path: str, answers: Answers, *, methods: list[str]) -> None:
-        super().__init__(path, answers, methods=methods)
-        # Starlette adds HEAD to GET, which would carry the verb out and throw its answer away.
-        self.own_methods = frozenset(methods)
-
-
-class _Behind:
-    """The FastAPI app, made when it is first needed or when the daemon is ready, whichever comes first."""
-
-    def __init__(self, endpoints: dict[Route, Answers], front: Starlette) -> None:
-        self._endpoints = endpoints
-        self._front = front
-        self._made: asyncio.Future[ASGIApp] | None = None
+    def __init__(self) -> None:
+        self._made: asyncio.Future[Mapping[str, BaseRoute]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = await asyncio.shield(self.made())
-        scope["app"] = app
-        await app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] not in DOCUMENTS:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        documents = await asyncio.shield(self.made())
+        await documents[scope["path"]].handle(scope, receive, send)
 
-    def made(self) -> "asyncio.Future[ASGIApp]":
-        """Return the app, or the promise of it: its import takes half a second, in which hot calls go on."""
+    def made(self) -> "asyncio.Future[Mapping[str, BaseRoute]]":
+        """Return their routes, or the promise of them: the import takes half a second, in which calls go on."""
         if self._made is None:
             self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
         return self._made
 
-    def _make(self) -> ASGIApp:
+    @staticmethod
+    def _make() -> Mapping[str, BaseRoute]:
         module = importlib.import_module("kvleased.api.rest_app")
-        app: Starlette = module.make_described_app(self._endpoints)
-        app.state.streams = self._front.state.streams
-        for kind, handler in _HANDLERS.items():
-            app.add_exception_handler(kind, handler)
-        return app
+        found: Mapping[str, BaseRoute] = module.documents()
+        return found
 
 
 async def _refused_by_http(request: Request, error: Exception) -> Response:
@@ -170,24 +164,9 @@ async def _refused_by_http(request: Request, error: Exception) -> Response:
     detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
     wrong = _wrong_argument(request.method, request.scope["path"])
     answer = refusal(wrong or InvalidError(detail, resource="path"), error.status_code)
-    headers = dict(error.headers or {})
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # The router knows the methods of one route, and several may have the same path.
-        headers["Allow"] = _methods_at(request.scope["path"]) or headers.get("Allow", "")
-    for name, value in headers.items():
+    for name, value in (error.headers or {}).items():
         answer.raw_headers.append((name.lower().encode(), value.encode()))
     return answer
-
-
-def _methods_at(path: str) -> str:
-    """Return the methods of all routes of the table that take a path."""
-    found = {route.method for route, takes in _patterns() if takes.fullmatch(path)}
-    return ", ".join(sorted(found))
-
-
-@cache
-def _patterns() -> list[tuple[Route, re.Pattern[str]]]:
-    return [(route, compile_path(route.path)[0]) for route in ROUTES]
 
 
 def _wrong_argument(method: str, path: str) -> InvalidError | None:

@@ -1,25 +1,27 @@
-"""Own the FastAPI app: every route of the table, and its OpenAPI document; what a route does is `rest_endpoints`'s.
+"""Own what describes the API: the OpenAPI document of every route of the table, and its pages, as FastAPI makes them.
 
 FastAPI takes half a second to import and a tenth of one to look at all routes, so the server imports this
 module only when it is ready already; see `rest`.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Annotated, Any, Final, cast
 
 from fastapi import Body as BodyParameter
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
 from google.protobuf.descriptor import Descriptor
+from starlette.routing import BaseRoute
+from starlette.routing import Route as StarletteRoute
 
 from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.conversion import Json, schemas_of
 from kvleased.api.rest_docs import HEADERS, docs_page
-from kvleased.api.rest_routes import Route
+from kvleased.api.rest_routes import ROUTES, Route
 from kvleased.roles import Role
 
 TITLE: Final = "kvlease"
@@ -88,20 +90,14 @@ _HEADERS: Final = (
 )
 
 
-Answers = Callable[[Request], Awaitable[Response]]
-"""What answers the requests of one route."""
+def documents() -> dict[str, BaseRoute]:
+    """Return the routes of what describes the API, by path."""
+    app = make_described_app()
+    return {route.path: route for route in app.routes if type(route) is StarletteRoute}
 
 
-class DirectRoute(APIRoute):
-    """A route that FastAPI finds and describes, and whose requests go straight to one of our endpoints."""
-
-    def get_route_handler(self) -> Any:
-        """Return what answers a request: reading it is the endpoint's business, which is stricter and quicker."""
-        return vars(self.endpoint)["answers"]
-
-
-def make_described_app(endpoints: Mapping[Route, Answers]) -> FastAPI:
-    """Return the FastAPI app of all routes, with its documents at /openapi.json and /docs.
+def make_described_app() -> FastAPI:
+    """Return a FastAPI app that has all routes and answers none, with its documents at /openapi.json and /docs.
 
     The page for people, /docs, is our own: FastAPI's loads scripts of another host.
     """
@@ -115,12 +111,11 @@ def make_described_app(endpoints: Mapping[Route, Answers]) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.router.route_class = DirectRoute
-    app.router.add_route("/docs", _documents(app), methods=["GET"], include_in_schema=False)
-    for route, answers in endpoints.items():
+    app.router.add_route("/docs", _page(app), methods=["GET"], include_in_schema=False)
+    for route in ROUTES:
         app.add_api_route(
             route.path,
-            _described(route, answers),
+            _described(route),
             methods=[route.method],
             operation_id=route.operation_id,
             summary=route.summary,
@@ -144,7 +139,20 @@ def make_described_app(endpoints: Mapping[Route, Answers]) -> FastAPI:
     }
     # Either: a token, or none where the socket or a certificate says who calls.
     written["security"] = [{"bearer": []}, {}]
+    _tell_written(app, written)
     return app
+
+
+def _tell_written(app: FastAPI, written: Json) -> None:
+    """Answer with bytes who asks for the document: to write it for each would hold the loop for milliseconds."""
+    packed = json.dumps(written, ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def tell(request: Request) -> Response:  # noqa: ARG001 -- Starlette's contract
+        return Response(packed, media_type="application/json")
+
+    path = cast(str, app.openapi_url)
+    places = [place for place, route in enumerate(app.routes) if getattr(route, "path", "") == path]
+    app.routes[places[0]] = StarletteRoute(path, tell, include_in_schema=False)
 
 
 def signature(route: Route) -> inspect.Signature:
@@ -191,7 +199,7 @@ def components() -> dict[str, Json]:
     return {**problem.pop("$defs"), **found, "Problem": problem}
 
 
-def _documents(app: FastAPI) -> Answers:
+def _page(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
     """Return what answers with the description as a page, written when it is first asked for."""
 
     @cache
@@ -204,15 +212,14 @@ def _documents(app: FastAPI) -> Answers:
     return answer
 
 
-def _described(route: Route, answers: Answers) -> Callable[..., Response]:
-    """Return a function that looks like the route, so that FastAPI can describe it, and carries what answers it."""
+def _described(route: Route) -> Callable[..., Response]:
+    """Return a function that looks like the route, so that FastAPI can describe it."""
 
     def endpoint() -> Response:
         raise AssertionError
 
     endpoint.__name__ = route.operation_id
     endpoint.__signature__ = signature(route)  # type: ignore[attr-defined]  # how Python lets a signature be given
-    endpoint.answers = answers  # type: ignore[attr-defined]  # for DirectRoute
     return endpoint
 
 

@@ -33,6 +33,8 @@ _JSON: Final = (b"content-type", b"application/json")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _INTEGER_MAX: Final = 10**16 - 1
 """What has no more digits than that: no id is larger."""
+_SLACK_BYTES: Final = 1 << 20
+"""Bytes above the limit up to which the rest of a body is read, so that who sends it gets to see its refusal."""
 _SHOWN_MAX: Final = 40
 """Characters of what is no integer that are repeated."""
 _NOBODY: Final = Peer()
@@ -65,7 +67,10 @@ class Answer(Response):
 def refusal(error: KVLeaseError, status: int | None = None) -> Answer:
     """Return the problem document of an error; `status` overrules the table."""
     body = faults.problem(error, status)
-    return Answer(status or error.http_status, faults.problem_headers(error, body), body)
+    headers = faults.problem_headers(error, body)
+    if _is_boundless(error):
+        headers.append((b"connection", b"close"))
+    return Answer(status or error.http_status, headers, body)
 
 
 class Endpoint:
@@ -271,24 +276,37 @@ async def _body(request: Request, bytes_max: int) -> bytes:
     Raises:
         TooLargeError: it is longer; `need` is its length where the head tells it, else what was read of it.
     """
+    announced = _announced_bytes(request)
+    if announced > bytes_max + _SLACK_BYTES:
+        raise TooLargeError(resource="message_bytes", need=announced, limit=bytes_max)
     message = await request.receive()
-    body: bytes = message.get("body", b"")
+    # Joined once, at the end: to add each piece to those before would copy all of them each time.
+    pieces: list[bytes] = [message.get("body", b"")]
+    num_bytes = len(pieces[0])
     if message.get("more_body"):
         try:
             async with asyncio.timeout(_body_seconds_max(request)):
-                while message.get("more_body") and len(body) <= bytes_max:
+                while message.get("more_body") and num_bytes <= bytes_max:
                     message = await request.receive()
-                    body += message.get("body", b"")
+                    pieces.append(message.get("body", b""))
+                    num_bytes += len(pieces[-1])
         except TimeoutError as error:
             raise InvalidError("the body did not arrive in time", resource="body") from error
-    if len(body) > bytes_max:
-        need = max(len(body), _announced_bytes(request))
+    if num_bytes > bytes_max:
+        need = max(num_bytes, announced)
         raise TooLargeError(resource="message_bytes", need=need, limit=bytes_max)
-    return body
+    return b"".join(pieces)
 
 
 def _body_seconds_max(request: Request) -> float:
     return float(request.scope["extensions"]["body_seconds_max"])
+
+
+def _is_boundless(error: KVLeaseError) -> bool:
+    """Tell whether a body was so large that the rest of it is not even passed over: its connection ends instead."""
+    if not isinstance(error, TooLargeError) or error.need is None or error.limit is None:
+        return False
+    return error.need > error.limit + _SLACK_BYTES
 
 
 def _announced_bytes(request: Request) -> int:

@@ -1,9 +1,10 @@
 """Own how uvicorn speaks HTTP here: who is at the other end, and limits on heads, bodies and patience."""
 
 import asyncio
+from collections import deque
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
@@ -35,6 +36,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """Learn who connected."""
         super().connection_made(transport)
+        self._unanswered: deque[RequestResponseCycle] = deque()
         role, is_local = Role.STRANGER, self.server is not None and self.server[1] is None
         self._extensions: dict[str, Any] = {
             "checks_host": self.checks_host and not is_local,
@@ -52,6 +54,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._disarm()
+        # uvicorn tells the last of several requests, which may not be the one that is being answered.
+        for cycle in self._unanswered:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -82,6 +88,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_body = True
         self._disarm()
         super().on_headers_complete()
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        if self.cycle is not None:
+            self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """End a body."""

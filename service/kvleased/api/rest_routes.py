@@ -37,11 +37,6 @@ class Route:
     """The operation id where the verb is not unique."""
 
     @property
-    def is_hot(self) -> bool:
-        """Whether workers call it all the time, so that it is answered without a detour through FastAPI."""
-        return self.tag in ("leases", "magazines", "workers")
-
-    @property
     def is_stream(self) -> bool:
         """Whether it is answered without end."""
         return self.verb in ("watch", "trace")
@@ -69,7 +64,6 @@ class Route:
 
 
 ROUTES: Final = (
-    # The hot ones first: routes are tried in order.
     Route(verb="reserve", method="POST", path="/v1/leases", tag="leases", body=wire.ReserveBody,
           summary="Grant blocks for a request under a lease, reusing the longest cached prefix"),
     Route(verb="step", method="POST", path="/v1/step", tag="leases", body=wire.StepBody,

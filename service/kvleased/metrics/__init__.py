@@ -36,6 +36,7 @@ class Metrics:
         self._caches: Callable[[], Iterable[Surveyed]] = tuple
         self._movers: Callable[[], Mapping[str, LinkFigures]] = dict
         self._is_ready: Callable[[], bool] = lambda: True
+        self._stale_credentials: Callable[[], Mapping[str, bool]] = dict
         self._latencies: dict[tuple[str, str], Latency] = {}
         self._codes: dict[tuple[str, str, str], int] = {}
         self._copies: dict[tuple[str, str], Copies] = {}
@@ -57,6 +58,10 @@ class Metrics:
     def watch_readiness(self, is_ready: Callable[[], bool]) -> None:
         """Ask `is_ready()` whether calls can be granted."""
         self._is_ready = is_ready
+
+    def watch_credentials(self, stale: Callable[[], Mapping[str, bool]]) -> None:
+        """Ask `stale()` which tokens and certificates could not be taken although they have changed."""
+        self._stale_credentials = stale
 
     def observe(self, verb: str, transport: str, code: str, seconds: float) -> None:
         """Count one answered call; `code` is "OK" or an error's code."""
@@ -144,6 +149,9 @@ class Metrics:
         part.add("build_info", 1, installed_version(), platform.python_version())
         part.add("ready", self._is_ready())
         part.add("epoch", self.epoch)
+        part.begin("credentials_stale")
+        for what, is_stale in self._stale_credentials().items():
+            part.add("credentials_stale", is_stale, what)
         part.add("scrape_seconds", self._scrape_seconds)
         processes(part, self.pulse)
 

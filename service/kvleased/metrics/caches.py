@@ -89,14 +89,22 @@ def tenants(part: Part, of: Surveyed, tier: Tier) -> None:
 
 
 def limits(part: Part, of: Surveyed) -> None:
-    """Add what tenants may have, and what they have pinned."""
+    """Add what tenants may have, and what they have pinned and leased."""
+    part.begin("tenant_leases", "tenant_leases_max")
     names = dict(zip(of.digests, of.tenants, strict=False))
+    num_others = 0
     for facts in of.survey.tenants:
         name = names.get(facts.tenant_digest)
-        if name is not None:
+        if name is None:
+            num_others += facts.num_leases
+        else:
+            part.add("tenant_leases", facts.num_leases, of.cache, name)
+            part.add("tenant_leases_max", facts.leases_max, of.cache, name)
             part.add("tenant_pinned_blocks", facts.pinned_blocks, of.cache, name)
             part.add("tenant_limit_blocks", facts.min_blocks, of.cache, name, "min")
             part.add("tenant_limit_blocks", facts.max_blocks, of.cache, name, "max")
+    if num_others:
+        part.add("tenant_leases", num_others, of.cache, of.tenants[-1])
 
 
 def leases(part: Part, of: Surveyed) -> None:
@@ -105,6 +113,7 @@ def leases(part: Part, of: Surveyed) -> None:
     for phase, count in survey.phases.items():
         part.add("leases", count, cache, phase)
     part.add("leases_max", of.max_leases, cache)
+    part.add("draining", of.is_draining, cache)
     for statistic, seconds in _ages(survey.lease_seconds).items():
         part.add("lease_age_seconds", seconds, cache, statistic)
     part.add("quarantined_oldest_seconds", survey.quarantined_seconds, cache)

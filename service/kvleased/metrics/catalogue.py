@@ -68,6 +68,11 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _gauge("build_info", "The running build; always 1.", "version", "python"),
         _gauge("ready", "Whether calls can be granted."),
         _gauge("epoch", "The daemon's life; grows with every start."),
+        _gauge(
+            "credentials_stale",
+            "Whether tokens or the certificate have changed to what cannot be used, so that the old are in force.",
+            "what",
+        ),
         _histogram(
             "loop_lag_seconds",
             "Seconds by which the event loop of the control process heard a clock late.",
@@ -178,6 +183,17 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
     "Leases": (
         _gauge("leases", "Live leases by phase.", "cache", "phase"),
         _gauge("leases_max", "Leases that there may be at once.", "cache"),
+        _gauge(
+            "tenant_leases",
+            "Live leases of a tenant. Tenants that have neither settings nor a worker go by one name.",
+            "cache", "tenant",
+        ),
+        _gauge("tenant_leases_max", "Leases that a tenant may have at once.", "cache", "tenant"),
+        _gauge(
+            "draining",
+            "Whether a cache grants no new lease, because it or the whole daemon is drained.",
+            "cache",
+        ),
         _gauge(
             "lease_age_seconds",
             "Ages of the leases that this life of the daemon has granted: median, p95 and oldest.",

@@ -48,6 +48,8 @@ class Surveyed:
     """Of them, less the last one."""
     are_up: Mapping[str, bool]
     max_leases: int
+    is_draining: bool
+    """Whether it grants nothing new, because it or the whole daemon is drained."""
     groups: Sequence[GroupFacts]
     waste: Sequence[Waste]
     tally: Tally
@@ -73,6 +75,7 @@ def _surveyed(entry: CacheEntry, named: Mapping[int, str]) -> Surveyed:
         digests=tuple(named),
         are_up={tier.tier: tier.status != "off" for tier in entry.tiers()},
         max_leases=entry.core.shape.max_leases,
+        is_draining=entry.core.is_draining,
         groups=[_group(entry.plan, at) for at in range(len(entry.plan.groups))],
         waste=entry.plan.waste,
         tally=entry.tally,

@@ -222,6 +222,13 @@ ALERTS: Final[Mapping[str, Case]] = {
         at_minutes=7,
         summary="kvlease at node:7070 uses 96% of its memory",
     ),
+    "KvleaseCredentialsStale": Case(
+        fires={'kvlease_credentials_stale{what="tokens"}': "1x20"},
+        quiet={'kvlease_credentials_stale{what="tokens"}': "1x3 0x20"},
+        at_minutes=6,
+        labels={"what": "tokens"},
+        summary="kvlease at node:7070 cannot use its new tokens",
+    ),
     "KvleaseVersionSkew": Case(
         fires={
             'kvlease_build_info{version="1", instance="a"}': "1x90",

@@ -95,6 +95,66 @@ async def test_pipelined_calls_are_answered_in_order(served: Served) -> None:
     assert [(await line.receive()).call_number for _ in numbers] == numbers
 
 
+async def test_many_frames_at_once_hold_nobody_up(served: Served) -> None:
+    """A call is answered between those that another connection sent all at once, not after them."""
+    crowd, other = await served.line(), await served.line()
+    await crowd.ask(STATS)
+    await other.ask(STATS)
+
+    crowd.send(*[STATS] * 1000)
+    reply = await other.ask(pb.Call(call_number=2, list_caches=pb.ListCachesRequest()))
+    num_before = [verb for verb, _, _ in served.daemon.calls].index("list_caches")
+
+    assert reply.HasField("list_caches")
+    assert num_before < 500
+    assert [(await crowd.receive()).call_number for _ in range(1000)] == [1] * 1000
+    assert (await crowd.ask(STATS)).HasField("stats")
+
+
+async def test_two_crowds_are_served_in_turns(served: Served) -> None:
+    """Of two that send much at once neither is finished before the other has begun."""
+    lines = [await served.line(), await served.line()]
+    for line in lines:
+        await line.ask(STATS)
+    served.daemon.calls.clear()
+
+    for line, token in zip(lines, "ab", strict=True):
+        call = pb.Call(call_number=1, token=token, reserve=pb.ReserveRequest())
+        line.send(*[call] * 200)
+    for line in lines:
+        for _ in range(200):
+            await line.receive()
+
+    order = "".join(caller.token for _, _, caller in served.daemon.calls)
+    assert len(order) == 400
+    assert order.index("b") < 200
+    assert order.rindex("a") > order.index("b")
+
+
+async def test_crowd_that_leaves_is_forgotten(served: Served) -> None:
+    """What a connection sent before it was closed does not hold up the one behind it in line."""
+    crowd, other = await served.line(), await served.line()
+    await crowd.ask(STATS)
+
+    crowd.send(*[STATS] * 1000)
+    crowd.writer.transport.abort()
+    numbers = list(range(1, 101))
+    other.send(*(pb.Call(call_number=number, stats=pb.StatsRequest()) for number in numbers))
+
+    assert [(await other.receive()).call_number for _ in numbers] == numbers
+
+
+async def test_frames_that_ask_nothing_end_the_connection(served: Served) -> None:
+    """Whoever neither asks nor could be told so is refused once, and not a thousand times."""
+    line = await served.line()
+
+    line.send(bytes(4) * 1000)
+    refused = await line.receive()
+
+    assert (refused.call_number, refused.error.code) == (0, "INVALID")
+    assert await line.reader.read() == b""
+
+
 async def test_frames_may_come_in_pieces(served: Served) -> None:
     """Where the bytes of a stream are cut means nothing."""
     line = await served.line()

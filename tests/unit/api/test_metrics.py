@@ -82,6 +82,7 @@ SURVEYED = Surveyed(
     digests=(CHAT,),
     are_up={"host": True, "disk": False},
     max_leases=1024,
+    is_draining=True,
     groups=(GroupFacts(tokens_per_block=16, bytes_filled=4000, bytes_padded=96),),
     waste=(Waste(cause="null_blocks", tier="device", num_bytes=4096, why=""),),
     tally=Tally(),
@@ -230,6 +231,34 @@ def test_blocks_of_tenants_are_shown(metrics: Metrics) -> None:
         == 12
     )
     assert "(others)" not in metrics.render().decode()
+
+
+def test_leases_of_tenants_are_shown(metrics: Metrics) -> None:
+    """A tenant's leases stand beside what it may have; those of all that go by no name are one number."""
+    strangers = [replace(LIMITS, tenant_digest=digest, num_leases=digest) for digest in (1, 2)]
+    several = replace(SURVEYED, survey=replace(SURVEY, tenants=(LIMITS, *strangers)))
+    metrics.watch_caches(lambda: [several])
+
+    name = "kvlease_tenant_leases"
+    assert value(metrics, name, cache="demo", tenant="chat") == LIMITS.num_leases
+    assert value(metrics, name, cache="demo", tenant="(others)") == 3
+    most = value(metrics, "kvlease_tenant_leases_max", cache="demo", tenant="chat")
+    assert most == LIMITS.leases_max
+
+
+def test_drain_is_shown(metrics: Metrics) -> None:
+    """A cache that grants nothing new says so."""
+    assert value(metrics, "kvlease_draining", cache="demo") == 1
+    metrics.watch_caches(lambda: [replace(SURVEYED, is_draining=False)])
+    assert value(metrics, "kvlease_draining", cache="demo") == 0
+
+
+def test_stale_credentials_are_shown(metrics: Metrics) -> None:
+    """What could not be taken is told apart from what is in force as it is on disk."""
+    metrics.watch_credentials(lambda: {"tokens": True, "certificate": False})
+
+    assert value(metrics, "kvlease_credentials_stale", what="tokens") == 1
+    assert value(metrics, "kvlease_credentials_stale", what="certificate") == 0
 
 
 def test_limits_of_nameless_tenants_are_not_shown(metrics: Metrics) -> None:

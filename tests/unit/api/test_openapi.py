@@ -8,7 +8,11 @@ from html import escape
 from html.parser import HTMLParser
 from typing import Any
 
+from starlette.requests import Request
+from starlette.routing import Route
+
 from kvleased import checks
+from kvleased.api.rest_app import documents
 from kvleased.api.rest_routes import ROUTES
 from tests.unit.api.scripted import Served, http
 
@@ -27,6 +31,19 @@ async def test_openapi_describes_every_route(served: Served) -> None:
         f"#/components/schemas/{name}" for name in document["components"]["schemas"]
     }
     assert not any(path.endswith(("z", "metrics")) for path in document["paths"])
+
+
+async def test_openapi_is_written_once(served: Served) -> None:
+    """To ask for the description again costs no more than to send it: anybody may, as often as he likes."""
+    await served.rest.complete()
+    route = documents()["/openapi.json"]
+    assert isinstance(route, Route)
+    request = Request({"type": "http", "method": "GET", "path": route.path, "headers": []})
+
+    first, second = await route.endpoint(request), await route.endpoint(request)
+
+    assert first.body is second.body
+    assert (await http(served, "GET", route.path)).body == first.body
 
 
 async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:

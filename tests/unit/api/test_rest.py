@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import socket
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import PoolFullError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api import rest_protocol
+from kvleased.api import http_server, rest_protocol
 from kvleased.api.rest_routes import ROUTES
 from tests.unit.api.scripted import HttpAnswer, Served, http
 
@@ -480,6 +481,52 @@ async def test_refused_method_names_those_that_there_are(served: Served) -> None
     answer = await http(served, "OPTIONS", "/v1/caches/demo")
 
     assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET, PUT")
+
+
+async def test_boundless_body_is_refused_unread(served: Served) -> None:
+    """A body far above the limit is refused by its head, and its connection ends: not even to pass it over is free."""
+    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+    answer = await raw(served, head + b"Content-Length: 1099511627776\r\n\r\n")
+
+    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1 << 40, 65536)
+
+
+async def test_kernel_keeps_little_for_who_does_not_read(served: Served) -> None:
+    """What is written to a peer before it reads is bounded, in the kernel, too."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
+    writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    (connection,) = served.rest._servers[1]._server.server_state.connections
+    kept = connection.transport.get_extra_info("socket")
+
+    # Linux doubles what it is asked for.
+    assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * http_server.UNSENT_BYTES_MAX
+    writer.close()
+
+
+async def test_no_answer_is_written_to_a_connection_that_has_ended(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a peer leaves several answers unread until its connection ends, the one under way is told, not the last."""
+    over_tcp = served.rest._servers[1]
+    monkeypatch.setattr(over_tcp._protocol, "idle_seconds_max", 0.1)
+    await served.rest.complete()
+    _, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
+
+    writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+    connections = over_tcp._server.server_state.connections
+    async with asyncio.timeout(20):
+        while not connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0)
+        (connection,) = connections
+        while connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0.01)
+    writer.close()
+
+    under_way = next(one for one in connection._unanswered if not one.response_complete)
+    assert under_way is not connection.cycle
+    assert under_way.disconnected
 
 
 async def test_doors_are_bounded_one_by_one(

@@ -15,7 +15,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from starlette.routing import Route
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api.rest_app import make_described_app
+from kvleased.api.rest import DOCUMENTS
+from kvleased.api.rest_app import documents, make_described_app
 from kvleased.api.rest_routes import ROUTES
 from kvleased.roles import ANYBODY, OF_OPERATION, OF_PATH, OF_SERVICE, OF_VERB, OWN, Role
 from tests.unit.api.guarded import Guarded, guarded, is_refused
@@ -38,11 +39,7 @@ VALUES = {
 
 def described() -> dict[str, Any]:
     """Return the OpenAPI document."""
-
-    async def nothing(request: object) -> Any:
-        raise NotImplementedError
-
-    return make_described_app(dict.fromkeys(ROUTES, nothing)).openapi()
+    return make_described_app().openapi()
 
 
 OPERATIONS = [
@@ -75,12 +72,10 @@ def test_every_verb_has_roles() -> None:
 
 async def test_every_path_beside_the_api_has_roles(serving: Guarded) -> None:
     """Whatever else is served has its line in the table, the documents included."""
-    app = serving.rest._behind._front
-    behind = await serving.rest._behind.made()
-    routes = [*app.routes, *behind.routes]  # type: ignore[attr-defined]  # FastAPI has
-    paths = {route.path for route in routes if isinstance(route, Route)}
+    paths = {route.path for route in serving.rest.app.routes if isinstance(route, Route)}
 
-    assert {path for path in paths if not path.startswith("/v1/")} == set(OF_PATH)
+    assert paths | DOCUMENTS == set(OF_PATH)
+    assert set(documents()) == DOCUMENTS
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.OPERATOR])

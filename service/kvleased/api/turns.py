@@ -1,0 +1,77 @@
+"""Own whose turn it is where several peers have sent more than is served at once; what is served is theirs to know."""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Talker(Protocol):
+    """A peer that may have sent much at once."""
+
+    def go_on(self) -> bool:
+        """Serve a little of it; tell whether there is more."""
+        ...
+
+
+class Turns:
+    """A line of talkers, of whom one goes on in each turn of the event loop, so that all others are heard between."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._line: deque[Talker] = deque()
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Turns {len(self._line)} in line>"
+
+    def take(self, talker: Talker) -> bool:
+        """Let a talker go on, at once where nobody is in line; tell whether it now is in line itself."""
+        if not self._line:
+            if not talker.go_on():
+                return False
+            asyncio.get_running_loop().call_soon(self._next)
+        self._line.append(talker)
+        return True
+
+    def _next(self) -> None:
+        talker = self._line.popleft()
+        if talker.go_on():
+            self._line.append(talker)
+        if self._line:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+class OneATurn:
+    """An app whose requests begin one in each turn of the event loop, so that many at once hold up nobody else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take the app."""
+        self._app = app
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._has_begun = False
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<OneATurn {len(self._line)} in line>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, when it is its turn."""
+        loop = asyncio.get_running_loop()
+        if self._has_begun:
+            turn: asyncio.Future[None] = loop.create_future()
+            self._line.append(turn)
+            await turn
+        else:
+            self._has_begun = True
+            loop.call_soon(self._next)
+        await self._app(scope, receive, send)
+
+    def _next(self) -> None:
+        self._has_begun = bool(self._line)
+        if self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+            asyncio.get_running_loop().call_soon(self._next)

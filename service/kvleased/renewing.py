@@ -1,0 +1,118 @@
+"""Own the taking of changed tokens and certificates while the daemon runs; what is done with them is told to it.
+
+What has changed on disk is taken as a whole or not at all: where it cannot be used, the old stays in force.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from kvleased import tokens
+from kvleased.api.tls import TlsFiles
+from kvleased.directories import UnusableError
+from kvleased.roles import Role
+from kvleased.tokens import Keyring
+
+LOOK_SECONDS: Final = 5.0
+"""Seconds between two looks at the files."""
+_LOG = structlog.get_logger()
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+"""Inode, change in nanoseconds and bytes of each file; None where there is none."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """Files that go together."""
+
+    paths: tuple[Path, ...]
+    take: Callable[[], None]
+    """Takes what is in them; raises UnusableError."""
+    seen: _Stamp
+    is_stale: bool = False
+
+
+class Renewal:
+    """What was read of the files of tokens and certificates, and what is in them now."""
+
+    def __init__(self) -> None:
+        """Watch nothing yet."""
+        self._watched: dict[str, _Watched] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        """Show what could not be taken."""
+        stale = [what for what, is_stale in self.stale.items() if is_stale]
+        return f"<Renewal of {', '.join(self._watched) or 'nothing'}, stale: {', '.join(stale) or 'none'}>"
+
+    @property
+    def stale(self) -> Mapping[str, bool]:
+        """Of `tokens` and `certificate`, whether what is on disk cannot be used, so that the old is in force."""
+        return {what: watched.is_stale for what, watched in self._watched.items()}
+
+    def watch_tokens(self, paths: Mapping[Role, Path], take: Callable[[Keyring], None]) -> None:
+        """Have `take` called with the tokens whenever they have changed since now; call it before they are read."""
+        if paths:
+            self._watch("tokens", paths.values(), lambda: take(tokens.load(paths)))
+
+    def watch_certificate(self, files: TlsFiles | None, take: Callable[[TlsFiles], None]) -> None:
+        """Have `take` called when the files of TLS have changed since now; it raises UnusableError, taking nothing."""
+        if files is not None:
+            paths = (files.cert_file, files.key_file, files.client_ca_file)
+            self._watch("certificate", (path for path in paths if path), lambda: take(files))
+
+    def start(self) -> None:
+        """Look now and then from now on."""
+        self._looking = asyncio.get_running_loop().create_task(self._look_on())
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def look(self, *, is_told: bool = False) -> None:
+        """Take what has changed; where one `is_told` to, also what has not."""
+        for what, watched in self._watched.items():
+            stamp = _stamp(watched.paths)
+            if stamp == watched.seen and not is_told:
+                continue
+            watched.seen = stamp
+            try:
+                watched.take()
+            except UnusableError as error:
+                watched.is_stale = True
+                _LOG.error(
+                    "credentials_not_taken",
+                    what=what,
+                    error=str(error),
+                    advice="the old ones stay in force; a restart of the control process needs files that can be used",
+                )
+            else:
+                watched.is_stale = False
+                _LOG.info("credentials_taken", what=what)
+
+    def _watch(self, what: str, paths: Iterable[Path], take: Callable[[], None]) -> None:
+        watched = tuple(paths)
+        self._watched[what] = _Watched(watched, take, _stamp(watched))
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.look()
+
+
+def _stamp(paths: Iterable[Path]) -> _Stamp:
+    """Return what changes when a file is written or another takes its place, be it behind a link."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)

@@ -1,0 +1,228 @@
+"""Tokens and certificates change while the daemon runs, and nobody who is connected notices."""
+
+import http.client
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvlease import Client, Credentials, KVLeaseError, PlanInputs
+from kvlease.spec import FullAttention
+from tests.acceptance.serving import ROOT, SECONDS_TO_START, Serving
+from tests.unit.api.certificates import Authority, Pair
+
+pytestmark = pytest.mark.acceptance
+
+
+class Secured:
+    """A daemon that speaks TLS, and where it does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = Authority(directory)
+        self.cert_file, self.key_file = directory / "tls.pem", directory / "tls.key"
+        self.put(self.authority.sign("server"))
+        options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
+        options += ["--tls-cert-file", str(self.cert_file), "--tls-key-file", str(self.key_file)]
+        self.serving = Serving(directory / "run", *options)
+
+    def put(self, pair: Pair) -> None:
+        """Put another certificate in the daemon's place, key first, as one that renews it does."""
+        for new, place in ((pair.key_file, self.key_file), (pair.cert_file, self.cert_file)):
+            aside = place.with_suffix(".new")
+            aside.write_bytes(new.read_bytes())
+            aside.rename(place)
+
+    def put_token(self, token: str) -> None:
+        """Put another reader's token in its place."""
+        aside = self.directory / "token"
+        aside.touch(0o600)
+        aside.write_text(token)
+        aside.rename(self.token_file)
+
+    @property
+    def token_file(self) -> Path:
+        """The reader's."""
+        return self.serving.runtime_dir / "reader.token"
+
+    @property
+    def log(self) -> str:
+        """What the daemon said."""
+        return Path(self.serving.log.name).read_text()
+
+    def addresses(self) -> tuple[str, str]:
+        """Return the addresses of REST and gRPC over TCP."""
+        found = [re.search(rf"{scheme}://127.0.0.1:\d+", self.log) for scheme in ("https", "grpcs")]
+        assert all(found)
+        return found[0][0], found[1][0]  # type: ignore[index]  # both were found
+
+    def hang_up(self) -> None:
+        """Tell the daemon to look now."""
+        os.kill(self.serving.process.pid, signal.SIGHUP)
+
+    def admits(self, address: str, token: str, authority: Authority) -> bool:
+        """Tell whether a reader with a token, who trusts an authority, is let in by a new connection."""
+        shown = Credentials(token=token, ca_file=str(authority.cert_file))
+        try:
+            with Client(address, credentials=shown, on_doubt="raise", deadline_seconds=2) as client:
+                return client.stats().epoch > 0
+        except KVLeaseError:
+            return False
+
+    def metric(self, what: str) -> str:
+        """Return what the metric of stale credentials says."""
+        connection = http.client.HTTPConnection("localhost", timeout=10)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(self.serving.runtime_dir / "http.sock"))
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        name = f'kvlease_credentials_stale{{what="{what}"}} '
+        return next(line for line in text.splitlines() if line.startswith(name))[len(name) :]
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    """A daemon that speaks TLS, and a cache of it."""
+    made = Secured(tmp_path)
+    try:
+        made.serving.wait_until_ready()
+        made.serving.until(lambda: "grpcs://" in made.log)
+        layers = [FullAttention(name="l", num_kv_heads=1, head_size=16, dtype="float16")]
+        with Client(made.serving.address("unix")) as client:
+            client.register("main", PlanInputs(layers=layers, tokens_per_block=16, device_blocks=8))
+            made.serving.until(lambda: client.get_cache("main").status == "ready")
+        yield made
+    finally:
+        made.serving.stop()
+
+
+def test_tokens_are_taken_while_the_daemon_runs(secured: Secured) -> None:
+    """A new token lets in and the old one does not, over REST and gRPC, at the latest at the next look."""
+    old = secured.token_file.read_text().strip()
+    new = "0123456789abcdef0123456789abcdef"
+    control = secured.serving.control()
+    for address in secured.addresses():
+        assert secured.admits(address, old, secured.authority)
+        assert not secured.admits(address, new, secured.authority)
+
+    secured.put_token(new)
+    secured.serving.until(lambda: "credentials_taken" in secured.log)
+
+    for address in secured.addresses():
+        assert secured.admits(address, new, secured.authority)
+        assert not secured.admits(address, old, secured.authority)
+    assert secured.serving.control() == control
+
+
+def test_token_that_cannot_be_used_leaves_the_old_in_force(secured: Secured) -> None:
+    """What is no token is said to be none, in the log and as a metric, and locks nobody out or in."""
+    old = secured.token_file.read_text().strip()
+    assert secured.metric("tokens") == "0.0"
+
+    secured.put_token("short")
+    secured.hang_up()
+    secured.serving.until(lambda: "credentials_not_taken" in secured.log)
+
+    for address in secured.addresses():
+        assert secured.admits(address, old, secured.authority)
+        assert not secured.admits(address, "short", secured.authority)
+    assert secured.metric("tokens") == "1.0"
+    secured.put_token(old)
+    secured.hang_up()
+    secured.serving.until(lambda: secured.metric("tokens") == "0.0")
+
+
+def test_certificate_is_taken_while_the_daemon_runs(secured: Secured) -> None:
+    """Who connects after the change sees the new certificate, over REST and gRPC; leases go on."""
+    token = secured.token_file.read_text().strip()
+    (secured.directory / "others").mkdir()
+    other = Authority(secured.directory / "others", "other")
+    with (
+        Client(secured.serving.address("unix"), on_doubt="raise") as client,
+        client.attach("main") as worker,
+    ):
+        lease = worker.reserve("before", num_tokens=16)
+        for address in secured.addresses():
+            assert not secured.admits(address, token, other)
+
+        secured.put(other.sign("renewed"))
+        secured.hang_up()
+        secured.serving.until(lambda: "credentials_taken" in secured.log)
+
+        for address in secured.addresses():
+            secured.serving.until(lambda at=address: secured.admits(at, token, other))  # type: ignore[misc]
+            assert not secured.admits(address, token, secured.authority)
+        lease.extend(32)
+
+
+@pytest.mark.parametrize("broken", ["garbage", "key of another", "nothing"])
+def test_certificate_that_cannot_be_used_leaves_the_old_in_force(
+    secured: Secured, broken: str
+) -> None:
+    """A certificate that is none, fits no key or is gone is not taken, and the one that was is served on."""
+    token = secured.token_file.read_text().strip()
+    if broken == "garbage":
+        secured.cert_file.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n")
+    elif broken == "nothing":
+        secured.cert_file.unlink()
+    else:
+        secured.key_file.write_bytes(secured.authority.sign("another").key_file.read_bytes())
+
+    secured.hang_up()
+    secured.serving.until(lambda: secured.metric("certificate") == "1.0")
+
+    assert "credentials_not_taken" in secured.log
+    for address in secured.addresses():
+        assert secured.admits(address, token, secured.authority)
+    secured.put(secured.authority.sign("mended"))
+    secured.hang_up()
+    secured.serving.until(lambda: secured.metric("certificate") == "0.0")
+    for address in secured.addresses():
+        assert secured.admits(address, token, secured.authority)
+
+
+def test_terminal_that_hangs_up_ends_the_daemon(tmp_path: Path) -> None:
+    """A daemon that somebody started by hand does not outlive the terminal; others take its signal for a hint."""
+    ours, theirs = pty.openpty()
+    (tmp_path / "run").mkdir(mode=0o700)
+    command = [
+        sys.executable,
+        "-m",
+        "kvleased",
+        "serve",
+        "--no-listen-tcp",
+        "--drain-seconds",
+        "0.1",
+    ]
+    command += ["--runtime-dir", str(tmp_path / "run")]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdin=theirs, stdout=log, stderr=log, cwd=ROOT)
+    os.close(theirs)
+    try:
+        with Client(f"unix://{tmp_path}/run/kvlease.sock", deadline_seconds=60) as client:
+            wait_for(process, (tmp_path / "run" / "kvlease.sock").exists)
+            client.stats()
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def wait_for(process: "subprocess.Popen[bytes]", is_done: Callable[[], bool]) -> None:
+    """Wait until something is so, for as long as a process lives."""
+    end = time.monotonic() + SECONDS_TO_START
+    while not is_done():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)

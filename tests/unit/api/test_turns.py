@@ -1,0 +1,86 @@
+"""Laws of turns: who sends much at once is served in parts, and nobody waits for more than one of them."""
+
+import asyncio
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from kvleased.api.turns import OneATurn, Turns
+
+
+class Wordy:
+    """A talker with so many things to say."""
+
+    def __init__(self, name: str, num_turns: int, said: list[str]) -> None:
+        self._name, self._left, self._said = name, num_turns, said
+
+    def go_on(self) -> bool:
+        """Say one of them."""
+        self._said.append(self._name)
+        self._left -= 1
+        return self._left > 0
+
+
+async def test_talkers_take_turns() -> None:
+    """One talker goes on in each turn of the loop, in the order in which they came."""
+    said: list[str] = []
+    turns = Turns()
+
+    in_line = [
+        turns.take(Wordy(name, number, said)) for name, number in zip("abc", (3, 2, 1), strict=True)
+    ]
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+    assert in_line == [True, True, True]
+    assert said == ["a", "a", "b", "c", "a", "b"]
+    assert repr(turns) == "<Turns 0 in line>"
+
+
+async def test_talker_with_little_to_say_does_not_wait() -> None:
+    """Where nobody is in line, what is said in one turn is heard at once."""
+    said: list[str] = []
+
+    is_in_line = Turns().take(Wordy("a", 1, said))
+
+    assert (is_in_line, said) == (False, ["a"])
+
+
+async def test_requests_begin_one_in_each_turn() -> None:
+    """However many requests come at once, the loop hears others between any two of them."""
+    begun: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
+        begun.append(scope["number"])
+
+    async def nothing(*_: object) -> Any:
+        return {}
+
+    paced = OneATurn(app)
+    tasks = [asyncio.ensure_future(paced({"number": one}, nothing, nothing)) for one in range(5)]
+    seen = []
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        seen.append(len(begun))
+
+    assert begun == [0, 1, 2, 3, 4]
+    assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) == 1
+
+
+async def test_request_that_is_given_up_holds_nobody_up() -> None:
+    """The turn of a request that was cancelled in line is the next one's."""
+    begun: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
+        begun.append(scope["number"])
+
+    async def nothing(*_: object) -> Any:
+        return {}
+
+    paced = OneATurn(app)
+    tasks = [asyncio.ensure_future(paced({"number": one}, nothing, nothing)) for one in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+
+    assert begun == [0, 2]
