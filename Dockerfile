@@ -18,8 +18,8 @@ COPY client client
 COPY service service
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
-# What runs, each package with the hash that it was locked with. `cuda` is for memory of GPUs; the driver comes from the node's
-# container runtime.
+# What runs, each package with the hash that it was locked with. `cuda` is for pools on GPUs (KVLEASED_DEVICE=cuda:0); the driver
+# comes from the node's container runtime.
 FROM ${PYTHON_IMAGE} AS packages
 ARG FLAVOUR
 WORKDIR /src

@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-thorough test-deploy lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-thorough test-gpu test-deploy lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 
@@ -28,6 +28,9 @@ test: setup ## run the tests: laws and units, then those that start processes
 test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance"
 	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance"
+
+test-gpu: setup ## run the tests of pools on a GPU on a GPU; `make test` runs them over a stand-in of its driver
+	@$(BIN)/python -m pytest -q -n 0 -m gpu tests/gpu
 
 test-deploy: setup build/venv-deploy/.ready ## check what is deployed: chart, image, units; installs what it needs
 	@$(BIN)/python -m pytest -q -n 0 -m deploy tests/deploy

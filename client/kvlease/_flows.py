@@ -139,7 +139,15 @@ def _pause(link: Link, error: KVLeaseError, num_failures: int, deadline_at: floa
 def attach(session: Session) -> Flow[None]:
     """Make the session a worker."""
     deadline_at = session.link.clock() + session.link.deadline_seconds
-    session.adopt((yield from _attached(session.link, session.request, deadline_at)), resumed=False)
+    attached = yield from _attached(session.link, session.request, deadline_at)
+    try:
+        session.adopt(attached, resumed=False)
+    except KVLeaseError:
+        # What cannot be mapped makes no worker, and nobody but this process could end the one that there is now.
+        ask = _calls.detach()
+        with suppress(KVLeaseError):
+            yield Outgoing(ask.verb, ask.request, deadline_at, attached.response.token)
+        raise
 
 
 def reattach(session: Session, deadline_at: float) -> Flow[None]:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.cuda import DeviceMemory, device_of, import_memory
 from kvlease.errors import LayoutMismatchError
 from kvlease.plan import CachePlan, GroupPlan
 from kvlease.tables import RowTable, TableLayout, TablePart
@@ -21,7 +22,10 @@ PHASE_ACTIVE: Final = 2
 """The phase of a row whose lease is on the device; the daemon's records have the same number, which a test holds."""
 
 Identity = tuple[tuple[str, int, int], ...]
-"""Kind, device and inode of every region: equal means the same memory."""
+"""Kind, device and inode of every region: equal means the same memory.
+
+All regions of a GPU have one inode; what tells them apart is the block table, which is made and dropped with them.
+"""
 
 
 class Row(NamedTuple):
@@ -39,18 +43,24 @@ class WorkerMemory:
     """The regions of one attachment; views of them that callers keep stay valid after `close`."""
 
     def __init__(
-        self, identity: Identity, regions: dict[str, mmap.mmap], plan: CachePlan, rank: int
+        self,
+        identity: Identity,
+        regions: dict[str, mmap.mmap],
+        plan: CachePlan,
+        rank: int,
+        gpu: DeviceMemory | None = None,
     ) -> None:
-        """Lay arrays over the mapped regions; the device region is that of `rank`."""
+        """Lay arrays over the mapped regions; the device region is that of `rank`, unless it is memory of a GPU."""
         self.identity = identity
         self._regions = regions
         self.device: NDArray[np.uint8] | None = None
+        self.gpu = gpu
         self.tables: RowTable | None = None
         self._columns: Mapping[str, NDArray[Any]] = {}
         device_bytes = plan.ranks[rank].device_bytes
         if "device" in regions:
             self.device = np.frombuffer(regions["device"], np.uint8, count=device_bytes)
-        elif any(kind == "device" for kind, _, _ in identity):
+        elif gpu is None and any(kind == "device" for kind, _, _ in identity):
             # A rank that keeps no layer has a region without a byte, which cannot be mapped.
             self.device = np.zeros(0, np.uint8)
         if "tables" in regions:
@@ -70,6 +80,7 @@ class WorkerMemory:
 
         Raises:
             LayoutMismatchError: a region is smaller than the plan or the daemon says, or the plan lacks the rank.
+            InvalidError: a region is memory of a GPU that this process cannot map; the message says why.
         """
         if rank >= len(plan.ranks):
             message = f"this process is rank {rank} of a cache that has {len(plan.ranks)}"
@@ -78,12 +89,15 @@ class WorkerMemory:
             )
         needs = {"device": plan.ranks[rank].device_bytes, "tables": 1}
         regions: dict[str, mmap.mmap] = {}
+        gpu = None
         try:
             for region, fd in zip(attached.response.regions, attached.fds, strict=True):
                 need_bytes = max(region.region_bytes, needs.get(region.kind, 0))
-                if region.kind in needs and need_bytes:
+                if region.device_uuid:
+                    gpu = _map_on_gpu(region, fd, need_bytes)
+                elif region.kind in needs and need_bytes:
                     regions[region.kind] = _map(region, fd, need_bytes)
-            return cls(identity_of(attached), regions, plan, rank)
+            return cls(identity_of(attached), regions, plan, rank, gpu)
         except BaseException:
             for mapped_region in regions.values():
                 with suppress(BufferError):
@@ -112,7 +126,7 @@ class WorkerMemory:
 
     def close(self) -> None:
         """Drop the arrays and unmap what no view of a caller keeps."""
-        self.device, self.tables, self._columns = None, None, {}
+        self.device, self.gpu, self.tables, self._columns = None, None, None, {}
         while self._regions:
             _, region = self._regions.popitem()
             # A caller who still looks at the memory keeps it mapped until that view ends: better than a fault.
@@ -175,3 +189,19 @@ def _map(region: pb.Region, fd: int, need_bytes: int) -> mmap.mmap:
         )
     access = mmap.PROT_READ if region.read_only else mmap.PROT_READ | mmap.PROT_WRITE
     return mmap.mmap(fd, region.region_bytes, flags=mmap.MAP_SHARED, prot=access)
+
+
+def _map_on_gpu(region: pb.Region, fd: int, need_bytes: int) -> DeviceMemory:
+    if region.region_bytes < need_bytes or region.mapped_bytes < region.region_bytes:
+        message = (
+            f"the {region.kind} region has {region.region_bytes} bytes, the plan needs {need_bytes}"
+        )
+        raise LayoutMismatchError(
+            message, resource=region.kind, need=need_bytes, available=region.region_bytes
+        )
+    return import_memory(
+        device_of(region.device_uuid),
+        fd,
+        num_bytes=region.region_bytes,
+        mapped_bytes=region.mapped_bytes,
+    )

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvlease.cuda import DeviceMemory
 from kvlease.errors import InvalidError
 from kvlease.geometry import exact_div, floor_div
 from kvlease.plan import CachePlan, GroupPlan, LayerPlacement, RankPlan
@@ -41,7 +42,7 @@ class LayerTensors:
 
 def layer_views(
     plan: CachePlan,
-    device_region: memoryview | NDArray[np.uint8],
+    device_region: memoryview | NDArray[np.uint8] | DeviceMemory,
     rank: int = 0,
     *,
     kernel: bool = False,
@@ -49,11 +50,12 @@ def layer_views(
     """Return the pages of every layer that a rank keeps, in the plan's order, as views of its region.
 
     Block b of a tensor is block b of the pool; with `kernel`, kernel block b as the ids of
-    `kvlease.tables.kernel_block_ids` count them. The views keep the region's buffer alive.
+    `kvlease.tables.kernel_block_ids` count them. The views keep the region's buffer alive. A region on a GPU
+    gives tensors of that GPU.
 
     Raises:
-        InvalidError: the region is read-only, ends before the plan does or starts off an element's boundary, or the
-            plan breaks a rule of `kvlease.strides.view_of`.
+        InvalidError: the region is read-only, ends before the plan does, starts off an element's boundary or is on a
+            GPU that torch cannot use, or the plan breaks a rule of `kvlease.strides.view_of`.
     """
     if not 0 <= rank < len(plan.ranks):
         message = f"there is no rank {rank}; the plan is for {len(plan.ranks)}"
@@ -61,7 +63,8 @@ def layer_views(
             message, resource="rank", rule="unknown_rank", need=rank, limit=len(plan.ranks)
         )
     ranked = plan.ranks[rank]
-    region = _writable(device_region, ranked.device_bytes)
+    region = device_region if isinstance(device_region, DeviceMemory) else _writable(device_region)
+    _require_bytes(len(region), ranked.device_bytes)
     if not ranked.layers:
         return []
     views = [
@@ -75,34 +78,60 @@ def layer_views(
         for layer in ranked.layers
     ]
     # Every view is proven by now; only then is the first tensor made.
-    pool = torch.frombuffer(region, dtype=torch.uint8, count=ranked.device_bytes)
+    pool = _pool_of(region)[: ranked.device_bytes]
     return [
         _tensors(layer, _tensor(view, pool), tuple(_tensor(part, pool) for part in inner))
         for layer, view, inner in zip(ranked.layers, views, parts, strict=True)
     ]
 
 
-def _writable(device_region: memoryview | NDArray[np.uint8], need_bytes: int) -> memoryview:
+def _writable(device_region: memoryview | NDArray[np.uint8]) -> memoryview:
     """Return the region as bytes that can be written.
 
     Raises:
-        InvalidError: it is read-only or too short.
+        InvalidError: it is read-only.
     """
     buffer = device_region.data if isinstance(device_region, np.ndarray) else device_region
     region = memoryview(buffer).cast("B")
     if region.readonly:
         message = "the region is read-only; views of it could not be written"
         raise InvalidError(message, resource="device_region")
-    if len(region) < need_bytes:
-        message = f"the region holds {len(region)} bytes and the plan's device pool {need_bytes}"
+    return region
+
+
+def _require_bytes(available: int, need_bytes: int) -> None:
+    """Refuse a region that is too short.
+
+    Raises:
+        InvalidError: it is.
+    """
+    if available < need_bytes:
+        message = f"the region holds {available} bytes and the plan's device pool {need_bytes}"
         raise InvalidError(
             message,
             resource="device_bytes",
             rule="storage_out_of_bounds",
             need=need_bytes,
-            available=len(region),
+            available=available,
         )
-    return region
+
+
+def _pool_of(region: memoryview | DeviceMemory) -> torch.Tensor:
+    """Return the region as bytes of a tensor, which keeps it alive.
+
+    Raises:
+        InvalidError: it is on a GPU that this torch cannot use.
+    """
+    if not isinstance(region, DeviceMemory):
+        return torch.frombuffer(region, dtype=torch.uint8)
+    try:
+        return torch.as_tensor(region, device=f"cuda:{region.device.ordinal}")
+    except (AssertionError, RuntimeError) as error:
+        # A torch without CUDA says so by an assertion.
+        message = (
+            f"torch cannot use {region.device}: {error}; install a torch that was built with CUDA"
+        )
+        raise InvalidError(message, resource="device", rule="no_torch_cuda") from error
 
 
 def _view(

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvlease import _calls, _flows, _steps, _verbs
 from kvlease._checks import check_deadline
 from kvlease._session import Session
+from kvlease.cuda import DeviceMemory
 from kvlease.errors import KVLeaseError
 from kvlease.keys import BlockKeys
 from kvlease.lease import GrantView, Lease
@@ -83,9 +84,15 @@ class WorkerView:
 
     @property
     def device(self) -> NDArray[np.uint8] | None:
-        """The device region, writable; None where the transport hands over no memory."""
+        """The device region, writable; None where it is on a GPU, or the transport hands over no memory."""
         memory = self._session.memory
         return None if memory is None else memory.device
+
+    @property
+    def gpu(self) -> DeviceMemory | None:
+        """The device region where it is memory of a GPU, which `kvlease.views` and torch take as it is."""
+        memory = self._session.memory
+        return None if memory is None else memory.gpu
 
     @property
     def tables(self) -> RowTable | None:
@@ -95,7 +102,7 @@ class WorkerView:
 
     @property
     def memory_generation(self) -> int:
-        """Grows when `device` and `tables` became other memory: then views of the old must be made anew."""
+        """Grows when `device`, `gpu` and `tables` became other memory: then views of the old must be made anew."""
         return self._session.memory_generation
 
     @property

@@ -42,6 +42,10 @@ def run(argv: Sequence[str]) -> int:
         return _serve(argv[1:])
     if role in {"supervise", "control", *_MOVERS}:
         return _run_role(role, argv[1:])
+    if role == "look":
+        from kvleased import looking  # noqa: PLC0415 - no other role needs it
+
+        return looking.run(argv[1:])
     if role == "probe":
         from kvleased import probing  # noqa: PLC0415 - no other role needs it
 
@@ -65,6 +69,7 @@ def _serve(argv: Sequence[str]) -> int:
     from kvleased.directories import UnusableError  # noqa: PLC0415
 
     try:
+        settings = _with_device(settings)
         lock_fds = _enter(settings)
     except UnusableError as error:
         return _refuse(str(error))
@@ -79,6 +84,21 @@ def _serve(argv: Sequence[str]) -> int:
     # The first lock is that of the sockets, which ends with the supervisor.
     arguments += ["--settings-fd", str(settings_fd), "--lock-fds", *map(str, lock_fds[1:])]
     return os.execve(sys.executable, arguments, _without_settings())  # noqa: S606
+
+
+def _with_device(settings: "Settings") -> "Settings":
+    """See that the device is there and can be used; return the settings with what its size decides.
+
+    Raises:
+        UnusableError: it cannot be used; the message says what to do.
+    """
+    if not settings.is_on_gpu:
+        return settings
+    from kvleased import looking  # noqa: PLC0415 - only where there is a GPU
+
+    facts = looking.look_at(settings.device)
+    default_bytes = settings.device_bytes_default or facts["total_bytes"] // 4
+    return settings.model_copy(update={"device_bytes_default": default_bytes})
 
 
 def _enter(settings: "Settings") -> list[int]:
@@ -166,12 +186,10 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     if role in _MOVERS:
         give_way()
         # Each imports only what it needs: a mover of memory knows no store, and starts the sooner for it.
-        fds = {
-            "mover": (arguments.link_fd,),
-            "disk-mover": (arguments.link_fd, arguments.settings_fd, arguments.directory_fd),
-            "remote-mover": (arguments.link_fd, arguments.settings_fd),
-        }
-        importlib.import_module(_MOVERS[role]).main(*fds[role])
+        fds = [arguments.link_fd, arguments.settings_fd]
+        if role == "disk-mover":
+            fds.append(arguments.directory_fd)
+        importlib.import_module(_MOVERS[role]).main(*fds)
         return 0
     logs.import_structlog()
     from kvleased.control import main as control  # noqa: PLC0415

@@ -20,6 +20,7 @@ from kvleased import logs, tokens
 from kvleased.daemon import Daemon
 from kvleased.keeper_link import KeeperLink
 from kvleased.memory.limits import memory_limit_bytes
+from kvleased.movers.link import START_SECONDS_MAX
 from kvleased.settings import PATHS, Settings, TenantSettings
 from kvleased.verbs.surveys import surveys
 
@@ -109,6 +110,8 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
             servers.append(await _start_probes(rest.probes, settings))
         if settings.serve_grpc and settings.listen_tcp and settings.grpc_port:
             _check_free(settings.tcp_host, settings.grpc_port)
+        if settings.is_on_gpu:
+            await _await_device(daemon, stop)
         daemon.serve()
         _announce(settings, epoch, rest.http_port, monotonic() - spawned)
         await rest.complete()
@@ -166,6 +169,17 @@ def _renewal(
     take_tokens(tokens.load(settings.token_paths))
     keeper.renew = lambda: renewal.look(is_told=True)
     return renewal
+
+
+async def _await_device(daemon: Daemon, stop: asyncio.Event) -> None:
+    """Wait until the GPU's mover is there, but no longer than one may take, nor when told to stop.
+
+    A registration would have to wait for it, while its caller thinks that the daemon is ready.
+    """
+    tasks = [asyncio.ensure_future(daemon.tiers.started()), asyncio.ensure_future(stop.wait())]
+    await asyncio.wait(tasks, timeout=START_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:

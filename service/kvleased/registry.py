@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,8 @@ from kvleased.callers import Caller
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
+from kvleased.memory.regions import TABLES, device_kind
+from kvleased.movers.device_link import GpuRegion
 from kvleased.movers.protocol import Status
 from kvleased.tallies import Tally
 
@@ -51,6 +53,8 @@ class CacheEntry:
     core: Cache
     fds: dict[str, int]
     """Descriptors by kind of region: one device region for each rank, host (if any), records, tables, plan."""
+    gpu_regions: Mapping[str, GpuRegion] = field(default_factory=dict)
+    """What is to be known of the regions that lie on a GPU, by kind; none where device pools are CPU memory."""
     tables_read_only_fd: int
     status: str = POPULATING
     bytes_populated: int = 0
@@ -94,8 +98,9 @@ class CacheEntry:
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes that both pools take of the memory that this daemon may use."""
-        return self.pool_bytes - self.bytes_given_back
+        """Bytes that both pools take of the memory that this daemon may use, which that of a GPU is no part of."""
+        there = self.plan.host_bytes if self.gpu_regions else self.pool_bytes
+        return there - self.bytes_given_back
 
     def require_ready(self) -> None:
         """Refuse a call that needs memory which is not there yet."""
@@ -123,6 +128,19 @@ class CacheEntry:
             tiers=self.tiers(),
             is_draining=self.core.is_draining,
         )
+
+    def regions_of(self, rank: int) -> list[pb.Region]:
+        """Describe the regions that a worker of a rank maps, in the order in which their descriptors go with it."""
+        gpu = self.gpu_regions.get(device_kind(rank))
+        device = pb.Region(
+            kind="device",
+            region_bytes=self.plan.ranks[rank].device_bytes,
+            read_only=False,
+            device_uuid=gpu.device_uuid if gpu else "",
+            mapped_bytes=gpu.mapped_bytes if gpu else 0,
+        )
+        tables_bytes = os.fstat(self.fds[TABLES]).st_size
+        return [device, pb.Region(kind="tables", region_bytes=tables_bytes, read_only=True)]
 
     @property
     def ghosts(self) -> "Ghosts | None":

@@ -1,6 +1,7 @@
 """Own every setting and limit of the daemon, with its unit and its default; where they are read from is `sources`'."""
 
 import os
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -104,13 +105,21 @@ class Settings(NetworkSettings):
         default="info", description="The least severe log events that are written."
     )
 
+    device: str = Field(
+        default="cpu",
+        description=(
+            "Where device pools lie: cpu, or a GPU such as cuda:0, as CUDA_VISIBLE_DEVICES counts; needs kvlease[cuda]."
+        ),
+    )
     device_bytes_default: Bytes = Field(
         default=0,
-        description="Bytes of a device pool that names no number; 0 takes a quarter of the limit.",
+        description="Bytes of a device pool that names no number; 0 takes a quarter of the limit, or of the GPU.",
     )
     memory_bytes_max: Bytes = Field(
         default=0,
-        description="Bytes of all pools together; 0 takes 80 % of the cgroup's memory limit.",
+        description=(
+            "Bytes of all pools together, but those on a GPU; 0 takes 80 % of the cgroup's memory limit."
+        ),
     )
     populate_chunk_bytes: Annotated[int, _WRITTEN] = Field(
         default=64 * MIB,
@@ -256,6 +265,14 @@ class Settings(NetworkSettings):
         ),
     )
 
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch("cpu|cuda:[0-9]{1,2}", device):
+            message = f"it is {device[:40]!r}; name cpu, or a GPU by its number, such as cuda:0"
+            raise ValueError(message)
+        return device
+
     @field_validator("runtime_dir", mode="before")
     @classmethod
     def _named(cls, directory: object) -> object:
@@ -323,6 +340,11 @@ class Settings(NetworkSettings):
     def _minima_fit(self) -> Self:
         check_minima(self.tenants)
         return self
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether device pools are memory of a GPU."""
+        return self.device != "cpu"
 
     @property
     def token_paths(self) -> dict[Role, Path]:

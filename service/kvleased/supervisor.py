@@ -151,9 +151,7 @@ class Supervisor:
 
     def _start_mover(self, role: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        inherited = {"link": theirs.fileno()}
-        if role != MOVER:
-            inherited["settings"] = self._settings_fd
+        inherited = {"link": theirs.fileno(), "settings": self._settings_fd}
         if role in self._directory_fds:
             inherited["directory"] = self._directory_fds[role]
         self._watch(spawn(role, inherited, self._lock_fds))

@@ -16,6 +16,7 @@ from kvleased.core import commands as c
 from kvleased.core.effects import MOVER_OF, Copy, Mover, Probe, Tier
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
+from kvleased.movers.device_link import Allotment, DeviceLink
 from kvleased.movers.link import LinkFigures, LinkLimits, MoverLink, ObserveCopies
 from kvleased.movers.protocol import Ask, Found, PoolMap, Status, Told
 from kvleased.processes import DISK_MOVER, MOVER, REMOTE_MOVER
@@ -87,6 +88,9 @@ class Tiers:
             mover: MoverLink(self, limits, mover, observe)
             for mover, limits in _limits(settings).items()
         }
+        if settings.is_on_gpu:
+            limits = _limits(settings)[Mover.MEMORY]
+            self.links[Mover.MEMORY] = DeviceLink(self, limits, Mover.MEMORY, observe)
         self._global: dict[Mover, Status] = dict.fromkeys(TIERS, _AWAY)
         self._by_pool: dict[tuple[Mover, int], Status] = {}
 
@@ -117,6 +121,18 @@ class Tiers:
             link.close()
 
     # Caches
+
+    async def started(self) -> None:
+        """Wait until caches can be made: where pools are CPU memory, no longer."""
+        link = self.links[Mover.MEMORY]
+        if isinstance(link, DeviceLink):
+            await link.started()
+
+    async def allocate(self, num_bytes: int) -> Allotment:
+        """Have the GPU's mover make memory, whose descriptor is then the caller's; raises what the link does."""
+        link = self.links[Mover.MEMORY]
+        assert isinstance(link, DeviceLink), "device pools are CPU memory"
+        return await link.allocate(num_bytes)
 
     def map(self, entry: CacheEntry, pool: PoolMap, fds: Sequence[int]) -> None:
         """Have the movers that the cache needs map its pools."""

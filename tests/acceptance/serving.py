@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvlease import Client, DeadlineError, PlanInputs, UnavailableError, Worker
 
 ROOT = Path(__file__).parents[2]
@@ -160,8 +157,12 @@ def blocks_in_use(client: Client, cache: str) -> int:
     return device.reserved + device.ready_held + device.filling + device.quarantined
 
 
-def pool_of(worker: Worker) -> NDArray[np.uint8]:
-    """Return the device region, one row a block."""
+def pool_of(worker: Worker) -> Any:
+    """Return the device region, one row a block; that of a GPU is no array, but is looked at as one."""
+    if worker.gpu is not None:
+        from tests.gpu.contents import Rows  # noqa: PLC0415 - only where there is a GPU
+
+        return Rows(worker)
     assert worker.device is not None
     return worker.device.reshape(worker.plan.num_blocks, worker.plan.bytes_per_block)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, process_time
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import cores
 import numpy as np
@@ -50,6 +50,22 @@ void copy_blocks(char *to, const char *from, const int32_t *to_ids, const int32_
 Ids = NDArray[np.int32]
 Copy = Callable[[int, int, Ids, Ids, int], None]
 """Copy blocks: target address, source address, ids of the targets, ids of the sources, bytes of a block."""
+
+
+class Copies(Protocol):
+    """Copies without anybody to ask, which take nanoseconds."""
+
+    device_ids: Ids
+    processor_seconds: float
+
+    def begin(self, device_ids: Ids) -> None:
+        """Copy these blocks from now on."""
+
+    def evict(self) -> int:
+        """Copy from the device pool to the host pool."""
+
+    def reload(self) -> int:
+        """Copy from the host pool to the device pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +128,16 @@ def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
         client = stack.enter_context(Client(node.local, deadline_seconds=20, on_doubt="raise"))
         worker = stack.enter_context(client.attach("bench"))
         with Floor(copy, case) as floor:
-            figures += _both_ways(node, worker, floor, case, case.num_blocks)
+            figures += both_ways(node, worker, floor, case, case.num_blocks)
             if case.bytes_per_block == 64 * KIB:
-                figures += _both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)
+                figures += both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)
     return figures
 
 
-def _both_ways(
-    node: Node, worker: Worker, floor: "Floor", case: Case, blocks_per_lease: int
+def both_ways(
+    node: Node, worker: Worker, floor: Copies, case: Case, blocks_per_lease: int
 ) -> list[Figure]:
+    """Measure evict and reload of leases of so many blocks each, in turns with the floor."""
     scatter(worker, case.num_blocks)
     num_tokens = blocks_per_lease * TOKENS_PER_BLOCK
     leases = [
@@ -174,7 +191,7 @@ def _speed(
     )
 
 
-def _cost(name: str, seconds: float, floor: "Floor", gb: float) -> Figure:
+def _cost(name: str, seconds: float, floor: Copies, gb: float) -> Figure:
     """Return the figure of what all processes of the daemon spent for each GB."""
     return Figure(
         name=name,

@@ -15,6 +15,7 @@ from typing import Final
 import calls
 import copies
 import core_alone
+import gpu_copies
 import hostile
 import hybrid
 import keys
@@ -37,6 +38,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "step": calls.step,
     "serving": serving.serving,
     "copies": copies.evict_and_reload,
+    "gpu": gpu_copies.evict_and_reload,
     "lag": lag.lag,
     "scrape": scraping.scraping,
     "hostile": hostile.hostile,

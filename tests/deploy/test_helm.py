@@ -177,7 +177,7 @@ def test_memory_includes_the_pools(helm: Helm, values: Values) -> None:
         return
     pools = {"deviceMiB": 8192, "hostMiB": 0, "overheadMiB": 1024, **values.get("pools", {})}
 
-    in_pools = pools["deviceMiB"] + pools["hostMiB"]
+    in_pools = pools["hostMiB"] + (0 if "device" in pools else pools["deviceMiB"])
     limit = rendered.daemon["resources"]["limits"]["memory"]
     assert limit == f"{in_pools + pools['overheadMiB']}Mi"
     assert rendered.environment["KVLEASED_MEMORY_BYTES_MAX"] == str(in_pools << 20)

@@ -72,6 +72,22 @@ def test_device_plugin_gives_to_the_engine_alone(helm: Helm) -> None:
     assert "nvidia.com/gpu" not in rendered.daemon["resources"]["limits"]
 
 
+def test_pools_on_a_gpu_are_no_memory_of_the_container(helm: Helm) -> None:
+    """The daemon is told of the GPU, and its container's memory is what lies on the host."""
+    values = {
+        "mode": "daemonset",
+        "gpu": {"kind": "runtimeClass"},
+        "pools": {"device": "cuda:1", "deviceMiB": 65536, "hostMiB": 4096},
+    }
+
+    rendered = helm.render(values)
+
+    assert rendered.environment["KVLEASED_DEVICE"] == "cuda:1"
+    assert rendered.environment["KVLEASED_DEVICE_BYTES_DEFAULT"] == str(65536 << 20)
+    assert rendered.environment["KVLEASED_MEMORY_BYTES_MAX"] == str(4096 << 20)
+    assert rendered.daemon["resources"]["limits"]["memory"] == "5120Mi"
+
+
 def test_runtime_class_claims_nothing(helm: Helm) -> None:
     """A daemon of the node sees its GPUs and takes none away."""
     rendered = helm.render({"mode": "daemonset", "gpu": {"kind": "runtimeClass"}})

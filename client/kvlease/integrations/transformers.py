@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import Cache, DynamicCache
 
+from kvlease.cuda import DeviceMemory
 from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError
 from kvlease.geometry import floor_div
 from kvlease.ids import BYTES_PER_KEY
@@ -191,7 +192,9 @@ def _pages_of(layer: LayerTensors, placed: LayerPlacement) -> LayerPages:
     )
 
 
-def _device_of(worker: Worker) -> NDArray[np.uint8]:
+def _device_of(worker: Worker) -> NDArray[np.uint8] | DeviceMemory:
+    if worker.gpu is not None:
+        return worker.gpu
     if worker.device is None:
         raise InvalidError("This worker has no memory mapped; attach over the local socket.")
     return worker.device

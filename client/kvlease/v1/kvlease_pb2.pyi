@@ -596,14 +596,18 @@ class DeleteCacheResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Region(_message.Message):
-    __slots__ = ("kind", "region_bytes", "read_only")
+    __slots__ = ("kind", "region_bytes", "read_only", "device_uuid", "mapped_bytes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    MAPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     region_bytes: int
     read_only: bool
-    def __init__(self, kind: _Optional[str] = ..., region_bytes: _Optional[int] = ..., read_only: _Optional[bool] = ...) -> None: ...
+    device_uuid: str
+    mapped_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., region_bytes: _Optional[int] = ..., read_only: _Optional[bool] = ..., device_uuid: _Optional[str] = ..., mapped_bytes: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("cache", "worker_name", "rank", "tenant", "resume_token", "lease_ids", "layout_fingerprint", "engine", "magazine")

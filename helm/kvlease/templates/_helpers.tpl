@@ -41,12 +41,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* The memory of all pools together, MiB. */}}
 {{- define "kvlease.poolsMiB" -}}
-{{- add .Values.pools.deviceMiB .Values.pools.hostMiB -}}
+{{- add (eq .Values.pools.device "cpu" | ternary .Values.pools.deviceMiB 0) .Values.pools.hostMiB -}}
 {{- end -}}
 
 {{/* The memory of the daemon's container, MiB: memory of tmpfs counts, too. */}}
 {{- define "kvlease.memoryMiB" -}}
-{{- add .Values.pools.deviceMiB .Values.pools.hostMiB .Values.pools.overheadMiB -}}
+{{- add (include "kvlease.poolsMiB" .) .Values.pools.overheadMiB -}}
 {{- end -}}
 
 {{- define "kvlease.bytes" -}}
@@ -100,6 +100,14 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- if gt (int $values.engine.kvCacheMiB) (int $values.pools.deviceMiB) -}}
 {{- fail (printf "engine.kvCacheMiB (%d) must be at most pools.deviceMiB (%d): with connector %s it is part of that pool" (int $values.engine.kvCacheMiB) (int $values.pools.deviceMiB) $values.engine.connector) -}}
+{{- end -}}
+{{- end -}}
+{{- if ne $values.pools.device "cpu" -}}
+{{- if not (has $values.gpu.kind (list "dra" "runtimeClass")) -}}
+{{- fail (printf "pools.device %s is a GPU, which the daemon does not see with gpu.kind %s; use dra or runtimeClass" $values.pools.device $values.gpu.kind) -}}
+{{- end -}}
+{{- if and (eq $values.mode "sidecar") $values.engine.enabled -}}
+{{- fail (printf "vLLM's connectors use pools in CPU memory; with pools.device %s set engine.enabled to false" $values.pools.device) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq $values.mode "daemonset") (eq $values.gpu.kind "devicePlugin") -}}

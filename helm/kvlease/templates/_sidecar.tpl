@@ -75,6 +75,9 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{- define "kvlease.env" -}}
 - {name: XDG_RUNTIME_DIR, value: /run/kvlease}
 - {name: KVLEASED_RUNTIME_DIR, value: /run/kvlease/kvlease}
+{{- if ne .Values.pools.device "cpu" }}
+- {name: KVLEASED_DEVICE, value: {{ .Values.pools.device | quote }}}
+{{- end }}
 - {name: KVLEASED_MEMORY_BYTES_MAX, value: {{ include "kvlease.bytes" (include "kvlease.poolsMiB" .) | quote }}}
 - {name: KVLEASED_DEVICE_BYTES_DEFAULT, value: {{ include "kvlease.bytes" .Values.pools.deviceMiB | quote }}}
 {{- if .Values.metrics.enabled }}

@@ -12,8 +12,11 @@ from kvleased.api.rest_endpoints import admitted, refusal
 from kvleased.api.seam import Backend, Observer
 from kvleased.roles import OF_PATH
 
-HEAVY_MODULES: Final = ("torch", "cuda", "transformers")
-"""What must never be imported where calls are answered; `/livez?verbose` tells whether it was."""
+HEAVY_MODULES: Final = ("torch", "cuda.bindings", "transformers")
+"""What must never be imported where calls are answered; `/livez?verbose` tells whether it was.
+
+The bindings of CUDA's driver have every interpreter import the empty package `cuda` that they lie in.
+"""
 TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of the metrics."""
 

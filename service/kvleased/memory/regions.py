@@ -26,13 +26,19 @@ RECORDS: Final = "records"
 TABLES: Final = "tables"
 MAGAZINES: Final = "magazines"
 
+_DEVICE_PREFIX: Final = "device."
 _DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
 """Block tables up to here are populated, too; larger ones are sparse, as a lease touches only its own row."""
 
 
 def device_kind(rank: int) -> str:
     """Return the name of a rank's device region among the regions of its cache."""
-    return f"device.{rank}"
+    return f"{_DEVICE_PREFIX}{rank}"
+
+
+def is_device(kind: str) -> bool:
+    """Tell whether a region is the device region of a rank."""
+    return kind.startswith(_DEVICE_PREFIX)
 
 
 def region_sizes(plan: CachePlan, shape: CacheShape) -> dict[str, int]:

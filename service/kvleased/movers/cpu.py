@@ -1,7 +1,7 @@
 """Own copies between pools of CPU memory; the packets that ask for them are `engine`'s business."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -10,6 +10,17 @@ from numpy.typing import NDArray
 
 from kvlease.geometry import floor_div
 from kvleased.core.effects import Direction
+from kvleased.movers.pools import (
+    Copied,
+    OutOfBoundsError,
+    Region,
+    blocks_inside,
+    differing,
+    ids_of,
+    image_bytes_of,
+    replicas,
+    slots_in,
+)
 from kvleased.movers.protocol import Batch, Piece
 from kvleased.movers.rows import (
     RUN_BYTES_MAX,
@@ -25,21 +36,6 @@ from kvleased.movers.rows import (
 )
 
 __all__: Final = ["Copied", "CpuPools", "OutOfBoundsError", "Pool", "Region", "checksum"]
-
-Region = NDArray[np.uint8]
-"""All bytes of a region, in one dimension."""
-
-
-class OutOfBoundsError(Exception):
-    """A batch names a block outside its pool; nothing of it is carried out."""
-
-
-@dataclass(slots=True)
-class Copied:
-    """What a batch led to."""
-
-    checksums: bytes = b""
-    failed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +75,15 @@ class CpuPools:
         """Lay the pieces over the regions; whatever would lie outside of them is no block, or slot, of the pools."""
         # An empty piece would claim the place of another one in the slot.
         pieces = tuple(piece for piece in pieces if piece.num_bytes)
-        fitting = (_rows_inside(piece, len(devices[piece.rank])) for piece in pieces)
-        num_blocks = min((num_blocks, *fitting))
-        if any(piece.slot_offset_bytes + piece.num_bytes > bytes_per_slot for piece in pieces):
-            host = host[:0]
-        num_slots = floor_div(len(host), bytes_per_slot)
-        slots = host[: num_slots * bytes_per_slot].reshape(num_slots, bytes_per_slot)
-        first_rank: dict[int, int] = {}
-        for piece in pieces:
-            first_rank.setdefault(piece.slot_offset_bytes, piece.rank)
+        num_blocks = blocks_inside(num_blocks, pieces, [len(device) for device in devices])
+        slots = slots_in(host, bytes_per_slot, pieces)
         tracks = tuple(
             _Track(
                 device=_strided(devices[piece.rank], piece, num_blocks),
                 host=slots[:, piece.slot_offset_bytes :][:, : piece.num_bytes],
-                is_replica=first_rank[piece.slot_offset_bytes] != piece.rank,
+                is_replica=is_replica,
             )
-            for piece in pieces
+            for piece, is_replica in zip(pieces, replicas(pieces), strict=True)
         )
         return cls(
             devices=devices,
@@ -126,10 +115,9 @@ class CpuPools:
         Raises:
             OutOfBoundsError: some id lies outside its pool; then nothing was written.
         """
-        targets = np.frombuffer(batch.target_ids, np.int32)
-        sources = np.frombuffer(batch.source_ids, np.int32)
+        ids = ids_of(batch, num_blocks=self.num_blocks, num_slots=len(self.slots))
+        sources, targets, wanted = ids
         if batch.direction is Direction.SCRUB:
-            _check_bounds(targets, self.num_blocks)
             targets = np.sort(targets)
             _scrub(self.tracks, self._runs(targets, targets))
             return Copied()
@@ -137,12 +125,6 @@ class CpuPools:
             self._duplicate(sources, targets)
             return Copied()
         is_offload = batch.direction is Direction.OFFLOAD
-        num_slots = len(self.slots)
-        _check_bounds(sources, self.num_blocks if is_offload else num_slots)
-        _check_bounds(targets, num_slots if is_offload else self.num_blocks)
-        wanted = np.frombuffer(b"" if is_offload else batch.checksums, np.uint64)
-        if len(sources) != len(targets) or len(wanted) not in {0, len(targets)}:
-            raise OutOfBoundsError
         # In the order of the memory that is written: that is quicker, and more blocks are found adjacent.
         order = np.argsort(targets)
         sources, targets = sources[order], targets[order]
@@ -151,8 +133,7 @@ class CpuPools:
             return Copied(checksums=sums.tobytes())
         if len(wanted):
             sums = _in_order(order, self._copy_and_sum(sources, targets, is_offload=False))
-            # 0 stands for "no checksum was taken", which proves nothing either way.
-            return Copied(failed=np.flatnonzero((wanted != 0) & (sums != wanted)).tolist())
+            return Copied(failed=differing(sums, wanted))
         self._copy(sources, targets, is_offload=is_offload)
         return Copied()
 
@@ -181,15 +162,13 @@ class CpuPools:
     @property
     def image_bytes(self) -> int:
         """Bytes of a slot up to the end of its last piece."""
-        return max((one.slot_offset_bytes + one.num_bytes for one in self.pieces), default=0)
+        return image_bytes_of(self.pieces)
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with the last array over it."""
 
     def _duplicate(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copy blocks to other ones of the device pool, on every rank: none of them leaves its region."""
-        _check_bounds(sources, self.num_blocks)
-        _check_bounds(targets, self.num_blocks)
-        if len(sources) != len(targets):
-            raise OutOfBoundsError
-        assert not np.intersect1d(sources, targets).size, "a block is copied over while it is read"
         order = np.argsort(targets)
         runs = self._runs(sources[order], targets[order])
         for track in self.tracks:
@@ -292,12 +271,6 @@ class CpuPools:
         return np.flatnonzero((positions - stretches) % blocks_max == 0)
 
 
-def _rows_inside(piece: Piece, region_bytes: int) -> int:
-    """Return how many blocks have offset_bytes + b * block_stride_bytes + num_bytes <= region_bytes."""
-    room = region_bytes - piece.offset_bytes - piece.num_bytes
-    return floor_div(room, piece.block_stride_bytes) + 1 if room >= 0 else 0
-
-
 def _parts_of_slot(pieces: Sequence[Piece], tracks: Sequence[_Track]) -> tuple[_Track, ...]:
     own = [pair for pair in zip(pieces, tracks, strict=True) if not pair[1].is_replica]
     own.sort(key=lambda pair: pair[0].slot_offset_bytes)
@@ -324,11 +297,6 @@ def _scrub(tracks: Iterable[_Track], runs: Sequence[Run]) -> None:
     for track in tracks:
         for _, target_id, count in runs:
             track.device[target_id : target_id + count] = 0
-
-
-def _check_bounds(ids: NDArray[np.int32], num_rows: int) -> None:
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= num_rows):
-        raise OutOfBoundsError
 
 
 def _in_order(order: NDArray[np.intp], sums: list[int]) -> NDArray[np.uint64]:

@@ -22,8 +22,8 @@ from kvleased.core.labels import BYTES_PER_LABEL, LABEL
 from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
 from kvleased.movers.cells import BYTES_PER_LAYOUT, StoreShape
-from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError
-from kvleased.movers.engine import Engine
+from kvleased.movers.engine import Engine, Lay, lay_for_store, lay_in_memory
+from kvleased.movers.pools import Copied, OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion, Found, PoolMap, Status
 from kvleased.movers.store_file import StoreError, StoreFile, Transfer
 from kvleased.movers.store_place import StorePlace
@@ -64,9 +64,10 @@ class DiskEngine(Engine):
         place: StorePlace | None,
         seconds_between_tries: float = _SECONDS_BETWEEN_TRIES,
         seconds_between_looks: float = _SECONDS_BETWEEN_LOOKS,
+        lay: Lay = lay_in_memory,
     ) -> None:
         """Take the link; without a place every store is off."""
-        super().__init__(link)
+        super().__init__(link, lay)
         self._place = place
         self._seconds_between_tries = seconds_between_tries
         self._seconds_between_looks = seconds_between_looks
@@ -256,7 +257,7 @@ class DiskEngine(Engine):
             self._turn_off(self._tiers[batch.pool], str(error))
             return Completion(number=batch.number, is_done=False)
 
-    def _carry_out(self, pools: CpuPools, batch: Batch) -> Copied:
+    def _carry_out(self, pools: Pools, batch: Batch) -> Copied:
         tier = self._tiers.get(batch.pool)
         if tier is None or batch.direction not in {Direction.STORE, Direction.LOAD}:
             raise OutOfBoundsError
@@ -295,7 +296,7 @@ def main(link_fd: int, settings_fd: int, directory_fd: int = -1) -> None:
     place = StorePlace(Path(directory), bytes_max, directory_fd) if directory else None
     with socket.socket(fileno=link_fd) as link:
         link.setblocking(True)
-        DiskEngine(link, place).run()
+        DiskEngine(link, place, lay=lay_for_store(settings_fd)).run()
 
 
 def _tier_of(pool: PoolMap) -> _Tier:

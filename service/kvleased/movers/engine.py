@@ -1,11 +1,14 @@
 """Own the mover's process: it takes one packet after the other and carries it out; it decides nothing."""
 
 import ctypes
+import json
 import os
 import select
 import signal
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,8 +18,12 @@ from kvleased import logs
 from kvleased.descriptors import receive_packet
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
-from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError
+from kvleased.movers.cpu import CpuPools
+from kvleased.movers.pools import Copied, OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion, PoolMap
+
+CPU: Final = "cpu"
+"""The device of pools in CPU memory, as settings name it."""
 
 _LIBC: Final = ctypes.CDLL(None)
 _MADV_POPULATE_WRITE: Final = 23
@@ -24,18 +31,51 @@ _BYTES_PER_STAT_BLOCK: Final = 512
 _TOUCH_BYTES: Final = 1 << 20
 _MS_BETWEEN_TOUCHES: Final = 2
 """With the bytes above, about a tenth of a core: nothing else of a start shall have to wait for it."""
-NO_POOLS: Final = CpuPools.laid((), np.zeros(0, np.uint8), num_blocks=0, bytes_per_slot=1)
+NO_POOLS: Final[Pools] = CpuPools.laid((), np.zeros(0, np.uint8), num_blocks=0, bytes_per_slot=1)
 """What a batch for pools that are not mapped meets: every id is out of bounds."""
+
+Step = Callable[[], object]
+"""What readies some of the memory of pools for their first copies; it may be done at any time, or never."""
+Lay = Callable[[PoolMap, list[int]], tuple[Pools, list[Step]]]
+"""Map what lies behind descriptors, which stay the caller's, as pools without a piece; the last step goes first."""
+
+
+def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
+    """Lay pools over CPU memory; its pages are entered into this process's page tables step by step."""
+    host_bytes = message.num_slots * message.bytes_per_slot
+    sizes = (*message.device_bytes, host_bytes) if host_bytes else message.device_bytes
+    regions = [map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)]
+    # What was given back of a pool would come back when it is touched.
+    touched = [
+        region
+        for region, fd, region_bytes in zip(regions, fds, sizes, strict=True)
+        if _is_whole(fd, region_bytes)
+    ]
+    host = regions.pop() if host_bytes else np.zeros(0, np.uint8)
+    pools = CpuPools.laid(
+        tuple(regions),
+        host,
+        num_blocks=message.num_blocks,
+        bytes_per_slot=message.bytes_per_slot,
+        pieces=message.pieces,
+    )
+    return pools, touches(touched[::-1])
+
+
+def touches(regions: list[NDArray[np.uint8]]) -> list[Step]:
+    """Return what enters the pages of regions into this process's page tables, those of the last region first."""
+    return [partial(_touch, chunk) for region in regions for chunk in _chunks(region)]
 
 
 class Engine:
     """Serve one link until its other end is closed."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, lay: Lay = lay_in_memory) -> None:
         """Take the link; nothing is mapped yet."""
         self._link = link
-        self._pools: dict[int, CpuPools] = {}
-        self._untouched: dict[int, list[NDArray[np.uint8]]] = {}
+        self._lay = lay
+        self._pools: dict[int, Pools] = {}
+        self._untouched: dict[int, list[Step]] = {}
 
     def run(self) -> None:
         """Say that it is there, and carry out packets as they come until the other end is gone, in whatever way."""
@@ -68,48 +108,28 @@ class Engine:
             self._pools[pool] = self._pools[pool].with_pieces(pieces)
         elif kind == protocol.UNMAP:
             pool = protocol.decode_unmap(packet)
-            self._pools.pop(pool, None)
             self._untouched.pop(pool, None)
+            self._pools.pop(pool, NO_POOLS).close()
 
     def _touch_while_idle(self) -> None:
-        """Until a packet comes, enter pages into this process's page tables, which first copies would wait for."""
+        """Until a packet comes, ready memory, which first copies would wait for."""
         if not self._untouched:
             return
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
-        for pool, chunks in list(self._untouched.items()):
-            while chunks:
+        for pool, steps in list(self._untouched.items()):
+            while steps:
                 if poll.poll(_MS_BETWEEN_TOUCHES):
                     return
-                _touch(chunks.pop())
+                steps.pop()()
             del self._untouched[pool]
 
     def _map(self, message: PoolMap, fds: list[int]) -> None:
-        host_bytes = message.num_slots * message.bytes_per_slot
-        sizes = (*message.device_bytes, host_bytes) if host_bytes else message.device_bytes
-        regions = [
-            map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)
-        ]
-        # What was given back of a pool would come back when it is touched.
-        touched = [
-            region
-            for region, fd, region_bytes in zip(regions, fds, sizes, strict=True)
-            if _is_whole(fd, region_bytes)
-        ]
+        self._pools[message.pool], self._untouched[message.pool] = self._lay(message, fds)
         for fd in fds:
             os.close(fd)
-        host = regions.pop() if host_bytes else np.zeros(0, np.uint8)
-        self._pools[message.pool] = CpuPools.laid(
-            tuple(regions),
-            host,
-            num_blocks=message.num_blocks,
-            bytes_per_slot=message.bytes_per_slot,
-            pieces=message.pieces,
-        )
-        chunks = [chunk for region in reversed(touched) for chunk in _chunks(region)]
-        self._untouched[message.pool] = chunks
 
-    def _carry_out(self, pools: CpuPools, batch: Batch) -> Copied:
+    def _carry_out(self, pools: Pools, batch: Batch) -> Copied:
         """Do what a batch says; a store's engine does it in its own way.
 
         Raises:
@@ -135,14 +155,37 @@ class Engine:
         )
 
 
-def main(link_fd: int) -> None:
-    """Run a mover over an inherited descriptor."""
+def main(link_fd: int, settings_fd: int = -1) -> None:
+    """Run a mover of memory over inherited descriptors; without settings it moves CPU memory."""
     # A terminal sends its signals to all processes; the supervisor alone ends a mover.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    device = _device_of(settings_fd)
     with socket.socket(fileno=link_fd) as link:
         link.setblocking(True)
-        Engine(link).run()
+        if device == CPU:
+            Engine(link).run()
+        else:
+            from kvleased.movers.cuda_engine import CudaEngine  # noqa: PLC0415 - only where there is a GPU
+
+            CudaEngine.opened(link, device).run()
+
+
+def lay_for_store(settings_fd: int) -> Lay:
+    """Return how the mover of a store lays pools, wherever their blocks are: it reads slots, and writes blocks."""
+    device = _device_of(settings_fd)
+    if device == CPU:
+        return lay_in_memory
+    from kvleased.movers.cuda_engine import CudaLayer  # noqa: PLC0415 - only where there is a GPU
+
+    return CudaLayer.opened(device).lay_unpinned
+
+
+def _device_of(settings_fd: int) -> str:
+    if settings_fd < 0:
+        return CPU
+    settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    return str(settings.get("device", CPU))
 
 
 def _is_whole(fd: int, region_bytes: int) -> bool:

@@ -269,7 +269,7 @@ class MoverLink:
     def _read(self) -> None:
         while self._sock is not None:
             try:
-                packet = self._sock.recv(protocol.PACKET_BYTES_MAX)
+                packet = self._receive(self._sock)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -280,6 +280,10 @@ class MoverLink:
                 self._detach()
                 return
             self._take(packet)
+
+    def _receive(self, sock: socket.socket) -> bytes:
+        """Return the next packet; raises BlockingIOError where there is none."""
+        return sock.recv(protocol.PACKET_BYTES_MAX)
 
     def _take(self, packet: bytes) -> None:
         kind = packet[:1]

@@ -3,7 +3,7 @@
 A packet of a SOCK_SEQPACKET socket pair starts with its kind. To the mover: MAP and UNMAP carry a JSON object (MAP also
 the descriptors of the pools), PIECES, BATCH and ASK a fixed header and packed arrays. From the mover: DONE answers each
 batch and TOLD each ASK; FOUND tells what an earlier life left in a store, STATUS (a JSON object) whether a store works.
-A cache's MAP is followed by its PIECES.
+A cache's MAP is followed by its PIECES. Movers of GPUs know two kinds more, which are in `allotting`.
 """
 
 import json

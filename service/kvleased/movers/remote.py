@@ -20,8 +20,8 @@ from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
 from kvleased.movers.bounded import Bounded, StuckError
 from kvleased.movers.breaker import Breaker
-from kvleased.movers.cpu import OutOfBoundsError
-from kvleased.movers.engine import NO_POOLS, Engine
+from kvleased.movers.engine import NO_POOLS, Engine, Lay, lay_for_store, lay_in_memory
+from kvleased.movers.pools import OutOfBoundsError
 from kvleased.movers.protocol import Ask, Batch, Completion, PoolMap, Status, Told
 from kvleased.movers.remote_caller import IDLE_SECONDS, RemoteCaller
 from kvleased.movers.remote_copies import RemoteBatch, RemoteCopies
@@ -45,9 +45,10 @@ class RemoteEngine(Engine):
         seconds_max: float,
         breaker: Breaker | None = None,
         idle_seconds: float = IDLE_SECONDS,
+        lay: Lay = lay_in_memory,
     ) -> None:
         """Assign; `seconds_max` is the budget of each packet."""
-        super().__init__(link)
+        super().__init__(link, lay)
         self._seconds_max = seconds_max
         self._caller = RemoteCaller(
             store,
@@ -217,7 +218,8 @@ def main(link_fd: int, settings_fd: int) -> None:
     with socket.socket(fileno=link_fd) as link:
         link.setblocking(True)
         try:
-            RemoteEngine(link, store, seconds_max=seconds_max).run()
+            lay = lay_for_store(settings_fd)
+            RemoteEngine(link, store, seconds_max=seconds_max, lay=lay).run()
         except StuckError as error:
             logs.line("error", "remote_mover_ends", reason=str(error))
             # The thread that hangs would hang the interpreter's end, too.

@@ -12,12 +12,13 @@ import numpy as np
 
 from kvleased import logs
 from kvleased.core.effects import Direction
-from kvleased.movers.cpu import CpuPools, OutOfBoundsError, checksum
 from kvleased.movers.pacing import Pace
+from kvleased.movers.pools import OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion
 from kvleased.movers.remote_caller import RemoteCaller
 from kvleased.movers.remote_store import RemoteError, RemoteStore
 from kvleased.movers.remote_value import BlockName, Value, ValueForm, blocks_of
+from kvleased.movers.rows import checksum
 
 Result = TypeVar("Result")
 
@@ -30,7 +31,7 @@ class RemoteBatch:
     """A batch on its way, and how far it has come."""
 
     batch: Batch
-    pools: CpuPools
+    pools: Pools
     form: ValueForm | None
     blocks: Sequence[BlockName]
     ids: list[int]
@@ -47,7 +48,7 @@ class RemoteBatch:
 
     @classmethod
     def of(
-        cls, batch: Batch, pools: CpuPools, form: ValueForm | None, seconds: float
+        cls, batch: Batch, pools: Pools, form: ValueForm | None, seconds: float
     ) -> "RemoteBatch":
         """Return a batch with all that it takes.
 

@@ -21,7 +21,8 @@ from kvlease.geometry import floor_div
 from kvlease.units import BYTES_PER_SECTOR
 from kvleased.movers import cells
 from kvleased.movers.cells import BYTES_PER_CELL, CELL, Cells, StoreShape
-from kvleased.movers.cpu import CpuPools, Pool, checksum
+from kvleased.movers.pools import Pools
+from kvleased.movers.rows import Pool, checksum
 
 _RUN_BYTES_MAX: Final = 1 << 20
 """Bytes of adjacent slots that are read or written in one call; they should still be in the cache for their sums."""
@@ -141,7 +142,7 @@ class StoreFile:
             raise _failed("write", error) from error
         return sums, are_wrong
 
-    def read(self, transfer: Transfer, pools: CpuPools) -> list[int]:
+    def read(self, transfer: Transfer, pools: Pools) -> list[int]:
         """Read slots into blocks; return the positions whose bytes are not there, or not what label and sums say.
 
         Raises:
@@ -196,7 +197,7 @@ class StoreFile:
         slots: NDArray[np.int32],
         blocks: NDArray[np.int32],
         sums: NDArray[np.uint64],
-        pools: CpuPools,
+        pools: Pools,
         runs: Sequence[_Run],
     ) -> tuple[list[int], list[int]]:
         """Return the positions that could not be read, and those that do not have their checksum."""

@@ -44,7 +44,7 @@ from kvleased.verbs import inspecting, plans
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.figures import pools_of
 from kvleased.verbs.limits import Rules, limits_of, named, with_tenants
-from kvleased.verbs.making import PREFIX, Maker
+from kvleased.verbs.making import PREFIX, Maker, Regions, gpu_regions_of
 from kvleased.verbs.options import from_metadata, option_differences, require_tiers, resolved
 from kvleased.verbs.resizing import given_back_bytes
 from kvleased.verbs.runner import Verb
@@ -193,10 +193,14 @@ class CacheVerbs:
         fds = {kind: item.fd for kind, item in items.items()}
         if registration is not None and planned is not None:
             options = from_metadata(registration.metadata["options"])
+            gpu_regions = gpu_regions_of(items)
+            sizes = regions.region_sizes(planned, self._shape_of(planned, options))
+            # A descriptor of a GPU's memory tells of no length, and nobody can cut it off.
             if regions.are_whole(
-                fds, regions.region_sizes(planned, self._shape_of(planned, options))
+                fds, {kind: sizes[kind] for kind in sizes if kind not in gpu_regions}
             ):
-                entry = self._make_entry(name, planned, options, fds, earlier=earlier)
+                made = Regions(fds=fds, gpu_regions=gpu_regions, has_found_host=False)
+                entry = self._make_entry(name, planned, options, made, earlier=earlier)
                 entry.is_scanned = registration.metadata["is_scanned"]
                 entry.disk_file_id = registration.metadata["disk_file_id"]
                 # A registration that an earlier build kept says nothing of drains.
@@ -274,7 +278,7 @@ class CacheVerbs:
             # Nobody can be attached to what outlived the container.
             earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
             entry = self._make_entry(
-                name, planned, options, made.fds, earlier=earlier, is_other_container=True
+                name, planned, options, made, earlier=earlier, is_other_container=True
             )
         if made.has_found_host:
             entry.num_found[Tier.HOST] = entry.core.census().host["ready"]
@@ -295,12 +299,12 @@ class CacheVerbs:
         name: str,
         planned: CachePlan,
         options: pb.CacheOptions,
-        fds: dict[str, int],
+        made: Regions,
         *,
         earlier: Earlier | None = None,
         is_other_container: bool = False,
     ) -> CacheEntry:
-        shape = self._shape_of(planned, options)
+        shape, fds = self._shape_of(planned, options), made.fds
         host_records_bytes = host_records_layout(shape).region_bytes
         records = lay_records(
             shape,
@@ -322,6 +326,7 @@ class CacheVerbs:
             options=options,
             core=core,
             fds=fds,
+            gpu_regions=made.gpu_regions,
             tables_read_only_fd=cpu.reopen_read_only(fds[regions.TABLES]),
         )
         _haunt(entry)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import structlog
@@ -17,10 +17,12 @@ from kvlease.units import BYTES_PER_SECTOR
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
+from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.looking_aside import LookingAside
 from kvleased.memory import cpu, host_files, regions
 from kvleased.memory.limits import disk_limit_bytes, memory_limit_bytes
+from kvleased.movers.device_link import GpuRegion
 from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
@@ -41,6 +43,7 @@ class Regions:
     """The regions of a cache that is being registered."""
 
     fds: dict[str, int]
+    gpu_regions: dict[str, GpuRegion]
     has_found_host: bool
     """Whether the host pool has what an earlier life of the container left."""
 
@@ -82,7 +85,7 @@ class Maker:
             NeverFitsError: what is needed, what is left, and the limit.
             PoolFullError: the file system of the disk stores does not say how large it is.
         """
-        need = planned.device_bytes + planned.host_bytes
+        need = planned.host_bytes + (0 if self._settings.is_on_gpu else planned.device_bytes)
         used = self._used_bytes
         left_behind = self._unclaimed_bytes(name, planned, options)
         available = self._memory_bytes_max - used - left_behind
@@ -190,13 +193,18 @@ class Maker:
         """
         packed, digest = regions.packed_plan(planned)
         fds: dict[str, int] = {}
+        gpu_regions: dict[str, GpuRegion] = {}
         sizes = regions.region_sizes(planned, self._shape_of(planned, options))
         has_found_host = False
         try:
             if self._settings.host_dir is not None and planned.host_bytes:
                 has_found_host = self._open_host(fds, name, planned, options)
             for kind, region_bytes in sizes.items():
-                if kind not in fds:
+                if self._settings.is_on_gpu and regions.is_device(kind) and region_bytes:
+                    made = await self._tiers.allocate(region_bytes)
+                    fds[kind], gpu_regions[kind] = made.fd, made.region
+                    self._keeper.keep(f"{PREFIX}{name}/{kind}", made.fd, asdict(made.region))
+                elif kind not in fds:
                     fds[kind] = await self._keeper.create(
                         f"{PREFIX}{name}/{kind}", region_bytes, {}
                     )
@@ -209,7 +217,7 @@ class Maker:
                 self._keeper.drop(f"{PREFIX}{name}/{kind}")
                 os.close(fd)
             raise
-        return Regions(fds=fds, has_found_host=has_found_host)
+        return Regions(fds=fds, gpu_regions=gpu_regions, has_found_host=has_found_host)
 
     def _open_host(
         self, fds: dict[str, int], name: str, planned: CachePlan, options: pb.CacheOptions
@@ -264,6 +272,9 @@ class Maker:
     def populate(self, entry: CacheEntry) -> None:
         """Make the cache's memory exist, in the background unless it does already."""
         sizes = regions.sizes_to_populate(entry.plan, self._shape_of(entry.plan, entry.options))
+        # What lies on a GPU is there as soon as it is made.
+        for kind in entry.gpu_regions:
+            entry.bytes_populated += sizes.pop(kind)
         # What was given back of a pool that was made smaller stays so.
         if entry.bytes_given_back or all(
             cpu.is_populated(entry.fds[kind], num_bytes) for kind, num_bytes in sizes.items()
@@ -336,6 +347,15 @@ class Maker:
         for task in self._populating.values():
             task.cancel()
         await asyncio.gather(*self._populating.values(), return_exceptions=True)
+
+
+def gpu_regions_of(kept: Mapping[str, Kept]) -> dict[str, GpuRegion]:
+    """Return what is to be known of those regions of a cache, by kind, that lie on a GPU."""
+    return {
+        kind: GpuRegion(**item.metadata)
+        for kind, item in kept.items()
+        if regions.is_device(kind) and item.metadata
+    }
 
 
 def disk_bytes(plan: CachePlan) -> int:

@@ -168,8 +168,14 @@ def given_back_bytes(entry: CacheEntry) -> int:
 
 
 def regions_of(entry: CacheEntry, tier: Tier) -> list[Region]:
-    """Return the regions that the blocks of a tier lie in."""
+    """Return the regions that the blocks of a tier lie in, of which pages can be given back.
+
+    Those of a cache on a GPU cannot: its own memory is one piece, and pinned memory of the host is what the GPU goes on
+    to read and write, whatever else takes its place in the region.
+    """
     plan = entry.plan
+    if entry.gpu_regions:
+        return []
     if tier is Tier.HOST:
         slot = (0, plan.bytes_per_slot, plan.bytes_per_slot)
         return [Region(entry.fds[regions.HOST], plan.host_bytes, (slot,))]

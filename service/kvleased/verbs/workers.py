@@ -315,20 +315,13 @@ class WorkerVerbs:
     ) -> pb.AttachResponse:
         entry = worker.entry
         is_local = caller.transport == "local"
-        device_bytes = entry.plan.ranks[worker.rank].device_bytes
-        regions = [
-            pb.Region(kind="device", region_bytes=device_bytes, read_only=False),
-            pb.Region(
-                kind="tables", region_bytes=os.fstat(entry.fds["tables"]).st_size, read_only=True
-            ),
-        ]
         return pb.AttachResponse(
             worker_id=worker.worker_id,
             token=worker.token,
             epoch=self._epoch,
             tenant_key=worker.tenant_key,
             info=entry.info(),
-            regions=regions if is_local else [],
+            regions=entry.regions_of(worker.rank) if is_local else [],
             heartbeat_seconds=self._settings.heartbeat_seconds,
             lease_seconds=self._settings.lease_seconds,
             lease_ids=entry.core.lease_ids_of(worker.worker_id) if is_resumed else b"",

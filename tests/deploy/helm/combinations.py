@@ -56,6 +56,7 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "claim of v1beta1": {"gpu": {"kind": "dra", "dra": {"apiVersion": "resource.k8s.io/v1beta1"}}},
     "daemonset with a claim": {**_DAEMONSET, "gpu": {"kind": "dra"}},
     "runtime class": {"gpu": {"kind": "runtimeClass", "visibleDevices": "0,1"}},
+    "pools on a GPU": {**_DAEMONSET, "gpu": {"kind": "runtimeClass"}, "pools": {"device": "cuda:0", "hostMiB": 4096}},
     "daemonset with a runtime class": {**_DAEMONSET, "gpu": {"kind": "runtimeClass", "runtimeClassName": "nvidia-cdi"}},
     "owned": {"engine": {"connector": "owned", "kvCacheMiB": 8192}},
     "shared": {"engine": {"connector": "shared", "kvCacheMiB": 4096, "connectorConfig": {"magazine_blocks": 64}}},
@@ -94,6 +95,10 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "unknown key of a tenant": ({"tenants": {"chat": {"min": 1}}}, "min"),
     "wrong mode": ({"mode": "statefulset"}, "/mode"),
     "wrong connector": ({"engine": {"connector": "copy"}}, "/engine/connector"),
+    "pools on no device": ({"pools": {"device": "gpu"}}, "/pools/device"),
+    "pools on a GPU that is not seen": ({"pools": {"device": "cuda:0"}}, "use dra or runtimeClass"),
+    "pools on a GPU under vLLM": (
+        {"pools": {"device": "cuda:0"}, "gpu": {"kind": "dra"}}, "set engine.enabled to false"),
     "wrong kind of GPU": ({"gpu": {"kind": "mps"}}, "/gpu/kind"),
     "text for a number": ({"pools": {"deviceMiB": "8Gi"}}, "/pools/deviceMiB"),
     "negative pool": ({"pools": {"hostMiB": -1}}, "/pools/hostMiB"),

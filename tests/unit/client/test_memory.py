@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvlease.errors import LayoutMismatchError
+from kvlease.errors import InvalidError, LayoutMismatchError
 from kvlease.memory import PHASE_ACTIVE, WorkerMemory, table_parts
 from kvlease.plan import ParallelInputs, PlanInputs, RankInputs
 from kvlease.spec import FullAttention, SlidingWindow
@@ -77,6 +77,27 @@ def test_rank_that_the_plan_lacks_is_refused() -> None:
 
     with pytest.raises(LayoutMismatchError, match="rank 3"):
         WorkerMemory.mapped(answer, PLAN, 3)
+
+    close_all(answer.fds)
+
+
+@pytest.mark.parametrize(
+    ("device_uuid", "mapped_bytes", "says"),
+    [
+        pytest.param("no such", 2 << 20, "device|GPU", id="a GPU that is not there"),
+        pytest.param("no such", 1, "the plan needs", id="less than the region"),
+    ],
+)
+def test_region_on_a_gpu_that_cannot_be_mapped_is_refused(
+    device_uuid: str, mapped_bytes: int, says: str
+) -> None:
+    """A process that lacks the driver, or sees another GPU, is told so instead of mapping anything."""
+    answer = attached(0)
+    answer.response.regions[0].device_uuid = device_uuid
+    answer.response.regions[0].mapped_bytes = mapped_bytes
+
+    with pytest.raises((InvalidError, LayoutMismatchError), match=says):
+        WorkerMemory.mapped(answer, PLAN, 0)
 
     close_all(answer.fds)
 

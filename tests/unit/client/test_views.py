@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlease.cuda import Device, DeviceMemory
 from kvlease.errors import InvalidError
 from kvlease.layout import Layout
 from kvlease.plan import CachePlan
@@ -262,3 +263,19 @@ def test_region_off_an_elements_boundary_is_refused() -> None:
 
     with pytest.raises(InvalidError, match="address"):
         layer_views(plan, region)
+
+
+def test_region_on_a_gpu_needs_a_torch_that_can_use_it() -> None:
+    """Without CUDA in torch the region is refused in so many words, and one that is too short before that."""
+    if torch.cuda.is_available():
+        pytest.skip("this torch can use a GPU")
+    plan = plan_of(layer(), num_blocks=2)
+    region = DeviceMemory(Device(0, "some"), 4096, plan.device_bytes, 4096)
+    short = DeviceMemory(Device(0, "some"), 4096, plan.device_bytes - 1, 4096)
+
+    with pytest.raises(InvalidError, match="built with CUDA"):
+        layer_views(plan, region)
+    with pytest.raises(InvalidError, match="the region holds"):
+        layer_views(plan, short)
+    for one in (region, short):
+        one._end.detach()

@@ -8,6 +8,7 @@ from kvleased.settings import Settings
 
 _SCHEMA: Final = Path(__file__).parents[3] / "helm" / "kvlease" / "values.schema.json"
 _MADE_BY_THE_CHART: Final = {
+    "device",
     "device_bytes_default",
     "disk_bytes_max",
     "disk_dir",

@@ -40,6 +40,8 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--drain-seconds", "-1"], "drain_seconds", id="negative"),
         pytest.param(["--lease-seconds", "5"], "twice", id="lease shorter than its heartbeats"),
         pytest.param(["--no-such-flag"], "no-such-flag", id="unknown flag"),
+        pytest.param(["--device", "gpu"], "such as cuda:0", id="unknown device"),
+        pytest.param(["--device", "cuda"], "such as cuda:0", id="device without its number"),
         pytest.param(["--lease-seconds", "nan"], "finite number, not nan", id="no number"),
         pytest.param(["--wait-ms-max", "600001"], "600000, not 600001", id="longest wait"),
         pytest.param(["--memory-bytes-max", "9" * 30], f"{1 << 60}", id="more than any node has"),
@@ -383,3 +385,25 @@ def test_movers_are_those_that_the_settings_ask_for(
 ) -> None:
     """No process is started for a store that there is not."""
     assert movers_of(json.loads(load(arguments).model_dump_json())) == roles
+
+
+def test_pools_are_cpu_memory_unless_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is used only where somebody says which."""
+    monkeypatch.delenv("KVLEASED_DEVICE", raising=False)
+
+    assert not load([]).is_on_gpu
+    assert load(["--device", "cuda:0"]).is_on_gpu
+
+
+def test_gpu_is_refused_where_there_is_no_driver(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`kvleased serve --device` ends at once and says what to change, before it makes anything."""
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("there is a driver here")
+
+    status = run(["serve", "--device", "cuda:0", "--runtime-dir", str(tmp_path / "run")])
+
+    assert status == EX_CONFIG
+    assert "--device cuda:0: " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

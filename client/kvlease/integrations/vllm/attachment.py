@@ -91,7 +91,7 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
     """Register the cache, or find an equal one, and attach to it.
 
     Raises:
-        LayoutMismatchError: anything differs; the message names it and says what to change.
+        LayoutMismatchError: anything differs, or the pool is on a GPU; the message says what to change.
         KVLeaseError: the daemon is away, not ready yet, or refuses.
     """
     name = settings.cache or terms.cache
@@ -123,6 +123,13 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
             deadline_seconds=settings.deadline_seconds,
             magazine=terms.magazine,
         )
+    if worker.gpu is not None:
+        worker.close()
+        message = (
+            f"the blocks of cache {name} are memory of a GPU, and this connector uses pools in CPU memory; start the "
+            "daemon with --device cpu"
+        )
+        raise LayoutMismatchError(message, resource="device")
     return _described(worker, with_magazine=bool(terms.magazine))
 
 

@@ -1,6 +1,9 @@
-"""Copies move exactly the bytes they name, and notice when they are not what they were."""
+"""Copies move exactly the bytes they name, and notice when they are not what they were, on a CPU and on a GPU.
 
-from collections.abc import Callable
+Here the memory of the GPU is memory of the host, and its streams are played; `tests/gpu` has a driver for the same.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +15,9 @@ from numpy.typing import NDArray
 
 from kvleased.core.effects import Direction
 from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError, checksum
+from kvleased.movers.pools import Pools
 from kvleased.movers.protocol import Batch, Piece
+from tests.unit.service.movers.gpu_memory import laid_on_gpu
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 12, 9, 64
 _PAGE_BYTES: Final = 16
@@ -25,15 +30,30 @@ class Memory:
 
     devices: tuple[NDArray[np.uint8], ...]
     host: NDArray[np.uint8]
-    pools: CpuPools
+    pools: Pools
+
+    pieces: list[Piece]
 
     def block(self, block: int) -> bytes:
         """Return all bytes of a block, over all ranks and pieces."""
         return b"".join(
             self.devices[piece.rank][start : start + piece.num_bytes].tobytes()
-            for piece in self.pools.pieces
+            for piece in self.pieces
             for start in [piece.offset_bytes + block * piece.block_stride_bytes]
         )
+
+
+_lay: list[Callable[..., Pools]] = [CpuPools.laid]
+
+
+@pytest.fixture(
+    autouse=True, scope="module", params=[CpuPools.laid, laid_on_gpu], ids=["cpu", "gpu"]
+)
+def lay(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have every law of this file hold for pools of both kinds."""
+    _lay.append(request.param)
+    yield
+    _lay.pop()
 
 
 def _memory(
@@ -42,10 +62,10 @@ def _memory(
     random = np.random.default_rng(1)
     devices = tuple(random.integers(0, 256, size, np.uint8) for size in device_bytes)
     host = random.integers(0, 256, NUM_SLOTS * bytes_per_slot, np.uint8)
-    pools = CpuPools.laid(
+    pools = _lay[-1](
         devices, host, num_blocks=NUM_BLOCKS, bytes_per_slot=bytes_per_slot, pieces=pieces
     )
-    return Memory(devices, host, pools)
+    return Memory(devices, host, pools, pieces)
 
 
 def _whole() -> Memory:
@@ -314,7 +334,7 @@ def test_scattered_slot_is_the_block_that_was_offloaded(make: Callable[[], Memor
     memory.pools.carry_out(_batch(Direction.OFFLOAD, [3], [5]))
     before = memory.block(3)
 
-    image = bytes(memory.pools.gather_slot(5))
+    image = bytes(memory.pools.slots[5, : memory.pools.image_bytes])
     memory.pools.scatter_slot(7, np.frombuffer(image, np.uint8))
 
     assert len(image) == memory.pools.image_bytes == BYTES_PER_BLOCK
@@ -346,8 +366,11 @@ def test_image_that_does_not_fit_is_refused(
 @pytest.mark.parametrize("slot", [-1, NUM_SLOTS])
 def test_slot_beyond_the_pool_has_no_image(slot: int) -> None:
     """A slot outside the pool is refused."""
+    host = np.zeros(NUM_SLOTS * BYTES_PER_BLOCK, np.uint8)
+    pools = CpuPools.laid((), host, num_blocks=0, bytes_per_slot=BYTES_PER_BLOCK)
+
     with pytest.raises(OutOfBoundsError):
-        _whole().pools.gather_slot(slot)
+        pools.gather_slot(slot)
 
 
 def test_image_reaches_every_rank_that_keeps_the_same() -> None:

@@ -1,0 +1,248 @@
+"""Own a process's way to memory of a GPU behind a descriptor; who makes it, and who copies, is others' business.
+
+Nothing imports this where all pools are CPU memory. It needs `kvlease[cuda]` and NVIDIA's driver, but no toolkit. Every
+call of the driver is made in the primary context of the device, which is torch's, too.
+"""
+
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from kvlease.errors import InvalidError
+
+DRIVER_WHEEL: Final = "kvlease[cuda]"
+"""What a process lacks that cannot import the driver's bindings."""
+
+Driver = Any
+"""The module `cuda.bindings.driver`, which brings no types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU that this process sees."""
+
+    ordinal: int
+    """Its number among the visible ones: another process may count it otherwise."""
+    uuid: str
+    """What it is called by all processes; of a MIG slice its own."""
+
+    def __str__(self) -> str:
+        """Name it as settings do, and as all processes do."""
+        return f"cuda:{self.ordinal} ({self.uuid})"
+
+
+class DeviceMemory:
+    """Bytes of a GPU in this process's addresses, which end with the last reference to this, or to a view of it."""
+
+    def __init__(self, device: Device, address: int, num_bytes: int, mapped_bytes: int) -> None:
+        """Take over a mapping."""
+        self.device = device
+        self.address = address
+        self.num_bytes = num_bytes
+        self._end = weakref.finalize(self, _unmap, device, address, mapped_bytes)
+        # The driver ends with the process, and may have ended before this.
+        self._end.atexit = False
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<DeviceMemory {self.num_bytes} bytes of {self.device}>"
+
+    def __len__(self) -> int:
+        """Count the bytes."""
+        return self.num_bytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """What torch and others make an array of without a copy."""
+        return {
+            "shape": (self.num_bytes,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    def close(self) -> None:
+        """End the mapping now; nothing may look at it any more."""
+        self._end()
+
+
+def load_driver() -> Driver:
+    """Return the driver's bindings, ready to be called.
+
+    Raises:
+        InvalidError: rule no_bindings, no_driver or no_gpu; the message says what to do.
+    """
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415 - only where there is a GPU
+    except ImportError as error:
+        message = f"memory of a GPU needs NVIDIA's Python libraries ({error}): pip install '{DRIVER_WHEEL}'"
+        raise _refused(message, "no_bindings") from error
+    try:
+        (result,) = driver.cuInit(0)
+    except RuntimeError as error:
+        message = (
+            "there is no NVIDIA driver here (libcuda.so.1): install it on the node, and have containers see it by "
+            "NVIDIA's runtime or a device claim"
+        )
+        raise _refused(message, "no_driver") from error
+    if result != driver.CUresult.CUDA_SUCCESS:
+        message = (
+            f"the NVIDIA driver finds no GPU that works ({result.name}): look at nvidia-smi, and at "
+            "CUDA_VISIBLE_DEVICES"
+        )
+        raise _refused(message, "no_gpu")
+    return driver
+
+
+def checked(call: str, result: tuple[Any, ...]) -> Any:
+    """Return what a call of the driver gave, or a tuple where that is more than one thing.
+
+    Raises:
+        InvalidError: rule driver_call_failed; the message names the call and the driver's error.
+    """
+    error, *values = result
+    if int(error):
+        raise _refused(f"{call} failed: {getattr(error, 'name', int(error))}", "driver_call_failed")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def visible_devices() -> list[Device]:
+    """Return the GPUs that this process sees.
+
+    Raises:
+        InvalidError: there is no driver, or no GPU.
+    """
+    driver = load_driver()
+    count = checked("cuDeviceGetCount", driver.cuDeviceGetCount())
+    return [Device(ordinal, _uuid_of(driver, ordinal)) for ordinal in range(count)]
+
+
+def device_at(ordinal: int) -> Device:
+    """Return the GPU of a number.
+
+    Raises:
+        InvalidError: this process sees none of that number; or as `visible_devices`.
+    """
+    found = visible_devices()
+    if ordinal >= len(found):
+        message = (
+            f"there is no cuda:{ordinal}; this process sees {len(found)}, counted from 0 as CUDA_VISIBLE_DEVICES "
+            "has them"
+        )
+        raise _refused(message, "unknown_device")
+    return found[ordinal]
+
+
+def device_of(device_uuid: str) -> Device:
+    """Return the GPU of a UUID, whatever its number is here.
+
+    Raises:
+        InvalidError: this process does not see it; or as `visible_devices`.
+    """
+    found = visible_devices()
+    for device in found:
+        if device.uuid == device_uuid:
+            return device
+    message = (
+        f"the cache is in memory of the GPU {device_uuid}, and this process sees "
+        f"{', '.join(one.uuid for one in found) or 'none'}; let CUDA_VISIBLE_DEVICES, or what claims devices for the "
+        "container, have the GPU of the daemon"
+    )
+    raise _refused(message, "unknown_device")
+
+
+def import_memory(device: Device, fd: int, *, num_bytes: int, mapped_bytes: int) -> DeviceMemory:
+    """Map what a descriptor stands for; the descriptor stays the caller's.
+
+    `mapped_bytes` are all bytes of the allocation: a multiple of its granularity, as its maker said.
+
+    Raises:
+        InvalidError: it is no memory of this device, or not of so many bytes.
+    """
+    driver = load_driver()
+    handle_type = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    with in_context(device):
+        handle = checked(
+            "cuMemImportFromShareableHandle", driver.cuMemImportFromShareableHandle(fd, handle_type)
+        )
+        try:
+            address = map_handle(device, handle, mapped_bytes)
+        finally:
+            # The mapping keeps the memory.
+            driver.cuMemRelease(handle)
+    return DeviceMemory(device, address, num_bytes, mapped_bytes)
+
+
+def map_handle(device: Device, handle: Driver, mapped_bytes: int) -> int:
+    """Return the address at which an allocation can be read and written from now on; nothing is left of a failure.
+
+    Raises:
+        InvalidError: the driver refuses.
+    """
+    driver = load_driver()
+    address = int(checked("cuMemAddressReserve", driver.cuMemAddressReserve(mapped_bytes, 0, 0, 0)))
+    try:
+        checked("cuMemMap", driver.cuMemMap(address, mapped_bytes, 0, handle, 0))
+    except InvalidError:
+        driver.cuMemAddressFree(address, mapped_bytes)
+        raise
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device.ordinal
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    try:
+        checked("cuMemSetAccess", driver.cuMemSetAccess(address, mapped_bytes, [access], 1))
+    except InvalidError:
+        driver.cuMemUnmap(address, mapped_bytes)
+        driver.cuMemAddressFree(address, mapped_bytes)
+        raise
+    return address
+
+
+@contextmanager
+def in_context(device: Device) -> Iterator[None]:
+    """Have this thread be in the primary context of a device, and then again where it was.
+
+    Raises:
+        InvalidError: the driver refuses.
+    """
+    driver, context = load_driver(), _context(device)
+    checked("cuCtxPushCurrent", driver.cuCtxPushCurrent(context))
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent()
+
+
+@cache
+def _context(device: Device) -> Driver:
+    """Return the primary context of a device, which this process retains from then on."""
+    driver = load_driver()
+    handle = checked("cuDeviceGet", driver.cuDeviceGet(device.ordinal))
+    return checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(handle))
+
+
+def _uuid_of(driver: Driver, ordinal: int) -> str:
+    handle = checked("cuDeviceGet", driver.cuDeviceGet(ordinal))
+    # What CUDA 12 calls its second version, which knows MIG slices, is the only one of CUDA 13.
+    uuid_of = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
+    found = checked("cuDeviceGetUuid", uuid_of(handle))
+    return str(uuid.UUID(bytes=bytes(found.bytes)))
+
+
+def _unmap(device: Device, address: int, mapped_bytes: int) -> None:
+    """Give addresses back, after all work that this process has given the device; whatever fails, nothing follows."""
+    driver = load_driver()
+    with in_context(device):
+        driver.cuCtxSynchronize()
+        driver.cuMemUnmap(address, mapped_bytes)
+        driver.cuMemAddressFree(address, mapped_bytes)
+
+
+def _refused(message: str, rule: str) -> InvalidError:
+    return InvalidError(message, resource="device", rule=rule)

@@ -1,0 +1,47 @@
+"""A process without what memory of a GPU takes is told what it lacks; `tests/gpu` has a driver for the rest."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[3]
+WITHOUT_BINDINGS: Final = """
+import sys
+sys.modules["cuda.bindings"] = None
+from kvlease.cuda import visible_devices
+try:
+    visible_devices()
+except Exception as error:
+    print(type(error).__name__, error.rule, error)
+"""
+IMPORTS: Final = """
+import sys
+import kvlease.cuda, kvlease.memory, kvlease.worker
+import kvleased.memory.cuda, kvleased.movers.cuda_engine, kvleased.tiers
+print(*[name for name in sys.modules if name.startswith("cuda.")])
+"""
+
+
+def _printed(script: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return ran.stdout.strip()
+
+
+def test_process_without_the_bindings_is_told_what_to_install() -> None:
+    """What is missing is an extra, and the refusal names it."""
+    said = _printed(WITHOUT_BINDINGS)
+
+    assert said.startswith("InvalidError no_bindings")
+    assert "pip install 'kvlease[cuda]'" in said
+
+
+def test_nothing_of_cuda_is_imported_before_it_is_used() -> None:
+    """Modules that can have to do with a GPU are imported without one, and without the libraries for it."""
+    pytest.importorskip("cuda.bindings")
+
+    assert not _printed(IMPORTS)
