@@ -70,7 +70,7 @@ def _serve(argv: Sequence[str]) -> int:
 
     try:
         settings = _with_device(settings)
-        lock_fds = _enter(settings)
+        own_fds, lock_fds = _enter(settings)
     except UnusableError as error:
         return _refuse(str(error))
     settings_fd = os.memfd_create("kvlease:settings", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -78,11 +78,11 @@ def _serve(argv: Sequence[str]) -> int:
     fcntl.fcntl(
         settings_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     )
-    for fd in (*lock_fds, settings_fd):
+    for fd in (*own_fds, *lock_fds, settings_fd):
         os.set_inheritable(fd, True)
     arguments = [sys.executable, "-P", "-m", "kvleased", "supervise"]
-    # The first lock is that of the sockets, which ends with the supervisor.
-    arguments += ["--settings-fd", str(settings_fd), "--lock-fds", *map(str, lock_fds[1:])]
+    # The locks of the sockets' directory end with the supervisor, the others with the last process.
+    arguments += ["--settings-fd", str(settings_fd), "--lock-fds", *map(str, lock_fds)]
     return os.execve(sys.executable, arguments, _without_settings())  # noqa: S606
 
 
@@ -101,8 +101,8 @@ def _with_device(settings: "Settings") -> "Settings":
     return settings.model_copy(update={"device_bytes_default": default_bytes})
 
 
-def _enter(settings: "Settings") -> list[int]:
-    """Enter all directories, and see to the other files; return the locks on them, that of the sockets first.
+def _enter(settings: "Settings") -> tuple[list[int], list[int]]:
+    """Enter all directories, and see to the other files; return the locks on that of the sockets, and on the others.
 
     Raises:
         UnusableError: one of them is not as it must be; the message says what to do.
@@ -113,17 +113,25 @@ def _enter(settings: "Settings") -> list[int]:
     if reason := unreadable_file(settings.remote_url):
         raise directories.UnusableError(reason)
 
-    lock_fds = [directories.enter("--runtime-dir", settings.runtime_dir, may_make=True)]
-    for option, directory in (("--host-dir", settings.host_dir), ("--disk-dir", settings.disk_dir)):
-        if directory is not None:
-            lock_fds.append(directories.enter(option, directory))
+    own_fds = [directories.enter("--runtime-dir", settings.runtime_dir, may_make=True)]
+    stores = {
+        option: directory
+        for option, directory in (
+            ("--host-dir", settings.host_dir),
+            ("--disk-dir", settings.disk_dir),
+        )
+        if directory is not None
+    }
+    lock_fds = [directories.enter(option, directory) for option, directory in stores.items()]
+    if not any(settings.runtime_dir.samefile(directory) for directory in stores.values()):
+        own_fds.append(directories.hold("--runtime-dir", settings.runtime_dir))
     if settings.host_dir is not None:
         directories.require_memory("--host-dir", settings.host_dir)
     if settings.secret_path is not None:
         secret.ensure(settings.secret_path, settings.other_secret_path)
     tokens.ensure(settings.token_paths)
     _try_tls(settings)
-    return lock_fds
+    return own_fds, lock_fds
 
 
 def _try_tls(settings: "Settings") -> None:

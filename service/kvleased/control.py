@@ -21,6 +21,7 @@ from kvleased.daemon import Daemon
 from kvleased.keeper_link import KeeperLink
 from kvleased.memory.limits import memory_limit_bytes
 from kvleased.movers.link import START_SECONDS_MAX
+from kvleased.presence import Presence
 from kvleased.settings import PATHS, Settings, TenantSettings
 from kvleased.verbs.surveys import surveys
 
@@ -125,7 +126,9 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     gc.collect()
     gc.freeze()
     renewal.start()
+    presence = _look_after_sockets(daemon, settings)
     await stop.wait()
+    presence.stop()
     renewal.stop()
     await daemon.drain(settings.drain_seconds)
     for server in reversed(servers):
@@ -180,6 +183,14 @@ async def _await_device(daemon: Daemon, stop: asyncio.Event) -> None:
     await asyncio.wait(tasks, timeout=START_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+def _look_after_sockets(daemon: Daemon, settings: Settings) -> Presence:
+    """Have it told when the sockets are gone from where clients look for them."""
+    presence = Presence(daemon.note_unreachable)
+    grpc_sockets = (settings.grpc_socket,) if settings.serve_grpc else ()
+    presence.start((settings.local_socket, settings.http_socket, *grpc_sockets))
+    return presence
 
 
 def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:

@@ -97,6 +97,7 @@ class Daemon:
         self._unremembered: list[Unremembered] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready = "starting"
+        self._unreachable = ""
         self.tracing: Tracing | None = None
         """What makes spans of calls and copies; None where nobody wants any."""
 
@@ -111,6 +112,8 @@ class Daemon:
             return False, _STOPS if self._not_ready == DRAINING else self._not_ready
         if self.registry.is_draining:
             return False, _DRAINED
+        if self._unreachable:
+            return False, self._unreachable
         drained = ", ".join(entry.name for entry in self.registry if entry.is_draining)
         restrictions = {"being replaced": self.tiers.away, "drained": drained}
         said = "; ".join(f"{what}: {names}" for what, names in restrictions.items() if names)
@@ -144,6 +147,10 @@ class Daemon:
     def serve(self) -> None:
         """Say that the adapters are up: from now on the daemon is ready."""
         self._not_ready = ""
+
+    def note_unreachable(self, reason: str) -> None:
+        """Take note why clients cannot connect, though calls are answered; nothing where they can."""
+        self._unreachable = reason
 
     async def drain(self, drain_seconds: float) -> None:
         """Grant nothing new, and wait for the leases to end, but no longer than told."""

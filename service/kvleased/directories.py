@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 _LOCK_FILE: Final = "kvleased.lock"
-"""The file that a daemon locks where it may make directories; elsewhere it locks the directory, and makes nothing."""
+"""The file that a daemon locks where it may make directories, and all versions know; else it locks the directory."""
 PATIENCE_SECONDS: Final = 2.0
 """Seconds to wait for a lock: processes of a daemon that was killed are about to end."""
 _LOOK_SECONDS: Final = 0.02
@@ -31,6 +31,19 @@ def enter(option: str, directory: Path, *, may_make: bool = False) -> int:
     try:
         _require_private(directory, may_make=may_make)
         return _lock(option, directory, may_make=may_make)
+    except OSError as error:
+        message = f"{option} {directory} cannot be used: {error.strerror}"
+        raise UnusableError(message) from error
+
+
+def hold(option: str, directory: Path) -> int:
+    """Return a lock on a directory itself, which was entered: that on the file in it ends where the file is removed.
+
+    Raises:
+        UnusableError: another daemon is in it.
+    """
+    try:
+        return _lock(option, directory.resolve(), may_make=False)
     except OSError as error:
         message = f"{option} {directory} cannot be used: {error.strerror}"
         raise UnusableError(message) from error

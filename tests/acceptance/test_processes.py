@@ -429,6 +429,28 @@ def test_second_daemon_in_one_directory_is_refused(served: Served) -> None:
     assert served.stats().cache == "main"
 
 
+def test_wiped_directory_is_noticed_and_stays_one_daemons(served: Served) -> None:
+    """Where the sockets are gone the log says so and what to do, and no second daemon begins in their place."""
+    until(lambda: served.events("grpc_ready"), "gRPC")
+    directory, connection = served.path.parent, served.connect()
+
+    for pattern in ("*.sock", "*.lock", "*.token"):
+        for path in directory.glob(pattern):
+            path.unlink()
+    (lost,) = until(lambda: served.events("sockets_lost"), "the loss")
+    second = subprocess.run(
+        [sys.executable, "-m", "kvleased", "serve", "--runtime-dir", str(directory)],
+        capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
+    )  # fmt: skip
+
+    assert str(served.path) in lost["paths"]
+    assert "restart the daemon" in lost["advice"]
+    assert (second.returncode, "another daemon" in second.stderr) == (78, True)
+    # Whoever was connected goes on.
+    assert connection.call(stats=pb.StatsRequest()).caches[0].cache == "main"
+    connection.close()
+
+
 def test_sockets_are_private(served: Served) -> None:
     """Sockets have mode 0600 in a directory of mode 0700."""
     assert served.path.parent.stat().st_mode & 0o777 == 0o700

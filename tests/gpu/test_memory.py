@@ -52,6 +52,7 @@ def test_memory_outlives_the_process_that_made_it(gpu: Gpu) -> None:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", CHILD, str(theirs.fileno())]
     child = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
+    theirs.close()
     _, (fd,), _, _ = socket.recv_fds(ours, 10, 1)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
@@ -63,8 +64,7 @@ def test_memory_outlives_the_process_that_made_it(gpu: Gpu) -> None:
     assert (read(first) == PATTERN).all()
     write(first, np.full(7, 9, np.uint8), 5)
     assert read(second, 4, 9).tolist() == [4, *[9] * 7, 12]
-    for sock in (ours, theirs):
-        sock.close()
+    ours.close()
 
 
 def test_new_memory_is_zero(gpu: Gpu) -> None:

@@ -46,7 +46,9 @@ def ask(
 
 
 def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseError:
-    """Return what a finished future holds."""
+    """Return what a future holds; one that has not finished was given up, and may still be at its end."""
+    if not future.done():
+        return UnavailableError("the call was given up before it was answered")
     try:
         return future.result()
     except KVLeaseError as error:

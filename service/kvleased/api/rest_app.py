@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, cast
 
 from fastapi import Body as BodyParameter
 from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi.openapi.models import Example
 from fastapi.responses import HTMLResponse
 from google.protobuf.descriptor import Descriptor
 from starlette.routing import BaseRoute
@@ -19,8 +20,10 @@ from starlette.routing import Route as StarletteRoute
 
 from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api.conversion import Json, schemas_of
+from kvleased.api.conversion import Json, schemas_of, to_json
 from kvleased.api.rest_docs import HEADERS, docs_page
+from kvleased.api.rest_examples import ANSWERS, REQUESTS
+from kvleased.api.rest_refusals import examples, refusals, shared
 from kvleased.api.rest_routes import ROUTES, Route
 from kvleased.roles import Role
 
@@ -29,14 +32,6 @@ DESCRIPTION: Final = (
     "Reserve, map, evict and reload KV-cache blocks under leases. KV bytes never travel here: a worker that needs "
     "memory attaches over the local socket. Ids are packed little-endian integers, as base64."
 )
-PROBLEM: Final[Json] = {
-    "description": "Refused; the document says why, what was needed and when to retry.",
-    "content": {
-        "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}},
-    },
-}
-"""The answer of every route that is not a success."""
-
 TAGS: Final = (
     {"name": "caches", "description": "Plan, register and describe caches."},
     {"name": "workers", "description": "Become a worker, stay one, stop being one."},
@@ -127,6 +122,7 @@ def make_described_app() -> FastAPI:
     schemas = written["components"]["schemas"]
     for name, schema in components().items():
         schemas.setdefault(name, schema)
+    written["components"] |= {"responses": shared(ROUTES), "examples": examples()}
     written["components"]["securitySchemes"] = {
         "bearer": {
             "type": "http",
@@ -166,7 +162,11 @@ def signature(route: Route) -> inspect.Signature:
         for name, text, kind, default in _HEADERS
     ]
     if route.body is not None:
-        parameters.append(_parameter("body", Annotated[route.body, BodyParameter()]))
+        usual = REQUESTS.get(route.operation_id)
+        told = None if usual is None else {"usual": Example(value=usual)}
+        parameters.append(
+            _parameter("body", Annotated[route.body, BodyParameter(openapi_examples=told)])
+        )
     return inspect.Signature(parameters)
 
 
@@ -184,10 +184,12 @@ def responses(route: Route) -> dict[int | str, Json]:
         },
         "content": {kind: {"schema": {"$ref": f"#/components/schemas/{message.name}"}}},
     }
-    found: dict[int | str, Json] = {200: success, "4XX": PROBLEM, "5XX": PROBLEM}
+    if route.operation_id in ANSWERS:
+        success["content"][kind]["example"] = json.loads(to_json(ANSWERS[route.operation_id]))
+    found: dict[int | str, Json] = {200: success}
     if route.verb == "register_cache":
         found[201] = success | {"description": "Created."}
-    return found
+    return found | refusals(route)
 
 
 def components() -> dict[str, Json]:

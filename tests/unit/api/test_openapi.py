@@ -2,18 +2,27 @@
 
 import base64
 import hashlib
+import re
 import subprocess
 import sys
+import tempfile
 from html import escape
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import Route as StarletteRoute
 
+from kvlease.wire import Problem
 from kvleased import checks
-from kvleased.api.rest_app import documents
-from kvleased.api.rest_routes import ROUTES
+from kvleased.api.rest_app import documents, responses
+from kvleased.api.rest_examples import REQUESTS
+from kvleased.api.rest_refusals import OF_VERB, kinds
+from kvleased.api.rest_routes import ROUTES, Route
+from kvleased.roles import Role
+from tests.unit.api.guarded import guarded
 from tests.unit.api.scripted import Served, http
 
 TRANSPORTS = ("rest",)
@@ -26,9 +35,11 @@ async def test_openapi_describes_every_route(served: Served) -> None:
 
     assert len({one["operationId"] for one in operations}) == len(ROUTES) == len(operations)
     assert all(one["tags"] and one["summary"] for one in operations)
-    assert all({"200", "4XX", "5XX"} <= one["responses"].keys() for one in operations)
+    assert all({"200", "401", "403", "422", "500"} <= one["responses"].keys() for one in operations)
     assert references(document) <= {
-        f"#/components/schemas/{name}" for name in document["components"]["schemas"]
+        f"#/components/{kind}/{name}"
+        for kind in ("schemas", "responses", "examples")
+        for name in document["components"][kind]
     }
     assert not any(path.endswith(("z", "metrics")) for path in document["paths"])
 
@@ -37,7 +48,7 @@ async def test_openapi_is_written_once(served: Served) -> None:
     """To ask for the description again costs no more than to send it: anybody may, as often as he likes."""
     await served.rest.complete()
     route = documents()["/openapi.json"]
-    assert isinstance(route, Route)
+    assert isinstance(route, StarletteRoute)
     request = Request({"type": "http", "method": "GET", "path": route.path, "headers": []})
 
     first, second = await route.endpoint(request), await route.endpoint(request)
@@ -53,6 +64,57 @@ async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:
 
     assert fields["request_id"]["maxLength"] == checks.REQUEST_ID_CHARACTERS_MAX
     assert fields["num_tokens"]["maximum"] == checks.TOKENS_MAX
+
+
+async def test_refusals_are_told_one_by_one(served: Served) -> None:
+    """Each status that a route can be refused with is named, with the codes behind it and an example of each."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    shared, examples = document["components"]["responses"], document["components"]["examples"]
+    answers = {
+        one["operationId"]: one["responses"]
+        for path in document["paths"].values()
+        for one in path.values()
+    }
+
+    assert set(OF_VERB) == {route.verb for route in ROUTES}
+    for route in ROUTES:
+        told = answers[route.operation_id]
+        assert not any(status.endswith("XX") for status in told)
+        for kind in kinds(route):
+            answer = shared[told[str(kind.http_status)]["$ref"].rpartition("/")[2]]
+            problem = answer["content"]["application/problem+json"]
+            example = examples[problem["examples"][kind.code]["$ref"].rpartition("/")[2]]["value"]
+            assert Problem.model_validate(example).code == kind.code
+            assert example["status"] == kind.http_status
+
+
+@pytest.mark.parametrize("route", [one for one in ROUTES if one.operation_id in REQUESTS], ids=str)
+async def test_example_is_taken(served: Served, route: Route) -> None:
+    """Whoever copies the example of a body has it taken."""
+    path = re.sub(r"{(\w+)}", lambda found: "1" if found[1].endswith("_id") else "main", route.path)
+
+    answer = await http(served, route.method, path, REQUESTS[route.operation_id])
+
+    assert answer.status == 200, answer.body
+
+
+async def test_answers_of_every_role_are_described() -> None:
+    """Whoever calls a route with a body that says nothing gets an answer that the description knows."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        async with guarded(Path(directory) / "run") as serving:
+            for role in Role:
+                for route in ROUTES:
+                    if route.is_stream or (route.verb, route.method) == ("delete_cache", "DELETE"):
+                        continue
+                    path = re.sub(
+                        r"{(\w+)}",
+                        lambda found: "9" if found[1].endswith("_id") else "main",
+                        route.path,
+                    )
+                    status, _ = await serving.over_rest(
+                        route.method, path, await serving.token(role)
+                    )
+                    assert status in responses(route), (role, route.path, status)
 
 
 def references(part: Any) -> set[str]:

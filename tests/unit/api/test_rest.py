@@ -336,6 +336,37 @@ async def test_caller_that_leaves_is_forgotten(served: Served) -> None:
     assert served.daemon.cancelled == [future]
 
 
+async def test_caller_that_leaves_work_behind_is_no_fault(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A call that cannot stop at once, as the making of a plan, is given up, and nobody is alarmed."""
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def plan() -> Message:
+        try:
+            await may_end.wait()
+        finally:
+            await asyncio.sleep(0)
+            has_ended.set()
+        return pb.PlanResponse()
+
+    served.daemon.script["plan"] = asyncio.ensure_future(plan())
+    served.daemon.cancel = served.daemon.cancelled.append  # type: ignore[method-assign]
+    _, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(
+        b"POST /v1/plans HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+    )
+    while not served.daemon.calls:  # noqa: ASYNC110 - the daemon has no event for it
+        await asyncio.sleep(0)
+
+    writer.close()
+    async with asyncio.timeout(10):
+        await has_ended.wait()
+
+    assert "nobody foresaw" not in capsys.readouterr().out
+    assert 'code="UNAVAILABLE"' in (await served.metrics.scrape()).decode()
+
+
 async def test_events_are_server_sent(served: Served) -> None:
     """Each event carries its number and kind; a browser that reconnects goes on where it was."""
     served.daemon.events = [

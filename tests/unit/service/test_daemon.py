@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.events import Events
 from kvleased.memory.cpu import map_region
+from kvleased.presence import Presence
 
 from .conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
 
@@ -271,6 +273,33 @@ async def test_readiness_tells_who_drains(node: Node) -> None:
         await node.ask("drain", pb.DrainRequest(), OPERATOR)
         is_ready, reason = daemon.readiness
         assert (is_ready, "kvlease drain --undo" in reason) == (False, True)
+
+
+async def test_daemon_whose_sockets_are_gone_is_not_ready(node: Node, tmp_path: Path) -> None:
+    """Nobody can connect to a socket that was removed or replaced: readiness says which, until it is back."""
+    path, aside = tmp_path / "kvlease.sock", tmp_path / "aside"
+    path.touch()
+    async with node.life() as daemon:
+        presence = Presence(daemon.note_unreachable)
+        presence.start([path])
+
+        presence.look()
+        before = daemon.readiness
+        path.rename(aside)
+        presence.look()
+        gone = daemon.readiness
+        path.touch()
+        presence.look()
+        replaced = daemon.readiness
+        aside.replace(path)
+        presence.look()
+        presence.stop()
+
+        assert before == daemon.readiness == (True, "ready")
+        assert gone == replaced
+        assert not gone[0]
+        assert str(path) in gone[1]
+        assert "restart the daemon" in gone[1]
 
 
 async def test_draining_daemon_admits_nobody(node: Node) -> None:
