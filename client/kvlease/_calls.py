@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvlease import _answers
 from kvlease._checks import check_range
-from kvlease._fields import given
+from kvlease._fields import from_zero, given
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
@@ -278,7 +278,7 @@ def trim(lease_id: int, num_tokens: int) -> Ask[int]:
     """Ask for blocks behind so many tokens to leave a lease."""
     return ask(
         "trim",
-        lambda: pb.TrimRequest(**given(lease_id=lease_id, num_tokens=num_tokens)),
+        lambda: pb.TrimRequest(**given(lease_id=lease_id), num_tokens=from_zero(num_tokens)),
         lambda reply: int(reply.num_given_back),
     )
 
@@ -305,7 +305,8 @@ def commit(lease_id: int, num_tokens: int, keys: bytes, first_block: int) -> Ask
     return ask(
         "commit",
         lambda: pb.CommitRequest(
-            **given(lease_id=lease_id, num_tokens=num_tokens, keys=keys, first_block=first_block)
+            **given(lease_id=lease_id, keys=keys, first_block=first_block),
+            num_tokens=from_zero(num_tokens),
         ),
         _answers.reader(Committed),
     )
@@ -325,11 +326,11 @@ def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
     )
 
 
-def detach(worker_id: int = 0) -> Ask[int]:
+def detach(worker_id: int = 0, *, force: bool = False) -> Ask[int]:
     """End the calling worker, or as an operator another one; the answer is the number of leases that ended."""
     return ask(
         "detach",
-        lambda: pb.DetachRequest(**given(worker_id=worker_id)),
+        lambda: pb.DetachRequest(**given(worker_id=worker_id), force=force),
         lambda reply: int(reply.num_leases),
     )
 

@@ -33,6 +33,17 @@ def given(**arguments: Any) -> dict[str, Any]:
     return arguments
 
 
+def from_zero(num_tokens: Any) -> Any:
+    """Return a number of tokens that may be 0, as a commit's or a trim's may.
+
+    Raises:
+        InvalidError: it is no number, or out of range.
+    """
+    if isinstance(num_tokens, float) or num_tokens != 0:
+        given(num_tokens=num_tokens)
+    return num_tokens
+
+
 def _check_integer(name: str, value: Any) -> None:
     least, most = _INTEGERS[name]
     try:
@@ -61,5 +72,8 @@ def _fields(*types: int) -> dict[str, int]:
     return {field.name: field.type for field in fields if field.type in types}
 
 
-_INTEGERS: Final = {name: _BOUNDS[kind] for name, kind in _fields(*_BOUNDS).items()}
+_INTEGERS: Final = {name: _BOUNDS[kind] for name, kind in _fields(*_BOUNDS).items()} | {
+    "num_tokens": (1, 2**31 - 1)
+}
+"""By name; of tokens, what the daemon takes where it wants some."""
 _TEXTS: Final = frozenset(_fields(FieldDescriptor.TYPE_STRING))

@@ -184,7 +184,11 @@ class AsyncWorker(WorkerView):
         keys: bytes = b"",
         reserves: Sequence[ReserveSpec] = (),
     ) -> tuple[StepColumns, list[AsyncLease]]:
-        """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit."""
+        """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit.
+
+        `verbs` has 1 for extend, 2 for commit, 3 for release; `codes` 0 for what was done, else the error's number in
+        `kvlease.errors.BY_NUMBER`.
+        """
         ask = _calls.step(
             verbs=verbs,
             lease_ids=lease_ids,

@@ -181,12 +181,13 @@ class Client:
         """Return the limits of a tenant that hold now, and their revision."""
         return self._told(_operator_calls.get_tenant(tenant))
 
-    def detach(self, worker_id: int) -> int:
+    def detach(self, worker_id: int, *, force: bool = False) -> int:
         """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
 
-        It is the operator's word that the worker writes no more. One whose process is watched is refused.
+        It is the operator's word that the worker writes no more. One whose process is watched is refused without
+        `force`: while that process lives, it may write into blocks that are others' by then.
         """
-        return self._told(_calls.detach(worker_id))
+        return self._told(_calls.detach(worker_id, force=force))
 
     def watch(
         self,

@@ -22,7 +22,7 @@ The tree::
     │   ├── UnknownWorkerError UNKNOWN_WORKER   attach again
     │   ├── UnknownCacheError  UNKNOWN_CACHE    register it
     │   └── IdReusedError      ID_REUSED        use a fresh id
-    ├── NotYoursError          NOT_YOURS        the lease is another worker's
+    ├── NotYoursError          NOT_YOURS        another worker's, or not for this role
     ├── DeadlineError          DEADLINE         the answer did not come in time
     ├── UnavailableError       UNAVAILABLE      the daemon cannot be reached
     └── InternalError          INTERNAL         a fault of the daemon's own
@@ -244,7 +244,7 @@ class LayoutMismatchError(RefusedError):
 
 
 class NotYoursError(KVLeaseError):
-    """The lease belongs to another worker."""
+    """It is another worker's, or not for the caller's role."""
 
     code = "NOT_YOURS"
     number = 13

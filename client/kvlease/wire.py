@@ -260,7 +260,9 @@ class SetTenantBody(Body):
 class StepBody(Body):
     """Carry one scheduler step: columns of equal length, and the reserves of the step."""
 
-    verbs: bytes = Field(default=b"", description="One StepVerb a byte, as base64.")
+    verbs: bytes = Field(
+        default=b"", description="A byte an operation, as base64: 1 extend, 2 commit, 3 release."
+    )
     lease_ids: LeaseIds = b""
     num_tokens: bytes = Field(default=b"", description="Packed int32 token counts, as base64.")
     num_keys: bytes = Field(default=b"", description="Packed int32 numbers of keys, as base64.")

@@ -345,7 +345,8 @@ class Worker(WorkerView):
     ) -> tuple[StepColumns, list[Lease]]:
         """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit.
 
-        With on_doubt="miss" a step that fails as a whole has its error's number in every entry of `codes`.
+        `verbs` has 1 for extend, 2 for commit, 3 for release; `codes` 0 for what was done, else the error's number in
+        `kvlease.errors.BY_NUMBER`. With on_doubt="miss" a step that fails as a whole has its number in every entry.
         """
         ask = _calls.step(
             verbs=verbs,

@@ -27,7 +27,7 @@ from kvleased.memory.regions import device_kind
 from kvleased.movers.link import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
-from kvleased.roles import Roles
+from kvleased.roles import Role, Roles
 from kvleased.settings import Settings
 from kvleased.tallies import verb_of
 from kvleased.tiers import Tiers
@@ -241,7 +241,9 @@ class Daemon:
         worker = self.registry.by_id[WorkerId(worker_id)]
         return [worker.entry.fds[device_kind(worker.rank)], worker.entry.tables_read_only_fd]
 
-    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+    def watch(
+        self, request: pb.WatchRequest, role: Role = Role.OPERATOR
+    ) -> AsyncIterator[pb.WatchResponse]:
         """Return events from a sequence number on, without end.
 
         Raises:
@@ -249,7 +251,10 @@ class Daemon:
             BusyError: there are too many watchers.
         """
         return self.events.watch(
-            request.after_sequence, request.cache, with_snapshot=request.with_snapshot
+            request.after_sequence,
+            request.cache,
+            with_snapshot=request.with_snapshot,
+            is_operator=role is Role.OPERATOR,
         )
 
     def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
@@ -257,7 +262,7 @@ class Daemon:
         if isinstance(request, pb.TraceRequest):
             return self._observing.trace(request, caller)
         assert isinstance(request, pb.WatchRequest), f"{verb} is answered once"
-        return self.watch(request)
+        return self.watch(request, caller.role)
 
     def _call_once(self, verb: str, carry_out: Verb, request: Message, caller: Caller) -> Answer:
         key = caller.idempotency_key
@@ -268,6 +273,8 @@ class Daemon:
         else:
             # Two processes that pick the same key must not become one worker.
             replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
+        if verb == "attach" and not self._remembers(replies, caller):
+            return carry_out(request, caller)
         if (verb, key) in replies:
             return replies.recall(verb, key, digest_of(request, salt))
         answer = carry_out(request, caller)
@@ -275,6 +282,19 @@ class Daemon:
             self._unremembered.append(Unremembered(replies, verb, request, caller, salt, answer))
             return answer
         return replies.promise(verb, key, digest_of(request, salt), answer)
+
+    def _remembers(self, replies: Replies, caller: Caller) -> bool:
+        """Tell whether a retry of an attach may become the worker that the first try was; forgets those that ended.
+
+        A caller whom the kernel does not name could be any other one that picks the same key.
+        """
+        if caller.peer_pid <= 0:
+            return False
+        name = ("attach", caller.idempotency_key)
+        answer = replies.known(name)
+        if isinstance(answer, pb.AttachResponse) and answer.token not in self.registry.by_token:
+            replies.forget(name)
+        return True
 
     def _admitted(self, verb: str) -> Verb:
         carry_out = self._verbs.get(verb)

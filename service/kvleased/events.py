@@ -15,6 +15,9 @@ RESYNC: Final = "resync"
 """The kind of the event that says that the last one seen is of another life, so that nobody knows what was missed."""
 SNAPSHOT: Final = "snapshot"
 
+_READ_PERCENT: Final = 75
+"""Of the watchers that there may be, up to which those who are no operators may come."""
+
 Snapshot = Callable[[str], Sequence[pb.CacheStats]]
 """What a cache is at this instant; all of them where none is named."""
 
@@ -35,6 +38,7 @@ class Events:
         self._ring: list[_Event | None] = [None] * max_events
         self._waiting: list[asyncio.Future[None]] = []
         self._max_watchers = max_watchers
+        self._max_read = max(1, max_watchers * _READ_PERCENT // 100)
         self._num_watchers = 0
 
     def __repr__(self) -> str:
@@ -62,7 +66,12 @@ class Events:
                     future.set_result(None)
 
     def watch(
-        self, after_sequence: int, cache: str, *, with_snapshot: bool = False
+        self,
+        after_sequence: int,
+        cache: str,
+        *,
+        with_snapshot: bool = False,
+        is_operator: bool = True,
     ) -> AsyncIterator[pb.WatchResponse]:
         """Return events after a sequence number, oldest first, without end; a gap event stands for what is gone.
 
@@ -71,16 +80,17 @@ class Events:
 
         Raises:
             InvalidError: no event has such a number.
-            BusyError: there are as many watchers as are allowed.
+            BusyError: there are as many watchers as are allowed, or the last places are kept for operators.
         """
         if after_sequence < 0:
             message = f"after_sequence is {after_sequence}; it must be 0 or the number of an event"
             raise InvalidError(message, resource="after_sequence", need=after_sequence)
-        if self._num_watchers >= self._max_watchers:
-            message = f"there are {self._num_watchers} watchers, the most that are allowed"
-            raise BusyError(
-                message, resource="watchers", need=1, available=0, limit=self._max_watchers
-            )
+        limit = self._max_watchers if is_operator else self._max_read
+        if self._num_watchers >= limit:
+            kept = self._max_watchers - limit
+            rest = f"; {kept} more may be an operator's" if kept else ""
+            message = f"there are {self._num_watchers} watchers, and {limit} are allowed{rest}"
+            raise BusyError(message, resource="watchers", need=1, available=0, limit=limit)
         return self._follow(after_sequence, cache, with_snapshot=with_snapshot)
 
     async def _follow(

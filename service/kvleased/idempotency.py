@@ -64,6 +64,15 @@ class Replies:
         """Tell whether the reply to a verb and key is remembered."""
         return name in self._entries
 
+    def known(self, name: tuple[str, str]) -> Message | Shared | None:
+        """Return the remembered reply to a verb and key, whatever the call's body was."""
+        _, reply = self._entries.get(name, (0, None))
+        return reply
+
+    def forget(self, name: tuple[str, str]) -> None:
+        """Drop a reply that is true no more."""
+        del self._entries[name]
+
     def recall(self, verb: str, key: str, digest: int) -> Answer:
         """Return the remembered reply to this very call, or the promise of it.
 

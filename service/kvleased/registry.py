@@ -26,6 +26,7 @@ from kvleased.idempotency import Replies
 from kvleased.memory.regions import TABLES, device_kind
 from kvleased.movers.device_link import GpuRegion
 from kvleased.movers.protocol import Status
+from kvleased.places import Places
 from kvleased.tallies import Tally
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ class WorkerEntry:
     """The engine whose rank it is; empty where it calls for all ranks."""
     magazine: str = ""
     """The magazine that it shares with the others of its engine; empty where it has none."""
+    is_joiner: bool = False
+    """Whether a joiner's token or certificate let it in."""
 
     @property
     def death_proof(self) -> str:
@@ -234,6 +237,8 @@ class Registry:
         self.by_id: dict[WorkerId, WorkerEntry] = {}
         self.known_tenants: dict[int, str] = {}
         """The names of the default tenant and of those that have settings, by digest."""
+        self.places = Places({}, max_workers)
+        """How many workers there may be, and whose."""
         self.revisions: dict[int, int] = {}
         """The revisions of the limits of tenants that a call has set, by digest."""
         self.is_draining = False
@@ -241,7 +246,6 @@ class Registry:
         self.is_stopping = False
         """Whether the daemon was told to stop."""
         self._max_caches = max_caches
-        self._max_workers = max_workers
         self._next_worker_id = (epoch << EPOCH_SHIFT) + 1
         self._next_pool = 1
 
@@ -326,17 +330,18 @@ class Registry:
         del self.caches[entry.name]
         del self.by_pool[entry.pool]
 
-    def next_worker_id(self) -> WorkerId:
-        """Return an id that no worker ever had.
+    def require_place(self, tenant: str, *, is_joiner: bool) -> None:
+        """Refuse one worker too many.
 
         Raises:
-            BusyError: there are as many workers as are allowed.
+            BusyError: there are as many as are allowed, or the last places are kept for others.
         """
-        if len(self.by_id) >= self._max_workers:
-            message = f"there are {len(self.by_id)} workers, the most that are allowed"
-            raise BusyError(
-                message, resource="workers", need=1, available=0, limit=self._max_workers
-            )
+        workers = self.by_id.values()
+        num_joiners = sum(one.is_joiner for one in workers) if is_joiner else None
+        self.places.require_one(tenant, Counter(one.tenant for one in workers), num_joiners)
+
+    def next_worker_id(self) -> WorkerId:
+        """Return an id that no worker ever had."""
         self._next_worker_id += 1
         return WorkerId(self._next_worker_id - 1)
 

@@ -32,7 +32,8 @@ KNOW: Final = frozenset({_READER, _JOINER, _WORKER, _OPERATOR})
 LOOK: Final = frozenset({_READER, _WORKER, _OPERATOR})
 """A worker sees its own tenant's."""
 LOOK_AT_ALL: Final = frozenset({_READER, _OPERATOR})
-JOIN: Final = frozenset({_JOINER, _WORKER, _OPERATOR})
+JOIN: Final = frozenset({_JOINER, _OPERATOR})
+"""Whoever may name a cache and a tenant; the token of one worker makes no other one."""
 USE: Final = frozenset({_WORKER, _OPERATOR})
 OWN: Final = frozenset({_WORKER})
 RULE: Final = frozenset({_OPERATOR})

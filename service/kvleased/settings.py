@@ -7,7 +7,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from kvlease._runtime import runtime_directory
 from kvlease.errors import InvalidError
@@ -48,7 +56,20 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Bytes = Annotated[int, _WRITTEN, Field(ge=0, le=_BYTES_MAX)]
 """Bytes, also written with a unit, such as 8GiB."""
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-TenantName = Annotated[str, Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX)]
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        message = f"{name!r} has characters that are not printable"
+        raise ValueError(message)
+    return name
+
+
+TenantName = Annotated[
+    str,
+    Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX),
+    AfterValidator(_printable),
+]
 
 
 class TenantSettings(BaseModel):

@@ -77,7 +77,9 @@ def load(argv: Sequence[str]) -> Settings:
         parser.error('tenants: this is no JSON such as {"chat": {"min_percent": 20}}')
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        names = (str(part) for part in first["loc"])
+        where = ".".join(name if name.isprintable() else ascii(name) for name in names)
+        where = where or "settings"
         is_unknown = first["type"] == "extra_forbidden"
         parser.error(f"{where}: {_no_such(where) if is_unknown else _reason(first)}")
     return Settings.model_validate(loaded.model_dump())

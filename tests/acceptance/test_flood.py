@@ -1,13 +1,22 @@
 """A tenant that floods a real daemon over several connections takes nothing from another's minimum."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from kvlease import Client, KVLeaseError, PlanInputs, TenantLimits, Worker
+from kvlease import (
+    BusyError,
+    Client,
+    KVLeaseError,
+    PlanInputs,
+    PoolFullError,
+    TenantLimits,
+    Worker,
+)
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.test_operating import INPUTS, TOKENS_PER_BLOCK
 
@@ -17,6 +26,8 @@ MIN_BLOCKS = 8
 NUM_FLOODERS = 4
 ROUNDS = 120
 FLOOD_CAP = 12
+
+T = TypeVar("T")
 
 
 class Flood:
@@ -86,12 +97,66 @@ def test_flood_of_one_tenant_takes_nothing_from_the_minimum_of_another(tmp_path:
         assert flood.codes <= {"POOL_FULL", "BUSY"}
 
 
+def test_flood_of_rows_and_pins_shuts_nobody_out(tmp_path: Path) -> None:
+    """Leases of one token each, and pins of one key, leave the other tenant the part of both that its minimum is."""
+    options = ("--max-leases", "20", "--max-pins", "20")
+    with served(tmp_path / "run", *options) as serving, _prepared(serving, cap=0) as client:
+        flood = client.attach("main", tenant="flood")
+        with client.attach("main", tenant="chat") as chat:
+            keys = _cached(flood)
+            pins = _all_of(lambda _: flood.pin(keys))
+            leases = _all_of(lambda number: flood.reserve(f"flood-{number}", num_tokens=1))
+
+            own = [
+                chat.reserve(f"chat-{number}", num_tokens=1, wait_ms=5_000)
+                for number in range(MIN_BLOCKS)
+            ]
+            for lease in own:
+                lease.release()
+            kept = _cached(chat)
+            assert [chat.pin(kept).num_blocks for _ in range(MIN_BLOCKS)] == [1] * MIN_BLOCKS
+        flood.close()
+
+    assert len(leases) == len(pins) == 20 - MIN_BLOCKS - (20 - MIN_BLOCKS) // 2 // 2
+
+
+def test_flood_of_workers_shuts_nobody_out(tmp_path: Path) -> None:
+    """However many workers one tenant attaches, the other finds the places that its minimum keeps."""
+    options = ("--max-workers", "16")
+    with served(tmp_path / "run", *options) as serving, _prepared(serving) as client:
+        flooders = _all_of(lambda _: client.attach("main", tenant="flood"))
+
+        others = [client.attach("main", tenant="chat") for _ in range(4)]
+
+        assert len(flooders) == 16 - 4 - 2
+        for worker in (*flooders, *others):
+            worker.close()
+
+
+def _all_of(take: Callable[[int], T]) -> list[T]:
+    """Take for as long as nothing is refused."""
+    found: list[T] = []
+    with suppress(PoolFullError, BusyError):
+        while True:
+            found.append(take(len(found)))
+    return found
+
+
+def _cached(worker: Worker) -> bytes:
+    """Return the key of a block that is cached."""
+    keys = worker.keys.chain(range(TOKENS_PER_BLOCK), TOKENS_PER_BLOCK)
+    lease = worker.reserve("cached", keys=keys, num_tokens=TOKENS_PER_BLOCK)
+    lease.commit(TOKENS_PER_BLOCK, keys)
+    lease.release()
+    return keys
+
+
 @contextmanager
-def _prepared(serving: Serving) -> Iterator[Client]:
+def _prepared(serving: Serving, cap: int = FLOOD_CAP) -> Iterator[Client]:
     inputs = PlanInputs(layers=INPUTS.layers, tokens_per_block=TOKENS_PER_BLOCK, device_blocks=20)
     with Client(serving.address("unix"), on_doubt="raise") as client:
         client.set_tenant("chat", TenantLimits(min_percent=100 * MIN_BLOCKS / 20), revision=1)
-        client.set_tenant("flood", TenantLimits(leases_max=FLOOD_CAP, weight=1_000), revision=1)
+        client.set_tenant("flood", TenantLimits(leases_max=cap, weight=1_000), revision=1)
         client.register("main", inputs)
         serving.until(lambda: client.get_cache("main").status == "ready")
         yield client

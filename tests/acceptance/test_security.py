@@ -248,6 +248,25 @@ def test_tenants_do_not_reach_each_other(serving: Traced) -> None:
         lease.release()
 
 
+def test_token_of_a_worker_makes_no_other_worker(serving: Traced) -> None:
+    """Whoever is let in as one tenant is not thereby another, nor registers what there was not."""
+    with attached(serving, "a") as a:
+        token = a._session.link.token
+        for method, path, body in (
+            ("POST", "/v1/caches/main/workers", {"tenant": "b"}),
+            ("POST", "/v1/caches/main/workers", {"resume_token": token}),
+            ("PUT", "/v1/caches/another", {"inputs": {"tokens_per_block": 16}}),
+            ("POST", "/v1/plans", {"inputs": {"tokens_per_block": 16}}),
+        ):
+            answer = _asked(serving, method, path, token, body)
+            assert (answer["status"], answer["code"], answer.get("rule")) == (
+                403,
+                "NOT_YOURS",
+                "role",
+            )
+            assert answer["title"] == "It is another worker's, or not for the caller's role."
+
+
 def test_tenants_do_not_see_each_other(serving: Traced) -> None:
     """A worker's lists have its own tenant's workers, leases, pins and figures, and no other's."""
     with attached(serving, "a") as a, attached(serving, "b") as b:

@@ -1,5 +1,6 @@
 """A simulated node whose tenants have minima, maxima and budgets for pins, and whose leases are of all classes."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -21,7 +22,8 @@ LIMITS: Final = {
     7: TenantLimits(min_blocks=8, max_blocks=20, weight=2.0, pinned_blocks_max=3),
     8: TenantLimits(min_blocks=6, max_blocks=18, pinned_blocks_max=4),
 }
-_SHAPE: Final = replace(SHAPE, tenants=LIMITS, max_pins=6)
+_SHAPE: Final = replace(SHAPE, tenants=LIMITS, max_pins=4, max_leases=8)
+"""With so few rows and pins that a tenant could take them all."""
 
 
 class LimitedWorld(World):
@@ -31,6 +33,7 @@ class LimitedWorld(World):
         """Start a node with three workers of two tenants, whose blocks leave by a policy, and some stores or none."""
         shape = with_tiers(_SHAPE, tiers)
         self.limits: Mapping[int, TenantLimits] = LIMITS
+        self.num_leased: Counter[int] = Counter()
         super().__init__(seed, shape=replace(shape, eviction_policy=policy))
         self.uses_classes = True
 
@@ -41,9 +44,71 @@ class LimitedWorld(World):
         outcome = super().send(command)
         if isinstance(outcome, Outcome) and isinstance(outcome.reply, Pinned):
             self.seen["pinned"] += outcome.reply.num_blocks
+            assert isinstance(command, commands.Pin)
+            if command.tenant_digest is not None and outcome.reply.num_blocks:
+                self._compare_pins(command.tenant_digest)
+                self._flood_pins(command, command.tenant_digest)
+        self._compare_rows()
         self._compare_victims()
         self._compare_minima()
         return outcome
+
+    def _compare_rows(self) -> None:
+        """Whoever has more leases than before has left the others that are attached the rows that are kept for them."""
+        state, shape = self.cache._state, self.shape
+        num_leased = Counter(lease.tenant for lease in state.leases.by_id.values())
+        attached, before = set(state.workers.values()), self.num_leased
+        self.num_leased = num_leased
+        for tenant in num_leased - before:
+            owed = sum(
+                max(
+                    0,
+                    min(self.limits[one].leases_max, self._kept(one, shape.max_leases))
+                    - num_leased[one],
+                )
+                for one in attached - {tenant}
+            )
+            if num_leased.total() + owed > shape.max_leases:
+                self.fail(
+                    f"tenants have {dict(num_leased)} leases, and {tenant} got one that is kept for others"
+                )
+
+    def _flood_pins(self, command: commands.Pin, tenant: int) -> None:
+        """Pin the same keys for as long as that is granted, and let go of them again."""
+        pins = []
+        while isinstance(outcome := super().send(command), Outcome):
+            assert isinstance(outcome.reply, Pinned)
+            if not outcome.reply.num_blocks:
+                break
+            pins.append(outcome.reply.pin_id)
+            self._compare_pins(tenant)
+        for pin_id in pins:
+            super().send(commands.Unpin(pin_id=pin_id))
+
+    def _compare_pins(self, tenant: int) -> None:
+        """Whoever has pinned something has left all others the pins that are kept for them."""
+        owners = self.records.device.tenant
+        pinned = [set(owners[blocks].tolist()) for blocks in self.cache._state.pins.values()]
+        num_pinned = Counter(one for ones in pinned for one in ones if len(ones) == 1)
+        owed = sum(
+            max(0, self._kept(one, self.shape.max_pins) - num_pinned[one])
+            for one in self.limits
+            if one != tenant
+        )
+        if len(pinned) + owed > self.shape.max_pins:
+            self.fail(
+                f"tenants have {dict(num_pinned)} pins, and {tenant} got one that is kept for others"
+            )
+
+    def _kept(self, tenant: int, count: int) -> int:
+        """Return how many rows or pins are kept for a tenant: at least the part that its minimum is of the pool."""
+        usable = self.shape.usable_blocks
+        rounded_up = {
+            one: -(-count * limits.min_blocks // usable) for one, limits in self.limits.items()
+        }
+        if sum(rounded_up.values()) <= count:
+            return rounded_up[tenant]
+        return count * self.limits[tenant].min_blocks // usable
 
     def _compare_victims(self) -> None:
         """Ask whom a call would evict: of others, nothing that takes them below their minima."""

@@ -1,11 +1,20 @@
 """Bugs of an operator's verbs to switch on: drains, clears, sizes, limits that change, and caps of leases."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kvleased.core import cache, clearing, commands, forking, granting, refusals, resizing, tenants
+from kvleased.core import (
+    cache,
+    clearing,
+    commands,
+    forking,
+    keeping,
+    refusals,
+    resizing,
+)
 from kvleased.core.charges import Charges
 from kvleased.core.effects import Done, Outcome
 from kvleased.core.ids import Ids
@@ -13,18 +22,30 @@ from kvleased.core.pool import Pool
 from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
+from tests.laws.limited import LIMITS
 from tests.laws.mended import Mutation
 
 
 def cap_of_leases_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
     """A tenant gets as many leases as it asks for."""
-    for module in (tenants, granting, forking, refusals):
+    for module in (keeping, refusals):
         patch.setattr(module, "is_capped", lambda *_: False)
 
 
 def forks_are_not_charged(patch: pytest.MonkeyPatch) -> None:
     """A cap counts what is reserved, and forks go beside it."""
-    patch.setattr(forking, "is_capped", lambda *_: False)
+    patch.setattr(forking, "lacks_row", lambda *_: False)
+
+
+def rows_are_not_kept(patch: pytest.MonkeyPatch) -> None:
+    """A tenant takes the last rows of the block table, which are kept for others."""
+    for module in (keeping, refusals):
+        patch.setattr(module, "leaves_row", lambda *_: False)
+
+
+def pins_are_not_kept(patch: pytest.MonkeyPatch) -> None:
+    """A tenant takes the last pins, which are kept for others."""
+    patch.setattr(keeping, "pins_by_tenant", lambda _: Counter(dict.fromkeys(LIMITS, 100)))
 
 
 def ended_lease_is_not_refunded(patch: pytest.MonkeyPatch) -> None:
@@ -114,6 +135,8 @@ def drain_does_not_refuse(patch: pytest.MonkeyPatch) -> None:
 OF_OPERATING: tuple[tuple[Mutation, str], ...] = (
     (cap_of_leases_is_not_heeded, "operated"),
     (forks_are_not_charged, "operated"),
+    (rows_are_not_kept, "limited"),
+    (pins_are_not_kept, "limited"),
     (ended_lease_is_not_refunded, "operated"),
     (lowered_limits_are_not_applied, "operated"),
     (new_limits_do_not_heed_pins, "operated"),

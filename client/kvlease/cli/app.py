@@ -207,11 +207,14 @@ def detach(
         int, typer.Argument(min=1, help="The worker, as `kvlease workers` names it.")
     ],
     *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also one whose process is watched and lives.")
+    ] = False,
     address: Address = "",
 ) -> None:
     """End a worker that has gone and whose death cannot be proven: your word that it writes no more."""
     with connected(address) as client:
-        num_leases = client.detach(worker_id)
+        num_leases = client.detach(worker_id, force=force)
     typer.echo(f"worker {worker_id} ended, and {num_leases} leases with it")
 
 

@@ -178,6 +178,9 @@ def set_tenant(
     leases_max: Annotated[
         int | None, typer.Option(help="Leases of a cache at once; 0: no limit.")
     ] = None,
+    unset: Annotated[
+        bool, typer.Option("--unset", help="Remove all limits but those that are named.")
+    ] = False,
     revision: Annotated[
         int | None,
         typer.Option(min=1, help="Refused if not above the present one.", show_default="one more"),
@@ -196,7 +199,7 @@ def set_tenant(
     }
     with connected(address) as client:
         before = client.get_tenant(tenant)
-        limits = dataclasses.asdict(before.limits)
+        limits = {} if unset else dataclasses.asdict(before.limits)
         limits |= {name: value for name, value in named.items() if value is not None}
         wanted = before.revision + 1 if revision is None else revision
         rule = client.set_tenant(tenant, TenantLimits(**limits), revision=wanted)

@@ -99,7 +99,7 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
         if f"{{{name}}}" in path:
             path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, "")), safe=""))
     query = {"cache": call.cache} if call.cache else {}
-    if method == "GET":
+    if method in ("GET", "DELETE"):
         query |= {
             name: str(int(value) if value is True else value) for name, value in fields.items()
         }

@@ -656,10 +656,12 @@ class AttachResponse(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., token: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant_key: _Optional[bytes] = ..., info: _Optional[_Union[CacheInfo, _Mapping]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., heartbeat_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., lease_ids: _Optional[bytes] = ..., death_proof: _Optional[str] = ...) -> None: ...
 
 class DetachRequest(_message.Message):
-    __slots__ = ("worker_id",)
+    __slots__ = ("worker_id", "force")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
-    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
+    force: bool
+    def __init__(self, worker_id: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DetachResponse(_message.Message):
     __slots__ = ("num_leases",)

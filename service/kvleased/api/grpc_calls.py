@@ -178,6 +178,8 @@ def _caller(context: Context, role: Role) -> Caller:
     for name, value in context.invocation_metadata() or ():
         text = value if isinstance(value, str) else value.decode("latin-1")
         if name == "authorization":
+            if "token" in fields:
+                raise InvalidError("authorization is there twice; send it once", resource="token")
             fields["token"] = _token(text)
         elif name == "idempotency-key":
             fields["idempotency_key"] = text

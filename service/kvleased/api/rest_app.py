@@ -75,6 +75,10 @@ _QUERY: Final = {
         0,
     ),
     "after_id": (Annotated[int, Query(description="The last id of the page before.")], 0),
+    "force": (
+        Annotated[int, Query(ge=0, le=1, description="1: also one whose process is watched.")],
+        0,
+    ),
 }
 _MEANT: Final = Annotated[
     str, Query(description="The cache that an operator means; needless where there is but one.")

@@ -40,7 +40,7 @@ _SHOWN_MAX: Final = 40
 _NOBODY: Final = Peer()
 _TEXTS: Final = frozenset({"cache", "tenant"})
 """Parameters that are no numbers."""
-_FLAGS: Final = frozenset({"with_snapshot"})
+_FLAGS: Final = frozenset({"with_snapshot", "force"})
 
 
 class Answer(Response):
@@ -205,6 +205,10 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
             if checks_host and value.rpartition(b":")[0] not in LOCAL_NAMES:
                 _check_host(value)
         elif name == b"authorization":
+            if "token" in fields:
+                raise InvalidError(
+                    "there are two Authorization headers; send one", resource="token"
+                )
             fields["token"] = _token(value)
         elif name == b"idempotency-key":
             fields["idempotency_key"] = value.decode("latin-1")

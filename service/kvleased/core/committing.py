@@ -5,16 +5,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.errors import InvalidError, PoolFullError, WrongStateError
+from kvlease.errors import InvalidError, WrongStateError
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, PinId
 from kvleased.core.commands import Commit, Lookup, Map, Pin, Unpin
 from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Released
 from kvleased.core.ending import renew
 from kvleased.core.granting import pack_counts
-from kvleased.core.holdings import holdings
 from kvleased.core.ids import Ids
 from kvleased.core.joining import agreed_commit
+from kvleased.core.keeping import check_pins
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.looking import EVERYWHERE, parted
 from kvleased.core.marks import Words, key_words
@@ -241,12 +241,7 @@ def lookup(state: CacheState, command: Lookup, now: float) -> Outcome:
 def pin(state: CacheState, command: Pin, now: float) -> Outcome:
     """Hold the cached blocks among the keys until they are unpinned."""
     del now
-    if len(state.pins) >= state.shape.max_pins:
-        msg = f"there are {len(state.pins)} pins, which is the limit; unpin one first"
-        raise PoolFullError(
-            msg, resource="pins", need=1, available=0, limit=state.shape.max_pins,
-            retry_after_ms=state.shape.retry_after_ms, holdings=holdings(state, state.device, None),
-        )  # fmt: skip
+    check_pins(state, command.tenant_digest)
     blocks = blocks_to_pin(state, command)
     if not len(blocks):
         return Outcome(reply=Pinned(pin_id=_NO_PIN, num_blocks=0))

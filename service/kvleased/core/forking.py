@@ -36,6 +36,7 @@ from kvleased.core.flights import Purpose
 from kvleased.core.granting import check_tokens, reserved
 from kvleased.core.ids import Ids
 from kvleased.core.joining import asks_for, check_no_states, find, join
+from kvleased.core.keeping import lacks_row
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.moving import deadline, supersede_ticket
 from kvleased.core.parting import joined_id, wait_beside
@@ -45,7 +46,7 @@ from kvleased.core.refusals import draining, fork_full
 from kvleased.core.room import num_available, room
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
-from kvleased.core.tenants import check_tokens_fit, is_capped
+from kvleased.core.tenants import check_tokens_fit
 
 _READY: Final = int(State.READY)
 
@@ -223,7 +224,7 @@ def _newest_state(
 def _room_for(state: CacheState, parent: Lease, count: int) -> Ids:
     """Return free blocks for a fork, having evicted what was needed, or refuse it with numbers."""
     tenant, fresh = parent.tenant, None
-    if not state.leases.free_rows or is_capped(state, tenant):
+    if not state.leases.free_rows or (state.shares_rows and lacks_row(state, tenant)):
         raise fork_full(state, tenant, count)
     if not count:
         return NOWHERE

@@ -15,6 +15,7 @@ from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.explaining import misses_of
 from kvleased.core.ids import Ids
+from kvleased.core.keeping import lacks_row
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import Phase
 from kvleased.core.records import NULL
@@ -23,7 +24,7 @@ from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
-from kvleased.core.tenants import check_tokens_fit, is_capped
+from kvleased.core.tenants import check_tokens_fit
 from kvleased.core.waiting import Waiter
 
 _ACTIVE: Final = Phase.ACTIVE
@@ -133,7 +134,7 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
         prefix = match(state, command.keys, tenant, sources_of(waiter) if may_wait else None)
     hits = prefix.blocks
     count, places = num_fresh(state, prefix, command.num_tokens)
-    if not state.leases.free_rows or (state.caps_leases and is_capped(state, tenant)):
+    if not state.leases.free_rows or (state.shares_rows and lacks_row(state, tenant)):
         return None
     fresh = None if state.is_limited else state.device.suitable(count, tenant)
     if fresh is None:

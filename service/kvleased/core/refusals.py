@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 import numpy as np
@@ -21,11 +20,13 @@ from kvleased.core.flights import Flight, Purpose
 from kvleased.core.granting import num_fresh, num_missing
 from kvleased.core.holdings import holdings
 from kvleased.core.ids import Ids
+from kvleased.core.keeping import is_capped, leaves_row
 from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.reasons import OF_LEASES, Reason
 from kvleased.core.room import num_available
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState
-from kvleased.core.tenants import is_capped, is_held_back, limit_of, limits_of
+from kvleased.core.tenants import is_held_back, limit_of, limits_of
 from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
 
 RETRY_AFTER_MS_MAX: Final = 5_000
@@ -39,26 +40,6 @@ _MAKES_ROOM: Final = (
     Purpose.SCRUB,
     Purpose.CLEAN,
 )
-
-
-class Reason(Enum):
-    """Why a call is not served."""
-
-    BLOCKS = "blocks"
-    """More are needed than can be had."""
-    COPIES = "copies"
-    """Enough can be had as soon as copies or scrubs have ended."""
-    POSITION = "position"
-    """Others come first."""
-    LIMITS = "limits"
-    """Only its tenant's maximum, or what others are guaranteed, keeps it from blocks that are there."""
-    LEASES = "leases"
-    """All rows of the block table are in use."""
-    TENANT_LEASES = "tenant_leases"
-    """Its tenant has as many leases as it may have."""
-
-
-_OF_LEASES: Final = (Reason.LEASES, Reason.TENANT_LEASES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +64,25 @@ def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
     tenant = state.workers[waiter.worker_id]
     available = max(0, num_available(state, tenant, prefix.blocks))
     reason = _reason(state, tenant, need, prefix.blocks)
-    if isinstance(command, Reserve) and not state.leases.free_rows:
-        reason = Reason.LEASES
-    elif isinstance(command, Reserve) and is_capped(state, tenant):
-        reason = Reason.TENANT_LEASES
+    of_leases = _lack_of_leases(state, tenant) if isinstance(command, Reserve) else None
+    if of_leases is not None:
+        reason = of_leases
     elif num_ahead:
         reason = Reason.POSITION
     return Shortage(
         need=need, available=available, reason=reason, num_ahead=num_ahead, prefix=prefix
     )
+
+
+def _lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
+    """Return why a tenant can have no other lease, however many blocks there are."""
+    if not state.leases.free_rows:
+        return Reason.LEASES
+    if not state.shares_rows:
+        return None
+    if is_capped(state, tenant):
+        return Reason.TENANT_LEASES
+    return Reason.KEPT_LEASES if leaves_row(state, tenant) else None
 
 
 def _reason(state: CacheState, tenant: int, need: int, protected: Ids) -> Reason:
@@ -146,10 +137,7 @@ def fork_full(state: CacheState, tenant: int, need: int) -> PoolFullError:
     num_ahead = len(state.waiting)
     available = max(0, num_available(state, tenant, NOWHERE))
     reason = Reason.POSITION if num_ahead else _reason(state, tenant, need, NOWHERE)
-    if not state.leases.free_rows:
-        reason = Reason.LEASES
-    elif is_capped(state, tenant):
-        reason = Reason.TENANT_LEASES
+    reason = _lack_of_leases(state, tenant) or reason
     lack = Shortage(
         need=need,
         available=available,
@@ -170,7 +158,7 @@ def _full(
     """Return the refusal of a call of a tenant; `words` begin and end its message."""
     after, then = words
     need, available = lack.need, lack.available
-    if lack.reason in _OF_LEASES:
+    if lack.reason in OF_LEASES:
         resource, most, short = _short_of_leases(state, tenant, lack)
         need, available = 1, 0
     else:
@@ -194,12 +182,21 @@ def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[st
     if lack.reason is Reason.LEASES:
         most = len(state.leases)
         return "leases", most, f"all {most} leases are in use"
+    if lack.reason is Reason.KEPT_LEASES:
+        most, num_free = state.shape.max_leases, len(state.leases.free_rows)
+        return (
+            "leases",
+            most,
+            f"{num_free} of {most} leases are left, which are kept for other tenants",
+        )
     most = limits_of(state, tenant).leases_max
     num_own = state.leases_by_tenant()[tenant]
     return "tenant_leases", most, f"the tenant has {num_own} leases and may have {most}"
 
 
 def _because(lack: Shortage) -> str:
+    if lack.reason is Reason.KEPT_LEASES:
+        return "one that its tenant has must end first"
     if lack.reason is Reason.TENANT_LEASES:
         return "one of them must end first"
     if lack.num_ahead:
@@ -352,7 +349,7 @@ def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, .
     command = waiter.command
     if lack.reason is Reason.BLOCKS and not isinstance(command, Reload):
         found += _fewer_tokens(state, command, lack)
-    if lack.reason not in _OF_LEASES and _is_coming(state, lack):
+    if lack.reason not in OF_LEASES and _is_coming(state, lack):
         found.append(f"wait_ms={min(WAIT_MS_MAX, max(_WAIT_MS_LEAST, 2 * command.wait_ms))}")
     return tuple(found)
 

@@ -15,7 +15,8 @@ from kvleased.core.joining import (
     request_of,
 )
 from kvleased.core.leases import Lease
-from kvleased.core.refusals import Reason, busy, draining, refusal, shortage
+from kvleased.core.reasons import OF_TENANT
+from kvleased.core.refusals import busy, draining, refusal, shortage
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back
 from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
@@ -162,7 +163,7 @@ def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:
 def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
     """Count the calls that would be served before this one, less those of other tenants that are held back."""
     num_ahead = state.waiting.num_ahead(waiter, now)
-    if not (state.is_limited or state.caps_leases):
+    if not state.shares_rows:
         return num_ahead
     tenant = state.workers[waiter.worker_id]
     return sum(
@@ -173,10 +174,10 @@ def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
 
 def _is_passed(state: CacheState, waiter: Waiter) -> bool:
     """Tell whether a call waits for its tenant's limits alone, so that calls of others need not wait behind it."""
-    if not (state.is_limited or state.caps_leases):
+    if not state.shares_rows:
         return False
     lack = shortage(state, waiter, 0)
-    if lack.reason is Reason.TENANT_LEASES:
+    if lack.reason in OF_TENANT:
         return True
     return state.is_limited and is_held_back(
         state, state.workers[waiter.worker_id], lack.need, lack.prefix.blocks

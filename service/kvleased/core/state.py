@@ -37,6 +37,7 @@ from kvleased.core.pool import Pool
 from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
+from kvleased.core.shares import Shares
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
 from kvleased.core.suspects import Suspects
 from kvleased.core.waiting import Asking, Waiter, WaitingRoom
@@ -67,10 +68,10 @@ class CacheState:
         self.records = records
         self.pools = self.device, self.host, self.disk = _pools(shape, records)
         """The tiers whose blocks are known here, from the top."""
-        self.is_limited = shape.limits_tenants
-        """Whether tenants have minima or maxima."""
-        self.caps_leases = shape.caps_leases
-        """Whether some tenant may have no more than so many leases."""
+        self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
+        """Whether tenants have minima or maxima; and whether some may have no more than so many leases."""
+        self.shares_rows, self.row_shares, self.pin_shares = _shares(shape)
+        """Whether rows are kept for tenants, as where some have limits; and what is kept of rows and of pins."""
         self.used_before: dict[int, int] = {}
         """Blocks that each tenant used when it got its limits, which may be lower; or when this life began."""
         self.leases_before: dict[int, int] = {}
@@ -89,7 +90,7 @@ class CacheState:
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(
-            records.rows, self.covering, self.kernel, are_charged=self.caps_leases
+            records.rows, self.covering, self.kernel, are_charged=self.shares_rows
         )
         self.magazines = MagazineBook(records.magazines)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
@@ -144,9 +145,10 @@ class CacheState:
         self.shape = shape
         self.covering.fit(shape)
         self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
+        self.shares_rows, self.row_shares, self.pin_shares = _shares(shape)
         if self.is_limited and self.device.owners is None:
             self.device.part_tenants(at_once=True)
-        if self.caps_leases and self.leases.charges is None:
+        if self.shares_rows and self.leases.charges is None:
             self.leases.charges = Charges(self.leases_by_tenant().elements())
         self.note_before()
 
@@ -176,7 +178,7 @@ class CacheState:
         if lease.worker_id != command.worker_id and (
             lease.members is None or command.worker_id not in lease.members.present
         ):
-            raise NotYoursError
+            raise NotYoursError("the lease belongs to another worker")
         return lease
 
     @property
@@ -351,6 +353,12 @@ def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
     host_order, disk_order = LeafFirstLRU(shape.num_slots), LeafFirstLRU(shape.num_disk_slots)
     host = Pool(records.host, of_slots, host_order, shape.layout_digest)
     return device, host, Pool(records.disk, of_slots, disk_order, shape.layout_digest)
+
+
+def _shares(shape: CacheShape) -> tuple[bool, Shares, Shares]:
+    """Return whether rows are kept for tenants, and what is kept of them and of the pins."""
+    shares_rows = shape.limits_tenants or shape.caps_leases
+    return shares_rows, Shares(shape, shape.max_leases), Shares(shape, shape.max_pins)
 
 
 def _history_of(pools: Sequence[Pool]) -> History:

@@ -86,13 +86,6 @@ def limits_of(state: CacheState, tenant: int) -> TenantLimits:
     return state.shape.tenants.get(tenant, state.shape.tenant_default)
 
 
-def is_capped(state: CacheState, tenant: int) -> bool:
-    """Tell whether a tenant has as many leases as it may have."""
-    if not state.caps_leases:
-        return False
-    return state.leases_by_tenant()[tenant] >= limits_of(state, tenant).leases_max
-
-
 # Maximum and minimum ----------------------------------------------------------------------------------------------
 
 

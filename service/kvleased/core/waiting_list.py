@@ -29,7 +29,7 @@ class WaitingFacts:
     available_blocks: int
     """What it could have if nobody else came."""
     reason: str
-    """Why it is not served: "blocks", "copies", "position", "leases", "limits" or "tenant_leases"."""
+    """Why it is not served: "blocks", "copies", "position", "leases", "limits", "tenant_leases" or "kept_leases"."""
     age_seconds: float
     left_seconds: float
     """Until it is refused; 0 where that is overdue."""

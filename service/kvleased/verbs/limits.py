@@ -19,6 +19,9 @@ from kvleased.keeper_link import KeeperLink
 from kvleased.registry import tenant_digest, tenant_key
 from kvleased.settings import TenantSettings
 
+REVISION_MAX: Final = 2**63 - 1
+"""The last revision that limits can have."""
+_DEFAULTS: Final = TenantSettings()
 _PREFIX: Final = "tenant/"
 """What the names of kept limits start with."""
 
@@ -29,7 +32,9 @@ class Rules:
     def __init__(self, configured: Mapping[str, TenantSettings], max_tenants: int) -> None:
         """Begin with what the settings say."""
         self.tenants: dict[str, TenantSettings] = dict(configured)
+        self._configured = frozenset(configured)
         self._revisions: dict[str, int] = {}
+        """Of what calls have set, oldest first; also of as many tenants as may have limits that have none any more."""
         self._max_tenants = max_tenants
 
     def __repr__(self) -> str:
@@ -41,11 +46,13 @@ class Rules:
         return self.tenants.get(tenant, TenantSettings()), self._revisions.get(tenant, 0)
 
     def with_one(self, tenant: str, limits: TenantSettings) -> dict[str, TenantSettings]:
-        """Return the limits of all tenants, had one these.
+        """Return the limits of all tenants, had one these; who has the defaults has none of its own.
 
         Raises:
             BusyError: there are as many tenants with limits as are allowed.
         """
+        if limits == _DEFAULTS:
+            return {name: others for name, others in self.tenants.items() if name != tenant}
         if tenant not in self.tenants and len(self.tenants) >= self._max_tenants:
             count = len(self.tenants)
             message = f"{count} tenants have limits of their own, the most that are allowed; raise max_tenants"
@@ -55,9 +62,13 @@ class Rules:
         return self.tenants | {tenant: limits}
 
     def set(self, tenant: str, limits: TenantSettings, revision: int) -> None:
-        """Take over limits that were checked."""
-        self.tenants[tenant] = limits
+        """Take over limits that were checked; the defaults leave the tenant none of its own."""
+        self._revisions.pop(tenant, None)
         self._revisions[tenant] = revision
+        if limits == _DEFAULTS:
+            self.tenants.pop(tenant, None)
+        else:
+            self.tenants[tenant] = limits
 
     # Restarts
 
@@ -67,8 +78,17 @@ class Rules:
         metadata = {"tenant": tenant, "limits": limits.model_dump(), "revision": revision}
         # The store keeps descriptors; this one only carries the metadata.
         stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        keeper.keep(f"{_PREFIX}{tenant.encode().hex()}", stand_in, metadata)
+        keeper.keep(_name_of(tenant), stand_in, metadata)
         os.close(stand_in)
+        self._forget_removed(keeper)
+
+    def _forget_removed(self, keeper: KeeperLink) -> None:
+        """Drop the revisions of those whose limits were removed longest ago, where they are too many."""
+        known = self._configured.union(self.tenants)
+        removed = [name for name in self._revisions if name not in known]
+        for name in removed[: -self._max_tenants]:
+            del self._revisions[name]
+            keeper.drop(_name_of(name))
 
     def recover(self, kept: Iterable[Kept]) -> None:
         """Go on with the limits that calls had set in an earlier life."""
@@ -77,6 +97,10 @@ class Rules:
                 found = item.metadata
                 self.set(found["tenant"], TenantSettings(**found["limits"]), found["revision"])
                 os.close(item.fd)
+
+
+def _name_of(tenant: str) -> str:
+    return f"{_PREFIX}{tenant.encode().hex()}"
 
 
 def with_tenants(

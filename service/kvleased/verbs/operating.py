@@ -27,6 +27,7 @@ from kvleased.keeper_link import KeeperLink
 from kvleased.registry import CacheEntry, Registry, tenant_digest, tenant_key
 from kvleased.settings import Settings, TenantSettings, check_minima
 from kvleased.verbs.caches import CacheVerbs
+from kvleased.verbs.limits import REVISION_MAX
 from kvleased.verbs.resizing import Resizer
 from kvleased.verbs.runner import Runner, Verb
 
@@ -195,20 +196,13 @@ class OperatorVerbs:
         before, revision = self._rules.of(tenant)
         if revision and request.revision == revision and limits == before:
             return self._told(pb.SetTenantResponse, tenant)
-        if request.revision <= revision:
-            message = (
-                f"the limits of {tenant} have revision {revision}, and these {request.revision}; read them again, and "
-                f"set them as {revision + 1}"
-            )
-            raise StaleRevisionError(
-                message, resource="revision", need=revision + 1, available=request.revision
-            )
+        number = _revision_after(tenant, revision, request.revision, limits)
         self._rule(self._rules.with_one(tenant, limits))
-        self._rules.set(tenant, limits, request.revision)
+        self._rules.set(tenant, limits, number)
         self._rules.keep(self._keeper, tenant)
         self._caches.name_tenants()
         self._events.append("tenant_set", "")
-        _LOG.info("tenant_set", revision=request.revision, **limits.model_dump())
+        _LOG.info("tenant_set", revision=number, **limits.model_dump())
         return self._told(pb.SetTenantResponse, tenant)
 
     def _rule(self, tenants: Mapping[str, TenantSettings]) -> None:
@@ -231,6 +225,24 @@ class OperatorVerbs:
         return response(
             tenant=tenant, limits=pb.TenantLimits(**limits.model_dump()), revision=revision
         )
+
+
+def _revision_after(tenant: str, before: int, wanted: int, limits: TenantSettings) -> int:
+    """Return the revision that limits get; after the last one they can only be removed, which begins anew."""
+    if wanted > REVISION_MAX:
+        message = f"revision must be at most {REVISION_MAX}, not {wanted}"
+        raise InvalidError(message, resource="revision", need=wanted, limit=REVISION_MAX)
+    if wanted == REVISION_MAX and limits == _DEFAULTS:
+        return 0
+    if wanted > before:
+        return wanted
+    advice = f"set them as {before + 1}"
+    if before == REVISION_MAX:
+        advice = f"remove them as {before}, by limits that are all left out, which begins anew"
+    message = f"the limits of {tenant} have revision {before}, and these {wanted}; read them again, and {advice}"
+    raise StaleRevisionError(
+        message, resource="revision", need=min(before + 1, REVISION_MAX), available=wanted
+    )
 
 
 def _limits_from(limits: pb.TenantLimits) -> TenantSettings:

@@ -11,7 +11,7 @@ from kvleased.callers import Caller
 def own_pidfd(caller: Caller) -> int | None:
     """Return a descriptor of our own that tells of the caller's end, or None where there can be none."""
     if caller.pidfd is not None:
-        _require_pidfd(caller.pidfd)
+        _require_own(caller.pidfd, caller.peer_pid)
         return os.dup(caller.pidfd)
     if caller.peer_pid <= 0:
         return None
@@ -31,12 +31,22 @@ def require_proof(request: pb.AttachRequest, pidfd: int | None) -> None:
         raise WrongStateError(message, resource="magazine", rule="no_death_proof")
 
 
-def _require_pidfd(fd: int) -> None:
-    """Refuse a descriptor that is none of a process: it might never become readable, or at any time."""
+def _require_own(fd: int, peer_pid: int) -> None:
+    """Refuse a descriptor that is none of the calling process: it might never become readable, or at any time.
+
+    Whose it is can be told only of a caller whom the kernel names: not of one in another PID namespace.
+    """
     with open(f"/proc/self/fdinfo/{fd}") as info:  # noqa: PTH123 -- a file of the kernel
-        if not any(line.startswith("Pid:") for line in info):
-            message = "the descriptor beside attach is not a pidfd; send one of the calling process"
-            raise InvalidError(message, resource="pidfd")
+        pids = [int(line.removeprefix("Pid:")) for line in info if line.startswith("Pid:")]
+    advice = "send one of the calling process"
+    if not pids:
+        message = f"the descriptor beside attach is not a pidfd; {advice}"
+        raise InvalidError(message, resource="pidfd")
+    if peer_pid > 0 and pids != [peer_pid]:
+        message = (
+            f"the pidfd beside attach is not that of process {peer_pid}, which connected; {advice}"
+        )
+        raise InvalidError(message, resource="pidfd", rule="other_process")
 
 
 def same_process(one: int, other: int) -> bool:

@@ -36,6 +36,7 @@ from kvleased.registry import (
     new_token,
     tenant_key,
 )
+from kvleased.roles import Role
 from kvleased.settings import Settings
 from kvleased.verbs.proofs import has_ended, own_pidfd, require_proof, same_process
 from kvleased.verbs.runner import Runner, Verb
@@ -112,14 +113,15 @@ class WorkerVerbs:
 
     def detach(self, request: pb.DetachRequest, caller: Caller) -> Answer:
         """End the calling worker; or, on an operator's word, one whose death cannot be proven."""
-        worker = self._worker_to_end(request.worker_id, caller)
+        worker = self._worker_to_end(request, caller)
         reply = self._runner.apply(worker.entry, c.Detach(worker_id=worker.worker_id))
         assert isinstance(reply, e.Detached), "detach answers Detached"
         self._forget(worker)
         _LOG.info("worker_detached", worker=worker.worker_id, leases=reply.num_leases)
         return pb.DetachResponse(num_leases=reply.num_leases)
 
-    def _worker_to_end(self, worker_id: int, caller: Caller) -> WorkerEntry:
+    def _worker_to_end(self, request: pb.DetachRequest, caller: Caller) -> WorkerEntry:
+        worker_id = request.worker_id
         if caller.token or not worker_id:
             own = self._registry.worker(caller.token)
             if worker_id not in (0, own.worker_id):
@@ -128,10 +130,12 @@ class WorkerVerbs:
         worker = self._registry.by_id.get(WorkerId(worker_id))
         if worker is None:
             raise UnknownWorkerError(f"there is no worker {worker_id}", resource="worker_id")
-        if worker.pidfd is not None:
+        if worker.pidfd is not None and not request.force:
             raise WrongStateError(
-                f"the process of worker {worker_id} is watched; end the process, and the worker ends with it",
+                f"the process of worker {worker_id} is watched; end the process, and the worker ends with it, or force "
+                "its end where that process is certain to write no more",
                 resource="worker_id",
+                rule="watched",
             )
         return worker
 
@@ -214,9 +218,10 @@ class WorkerVerbs:
 
     def _admit(self, entry: CacheEntry, request: pb.AttachRequest, caller: Caller) -> WorkerEntry:
         self._require_taking(entry)
+        tenant, is_joiner = request.tenant or TENANT_DEFAULT, caller.role is Role.JOINER
+        self._registry.require_place(tenant, is_joiner=is_joiner)
         worker_id = self._registry.next_worker_id()
         pidfd = own_pidfd(caller)
-        tenant = request.tenant or TENANT_DEFAULT
         metadata = {
             "worker_id": worker_id,
             "token": new_token(),
@@ -227,6 +232,7 @@ class WorkerVerbs:
             "engine": request.engine,
             "magazine": request.magazine,
             "proof": "none" if pidfd is None else "pidfd",
+            "is_joiner": is_joiner,
             "attached_unix_seconds": time.time(),
         }
         worker = self._entry_of(entry, metadata, pidfd)
@@ -345,6 +351,7 @@ class WorkerVerbs:
             # A worker that an earlier build kept has none.
             engine=metadata.get("engine", ""),
             magazine=metadata.get("magazine", ""),
+            is_joiner=metadata.get("is_joiner", False),
         )
 
     def _keep(self, worker: WorkerEntry, metadata: Mapping[str, Any]) -> None:

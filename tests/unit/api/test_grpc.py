@@ -111,6 +111,12 @@ async def test_retry_info_only_when_a_retry_helps(
         pytest.param(b"\x0a\xff\xff\x03" + b"x" * 65535, (), "TOO_LARGE", id="above the limit"),
         pytest.param(b"", (("kvlease-epoch", "x"),), "INVALID", id="epoch"),
         pytest.param(b"", (("authorization", "tok"),), "UNKNOWN_WORKER", id="authorization"),
+        pytest.param(
+            b"",
+            (("authorization", "Bearer a"), ("authorization", "Bearer b")),
+            "INVALID",
+            id="two of them",
+        ),
     ],
 )
 async def test_bad_input_is_refused(

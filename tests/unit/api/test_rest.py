@@ -53,6 +53,7 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
      pb.AttachRequest(cache="demo", worker_name="w", rank=1, engine="e", magazine="m",
                       lease_ids=(5).to_bytes(8, "little"))),
     ("DELETE", "/v1/workers/self", None, "detach", pb.DetachRequest()),
+    ("DELETE", "/v1/workers/7?force=1", None, "detach", pb.DetachRequest(worker_id=7, force=True)),
     ("POST", "/v1/workers/self/heartbeat", {"lease_ids": PACKED, "newest_lease_id": 5}, "heartbeat",
      pb.HeartbeatRequest(lease_ids=(5).to_bytes(8, "little"), newest_lease_id=5)),
     ("POST", "/v1/leases", {"request_id": "r", "keys": KEY_TEXT, "num_tokens": 64, "wait_ms": 5}, "reserve",
@@ -569,6 +570,21 @@ async def test_doors_are_bounded_one_by_one(
 
     assert (await http(served, "GET", "/v1/stats", over_tcp=True)).status == 429
     assert (await http(served, "GET", "/v1/stats")).status == 200
+
+
+async def test_two_authorizations_are_refused(served: Served) -> None:
+    """Whose word counts is not left to which of two headers is looked at last."""
+    head = b"GET /v1/caches HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\nConnection: close\r\n\r\n"
+
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(head)
+    async with asyncio.timeout(10):
+        said = await reader.read()
+
+    writer.close()
+    assert b" 422 " in said
+    assert b"two Authorization headers" in said
 
 
 async def test_body_that_nobody_reads_has_a_deadline(

@@ -643,7 +643,10 @@ def test_column_that_would_not_fit_is_refused(
         (lambda: _calls.extend(1, 5, 2**32), "wait_ms must be from"),
         (lambda: _calls.trim(1, -1), "num_tokens must be from"),
         (lambda: _calls.detach(2**63), "worker_id must be from"),
-        (lambda: _calls.reserve(request_id="r", num_tokens=2**32), "num_tokens must be from"),
+        (
+            lambda: _calls.reserve(request_id="r", num_tokens=-1),
+            "num_tokens must be from 1 to 2147483647, not -1",
+        ),
         (
             lambda: _calls.reserve(request_id="r", num_tokens=1, retain_seconds=-1),
             "retain_seconds must be from",

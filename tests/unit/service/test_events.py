@@ -154,3 +154,18 @@ def test_numbers_of_a_later_epoch_are_larger() -> None:
 
     assert repr(later) == "<Events 0 seen, 0 watchers>"
     assert later._first > earlier._first + (1 << 20) - 2
+
+
+async def test_readers_leave_places_for_operators() -> None:
+    """However many readers watch, an operator can."""
+    events = Events(5, 8, 8)
+    events.append("a", "main")
+    watchers = [events.watch(0, "", is_operator=False) for _ in range(6)]
+    for watcher in watchers:
+        await anext(watcher)
+
+    with pytest.raises(BusyError, match="2 more may be an operator's") as refused:
+        events.watch(0, "", is_operator=False)
+
+    assert refused.value.limit == 6
+    assert (await anext(events.watch(0, ""))).kind == "a"

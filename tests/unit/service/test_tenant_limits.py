@@ -108,6 +108,7 @@ def test_tenants_come_from_file_environment_and_flag(
         pytest.param({"a": {"min_per_cent": 1}}, "did you mean min_percent?", id="misspelt"),
         pytest.param({"": {}}, "tenants", id="nameless"),
         pytest.param({"a" * 129: {}}, "tenants", id="long name"),
+        pytest.param({"a\nb": {}}, "not printable", id="name over two lines"),
     ],
 )
 def test_tenants_without_sense_are_refused(
@@ -184,6 +185,39 @@ def test_rules_are_replaced_and_counted() -> None:
     rules.set("batch", TenantSettings(leases_max=3), 7)
     assert rules.of("batch") == (TenantSettings(leases_max=3), 7)
     assert repr(rules) == "<Rules 2 tenants, 1 set>"
-    assert rules.with_one("batch", TenantSettings())["batch"] == TenantSettings()
+    assert rules.with_one("batch", TenantSettings(weight=3))["batch"] == TenantSettings(weight=3)
+    assert "batch" not in rules.with_one("batch", TenantSettings())
     with pytest.raises(BusyError, match="max_tenants"):
-        rules.with_one("third", TenantSettings())
+        rules.with_one("third", TenantSettings(weight=2))
+
+
+class Keeper:
+    """What remembers names, as far as limits are concerned."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def keep(self, name: str, fd: int, metadata: dict[str, object]) -> None:
+        """Remember a name."""
+        del fd, metadata
+        self.names.add(name)
+
+    def drop(self, name: str) -> None:
+        """Forget it."""
+        self.names.discard(name)
+
+
+def test_removed_limits_make_room_for_those_of_others() -> None:
+    """A tenant that is given the defaults has none of its own; of those, the last revisions are remembered."""
+    rules, keeper = Rules({}, 2), Keeper()
+
+    for number in range(5):
+        name = f"tenant-{number}"
+        for revision, limits in ((1, TenantSettings(weight=2)), (2, TenantSettings())):
+            assert (name in rules.with_one(name, limits)) is (revision == 1)
+            rules.set(name, limits, revision)
+            rules.keep(keeper, name)  # type: ignore[arg-type]  # as far as it goes
+
+    assert rules.tenants == {}
+    assert [rules.of(f"tenant-{number}")[1] for number in range(5)] == [0, 0, 0, 2, 2]
+    assert len(keeper.names) == 2

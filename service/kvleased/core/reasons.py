@@ -1,0 +1,29 @@
+"""Own the words for why a call is not served; who is told what is the business of `refusals`."""
+
+from enum import Enum
+from typing import Final
+
+
+class Reason(Enum):
+    """Why a call is not served."""
+
+    BLOCKS = "blocks"
+    """More are needed than can be had."""
+    COPIES = "copies"
+    """Enough can be had as soon as copies or scrubs have ended."""
+    POSITION = "position"
+    """Others come first."""
+    LIMITS = "limits"
+    """Only its tenant's maximum, or what others are guaranteed, keeps it from blocks that are there."""
+    LEASES = "leases"
+    """All rows of the block table are in use."""
+    TENANT_LEASES = "tenant_leases"
+    """Its tenant has as many leases as it may have."""
+    KEPT_LEASES = "kept_leases"
+    """The rows of the block table that are free are kept for other tenants."""
+
+
+OF_TENANT: Final = (Reason.TENANT_LEASES, Reason.KEPT_LEASES)
+"""Reasons for which others need not wait behind a call."""
+OF_LEASES: Final = (Reason.LEASES, *OF_TENANT)
+"""Reasons that have nothing to do with blocks."""

@@ -1,0 +1,125 @@
+"""Who may become a worker, how often, in whose place; and what an operator can undo of it."""
+
+import os
+
+import pytest
+
+from kvlease.errors import BusyError, InvalidError, StaleRevisionError, WrongStateError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.roles import Role
+
+from .conftest import Node
+
+
+async def test_attach_over_the_network_is_never_answered_from_memory(node: Node) -> None:
+    """Two callers whom the kernel does not name become two workers, whatever key both picked."""
+    async with node.life():
+        await node.register()
+        caller = Caller(transport="rest", idempotency_key="deploy-1")
+        request = pb.AttachRequest(cache="main", tenant="alice")
+
+        first, second = [await node.ask("attach", request, caller) for _ in range(2)]
+
+        assert first.worker_id != second.worker_id
+        assert first.token != second.token
+
+
+async def test_remembered_attach_is_forgotten_with_its_worker(node: Node) -> None:
+    """A process that repeats its attach becomes the worker that it was, or another one if that has ended."""
+    async with node.life():
+        await node.register()
+        caller = Caller(transport="rest", idempotency_key="k", peer_pid=os.getpid())
+        request = pb.AttachRequest(cache="main")
+        first = await node.ask("attach", request, caller)
+        again = await node.ask("attach", request, caller)
+        await node.ask("detach", pb.DetachRequest(), Caller(transport="rest", token=first.token))
+
+        other = await node.ask("attach", request, caller)
+
+        assert again == first
+        assert other.token != first.token
+        await node.ask("stats", pb.StatsRequest(), Caller(transport="rest", token=other.token))
+
+
+async def test_pidfd_of_another_process_is_refused(node: Node) -> None:
+    """A worker whose life hung on another process could never be ended."""
+    async with node.life():
+        await node.register()
+        pidfd = os.pidfd_open(1)
+        caller = Caller(transport="local", pidfd=pidfd, peer_pid=os.getpid())
+
+        with pytest.raises(InvalidError, match="which connected") as refused:
+            await node.ask("attach", pb.AttachRequest(cache="main"), caller)
+
+        os.close(pidfd)
+        assert refused.value.rule == "other_process"
+
+
+async def test_operator_can_force_the_end_of_a_watched_worker(node: Node) -> None:
+    """A worker whose process lives is ended on an operator's express word only."""
+    async with node.life() as daemon:
+        await node.register()
+        pidfd = os.pidfd_open(os.getpid())
+        caller = Caller(transport="local", pidfd=pidfd, peer_pid=os.getpid())
+        worker = await node.ask("attach", pb.AttachRequest(cache="main"), caller)
+        os.close(pidfd)
+        request = pb.DetachRequest(worker_id=worker.worker_id)
+
+        with pytest.raises(WrongStateError, match="force"):
+            await node.ask("detach", request)
+        request.force = True
+        await node.ask("detach", request)
+
+        assert not daemon.registry.by_id
+
+
+async def test_joiners_leave_places_over_a_restart(node: Node) -> None:
+    """Half of the workers may come with a joiner's token, also after the daemon has started anew."""
+    node.settings = node.settings.model_copy(update={"max_workers": 4})
+    joiner, request = Caller(transport="rest", role=Role.JOINER), pb.AttachRequest(cache="main")
+    async with node.life():
+        await node.register()
+        for _ in range(2):
+            await node.ask("attach", request, joiner)
+    async with node.life():
+        with pytest.raises(BusyError) as refused:
+            await node.ask("attach", request, joiner)
+        await node.attach()
+
+    assert (refused.value.rule, refused.value.limit) == ("joiners", 2)
+
+
+async def test_tenant_of_a_minimum_finds_a_place_among_the_workers(node: Node) -> None:
+    """However many workers of another tenant attach, places are left for whom a minimum is set."""
+    node.settings = node.settings.model_copy(update={"max_workers": 16})
+    async with node.life():
+        await node.register()
+        limits = pb.TenantLimits(min_percent=50)
+        await node.ask("set_tenant", pb.SetTenantRequest(tenant="chat", limits=limits, revision=1))
+        for _ in range(16 - 4 - 2):
+            await node.attach(tenant="flood")
+
+        with pytest.raises(BusyError, match="kept for other tenants"):
+            await node.attach(tenant="flood")
+        for _ in range(4):
+            await node.attach(tenant="chat")
+
+
+async def test_last_revision_of_limits_can_be_removed(node: Node) -> None:
+    """No revision locks a tenant for ever: after the last one there is the removal, which begins anew."""
+    async with node.life():
+        last = 2**63 - 1
+
+        async def told(revision: int, **limits: float) -> int:
+            request = pb.SetTenantRequest(tenant="chat", revision=revision)
+            request.limits.CopyFrom(pb.TenantLimits(**limits))  # type: ignore[arg-type]
+            return int((await node.ask("set_tenant", request)).revision)
+
+        with pytest.raises(InvalidError, match="at most"):
+            await told(last + 1, leases_max=1)
+        assert await told(last, leases_max=1) == last
+        with pytest.raises(StaleRevisionError, match="remove them"):
+            await told(last, leases_max=2)
+        assert await told(last) == 0
+        assert await told(1, leases_max=2) == 1
