@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from kvlease import _calls
 from kvlease._calls import Ask
-from kvlease._session import Link, Session
+from kvlease._link import Link
+from kvlease._session import Session
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
@@ -140,14 +141,7 @@ def attach(session: Session) -> Flow[None]:
     """Make the session a worker."""
     deadline_at = session.link.clock() + session.link.deadline_seconds
     attached = yield from _attached(session.link, session.request, deadline_at)
-    try:
-        session.adopt(attached, resumed=False)
-    except KVLeaseError:
-        # What cannot be mapped makes no worker, and nobody but this process could end the one that there is now.
-        ask = _calls.detach()
-        with suppress(KVLeaseError):
-            yield Outgoing(ask.verb, ask.request, deadline_at, attached.response.token)
-        raise
+    yield from _adopted(session, attached, deadline_at, resumed=False)
 
 
 def reattach(session: Session, deadline_at: float) -> Flow[None]:
@@ -158,14 +152,30 @@ def reattach(session: Session, deadline_at: float) -> Flow[None]:
     except UnknownWorkerError:
         attached = yield from _attached(session.link, session.request, deadline_at)
         resumed = False
-    session.adopt(attached, resumed=resumed)
+    yield from _adopted(session, attached, deadline_at, resumed=resumed)
     link = session.link
     if link.is_detached:
         # The worker was closed meanwhile, and its detach may have gone out under the old token: nobody else will.
-        ask = _calls.detach()
-        with suppress(KVLeaseError):
-            yield Outgoing(ask.verb, ask.request, deadline_at, link.token)
+        yield from _detached(link.token, deadline_at)
         raise UnknownWorkerError("the worker has detached")
+
+
+def _adopted(
+    session: Session, attached: Attached, deadline_at: float, *, resumed: bool
+) -> Flow[None]:
+    """Take over what an attach brought; where that fails, end the worker that it made: nobody else would."""
+    try:
+        session.adopt(attached, resumed=resumed)
+    except BaseException:
+        if not resumed:
+            yield from _detached(attached.response.token, deadline_at)
+        raise
+
+
+def _detached(token: str, deadline_at: float) -> Flow[None]:
+    ask = _calls.detach()
+    with suppress(KVLeaseError):
+        yield Outgoing(ask.verb, ask.request, deadline_at, token)
 
 
 def _attached(link: Link, request: pb.AttachRequest, deadline_at: float) -> Flow[Attached]:

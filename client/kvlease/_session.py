@@ -1,19 +1,14 @@
 """Own what a caller must remember between calls: identity, leases, inventory; sending is the clients' business."""
 
-import itertools
-import os
-import random
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterable, Sequence
+from weakref import ReferenceType, ref
 
 import numpy as np
 
 from kvlease._answers import misses
 from kvlease._grants import Grant, GroupedGrant
+from kvlease._link import Link
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
@@ -27,81 +22,19 @@ from kvlease.keys import BlockKeys
 from kvlease.memory import WorkerMemory, identity_of
 from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
-from kvlease.tracing import Traceparent
 from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
-
-RESTART_SECONDS: Final = 2.0
-"""Seconds that a first call waits for a daemon whose socket is there; a control process starts in one."""
 
 Added = tuple[int, bytes, Sequence[int], int, int]
 """What an extend brought a lease: its id, packed block ids, how many for each group, and the tokens asked for and
 those that must be covered by now."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Link:
-    """How the calls of one caller go out, and whether the last ones arrived."""
+class Floor:
+    """What a reserve holds while it is on its way; however it ends, interrupted too, its floor goes with it."""
 
-    deadline_seconds: float
-    clock: Callable[[], float] = time.monotonic
-    token: str = ""
-    epoch: int = 0
-    socket_path: str = ""
-    """The daemon's Unix socket, where the calls go there."""
-    is_reached: bool = False
-    """Whether the daemon was there lately; where it was not, a call tries once and does not wait for it."""
-    patience_ends_at: float | None = None
-    """Monotonic seconds until which calls wait for a daemon that was never reached; None before the first failure."""
-    is_detached: bool = False
-    """Whether the caller has said that it is done; then nothing attaches again."""
-    traceparent: Traceparent | None = None
-    """What tells the span that calls are made in; None where nothing is traced."""
-    process_id: int = field(default_factory=os.getpid)
-    _key_prefix: str = field(default_factory=lambda: os.urandom(8).hex())
-    _key_numbers: "itertools.count[int]" = field(default_factory=itertools.count)
-
-    def fresh_key(self) -> str:
-        """Return an idempotency key that was never used."""
-        return f"{self._key_prefix}-{next(self._key_numbers)}"
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is another process than the one that opened the link."""
-        return os.getpid() != self.process_id
-
-    def check_process(self) -> None:
-        """Refuse to go on in a forked child, whose death would not end the parent's leases.
-
-        Raises:
-            InvalidError: this is such a child.
-        """
-        if os.getpid() != self.process_id:
-            message = f"this session belongs to process {self.process_id}; a forked child must open and attach its own"
-            raise InvalidError(message, resource="process")
-
-    def is_worth_waiting(self) -> bool:
-        """Tell whether a daemon that cannot be reached may be back soon.
-
-        One that was there lately may; so may one that was never reached but has left its socket, for a moment: its
-        control process may just be starting again.
-        """
-        if self.is_reached:
-            return True
-        if self.patience_ends_at is None:
-            if not Path(self.socket_path).is_socket():
-                return False
-            self.patience_ends_at = self.clock() + RESTART_SECONDS
-        return self.clock() < self.patience_ends_at
-
-    def give_up(self) -> None:
-        """Note that the daemon was waited for in vain, so that the next calls do not wait."""
-        self.is_reached, self.patience_ends_at = False, self.clock()
-
-    def jitter(self) -> float:
-        """Return a factor that keeps callers who failed together from coming back together."""
-        return random.uniform(0.5, 1)  # noqa: S311 - no secret
+    __slots__ = ("__weakref__",)
 
 
 class Session:
@@ -125,7 +58,9 @@ class Session:
         self.doubtful: set[int] = set()
         """Leases that an extend may have reached whose answer did not reach us."""
         self._newest_lease_id = 0
-        self._floors: list[int] = []
+        self._floors: dict[ReferenceType[Floor], int] = {}
+        self._given_back: dict[int, int] = {}
+        """Leases granted to callers who had gone, and the ids that they came as, where a reserve may bring them yet."""
 
     # Attaching
 
@@ -155,6 +90,7 @@ class Session:
                 not resumed
             ):  # another worker, perhaps of another cache of the same name, whose ids begin anew
                 self._newest_lease_id = 0
+                self._given_back.clear()
             for grant in list(self.grants.values()):
                 if grant.lease_id in survivors:
                     self._recall(grant)
@@ -191,16 +127,15 @@ class Session:
             return Grant(request_id=request_id, tokens_per_block=tokens_per_block, refusal=refusal)
         return GroupedGrant(request_id=request_id, groups=self.groups, refusal=refusal)
 
-    def begin_reserve(self) -> int:
-        """Note, before a reserve is sent, that a lease may be on its way; returns what `end_reserve` wants."""
+    def begin_reserve(self, floor: Floor) -> None:
+        """Note, before a reserve is sent, that a lease may be on its way, for as long as somebody holds `floor`."""
         with self.lock:
-            self._floors.append(self._newest_lease_id)
-            return self._newest_lease_id
+            self._floors[ref(floor)] = self._newest_lease_id
 
-    def end_reserve(self, floor: int) -> None:
+    def end_reserve(self, floor: Floor) -> None:
         """Note that no lease is on its way from this reserve any more."""
         with self.lock:
-            self._floors.remove(floor)
+            self._floors.pop(ref(floor), None)
 
     def is_leftover(self, granted: pb.ReserveResponse) -> bool:
         """Tell whether a lease was granted to an earlier reserve, whose answer was lost.
@@ -211,8 +146,26 @@ class Session:
 
         Where another rank was granted the lease, what counts is the id under which this one joined it.
         """
-        came_as = granted.joined_id or granted.lease_id
-        return granted.lease_id not in self.grants and came_as <= min(self._floors)
+        lease_id, came_as = granted.lease_id, granted.joined_id or granted.lease_id
+        with self.lock:
+            is_old = came_as <= min(self._floors.values()) or lease_id in self._given_back
+            return is_old and lease_id not in self.grants
+
+    def gives_back(self, granted: pb.ReserveResponse) -> bool:
+        """Tell whether a lease whose caller has gone is to be released; nobody who asks for its request may use it.
+
+        It is not where another caller got it first: reserves of one request share their lease.
+        """
+        lease_id, came_as = granted.lease_id, granted.joined_id or granted.lease_id
+        with self.lock:
+            if lease_id in self.grants:
+                return False
+            self._newest_lease_id = max(self._newest_lease_id, came_as)
+            # What is sent from now on has a higher floor; only what is on its way could still take it for its own.
+            lowest = min(self._floors.values(), default=self._newest_lease_id)
+            given_back = {**self._given_back, lease_id: came_as}
+            self._given_back = {one: came for one, came in given_back.items() if came > lowest}
+            return True
 
     def enter(self, grant: Grant, response: pb.ReserveResponse, epoch: int) -> Grant | None:
         """Take over a granted lease; an id that we have keeps its grant.
@@ -226,7 +179,9 @@ class Session:
             known = self.grants.get(lease_id)
             if known is not None:
                 return known
-            if self.is_leftover(response):
+            came_as = response.joined_id or lease_id
+            # As in `is_leftover`; a call less counts in the verb that is called most.
+            if came_as <= min(self._floors.values()) or lease_id in self._given_back:
                 return None
             grant.lease_id, grant.row = lease_id, response.row
             grant.cover(response.covered_tokens)
@@ -240,7 +195,6 @@ class Session:
             grant.compute(grant.hit_tokens)
             grant.is_live, grant.refusal = True, None
             self.grants[lease_id] = grant
-            came_as = response.joined_id or lease_id
             self._newest_lease_id = max(self._newest_lease_id, came_as)
             return grant
 
@@ -350,7 +304,9 @@ class Session:
         failed, floors and newest id are at least its id. Until then, waiting reserves put that off, not for ever.
         """
         with self.lock:
-            return self.lease_ids(), min([self._newest_lease_id, *self._floors])
+            for floor in [floor for floor in self._floors if floor() is None]:
+                del self._floors[floor]
+            return self.lease_ids(), min([self._newest_lease_id, *self._floors.values()])
 
     def _make_up(self, grant: Grant, num_tokens: int, covered_tokens: int) -> None:
         """Find the blocks that a lease lacks: where an extend's answer was lost, its row knows them."""

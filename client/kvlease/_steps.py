@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kvlease import _calls, _flows, _verbs
 from kvlease._calls import Ask
 from kvlease._grants import Grant
-from kvlease._session import Added, Session
+from kvlease._session import Added, Floor, Session
 from kvlease.errors import (
     BY_NUMBER,
     InternalError,
@@ -39,8 +39,9 @@ def step(
     """Carry out one scheduler step; where it is in doubt, every operation has failed with that error."""
     request = ask.request
     assert isinstance(request, pb.StepRequest)
-    floor = session.begin_reserve()
+    floor = Floor()
     try:
+        session.begin_reserve(floor)
         response, epoch = yield from _flows.attempts(session.link, ask)
         columns = apply_step(session, request, response, epoch)
         grants = []

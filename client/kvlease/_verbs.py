@@ -7,7 +7,7 @@ from kvlease import _calls, _flows
 from kvlease._calls import Ask
 from kvlease._flows import Flow
 from kvlease._grants import Grant
-from kvlease._session import Session, is_doubt, unpacked
+from kvlease._session import Floor, Session, is_doubt, unpacked
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
@@ -52,8 +52,9 @@ def fork(
 def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) -> Flow[Grant]:
     """Return the grant that a reserve asks for: live, or refused with the reason."""
     link, grant = session.link, session.fresh_grant(request_id)
-    floor = session.begin_reserve()
+    floor = Floor()
     try:
+        session.begin_reserve(floor)
         for _ in range(_flows.ATTACHES_MAX):
             # As in `attempts`; one generator less counts in the verbs that are called most.
             call = _flows.first_try(link, ask)

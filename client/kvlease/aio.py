@@ -1,12 +1,13 @@
 """Own the client for an event loop; what its calls mean it shares with the blocking one."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Self, TypeVar
 
-from kvlease import _calls, _flows, _operator_calls, tracing
+from kvlease import _calls, _flows, _late, _operator_calls, tracing
 from kvlease._async_port import AsyncPort
 from kvlease._calls import Ask
-from kvlease._session import Link
+from kvlease._link import Link
 from kvlease.aio_worker import AsyncWorker
 from kvlease.client import (
     DEADLINE_SECONDS,
@@ -229,7 +230,7 @@ class AsyncClient:
             magazine=magazine,
         )
         session = attaching(request, self._link, deadline_seconds, raises=self._raises)
-        transport = open_async_transport(self._address)
+        transport = open_async_transport(self._address, partial(_late.undoing, session))
         try:
             await AsyncPort(transport).run(_flows.attach(session))
         except BaseException:

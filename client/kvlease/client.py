@@ -6,7 +6,8 @@ from typing import Final, Literal, Self, TypeVar
 from kvlease import _calls, _flows, _operator_calls, tracing
 from kvlease._calls import Ask
 from kvlease._checks import check_deadline
-from kvlease._session import Link, Session
+from kvlease._link import Link
+from kvlease._session import Session
 from kvlease.credentials import Credentials
 from kvlease.errors import InvalidError
 from kvlease.operating import Cleared, Drained, Resized, TenantLimits, TenantRule

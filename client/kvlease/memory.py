@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease._forks import keep_from_children
 from kvlease.cuda import DeviceMemory, device_of, import_memory
 from kvlease.errors import LayoutMismatchError
 from kvlease.plan import CachePlan, GroupPlan
@@ -188,7 +189,9 @@ def _map(region: pb.Region, fd: int, need_bytes: int) -> mmap.mmap:
             message, resource=region.kind, need=need_bytes, available=there_bytes
         )
     access = mmap.PROT_READ if region.read_only else mmap.PROT_READ | mmap.PROT_WRITE
-    return mmap.mmap(fd, region.region_bytes, flags=mmap.MAP_SHARED, prot=access)
+    mapped = mmap.mmap(fd, region.region_bytes, flags=mmap.MAP_SHARED, prot=access)
+    keep_from_children(mapped)
+    return mapped
 
 
 def _map_on_gpu(region: pb.Region, fd: int, need_bytes: int) -> DeviceMemory:

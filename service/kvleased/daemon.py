@@ -78,6 +78,7 @@ class Daemon:
             self.registry, settings, epoch=self.epoch, keeper=keeper, tiers=tiers, events=events
         )
         self.events.snapshot = self._caches.told
+        self.events.is_known = self.registry.caches.__contains__
         self._workers = WorkerVerbs(
             self.registry, self, settings, epoch=epoch, keeper=keeper, events=events
         )

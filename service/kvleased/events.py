@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
-from kvlease.errors import BusyError, InvalidError
+from kvlease.errors import BusyError, InvalidError, UnknownCacheError
 from kvlease.ids import EPOCH_SHIFT
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -33,6 +33,8 @@ class Events:
         """Start an empty ring whose numbers lie above those of every earlier epoch."""
         self.snapshot = snapshot
         """What is told at the beginning of a watch, and after what was missed."""
+        self.is_known: Callable[[str], bool] = lambda _: True
+        """Tells whether there is a cache of a name."""
         self._first = (epoch << EPOCH_SHIFT) + 1
         self._next = self._first
         self._ring: list[_Event | None] = [None] * max_events
@@ -80,11 +82,17 @@ class Events:
 
         Raises:
             InvalidError: no event has such a number.
+            UnknownCacheError: there is no such cache, nor is any event kept of one that was there.
             BusyError: there are as many watchers as are allowed, or the last places are kept for operators.
         """
         if after_sequence < 0:
             message = f"after_sequence is {after_sequence}; it must be 0 or the number of an event"
             raise InvalidError(message, resource="after_sequence", need=after_sequence)
+        if cache and not self.is_known(cache) and not self._tells_of(cache):
+            message = (
+                f"there is no cache {cache[:64]!r}, nor is any event of it kept; list the caches"
+            )
+            raise UnknownCacheError(message, resource="cache")
         limit = self._max_watchers if is_operator else self._max_read
         if self._num_watchers >= limit:
             kept = self._max_watchers - limit
@@ -128,6 +136,9 @@ class Events:
                     await future
         finally:
             self._num_watchers -= 1
+
+    def _tells_of(self, cache: str) -> bool:
+        return any(event is not None and event[2] == cache for event in self._ring)
 
     def _snapshots(self, cache: str) -> Iterator[pb.WatchResponse]:
         """Go through what caches are now, just after the newest event."""

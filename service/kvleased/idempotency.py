@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
 
 import xxhash
 from google.protobuf.message import Message
@@ -10,10 +11,40 @@ from google.protobuf.message import Message
 from kvlease.errors import IdReusedError
 from kvleased.callers import Caller
 
+T = TypeVar("T")
+
 Answer = Message | asyncio.Future[Message]
 """A reply, or the promise of one."""
 
 KEY_CHARACTERS_MAX: Final = 128
+
+
+class Leaving(asyncio.Future[T]):
+    """A promise whose cancellation takes effect at once: what is given out next goes to somebody who is still there."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        """Take what is done when whoever waits has gone."""
+        super().__init__(loop=asyncio.get_running_loop())
+        self._leave = leave
+
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel it, and leave."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._leave()
+        return is_cancelled
+
+
+class _Follower(Leaving[Message]):
+    """A promise of what another brings."""
+
+    def __init__(self, hurry: Callable[[], None], leave: Callable[[], None]) -> None:
+        super().__init__(leave)
+        self._hurry = hurry
+
+    def cancel(self, msg: object = None) -> bool:
+        self._hurry()
+        return super().cancel(msg)
 
 
 class Shared:
@@ -27,19 +58,24 @@ class Shared:
 
     def follow(self) -> asyncio.Future[Message]:
         """Return a future of the same reply that can be cancelled on its own."""
-        follower: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        follower = _Follower(self._hurry, lambda: self._left(follower))
         self._followers.add(follower)
-        follower.add_done_callback(self._left)
         return follower
+
+    def _hurry(self) -> None:
+        """Hand over at once what is there already: whoever leaves now has been answered, and must not lose it."""
+        if self._work.done():
+            self._settle(self._work)
 
     def _left(self, follower: asyncio.Future[Message]) -> None:
         self._followers.discard(follower)
-        if follower.cancelled() and not self._followers:
+        if not self._followers:
             self._work.cancel()
 
     def _settle(self, work: asyncio.Future[Message]) -> None:
         error = None if work.cancelled() else work.exception()
-        for follower in [follower for follower in self._followers if not follower.done()]:
+        followers, self._followers = self._followers, set()
+        for follower in [follower for follower in followers if not follower.done()]:
             if work.cancelled():
                 follower.cancel()
             elif error is not None:

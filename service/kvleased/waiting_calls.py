@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError
 from kvleased.core.effects import Wake
+from kvleased.idempotency import Leaving
 from kvleased.registry import CacheEntry
 from kvleased.tallies import Wait
 from kvleased.verbs.runner import Respond
@@ -54,11 +55,10 @@ class WaitingCalls:
     ) -> asyncio.Future[Message]:
         """Return the promise of an answer to a call that the core gave a ticket."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Message] = loop.create_future()
+        future = Leaving[Message](lambda: self._leave(entry, ticket))
         # The core ends waiting when it is told the time, so tell it at the very deadline.
         deadline = loop.call_later(wait_ms / 1000 + _DEADLINE_SLACK_SECONDS, self._pass_time, entry)
         self._by_ticket[entry.pool, ticket] = _Waiting(future, respond, deadline, wait)
-        future.add_done_callback(lambda _: self._leave(entry, ticket))
         return future
 
     def wake(self, entry: CacheEntry, wake: Wake) -> None:

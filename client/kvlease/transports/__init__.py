@@ -4,7 +4,7 @@ from importlib import import_module
 from types import ModuleType
 
 from kvlease.errors import InvalidError
-from kvlease.transports.base import Address, AsyncTransport, Transport
+from kvlease.transports.base import Address, AsyncTransport, Transport, Undo
 
 __all__ = ["Address", "AsyncTransport", "Transport", "open_async_transport", "open_transport"]
 
@@ -24,12 +24,16 @@ def open_transport(address: Address) -> Transport:
     return transport
 
 
-def open_async_transport(address: Address) -> AsyncTransport:
-    """Return a transport to `address` for the running event loop; it connects at its first call."""
+def open_async_transport(address: Address, undo: Undo | None = None) -> AsyncTransport:
+    """Return a transport to `address` for the running event loop; it connects at its first call.
+
+    `undo` says what to do about answers that come all the same after their callers were cancelled; over REST and gRPC
+    none do.
+    """
     if address.protocol == "unix":
         from kvlease.transports.local_async import AsyncLocalTransport  # noqa: PLC0415
 
-        return AsyncLocalTransport(address.path)
+        return AsyncLocalTransport(address.path, undo)
     if address.protocol == "http":
         from kvlease.transports.http_async import AsyncHttpTransport  # noqa: PLC0415
 

@@ -3,11 +3,12 @@
 import os
 import socket
 from array import array
+from contextlib import suppress
 from typing import Final
 
 from google.protobuf.message import DecodeError, EncodeError, Message
 
-from kvlease.errors import InvalidError, UnavailableError
+from kvlease.errors import InvalidError, KVLeaseError, UnavailableError
 from kvlease.faults import error_from_proto
 from kvlease.framing import BYTES_OF_LENGTH, call_frame, caller_fields, traceparent_field
 from kvlease.transports.base import Outgoing
@@ -15,6 +16,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 FRAME_BYTES_MAX: Final = 64 * 2**20
 """Bytes of the largest reply that is believed."""
+PING_NUMBER: Final = 2**32 - 1
+"""The number of the frame that follows a stream's call: a stream may have nothing to tell, but this is answered."""
 _BYTES_PER_FD: Final = array("i").itemsize
 FDS_MAX: Final = 8
 """Descriptors that may come beside one reply."""
@@ -34,6 +37,18 @@ def encode(call: Outgoing, call_number: int) -> bytes:
         return call_frame(verb, request.SerializeToString(), call_number, key, who)
     except (EncodeError, ValueError, OverflowError) as error:
         raise InvalidError(f"{verb} does not fit into a frame: {error}") from error
+
+
+def encode_cancel(call_number: int, cancels: int) -> bytes:
+    """Return the frame that gives an earlier call up."""
+    body = pb.Call(call_number=call_number, cancels=cancels).SerializeToString()
+    return len(body).to_bytes(BYTES_OF_LENGTH, "little") + body
+
+
+def encode_ping(call_number: int) -> bytes:
+    """Return a frame without a request, which every daemon refuses at once: it lives, and has read what came before."""
+    body = pb.Call(call_number=call_number).SerializeToString()
+    return len(body).to_bytes(BYTES_OF_LENGTH, "little") + body
 
 
 def frame_bytes(head: bytes | bytearray | memoryview) -> int:
@@ -99,10 +114,12 @@ def send_attach(sock: socket.socket, frame: bytes) -> None:
     sock.sendall(frame[num_sent:])
 
 
-def receive_attached(sock: socket.socket) -> tuple[pb.Reply, list[int]]:
-    """Receive one reply and the descriptors beside its first byte, which the caller must close."""
+def receive_attached(
+    sock: socket.socket, received: bytearray | None = None
+) -> tuple[pb.Reply, list[int]]:
+    """Receive a reply, part of which may be there, and the descriptors beside it, which the caller must close."""
     fds: list[int] = []
-    received = bytearray()
+    received = bytearray() if received is None else received
     try:
         while len(received) < BYTES_OF_LENGTH or len(received) < frame_bytes(received):
             received += _chunk(sock, fds)
@@ -110,6 +127,19 @@ def receive_attached(sock: socket.socket) -> tuple[pb.Reply, list[int]]:
     except BaseException:
         close_all(fds)
         raise
+
+
+def late_token(sock: socket.socket, received: bytearray) -> str:
+    """Return the token in an attach's answer that came although nobody waits for it any more; empty where none did.
+
+    None can come from now on: the daemon finds out that nobody reads it.
+    """
+    with suppress(OSError, KVLeaseError):
+        sock.shutdown(socket.SHUT_RDWR)
+        reply, fds = receive_attached(sock, received)
+        close_all(fds)
+        return reply.attach.token
+    return ""
 
 
 def _chunk(sock: socket.socket, fds: list[int]) -> bytes:

@@ -8,11 +8,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
+from weakref import ReferenceType, ref
 
-from kvlease.transports.base import Outgoing, past_deadline
+from kvlease.errors import DeadlineError
+from kvlease.transports.base import Outgoing
 
 CONNECTIONS_MAX: Final = 32
 """Calls of one transport that can be under way at once; more wait for their turn."""
+LOOK_AGAIN_SECONDS: Final = 1.0
+"""Seconds after which a call that waits for its turn looks whether a connection was lost: nobody tells it of that."""
 
 
 class Connection(Protocol):
@@ -38,7 +42,8 @@ class ConnectionPool(Generic[ConnectionT]):
         """Begin without a connection."""
         self._make = make
         self._idle: list[ConnectionT] = []
-        self._num_made = 0
+        self._made: list[ReferenceType[ConnectionT]] = []
+        """Every connection that was made; those that interrupted calls dropped are dead."""
         self._num_closes = 0
         self._num_queued = 0
         self._put = threading.Condition()
@@ -83,16 +88,31 @@ class ConnectionPool(Generic[ConnectionT]):
     def _another(self, call: Outgoing) -> ConnectionT:
         """Make a connection, or wait for one where there are enough."""
         with self._put:
-            if self._num_made < CONNECTIONS_MAX:
-                self._num_made += 1
-                return self._make()
             self._num_queued += 1
             try:
-                while True:
+                while self._num_there() >= CONNECTIONS_MAX:
                     # Others pop without the lock, so only the pop itself tells whether one is idle.
                     with suppress(IndexError):
                         return self._idle.pop()
-                    if not self._put.wait(call.seconds_left()):
-                        raise past_deadline(call.verb)
+                    if not self._put.wait(min(LOOK_AGAIN_SECONDS, _seconds_left(call))):
+                        _seconds_left(call)
             finally:
                 self._num_queued -= 1
+            connection = self._make()
+            self._made.append(ref(connection))
+            return connection
+
+    def _num_there(self) -> int:
+        self._made = [made for made in self._made if made() is not None]
+        return len(self._made)
+
+
+def _seconds_left(call: Outgoing) -> float:
+    """Return the seconds until a call's deadline; one that never had its turn has not been carried out."""
+    with suppress(DeadlineError):
+        return call.seconds_left()
+    message = (
+        f"{call.verb} was not sent before its deadline: all {CONNECTIONS_MAX} connections of this client were in use; "
+        "use another client, or fewer threads"
+    )
+    raise DeadlineError(message, resource="connections", limit=CONNECTIONS_MAX)

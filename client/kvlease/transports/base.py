@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -57,6 +57,10 @@ class Attached(NamedTuple):
 
     response: pb.AttachResponse
     fds: list[int]
+
+
+Undo = Callable[[pb.Reply], Iterable[Outgoing]]
+"""Returns the calls that undo what a reply tells of whose caller has gone; nobody waits for their answers."""
 
 
 class Transport(Protocol):

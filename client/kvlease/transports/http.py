@@ -48,17 +48,19 @@ class HttpTransport:
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
         """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
-        connection = _Connection(self._address)
+        connection, is_heard = _Connection(self._address), False
         try:
             answer = connection.begin(call)
+            is_heard = True
             if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
                 response_of(call.verb, answer.status, answer.read())
             connection.limit(idle_seconds)
             events = SseReader(call.verb)
             while chunk := answer.read1(2**16):
                 yield from events.feed(chunk)
-        except TimeoutError:
-            return
+        except TimeoutError as error:
+            if not is_heard:
+                raise past_deadline(call.verb) from error
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:

@@ -1,5 +1,6 @@
 """Own REST on an event loop: one aiohttp session, over TCP or a Unix socket; how calls read is `_rest`'s business."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 
@@ -49,21 +50,27 @@ class AsyncHttpTransport:
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
         """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
         request = request_of(call, call.token or self._bearer.token)
-        limit = aiohttp.ClientTimeout(
-            total=None, sock_connect=call.seconds_left(), sock_read=idle_seconds
-        )
+        is_heard, url = False, self._url(request.path)
         try:
-            async with self._opened().get(
-                self._url(request.path), headers=request.headers, timeout=limit
-            ) as answer:
+            async with asyncio.timeout(call.seconds_left()):
+                answer = await self._opened().get(
+                    url, headers=request.headers, timeout=aiohttp.ClientTimeout(total=None)
+                )
+            is_heard = True
+            async with answer:
                 if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
                     response_of(call.verb, answer.status, await answer.read())
                 events = SseReader(call.verb)
-                async for chunk in answer.content.iter_any():
+                while True:
+                    async with asyncio.timeout(idle_seconds):
+                        chunk = await answer.content.readany()
+                    if not chunk:
+                        return
                     for event in events.feed(chunk):
                         yield event
-        except TimeoutError:
-            return
+        except TimeoutError as error:
+            if not is_heard:
+                raise past_deadline(call.verb) from error
         except (OSError, aiohttp.ClientError) as error:
             raise self._unreachable(error) from error
 

@@ -6,7 +6,9 @@ The kernel's own socket timeouts are used, not Python's: those poll before every
 import math
 import socket
 import struct
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from google.protobuf.message import Message
@@ -14,10 +16,13 @@ from google.protobuf.message import Message
 from kvlease.errors import KVLeaseError, UnavailableError
 from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import (
+    PING_NUMBER,
     close_all,
     decode,
     encode,
+    encode_ping,
     frame_bytes,
+    late_token,
     receive_attached,
     response_of,
     send_attach,
@@ -28,6 +33,8 @@ from kvlease.transports.base import Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
 _FIRST_BUFFER_BYTES: Final = 2**16
+UNDO_SECONDS: Final = 1.0
+"""Seconds that an attach whose caller has gone may take to be undone."""
 _TICKS_PER_SECOND: Final = 100
 """Kernel timeouts are set in steps of 10 ms, so that calls of one deadline share one setting."""
 
@@ -79,8 +86,6 @@ class LocalTransport:
         connection = _Connection(self._path)
         try:
             yield from connection.answers(call, idle_seconds)
-        except BlockingIOError:
-            return
         except OSError as error:
             raise unreachable(self._path, error) from error
         finally:
@@ -89,6 +94,14 @@ class LocalTransport:
     def close(self) -> None:
         """Close the connections; a later call would open another."""
         self._pool.close()
+
+    def undo_attach(self, call: Outgoing, attached: Attached) -> None:
+        """End the worker that an attach made whose caller has gone, and close everything."""
+        close_all(attached.fds)
+        connection = _Connection(self._path)
+        connection.undo_attach(call, attached.response.token)
+        connection.close()
+        self.close()
 
     def surrender(self, call: Outgoing) -> socket.socket:
         """Hand the connection of an attach that was just answered over to the caller."""
@@ -108,7 +121,7 @@ class LocalTransport:
 class _Connection:
     """One connection, and what is remembered from call to call; opens at its first call, closes at any doubt."""
 
-    __slots__ = ("_buffer", "_call_number", "_path", "_socket", "_ticks")
+    __slots__ = ("__weakref__", "_buffer", "_call_number", "_path", "_socket", "_ticks")
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -135,27 +148,47 @@ class _Connection:
             raise
 
     def attach(self, call: Outgoing) -> tuple[pb.Reply, list[int]]:
+        received = bytearray()
         try:
             frame = self._encode(call)
             self.close()
-            sock = self._connect(call)
-            send_attach(sock, frame)
-            return receive_attached(sock)
+            send_attach(self._connect(call), frame)
+            assert self._socket is not None, "attach without a connection"
+            return receive_attached(self._socket, received)
         except BaseException:
+            token = "" if self._socket is None else late_token(self._socket, received)
             self.close()
+            self.undo_attach(call, token)
             raise
+
+    def undo_attach(self, call: Outgoing, token: str) -> None:
+        """End the worker that an attach made for nobody; one that only went on as it was is left alone."""
+        assert isinstance(call.request, pb.AttachRequest)
+        if token and not call.request.resume_token:
+            until = time.monotonic() + UNDO_SECONDS
+            with suppress(OSError, KVLeaseError):
+                self.exchange(Outgoing("detach", pb.DetachRequest(), until, token))
 
     def answers(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
         pending = bytearray()
         sock = self._connect(call)
-        sock.sendall(self._encode(call))
-        self._limit(sock, idle_seconds or 0)
+        frame, is_heard = self._encode(call), False
+        sock.sendall(frame + encode_ping(PING_NUMBER))
         while True:
             while len(pending) >= BYTES_OF_LENGTH and len(pending) >= (end := frame_bytes(pending)):
-                response = response_of(decode(pending[BYTES_OF_LENGTH:end]))
+                reply = decode(pending[BYTES_OF_LENGTH:end])
                 del pending[:end]
-                yield response
-            chunk = sock.recv(_FIRST_BUFFER_BYTES)
+                if not is_heard:
+                    is_heard = True
+                    self._limit(sock, idle_seconds or 0)
+                if reply.call_number != PING_NUMBER:
+                    yield response_of(reply)
+            try:
+                chunk = sock.recv(_FIRST_BUFFER_BYTES)
+            except BlockingIOError as error:
+                if is_heard:
+                    return
+                raise past_deadline(call.verb) from error
             _more(len(chunk))
             pending += chunk
 

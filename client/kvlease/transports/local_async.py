@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 
 from google.protobuf.message import Message
@@ -10,14 +11,16 @@ from kvlease.errors import KVLeaseError, UnavailableError
 from kvlease.faults import error_from_proto
 from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import (
-    close_all,
+    PING_NUMBER,
     decode,
     encode,
+    encode_cancel,
+    encode_ping,
     frame_bytes,
     response_of,
     unreachable,
 )
-from kvlease.transports.base import Attached, Outgoing, past_deadline
+from kvlease.transports.base import Attached, Outgoing, Undo, past_deadline
 from kvlease.transports.local import LocalTransport
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -25,9 +28,10 @@ from kvlease.v1 import kvlease_pb2 as pb
 class AsyncLocalTransport:
     """Calls over one connection, any number at once."""
 
-    def __init__(self, path: str) -> None:
-        """Remember where the socket is."""
+    def __init__(self, path: str, undo: Undo | None = None) -> None:
+        """Remember where the socket is, and what to do about answers whose callers have gone."""
         self._path = path
+        self._undo = undo
         self._connecting = asyncio.Lock()
         self._stream: _Stream | None = None
 
@@ -45,16 +49,16 @@ class AsyncLocalTransport:
     async def attach(self, call: Outgoing) -> Attached:
         """Send an attach over a fresh connection, on which later calls go too."""
         # Descriptors need recvmsg, which no event loop offers; the exchange is one frame each way, so a thread does it.
-        blocking = LocalTransport(self._path)
-        exchange = asyncio.get_running_loop().run_in_executor(None, blocking.attach, call)
+        loop, attaching = asyncio.get_running_loop(), _Attaching(self._path, call)
         try:
-            attached = await asyncio.shield(exchange)
-        except asyncio.CancelledError:
-            exchange.add_done_callback(lambda done: _discard(done, blocking))
+            attached = await loop.run_in_executor(None, attaching.run)
+            async with self._connecting:
+                await self.close()
+                self._stream = await self._over(attaching.surrender())
+        except BaseException:
+            if attaching.give_up():
+                loop.run_in_executor(None, attaching.undo)
             raise
-        async with self._connecting:
-            await self.close()
-            self._stream = await self._over(blocking.surrender(call))
         return attached
 
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
@@ -67,14 +71,21 @@ class AsyncLocalTransport:
         except OSError as error:
             raise unreachable(self._path, error) from error
         try:
-            writer.write(encode(call, 1))
+            writer.write(encode(call, 1) + encode_ping(PING_NUMBER))
+            is_heard = False
             while True:
-                async with asyncio.timeout(idle_seconds):
-                    head = await reader.readexactly(BYTES_OF_LENGTH)
-                body = await reader.readexactly(frame_bytes(head) - BYTES_OF_LENGTH)
-                yield response_of(decode(body))
-        except TimeoutError:
-            return
+                limit = idle_seconds if is_heard else call.seconds_left()
+                try:
+                    async with asyncio.timeout(limit):
+                        head = await reader.readexactly(BYTES_OF_LENGTH)
+                except TimeoutError as error:
+                    if is_heard:
+                        return
+                    raise past_deadline(call.verb) from error
+                reply = decode(await reader.readexactly(frame_bytes(head) - BYTES_OF_LENGTH))
+                is_heard = True
+                if reply.call_number != PING_NUMBER:
+                    yield response_of(reply)
         except (OSError, EOFError) as error:
             raise unreachable(self._path, error) from error
         finally:
@@ -97,12 +108,12 @@ class AsyncLocalTransport:
         try:
             if sock is None:
                 _, stream = await loop.create_unix_connection(
-                    lambda: _Stream(self._path), self._path
+                    lambda: _Stream(self._path, self._undo), self._path
                 )
             else:
                 sock.setblocking(False)
                 _, stream = await loop.create_unix_connection(
-                    lambda: _Stream(self._path), sock=sock
+                    lambda: _Stream(self._path, self._undo), sock=sock
                 )
         except OSError as error:
             raise unreachable(self._path, error) from error
@@ -112,8 +123,9 @@ class AsyncLocalTransport:
 class _Stream(asyncio.Protocol):
     """One connection and the calls that wait on it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, undo: Undo | None) -> None:
         self._path = path
+        self._undo = undo
         self._transport: asyncio.Transport | None = None
         self._pending = bytearray()
         self._call_number = 0
@@ -129,8 +141,10 @@ class _Stream(asyncio.Protocol):
         self._waiting[number] = future
         try:
             return await future
+        except asyncio.CancelledError:  # by the caller, or by the call's deadline
+            self._give_up(number, future)
+            raise
         finally:
-            # Also when the caller was cancelled or too late: the reply will find nobody.
             self._waiting.pop(number, None)
 
     def close(self) -> None:
@@ -169,8 +183,26 @@ class _Stream(asyncio.Protocol):
         ):  # the daemon refuses the connection, not a call
             self._end(error_from_proto(reply.error))
         future = self._waiting.get(reply.call_number)
-        if future is not None and not future.done():
+        if future is None:
+            self._take_back(reply)
+        elif not future.done():
             future.set_result(reply)
+
+    def _give_up(self, call_number: int, future: "asyncio.Future[pb.Reply]") -> None:
+        """Have the daemon forget a call, so that nothing is granted to nobody; it may have answered already."""
+        if future.cancelled():
+            if self._transport is not None and not self.is_closed:
+                self._call_number += 1
+                self._transport.write(encode_cancel(self._call_number, call_number))
+        elif future.exception() is None:
+            self._take_back(future.result())
+
+    def _take_back(self, reply: pb.Reply) -> None:
+        """Undo what a reply tells of that finds nobody."""
+        if self._undo is None or self.is_closed:
+            return
+        for call in self._undo(reply):
+            self._write(call)
 
     def _end(self, error: KVLeaseError) -> None:
         self.close()
@@ -179,8 +211,34 @@ class _Stream(asyncio.Protocol):
                 future.set_exception(error)
 
 
-def _discard(done: "asyncio.Future[Attached]", blocking: LocalTransport) -> None:
-    """Close what an attach brought whose caller was cancelled."""
-    blocking.close()
-    if not done.cancelled() and done.exception() is None:
-        close_all(done.result().fds)
+class _Attaching:
+    """An attach in a thread; whichever ends first, it or its caller, the other finds out."""
+
+    def __init__(self, path: str, call: Outgoing) -> None:
+        self._transport = LocalTransport(path)
+        self._call = call
+        self._lock = threading.Lock()
+        self._attached: Attached | None = None
+        self._is_given_up = False
+
+    def run(self) -> Attached:
+        attached = self._transport.attach(self._call)
+        with self._lock:
+            self._attached = attached
+            is_given_up = self._is_given_up
+        if is_given_up:
+            self.undo()
+        return attached
+
+    def surrender(self) -> socket.socket:
+        return self._transport.surrender(self._call)
+
+    def give_up(self) -> bool:
+        """Have the thread undo what it does; True where it has ended, so that this is left to do."""
+        with self._lock:
+            self._is_given_up = True
+            return self._attached is not None
+
+    def undo(self) -> None:
+        assert self._attached is not None, "nothing to undo"
+        self._transport.undo_attach(self._call, self._attached)

@@ -54,7 +54,9 @@ def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseErro
     except KVLeaseError as error:
         return error
     except asyncio.CancelledError:
-        return UnavailableError("the daemon stopped before the call was answered")
+        return UnavailableError(
+            "the daemon stopped, or its caller gave the call up, before it was answered"
+        )
     except Exception as cause:  # noqa: BLE001 - what nobody foresaw is answered and logged here
         return _unforeseen(verb, cause)
 

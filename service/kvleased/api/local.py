@@ -241,8 +241,15 @@ class _Opening:
             num_sent = socket.send_fds(self._sock, [frame], fds) if fds else 0
         except OSError:
             self.close()
+            if token and not call.attach.resume_token:
+                self._undo_attach(token)
             return
         self._hand_over(frame[num_sent:], token)
+
+    def _undo_attach(self, token: str) -> None:
+        """End a worker whose process did not wait for the answer: it does not know of it, and would never end it."""
+        caller = Caller(transport="local", token=token)
+        faults.ask(self._server.daemon.call, "detach", pb.DetachRequest(), caller)
 
     def _hand_over(self, unsent: bytes, token: str) -> None:
         """Let an asyncio protocol go on with the connection, bound to the worker that attached."""

@@ -105,7 +105,8 @@ class LocalConnection(asyncio.Protocol):
         self._is_in_line = False
         self._deadline: asyncio.TimerHandle | None = None
         self._batch: list[bytes] | None = None
-        self._waiting: set[asyncio.Future[Message]] = set()
+        self._waiting: dict[asyncio.Future[Message], int] = {}
+        """The numbers of the calls that wait, by the promises of their answers."""
         self._watches: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -262,6 +263,9 @@ class LocalConnection(asyncio.Protocol):
         self, verb: str | None, call: pb.Call, caller: Caller, started: float
     ) -> Caller | None:
         """Return who calls a verb that is not for workers alone; None where all is said, or a stream begins."""
+        if verb is None and call.cancels:
+            self._cancel(call.cancels)
+            return None
         if verb is None or verb == "attach":
             self._refuse(call.call_number, _misplaced(verb))
             return None
@@ -296,12 +300,18 @@ class LocalConnection(asyncio.Protocol):
             return
 
         def done(finished: asyncio.Future[Message]) -> None:
-            self._waiting.discard(finished)
+            self._waiting.pop(finished, None)
             answer = faults.outcome(verb, finished)
             self._answer(call_number, verb, answer, started)
 
-        self._waiting.add(future)
+        self._waiting[future] = call_number
         future.add_done_callback(done)
+
+    def _cancel(self, call_number: int) -> None:
+        """End the waiting of a call that its caller has given up; nothing happens where it does not wait any more."""
+        for future, number in list(self._waiting.items()):
+            if number == call_number:
+                self._daemon.cancel(future)
 
     def _watch(self, verb: str, call: pb.Call, caller: Caller) -> None:
         if not self._has_room():

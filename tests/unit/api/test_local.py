@@ -403,3 +403,42 @@ async def test_connection_that_says_nothing_is_closed(
     line = await served.line()
 
     assert await line.reader.read() == b""
+
+
+async def test_cancelled_call_ends_at_once(served: Served) -> None:
+    """A call that its caller gives up is forgotten by the daemon, and answered; the frame that says so is not."""
+    loop = asyncio.get_running_loop()
+    line = await served.line()
+    for number in (1, 2):
+        served.daemon.script["reserve"] = loop.create_future()
+        line.send(pb.Call(call_number=number, reserve=pb.ReserveRequest()), STATS)
+        await line.receive()
+
+    line.send(pb.Call(call_number=3, cancels=2), pb.Call(call_number=4, cancels=7))
+    cancelled = await line.receive()
+    served.daemon.script.clear()
+
+    assert (cancelled.call_number, cancelled.error.code) == (2, "UNAVAILABLE")
+    assert len(served.daemon.cancelled) == 1
+    assert (await line.ask(STATS)).call_number == STATS.call_number
+
+
+@pytest.mark.parametrize("resume_token", ["", "before"], ids=["new worker", "resumed worker"])
+async def test_attach_that_nobody_waits_for_is_undone(served: Served, resume_token: str) -> None:
+    """A worker whose process had gone before the answer is ended; one that went on as it was keeps its leases."""
+    read_end, write_end = os.pipe()
+    served.daemon.descriptors = [write_end]
+    served.daemon.script["attach"] = pb.AttachResponse(worker_id=3, token="secret")
+    request = pb.AttachRequest(cache="c", resume_token=resume_token)
+
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(served.settings.local_socket))
+        sock.send(framed(pb.Call(call_number=9, attach=request)))
+    async with asyncio.timeout(10):
+        while not served.daemon.calls:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0)
+
+    ended = [call.token for verb, _, call in served.daemon.calls if verb == "detach"]
+    assert ended == ([] if resume_token else ["secret"])
+    for fd in (read_end, write_end):
+        os.close(fd)

@@ -11,7 +11,7 @@ from typing import Self
 
 from google.protobuf.message import Message
 
-from kvlease.errors import KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.faults import error_to_proto
 from kvlease.memory import table_parts
 from kvlease.plan import CachePlan, PlanInputs
@@ -106,6 +106,8 @@ class FrameServer:
                     call = pb.Call.FromString(bytes(received[4:end]))
                     del received[:end]
                     self.calls.append(call)
+                    if call.cancels:
+                        continue
                     with suppress(Hang):
                         self._reply(connection, call)
 
@@ -113,6 +115,8 @@ class FrameServer:
         verb = call.WhichOneof("request") or ""
         reply = pb.Reply(call_number=call.call_number, epoch=self.epoch)
         try:
+            if not verb:
+                raise InvalidError
             getattr(reply, verb).CopyFrom(self.answer(call))
         except KVLeaseError as error:
             reply.error.CopyFrom(error_to_proto(error))

@@ -6,7 +6,8 @@ import numpy as np
 
 from kvlease import _flows, _verbs
 from kvlease._grants import Grant
-from kvlease._session import Link, Session
+from kvlease._link import Link
+from kvlease._session import Session
 from kvlease.errors import KVLeaseError
 from kvlease.plan import CachePlan
 from kvlease.replies import ReserveSpec

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvlease import _calls, _flows, _steps, _verbs
-from kvlease._session import Link, Session
+from kvlease._link import Link
+from kvlease._session import Floor, Session
 from kvlease.errors import (
     DeadlineError,
     InternalError,
@@ -440,11 +441,46 @@ def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock
 def test_heartbeat_never_speaks_of_a_lease_on_its_way(session: Session, clock: Clock) -> None:
     """While a reserve has no answer, the inventory stays below whatever that may be, however it ends."""
     leased(session, clock, 5)
-    floor = session.begin_reserve()
+    session.begin_reserve(floor := Floor())
     session.heard([], 50, session.link.epoch)
     assert session.inventory()[1] == 5
 
     session.end_reserve(floor)
+
+    assert session.inventory()[1] == 50
+
+
+class Interrupting:
+    """A lock under which a signal arrives when it is let go for the first time."""
+
+    def __init__(self) -> None:
+        self.is_due = True
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_due:
+            self.is_due = False
+            raise KeyboardInterrupt
+
+
+def test_interrupted_reserve_does_not_stop_the_inventory(session: Session, clock: Clock) -> None:
+    """A reserve that a signal ended just as it began is not on its way for ever."""
+    session.lock = Interrupting()  # type: ignore[assignment]  # as far as it is used
+    with pytest.raises(KeyboardInterrupt):
+        Played(session, clock, granted(5)).run(_verbs.reserve(session, SPEC, 0))
+
+    session.heard([], 50, session.link.epoch)
+
+    assert session.inventory()[1] == 50
+
+
+def test_floor_that_nobody_holds_is_gone(session: Session) -> None:
+    """Wherever a reserve was interrupted, at its end too, its floor ends with whoever held it."""
+    session.begin_reserve(Floor())
+
+    session.heard([], 50, session.link.epoch)
 
     assert session.inventory()[1] == 50
 
@@ -464,7 +500,7 @@ def test_lease_that_an_inventory_may_have_left_out_is_not_used(
 
 def test_lease_of_another_reserve_on_its_way_is_no_leftover(session: Session, clock: Clock) -> None:
     """Two callers who reserve one request at once share its lease, whoever is answered first."""
-    floor = session.begin_reserve()
+    session.begin_reserve(floor := Floor())
     session.heard([], 20, session.link.epoch)
     played = Played(session, clock, granted(15))
 

@@ -1,6 +1,8 @@
 """Laws of the local socket's connection, over real sockets."""
 
 import os
+import select
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,15 +11,18 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
+from kvlease import Client
 from kvlease.errors import (
     DeadlineError,
     InternalError,
     InvalidError,
+    LayoutMismatchError,
     PoolFullError,
     TooLargeError,
     UnavailableError,
 )
-from kvlease.transports import _pool
+from kvlease.transports import _pool, local
+from kvlease.transports._frames import late_token
 from kvlease.transports.base import Outgoing
 from kvlease.transports.local import LocalTransport
 from kvlease.v1 import kvlease_pb2 as pb
@@ -216,6 +221,42 @@ def test_refused_attach_keeps_no_descriptor(tmp_path: Path) -> None:
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
+@pytest.mark.parametrize("resume_token", ["", "before"], ids=["new worker", "resumed worker"])
+def test_interrupted_attach_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_token: str
+) -> None:
+    """An answer that came although nobody waits for it leaves no worker; one that only goes on is left alone."""
+    before = set(Path("/proc/self/fd").iterdir())
+
+    def interrupted(sock: socket.socket, _: bytearray) -> None:
+        select.select([sock], [], [], 5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "receive_attached", interrupted)
+    request = pb.AttachRequest(cache="demo", resume_token=resume_token)
+    with Regions() as regions:
+
+        def answered(sent: pb.Call) -> Message:
+            return pb.DetachResponse() if sent.HasField("detach") else regions.attached()
+
+        with FrameServer(path=tmp_path / "s", answer=answered, fds=regions.fds) as server:
+            with pytest.raises(KeyboardInterrupt):
+                LocalTransport(str(server.path)).attach(call("attach", request))
+
+            assert server.verbs() == (["attach"] if resume_token else ["attach", "detach"])
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_answer_that_nobody_waits_for_cannot_be_sent() -> None:
+    """Once an attach is given up the daemon finds out: its answer is there by then, or cannot be sent at all."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert late_token(ours, bytearray()) == ""
+
+        with pytest.raises(BrokenPipeError):
+            theirs.send(b"x")
+
+
 def test_watch_yields_until_idle(tmp_path: Path) -> None:
     """Events of one call come one by one, over a connection that ends with the watch."""
 
@@ -299,6 +340,24 @@ def test_calls_above_the_limit_wait_for_their_turn(
         transport.close()
 
 
+def test_connection_that_was_dropped_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that was interrupted just as it got its connection takes it away from nobody."""
+    monkeypatch.setattr(_pool, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(_pool, "LOOK_AGAIN_SECONDS", 0.01)
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        held = [transport._pool.take(call())]
+        with pytest.raises(DeadlineError, match="was not sent"):
+            transport.send(call(seconds=0.05))
+
+        held.clear()
+
+        assert transport.send(call()) == pb.ReleaseResponse(released=True)
+        transport.close()
+
+
 def test_broken_connection_takes_the_idle_ones_along(tmp_path: Path) -> None:
     """After the daemon's end one call fails, and not one more for every connection that was open."""
     waits = Waits()
@@ -337,3 +396,20 @@ def test_connection_in_use_is_closed_after_its_call(tmp_path: Path) -> None:
 
         assert reserve.result(5) == pb.ReserveResponse(lease_id=1)
         assert repr(transport) == f"<LocalTransport {server.path} closed>"
+
+
+def test_attach_whose_memory_cannot_be_mapped_leaves_no_worker(tmp_path: Path) -> None:
+    """A worker that cannot use what it got ends at once; nobody else would end it before this process does."""
+    with Regions() as regions:
+
+        def answered(sent: pb.Call) -> Message:
+            attached = regions.attached()
+            attached.regions[0].region_bytes += 1
+            return pb.DetachResponse() if sent.HasField("detach") else attached
+
+        with FrameServer(path=tmp_path / "s", answer=answered, fds=regions.fds) as server:
+            with Client(f"unix://{server.path}") as client, pytest.raises(LayoutMismatchError):
+                client.attach("demo")
+
+            assert server.verbs() == ["attach", "detach"]
+            assert server.calls[-1].token == "token"

@@ -2,11 +2,15 @@
 
 import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from kvlease.errors import InvalidError, LayoutMismatchError
 from kvlease.memory import PHASE_ACTIVE, WorkerMemory, table_parts
@@ -17,6 +21,7 @@ from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.planning import plan
+from tests.unit.client.frame_server import FrameServer, Regions
 
 LAYERS = tuple(
     FullAttention(name=name, num_kv_heads=1, head_size=16, dtype="float16") for name in "abc"
@@ -159,3 +164,52 @@ def test_row_of_another_lease_is_not_shown(
     columns["lease_id"][2] = 9
 
     assert memory.row(row, lease_id) is None
+
+
+CHILD = """
+import faulthandler, os, signal, sys
+from kvlease import Client
+
+client = Client("unix://" + sys.argv[1], on_doubt="raise")
+worker = client.attach("demo")
+device = worker.device
+
+def ended(act):
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        act()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def own():
+    with Client("unix://" + sys.argv[1], on_doubt="raise") as mine, mine.attach("demo") as other:
+        worker.close()
+        other.device[:] = 5
+
+def write():
+    device[0] = 7
+
+device[0] = 3
+print(ended(write) == -signal.SIGSEGV, ended(lambda: device[0]) == -signal.SIGSEGV, device[0])
+print(ended(own), device[0])
+print(ended(worker.close), device[0])
+worker.close()
+"""
+"""A process whose forked children touch what it has mapped; the last ones have memory of their own, or go in peace."""
+
+
+def test_forked_child_has_no_memory_of_its_parent(tmp_path: Path) -> None:
+    """A child that touches a region ends at once; the parent's is as it was, and the child may attach for itself."""
+
+    def answered(call: pb.Call) -> Message:
+        return pb.DetachResponse() if call.HasField("detach") else regions.attached()
+
+    with (
+        Regions() as regions,
+        FrameServer(path=tmp_path / "s", answer=answered, fds=regions.fds) as server,
+    ):
+        command = [sys.executable, "-c", CHILD, str(server.path)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert ran.stdout.split() == ["True", "True", "3", "0", "5", "0", "5"], ran.stderr

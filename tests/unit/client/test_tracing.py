@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from kvlease import Client, InvalidError, _calls, _flows
-from kvlease._session import Link
+from kvlease._link import Link
 from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import encode
 from kvlease.transports._rest import request_of

@@ -168,7 +168,6 @@ async def test_cancelled_call_leaves_the_queue(node: Node) -> None:
         assert isinstance(waiting, asyncio.Future)
 
         daemon.cancel(waiting)
-        await asyncio.sleep(0)
 
         assert daemon.registry.cache("main").core.census().num_waiting == 0
 

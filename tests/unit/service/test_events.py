@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvlease.errors import BusyError, InvalidError
+from kvlease.errors import BusyError, InvalidError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.events import GAP, RESYNC, SNAPSHOT, Events
 
@@ -131,6 +131,19 @@ async def test_gap_is_followed_by_a_snapshot() -> None:
     assert await _take(watcher, 2) == [(2, GAP), (6, SNAPSHOT)]
     events.append("h", "one")
     assert await _take(watcher, 1) == [(7, "h")]
+
+
+async def test_watch_of_a_cache_that_there_is_not_is_refused() -> None:
+    """A name that no cache has, nor any event that is kept, is a mistake; what was deleted lately is none."""
+    events = Events(5, 8, 2)
+    events.is_known = {"main"}.__contains__
+    events.append("cache_deleted", "gone")
+
+    with pytest.raises(UnknownCacheError, match="nope"):
+        events.watch(0, "nope")
+
+    assert await _take(events.watch(0, "gone"), 1) == [(0, "cache_deleted")]
+    events.watch(0, "main")
 
 
 async def test_watchers_are_limited() -> None:

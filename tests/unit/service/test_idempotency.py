@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import IdReusedError, PoolFullError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.idempotency import Answer, Replies, digest_of
+from kvleased.idempotency import Answer, Leaving, Replies, digest_of
 
 REPLY = pb.ReleaseResponse(released=True)
 
@@ -116,3 +116,28 @@ def test_body_is_packed_in_one_way() -> None:
         return any(part.GetOptions().map_entry or has_map(part) for part in parts)
 
     assert not has_map(pb.Call.DESCRIPTOR)
+
+
+async def test_try_that_is_given_up_takes_effect_at_once() -> None:
+    """Before anything else is carried out nobody waits for the work any more, so nothing is granted to nobody."""
+    left: list[bool] = []
+    work = Leaving[Message](lambda: left.append(True))
+    replies = Replies(4)
+    only = answer(replies, "reserve", "k", 1, lambda: work)
+    assert isinstance(only, asyncio.Future)
+
+    only.cancel()
+
+    assert (work.cancelled(), left) == (True, [True])
+
+
+async def test_try_that_is_given_up_too_late_is_answered() -> None:
+    """What is there already reaches whoever leaves in the same turn of the loop: it is his to give back."""
+    replies, work = Replies(4), asyncio.get_running_loop().create_future()
+    late = answer(replies, "reserve", "k", 1, lambda: work)
+    assert isinstance(late, asyncio.Future)
+    work.set_result(REPLY)
+
+    assert not late.cancel()
+
+    assert late.result() is REPLY

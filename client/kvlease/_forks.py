@@ -1,0 +1,42 @@
+"""Own what becomes of mapped regions in a forked child: it has none of them, whoever in it still holds an address.
+
+A child outlives its parent's proof of death: what it wrote afterwards would be in blocks that others have by then.
+Taking the mappings from it with MADV_DONTFORK would leave holes, in which something else would come to lie that the
+child's copy of the map would then unmap; so they are covered with pages that can be neither read nor written.
+"""
+
+import ctypes
+import mmap
+import os
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+_addresses: Final[WeakKeyDictionary[mmap.mmap, int]] = WeakKeyDictionary()
+"""Where each region that this process has mapped begins."""
+
+
+def keep_from_children(region: mmap.mmap) -> None:
+    """Have children that are forked from now on end with SIGSEGV where they touch a region."""
+    _addresses[region] = np.frombuffer(region, np.uint8).ctypes.data
+
+
+def _cover() -> None:
+    """Cover the regions of the parent, in a child that was just forked."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+    for region, address in _addresses.items():
+        if region.closed:
+            continue
+        if _LIBC.mmap(address, len(region), 0, flags, -1, 0) == _MAP_FAILED:
+            os.abort()
+
+
+os.register_at_fork(after_in_child=_cover)

@@ -1,0 +1,34 @@
+"""Own what is done about answers whose callers have gone: what they granted is given back."""
+
+from collections.abc import Iterator
+
+from kvlease import _calls
+from kvlease._session import Session
+from kvlease.transports.base import Outgoing
+from kvlease.v1 import kvlease_pb2 as pb
+
+
+def undoing(session: Session, reply: pb.Reply) -> Iterator[Outgoing]:
+    """Yield the calls that give back what a worker's reply grants, whose caller was cancelled or too late.
+
+    A call that is lost does no harm: heartbeats end leases that the worker does not know.
+    """
+    link = session.link
+    if reply.epoch != link.epoch:
+        return
+    asks = [_calls.release(one.lease_id) for one in _granted(reply) if session.gives_back(one)]
+    if reply.pin.pin_id:
+        asks.append(_calls.unpin(reply.pin.pin_id))
+    for ask in asks:
+        deadline_at = link.clock() + link.deadline_seconds
+        yield Outgoing(ask.verb, ask.request, deadline_at, link.token, link.epoch)
+
+
+def _granted(reply: pb.Reply) -> list[pb.ReserveResponse]:
+    """Return the leases that a reply grants."""
+    if reply.HasField("reserve"):
+        return [reply.reserve]
+    if reply.HasField("fork"):
+        return [reply.fork.lease]
+    reserves = reply.step.reserves
+    return [one.granted for one in reserves if one.WhichOneof("result") == "granted"]
