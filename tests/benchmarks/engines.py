@@ -36,6 +36,9 @@ _BLOCKS: Final = (16, 256, 4096, 8192)
 _GOALS_MS: Final = {16: 0.2, 256: 1.0, 4096: 10.0}
 """What finding and taking the blocks of one request may add to vLLM's own time."""
 _POOL_BLOCKS: Final = 4 * max(_BLOCKS)
+_ALONE: Final = "offload without a daemon"
+_MORE_TOKENS: Final = 3
+"""Tokens of a request after the first: steps of their own, as any engine has between one request and the next."""
 _ROUNDS: Final = 7
 _THROUGHPUT_ROUNDS: Final = 15
 _WARM_UP_ROUNDS: Final = 2
@@ -73,12 +76,14 @@ def main() -> int:
 def scheduler(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
     """Yield the scheduler's time of a new request by its blocks, and of a step, per mode beside vLLM's own.
 
-    The model computes nothing: a prompt of 8,192 blocks would take this machine an hour. All modes take turns.
+    The model computes nothing: a prompt of 8,192 blocks would take this machine an hour. All modes take turns. Beside
+    *offload* stands its connector without a daemon: what vLLM's own offloading costs before anything of ours is done.
     """
-    with _engines(folder, ("none", *modes), _HOLLOW) as lives:
+    alone = (_ALONE,) if "offload" in modes else ()
+    with _engines(folder, ("none", *alone, *modes), _HOLLOW) as lives:
         for num_blocks in _BLOCKS:
             found = _of_requests(lives, num_blocks)
-            for mode in modes:
+            for mode in (*alone, *modes):
                 for case in _CASES:
                     yield _beside(mode, case, num_blocks, found)
         steps: dict[str, list[float]] = {mode: [] for mode in lives}
@@ -114,13 +119,9 @@ class _Spent:
     num_calls: int
 
 
-_CASES: Final = {
-    "new": ("add_request", "schedule"),
-    "found": ("add_request", "schedule"),
-    "published": ("update_from_output",),
-}
-"""What is measured of a request, and in which of the scheduler's calls: nothing was found of a new one, and all of it
-is found the second time; it is published when its step has come back."""
+_CASES: Final = ("new", "found", "after")
+"""What is measured: the scheduler's time of a new request until its first step is scheduled, of one that is found the
+second time, and of a new one all that comes after, its publication for one."""
 
 
 def _of_requests(lives: Mapping[str, Life], num_blocks: int) -> dict[str, dict[str, list[_Spent]]]:
@@ -132,12 +133,13 @@ def _of_requests(lives: Mapping[str, Life], num_blocks: int) -> dict[str, dict[s
     for round_ in range(_WARM_UP_ROUNDS + rounds):
         tokens = prompt(num_blocks * _TOKENS_PER_BLOCK + 1, seed=1000 * num_blocks + round_)
         for mode, life in lives.items():
-            new = life.generate([tokens], sampling={"max_tokens": 1})
-            found = life.generate([tokens], sampling={"max_tokens": 1})
+            said = {"max_tokens": 1 + _MORE_TOKENS}
+            new = life.generate([tokens], sampling=said)
+            found = life.generate([tokens], sampling=said)
             if round_ >= _WARM_UP_ROUNDS:
-                for case, names in _CASES.items():
-                    done = found if case == "found" else new
-                    spent[mode][case].append(_spent(done, names))
+                spent[mode]["new"].append(_until_scheduled(new))
+                spent[mode]["found"].append(_until_scheduled(found))
+                spent[mode]["after"].append(_afterwards(new))
     return spent
 
 
@@ -149,10 +151,22 @@ def _of_step(life: Life, round_: int) -> float:
     return median(one + other for one, other in zip(scheduled, updated, strict=False))
 
 
-def _spent(done: Round, names: Sequence[str]) -> _Spent:
+def _until_scheduled(done: Round) -> _Spent:
+    """Return what a request took until its prompt was scheduled, in however many steps."""
+    last = len(done.spans["schedule"]) - _MORE_TOKENS
+    return _spent(done, {"add_request": slice(None), "schedule": slice(last)})
+
+
+def _afterwards(done: Round) -> _Spent:
+    """Return what it took from then on."""
+    last = len(done.spans["schedule"]) - _MORE_TOKENS
+    return _spent(done, {"update_from_output": slice(None), "schedule": slice(last, None)})
+
+
+def _spent(done: Round, parts: Mapping[str, slice]) -> _Spent:
     return _Spent(
-        seconds=sum(sum(done.spans[name]) for name in names),
-        cpu_seconds=sum(sum(done.cpu_spans[name]) for name in names),
+        seconds=sum(sum(done.spans[name][part]) for name, part in parts.items()),
+        cpu_seconds=sum(sum(done.cpu_spans[name][part]) for name, part in parts.items()),
         num_calls=len(done.spans.get("control_call", ())),
     )
 
@@ -162,11 +176,9 @@ def _beside(
 ) -> Figure:
     """Return a figure of medians; the goal is held against the least, which the machine's load spoils least."""
     ours, floor = found[mode][case], found["none"][case]
-    goal_ms = None if case == "published" else _GOALS_MS.get(num_blocks)
+    goal_ms = None if case == "after" or mode == _ALONE else _GOALS_MS.get(num_blocks)
     least_ms = 1e3 * (min(one.seconds for one in ours) - min(one.seconds for one in floor))
-    cpu_ms = 1e3 * (
-        median(one.cpu_seconds for one in ours) - median(one.cpu_seconds for one in floor)
-    )
+    cpu_ms, floor_cpu_ms = (1e3 * median(one.cpu_seconds for one in side) for side in (ours, floor))
     seconds, floor_seconds = (median(one.seconds for one in side) for side in (ours, floor))
     calls = median(one.num_calls for one in ours)
     return Figure(
@@ -177,7 +189,8 @@ def _beside(
         ratio=seconds / floor_seconds,
         goal=f"adds ≤ {goal_ms:g} ms" if goal_ms else "",
         holds=least_ms <= goal_ms if goal_ms else None,
-        note=f"adds {least_ms:.2f} ms at least, {cpu_ms:.2f} ms of processor; {calls:g} calls",
+        note=f"adds {least_ms:.2f} ms at least; of processor {cpu_ms - floor_cpu_ms:.2f} ms to {floor_cpu_ms:.2f}; "
+        f"{calls:g} calls in all",
     )
 
 
@@ -206,23 +219,27 @@ def _warm(
     cold: float,
 ) -> Figure:
     """Return the time of an engine whose life before was killed."""
-    with living(_job(mode, words, daemon), folder) as life:
+    with living(_job(mode, words, daemon.address), folder) as life:
         _first_tokens(life, questions)
         life.generate([prompt(8, seed=1)], sampling={"max_tokens": 16})
         life.kill()
-    with living(_job(mode, words, daemon), folder) as life:
+    with living(_job(mode, words, daemon.address), folder) as life:
         life.generate([prompt(8, seed=2)], sampling={"max_tokens": 2})
-        found = _first_tokens(life, questions)
-        cached = life.metrics("vllm:prompt_tokens_cached")
-    share = sum(cached.values()) / sum(map(len, questions)) if cached else 0.0
+        said = _asked(life, questions)
+    share = sum(one.cached[0] for one in said) / sum(map(len, questions))
+    found = median(one.requests[0].seconds_to_first_token for one in said)
     return _figure(
         f"first token, {mode}, after a kill", found, cold, note=f"{share:.0%} of prompts cached"
     )
 
 
 def _first_tokens(life: Life, questions: Sequence[Sequence[int]]) -> float:
-    said = [life.generate([one], sampling={"max_tokens": 1}).requests[0] for one in questions]
-    return median(one.seconds_to_first_token for one in said)
+    said = _asked(life, questions)
+    return median(one.requests[0].seconds_to_first_token for one in said)
+
+
+def _asked(life: Life, questions: Sequence[Sequence[int]]) -> list[Round]:
+    return [life.generate([one], sampling={"max_tokens": 1}) for one in questions]
 
 
 # What it costs where nothing is found.
@@ -300,10 +317,13 @@ def _engines(
         lives = {}
         for mode in modes:
             daemon = None
-            if mode != "none":
+            if mode in MODES:
                 daemon = stack.enter_context(serving(_made(folder / mode)))
                 _settle(daemon)
-            lives[mode] = stack.enter_context(living(_job(mode, words, daemon), folder))
+            address = "" if daemon is None else daemon.address
+            if mode == _ALONE:
+                address = f"unix://{folder}/nobody"
+            lives[mode] = stack.enter_context(living(_job(mode, words, address), folder))
         yield lives
 
 
@@ -323,16 +343,18 @@ def _cpu_seconds(tasks: Path) -> float:
     return sum(int(one.read_text().split()[0]) for one in tasks.glob("*/schedstat")) / 1e9
 
 
-def _job(mode: str, words: Mapping[str, Any], daemon: Daemon | None) -> Job:
-    if daemon is None:
+def _job(mode: str, words: Mapping[str, Any], address: str) -> Job:
+    """Return an engine; one of a mode goes to the daemon at an address."""
+    if not address:
         return Job(**words)
-    extra: dict[str, Any] = {"socket": daemon.address}
-    if mode == "offload":
+    kind = mode.split(maxsplit=1)[0]
+    extra: dict[str, Any] = {"socket": address}
+    if kind == "offload":
         extra["pool_bytes"] = 1 << 29
     return Job(
         **words,
         kv_transfer_config={
-            "kv_connector": MODES[mode],
+            "kv_connector": MODES[kind],
             "kv_connector_module_path": "kvlease.integrations.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",

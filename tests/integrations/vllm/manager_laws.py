@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.offload import desk as desks
 from kvlease.integrations.vllm.offload import manager as managing
 from kvlease.integrations.vllm.offload.desk import Desk
 from kvlease.integrations.vllm.session import EngineSession, Terms
@@ -125,6 +126,21 @@ def requests_ask_once(address: str) -> None:
     bench.step()
     assert bench.desk.books.num_held == 0
     assert not bench.manager.has_pending_work()
+
+
+def long_requests_ask_more_than_once(address: str) -> None:
+    """A request of more blocks than a call may name finds them all the same."""
+    bench = Bench(address)
+    keys = bench.keys(0, 8)
+    bench.store("a", keys)
+    desks.NAMES_MAX = 3
+    before = bench.desk.num_exchanges
+    context = bench.request("b", [*keys, *bench.keys(100, 2)])
+
+    assert bench.looked_up(context, keys) == [HIT] * 8
+    assert bench.looked_up(context, bench.keys(100, 2)) == [MISS] * 2
+    assert bench.desk.num_exchanges == before + 4
+    assert bench.desk.books.num_held == 8
 
 
 def requests_that_wait_are_asked_for_together(address: str) -> None:
@@ -246,6 +262,7 @@ def main() -> None:
         for one in (
             requests_ask_once,
             requests_that_wait_are_asked_for_together,
+            long_requests_ask_more_than_once,
             keys_that_nobody_lists_are_asked_together,
             failed_stores_are_not_found,
             refused_requests_compute,

@@ -97,12 +97,77 @@ say({
 """  # noqa: E501 - a script
 
 
+EVENTS: Final = """
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, maybe_convert_block_hash
+from vllm.v1.request import Request
+from kvlease.integrations.vllm.fence import Fence
+from kvlease.integrations.vllm.shared.magazine import Books
+from kvlease.integrations.vllm.shared.orders import Order, Wish
+from kvlease.integrations.vllm.shared.pool import SharedBlockPool
+
+init_none_hash(sha256)
+request = Request("r", list(range(64)), SamplingParams(max_tokens=1), None,
+                  block_hasher=get_request_block_hasher(16, sha256))
+names = [one + bytes(4) for one in request.block_hashes]
+shown = [maybe_convert_block_hash(one) for one in request.block_hashes]
+tokens = {name: 16 * (at + 1) for at, name in enumerate(names)}
+pool = BlockPool(8, enable_caching=True, hash_block_size=16, enable_kv_cache_events=True)
+books = Books(8, Fence())
+SharedBlockPool.share(pool, books, lambda: None)
+order = Order(publish=(), retract=(), drop=(), wish=Wish(names=names[1:]), forgotten=())
+held = books.settle(order, published=[], retracted=[], held=[2, 3, 4], taken=[1]).held
+
+def told():
+    return [shown.index(one) for event in pool.take_events() for one in event.block_hashes]
+
+def removed(block_ids):
+    pool.forget(block_ids)
+    return told()
+
+pool.cache_full_blocks(request, pool.get_new_blocks(1), 0, 1, 16, 0)
+pool.hold(held, tokens)
+steps = {"written": told()}
+pool.emit_cached_block_events(request, 3, 16, 0)
+steps |= {"found": told(), "left": removed([1, 2, 3]), "left again": removed([1, 2]), "never used": removed([4])}
+pool.hold(held[:1], tokens)
+pool.emit_cached_block_events(request, 2, 16, 0)
+told()
+pool.evict_blocks({2})
+steps["evicted"] = told()
+pool.hold(held[:1], tokens)
+steps["held anew"] = removed([2])
+say(steps)
+"""
+
+TAKEN: Final = """
+from kvlease.integrations.vllm.owned import pool as pools
+from vllm.v1.core.block_pool import BlockPool
+
+class Silent:
+    num_private_free = 0
+    is_on = True
+    def watch(self, is_free, next_free): pass
+    def require(self, num_blocks): return False
+
+pools._WAIT_SECONDS = 0.0
+pool = BlockPool(8, enable_caching=True, hash_block_size=16)
+pools.OwnedPool.observe(pool, Silent())
+try:
+    pool.get_new_blocks(2)
+except ValueError as error:
+    say([str(error), pool.free_block_queue.num_free_blocks])
+"""
+
+
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the scripts one after the other in one process of the reference engine's Python; what each says."""
     folder = tmp_path_factory.mktemp("common")
     script = f"import json\nMODEL = {str(folder)!r}\n"
-    for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY"):
+    for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY", "EVENTS", "TAKEN"):
         script += f"def say(what):\n    print('SAID', json.dumps([{name!r}, what]))\n"
         script += globals()[name]
     environment = {
@@ -166,3 +231,24 @@ def test_identity_is_read_from_real_configurations(said: dict[str, Any]) -> None
         "format", "model", "weights", "load_format", "dtype", "kv_dtype", "block_tokens", "hash_algorithm", "hash_seed",
         "ranks", "device",
     }  # fmt: skip
+
+
+def test_events_tell_of_the_leaving_of_what_they_told_is_there(said: dict[str, Any]) -> None:
+    """Blocks that this engine wrote, or found, whoever wrote them; once each, and of no others."""
+    assert said["EVENTS"] == {
+        "written": [0],
+        "found": [0, 1, 2],
+        "left": [0, 1, 2],
+        "left again": [],
+        "never used": [],
+        "evicted": [1],
+        "held anew": [],
+    }
+
+
+def test_blocks_that_nobody_asked_for_are_not_waited_for_for_ever(said: dict[str, Any]) -> None:
+    """Who takes more than may be overwritten is told what vLLM's own pool says, and nothing was taken."""
+    message, num_free = said["TAKEN"]
+
+    assert message.startswith("Cannot get 2 free blocks from the pool: 0 may be overwritten")
+    assert num_free == 7

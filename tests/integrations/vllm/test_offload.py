@@ -347,6 +347,7 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
     [
         "requests_ask_once",
         "requests_that_wait_are_asked_for_together",
+        "long_requests_ask_more_than_once",
         "keys_that_nobody_lists_are_asked_together",
         "failed_stores_are_not_found",
         "refused_requests_compute",

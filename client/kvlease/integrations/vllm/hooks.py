@@ -75,12 +75,13 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
         _MEMORY,
         {
             f"{_BASE}:KVConnectorBase_V1": ("on_new_request",),
-            "vllm.v1.core.block_pool:BlockPool": ("cached_block_hashes_by_block",),
+            "vllm.v1.core.block_pool:BlockPool": ("cached_block_hashes_by_block", "emit_cached_block_events"),
             "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": (
                 "find_longest_cache_hit", "get_num_blocks_to_allocate", "single_type_managers",
             ),
             "vllm.v1.core.kv_cache_manager:KVCacheManager": ("block_pool", "coordinator"),
             "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": ("num_free_blocks", "popleft_n"),
+            "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": (),
         },
     ),
 }  # fmt: skip

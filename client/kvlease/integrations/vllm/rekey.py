@@ -53,12 +53,15 @@ class Rekeyer:
         group = int.from_bytes(hash_with_group[-BYTES_PER_GROUP:], "big")
         return self.each((hash_with_group[:-BYTES_PER_GROUP],), group)[0]
 
-    def of_names(self, names: Iterable[bytes]) -> list[bytes]:
+    def of_names(self, names: Sequence[bytes]) -> list[bytes]:
         """Return the keys of such hashes with their groups' numbers, in order."""
         keys: list[bytes] = []
-        for group, of_group in groupby(names, lambda name: name[-BYTES_PER_GROUP:]):
-            hashes = (name[:-BYTES_PER_GROUP] for name in of_group)
-            keys += self.each(hashes, int.from_bytes(group, "big"))
+        marks = [name[-BYTES_PER_GROUP:] for name in names]
+        hashes = [name[:-BYTES_PER_GROUP] for name in names]
+        for mark, of_group in groupby(marks):
+            first = len(keys)
+            end = first + len(list(of_group))
+            keys += self.each(hashes[first:end], int.from_bytes(mark, "big"))
         return keys
 
     def grow(self, group: int = 0) -> "RequestKeys":
@@ -93,3 +96,30 @@ class RequestKeys:
         if end > num_keys:
             self._keys += self._rekeyer.keys(hashes[num_keys:end], self._group)
         return bytes(self._keys[first * BYTES_PER_KEY : end * BYTES_PER_KEY])
+
+
+class RememberedKeys:
+    """The keys of hashes with their groups' numbers that were turned lately: a block is sought, and later published."""
+
+    def __init__(self, kept_max: int = 65_536) -> None:
+        """Begin with none; beyond `kept_max` all are forgotten."""
+        self._kept_max = kept_max
+        self._rekeyer: Rekeyer | None = None
+        self._keys: dict[bytes, bytes] = {}
+
+    def __repr__(self) -> str:
+        """Show life: how many keys are remembered."""
+        return f"<RememberedKeys {len(self._keys)}>"
+
+    def of_names(self, rekeyer: Rekeyer, names: Sequence[bytes]) -> list[bytes]:
+        """Return the keys of names, in order; another rekeyer than before has other keys."""
+        keys = self._keys
+        if rekeyer is not self._rekeyer or len(keys) > self._kept_max:
+            self._rekeyer = rekeyer
+            keys.clear()
+        if new := [name for name in names if name not in keys]:
+            turned = rekeyer.of_names(new)
+            keys.update(zip(new, turned, strict=True))
+            if len(new) == len(names):
+                return turned
+        return [keys[name] for name in names]

@@ -11,6 +11,7 @@ import pytest
 
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
 from kvlease.integrations.vllm.fence import Fence
+from kvlease.integrations.vllm.owned import keeper as keeper_module
 from kvlease.integrations.vllm.owned.keeper import Keeper
 from kvlease.integrations.vllm.owned.terms import Needs, Persistence
 
@@ -370,6 +371,22 @@ def test_silent_daemon_has_no_more_promised_than_a_whole_request_needs() -> None
     keeper._needs = replace(NEEDS, longest_blocks=num_private + 1)
 
     assert keeper.num_free(num_free) == num_private
+
+
+def test_request_of_more_blocks_than_an_exchange_retracts_gets_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where one exchange does not make enough blocks private, the next one goes on."""
+    daemon = PlayedDaemon(chance_of(0))
+    engine = warm(daemon, num_blocks=13)
+    monkeypatch.setattr(keeper_module, "ENTRIES_MAX", 4)
+    num_free = len(engine.free)
+    engine.keeper._needs = replace(NEEDS, longest_blocks=num_free)
+    assert engine.keeper.num_private_free < num_free - 4
+
+    assert engine.keeper.num_free(num_free) == num_free
+
+    assert engine.keeper.num_private_free == num_free
 
 
 def test_switched_off_keeper_calls_nobody() -> None:

@@ -102,11 +102,11 @@ def test_block_freed_before_its_step_came_back_waits_to_be_published() -> None:
     step = desk.fence.dispatch()
 
     assert desk.books.release(5) is False
-    assert (desk.books.num_stock, desk.books.num_idle, desk.books.num_waiting) == (0, 0, 1)
+    assert repr(desk.books) == "<Books 0 free, 0 used, 0 idle, 1 waiting>"
 
     desk.fence.came_back(step)
     desk.settle(desk.books.order(STAY))
-    assert (desk.books.num_idle, desk.books.num_waiting) == (1, 0)
+    assert repr(desk.books) == "<Books 0 free, 0 used, 1 idle, 0 waiting>"
 
 
 def test_waiting_block_is_published_and_dropped_in_one_where_nothing_may_stay() -> None:

@@ -11,6 +11,8 @@ Rows of the daemon's pool are its blocks. Every row of the magazine is in one of
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +25,10 @@ Rows = NDArray[np.int32]
 
 NO_ROWS: Rows = np.zeros(0, np.int32)
 
+_POSITION: Final = attrgetter("position")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+
+class Written(NamedTuple):
     """A row that a job fills or has filled: its future key, and its place in its request's chain."""
 
     row: Row
@@ -132,9 +135,7 @@ class Books:
 
         Rows are taken as for new requests: what they had is written to the tiers below first, and they come later.
         """
-        sent = self._sent = _Sent(
-            sorted(self.written, key=lambda one: one.position), self.leaving, self.wrong
-        )
+        sent = self._sent = _Sent(sorted(self.written, key=_POSITION), self.leaving, self.wrong)
         self.written, self.leaving, self.wrong = [], [], []
         names = b"".join(one.name for one in sent.written)
         assert len(names) == len(sent.written) * BYTES_PER_KEY

@@ -4,14 +4,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, TypeVar
 
+import numpy as np
 from vllm.v1.kv_offload.base import OffloadKey
 
 from kvlease.integrations.vllm.offload.books import NO_ROWS, Books, Row, Rows
+from kvlease.integrations.vllm.rekey import RememberedKeys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 
 T = TypeVar("T")
 D = TypeVar("D")
 
+NAMES_MAX: Final = 16_384
+"""Names that one exchange seeks at most; the daemon limits what a call names."""
 QUIET_SECONDS: Final = 0.1
 """Seconds without exchanges after one that failed, where the daemon is there."""
 
@@ -44,6 +48,7 @@ class Desk:
         self._clock = clock
         self._is_in_doubt = False
         self._quiet_until = 0.0
+        self._keys = RememberedKeys()
         self.poll()
 
     def __repr__(self) -> str:
@@ -66,24 +71,25 @@ class Desk:
             self.on_loss(None)
 
     def exchange(self, *, hold: Sequence[bytes] = (), take: int = 0) -> Rows | None:
-        """Tell the daemon what is due and ask for more; returns a row for each name, or None where that failed."""
+        """Tell the daemon what is due and ask for more; returns a row for each name, or None where that failed.
+
+        It is one exchange, but for more names than one can carry.
+        """
         if not self.is_ready or not self._is_certain():
             return None
-        order = self.books.order(hold=hold, take=take)
-        self.num_exchanges += 1
-        answer = self._session.exchange(order, None)
-        if answer is None:
-            self._is_in_doubt = True
-            self._quiet_until = self._clock() + QUIET_SECONDS
-            return None
-        self.books.settle(answer)
-        return answer.held if hold else NO_ROWS
+        rows = self._exchange_once(hold[:NAMES_MAX], take)
+        for first in range(NAMES_MAX, len(hold), NAMES_MAX):
+            if rows is None:
+                break
+            more = self._exchange_once(hold[first : first + NAMES_MAX], 0)
+            rows = None if more is None else np.concatenate([rows, more])
+        return rows
 
     def names(self, keys: Sequence[OffloadKey]) -> list[bytes]:
         """Return the daemon's keys of vLLM's; none where there never was a daemon."""
         rekeyer = self._session.rekeyer
         assert rekeyer is not None, "a desk that is ready has keys"
-        return rekeyer.of_names(keys)
+        return self._keys.of_names(rekeyer, keys)
 
     def begin_generation(self) -> None:
         """Make all keys others than before."""
@@ -96,6 +102,17 @@ class Desk:
     def close(self) -> None:
         """Detach."""
         self._session.close()
+
+    def _exchange_once(self, hold: Sequence[bytes], take: int) -> Rows | None:
+        order = self.books.order(hold=hold, take=take)
+        self.num_exchanges += 1
+        answer = self._session.exchange(order, None)
+        if answer is None:
+            self._is_in_doubt = True
+            self._quiet_until = self._clock() + QUIET_SECONDS
+            return None
+        self.books.settle(answer)
+        return answer.held if hold else NO_ROWS
 
     def _is_certain(self) -> bool:
         """Make sure of what the magazine has, where the last answer was lost or the attachment is a new one."""

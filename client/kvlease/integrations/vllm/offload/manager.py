@@ -31,13 +31,7 @@ from kvlease.integrations.vllm.offload.arrivals import KNOWS_POSITIONS, Arrivals
 from kvlease.integrations.vllm.offload.books import Row, Rows, Written
 from kvlease.integrations.vllm.offload.desk import Desk
 from kvlease.integrations.vllm.offload.jobs import Jobs
-from kvlease.integrations.vllm.offload.requests import (
-    BELOW,
-    HIT,
-    MISS,
-    PENDING,
-    Seeker,
-)
+from kvlease.integrations.vllm.offload.requests import BELOW, MISS, THERE, Seeker
 from kvlease.integrations.vllm.offload.specs import RowsSpec
 
 RELOAD_SECONDS: Final = 1.0
@@ -61,7 +55,7 @@ class PoolManager(OffloadingManager):
         self._holders: dict[str, Seeker] = {}
         self._pending: dict[str, Seeker] = {}
         self._unasked: dict[str, tuple[Seeker, dict[OffloadKey, None]]] = {}
-        self._storing: dict[OffloadKey, tuple[Row, bytes]] = {}
+        self._storing: dict[OffloadKey, Row] = {}
         self._spoiled: set[Row] = set()
         self._events: list[OffloadingEvent] = []
         self._stock_target = 0
@@ -128,11 +122,12 @@ class PoolManager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         """Have blocks published that all ranks have written."""
-        books = self._books
-        if books is None:
+        desk = self._desk
+        if desk is None or not keys:
             return
-        for key in keys:
-            row, name = self._storing.pop(key, (-1, b""))
+        books, keys = desk.books, list(keys)
+        for key, name in zip(keys, desk.names(keys), strict=True):
+            row = self._storing.pop(key, -1)
             if not success or row in self._spoiled:
                 self._spoiled.discard(row)
                 books.unwrite(row)
@@ -316,18 +311,14 @@ class PoolManager(OffloadingManager):
             # Nobody looked it up: what the engine's own cache has of it, the pool may have, too.
             self._meet(desk, keys[0], context)
             self._release(seeker)
-        known = seeker.answers or seeker.known
-        lacking = [
-            key
-            for key in keys
-            if known.get(key, MISS) not in (HIT, PENDING) and key not in self._storing
-        ]
+        answer_of, storing = (seeker.answers or seeker.known).get, self._storing
+        lacking = [key for key in keys if answer_of(key) not in THERE and key not in storing]
         if len(lacking) > len(books.stock) and desk.is_ready:
             desk.exchange(take=len(lacking) - len(books.stock) + self._stock_target)
         rows = books.write(len(lacking)) if desk.is_ready else []
         keys = lacking[: len(rows)]
         names = desk.names(keys)
-        self._storing.update(zip(keys, zip(rows, names, strict=True), strict=True))
+        self._storing.update(zip(keys, rows, strict=True))
         spec = RowsSpec(desk.pool, np.array(rows, np.int32), b"".join(names))
         return PrepareStoreOutput(keys, spec, [])
 

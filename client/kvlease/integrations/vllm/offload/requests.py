@@ -14,6 +14,10 @@ BELOW = -2
 """A block that only a lower tier has, and that is on its way."""
 
 MISS, HIT, PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_PENDING
+THERE = (HIT, PENDING)
+
+_ANSWERS = (HIT, PENDING, MISS)
+"""By row: 0 for any that is held, else `BELOW` or `NOWHERE`, which count from the end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,13 +56,8 @@ class Seeker:
         self.names.extend(names)
         self.rows = np.concatenate([self.rows, rows])
         self._index = None
-        if rows.size and not (rows < 0).any():
-            self.answers.update(dict.fromkeys(keys, HIT))
-            return
-        self.answers.update(
-            (key, HIT if row >= 0 else PENDING if row == BELOW else MISS)
-            for key, row in zip(keys, rows.tolist(), strict=True)
-        )
+        answers = map(_ANSWERS.__getitem__, rows.clip(BELOW, 0).tolist())
+        self.answers.update(zip(keys, answers, strict=True))
 
     def pending(self) -> list[int]:
         """Return the places of the keys whose blocks are on their way."""

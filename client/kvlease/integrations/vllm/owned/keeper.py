@@ -125,7 +125,9 @@ class Keeper:
 
     def require(self, num_blocks: int) -> bool:
         """Make sure that so many blocks can be handed out; returns whether it is so."""
-        if not self._has(num_blocks):
+        num_before = -1
+        while not self._has(num_blocks) and self.num_private_free > num_before:
+            num_before = self.num_private_free
             self.exchange(num_blocks)
         return self._has(num_blocks)
 
@@ -231,7 +233,8 @@ class Keeper:
         self._peak_given = max(self._num_given, self._peak_given - (self._peak_given >> 4) - 1)
         self._num_given = 0
         needs = self._needs
-        num_spare = max(needs.reserve_blocks, needs.blocks_per_request + self._peak_given)
+        wanted = max(needs.reserve_blocks, needs.blocks_per_request + self._peak_given)
+        num_spare = min(wanted, ENTRIES_MAX)
         if not self._is_settled(num_spare):
             self.exchange(num_spare)
 
@@ -271,7 +274,7 @@ class Keeper:
         is_on = self.persistence is Persistence.ON and self._calls.is_answering
         is_usual = is_on and not self._is_doubtful
         has_news = self.fence.has_written or bool(self.ledger.stale) or self._num_absent
-        return is_usual and not has_news and len(self.spare) >= min(num_spare, ENTRIES_MAX)
+        return is_usual and not has_news and len(self.spare) >= num_spare
 
     def doubt(self) -> None:
         """Note that the daemon may know something else than is written here, so that an inventory comes first."""
@@ -330,7 +333,7 @@ class Keeper:
 
     def _to_retract(self, num_spare: int) -> list[int]:
         retracts = self._stale_to_ask()
-        need = min(num_spare, ENTRIES_MAX) - len(self.spare) - len(retracts)
+        need = min(num_spare - len(self.spare), ENTRIES_MAX) - len(retracts)
         if need > 0:
             is_findable, stale = self.ledger.is_findable, self.ledger.stale
             findable = (

@@ -18,7 +18,8 @@ from kvlease.integrations.vllm.owned.keeper import Keeper
 _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
-_LOG_SECONDS: Final = 5.0
+_WAIT_SECONDS: Final = 5.0
+"""Seconds that blocks are waited for which nobody asked for first; a daemon that is started anew is back by then."""
 
 
 class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no types here
@@ -188,19 +189,27 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         return blocks
 
     def _wait_for(self, num_blocks: int) -> None:
-        """Wait until the daemon has answered the retract, or is dead.
+        """Wait until the daemon has answered the retract, or is dead; not for ever.
 
         Nobody comes here who asked first how many are free, as vLLM does: that count holds for any one request.
+
+        Raises:
+            ValueError: it did neither; vLLM's own pool says this to who takes more blocks than are free.
         """
-        log_at = 0.0
+        _logger.error(
+            "%d blocks were taken without asking whether they are free, and the daemon does not answer; waiting for "
+            "it for %g s at most.",
+            num_blocks,
+            _WAIT_SECONDS,
+            extra={"action": "owned_wait"},
+        )
+        give_up_at = time.monotonic() + _WAIT_SECONDS
         while not self.keeper.require(num_blocks):
-            if time.monotonic() >= log_at:
-                log_at = time.monotonic() + _LOG_SECONDS
-                _logger.error(
-                    "%d blocks were taken without asking whether they are free, and the daemon does not answer; "
-                    "waiting for it.",
-                    num_blocks,
-                    extra={"action": "owned_wait"},
+            if time.monotonic() >= give_up_at:
+                num_free = self.keeper.num_private_free
+                raise ValueError(
+                    f"Cannot get {num_blocks} free blocks from the pool: {num_free} may be overwritten, and the "
+                    "kvlease daemon does not answer"
                 )
             time.sleep(_PAUSE_SECONDS)
 

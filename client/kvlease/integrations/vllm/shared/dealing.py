@@ -4,14 +4,14 @@ Nothing is raised. Where the daemon does not answer nothing comes, and the engin
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.integrations.vllm.rekey import BYTES_PER_GROUP, Rekeyer
+from kvlease.integrations.vllm.rekey import RememberedKeys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Wish
@@ -20,7 +20,6 @@ from kvlease.memory import Identity
 
 _logger: Final = logging.getLogger(__name__)
 
-_NAMES_KEPT_MAX: Final = 65_536
 _PRIVATE: Final = bytes(BYTES_PER_KEY)
 
 
@@ -70,8 +69,7 @@ class Dealer:
         self._session = session
         self._books = books
         self._forget = forget
-        self._keys: dict[bytes, bytes] = {}
-        self._rekeyer: Rekeyer | None = None
+        self._keys = RememberedKeys()
         self.is_orphan = False
         """Whether the engine's memory is not the cache's any more: nothing is published or found from then on."""
         self.is_alone = False
@@ -159,17 +157,16 @@ class Dealer:
         return True
 
     def _written(self, order: Order) -> ExchangeOrder:
-        wish = order.wish
-        if self._rekeyer is not self._session.rekeyer:
-            self._rekeyer = self._session.rekeyer
-            self._keys.clear()
+        wish, rekeyer = order.wish, self._session.rekeyer
+        assert rekeyer is not None, "orders are written while attached"
+        turned = self._keys.of_names
         return ExchangeOrder(
             publish_blocks=np.array([write.block_id for write in order.publish], np.int32),
-            publish_keys=self._turned([write.name for write in order.publish]),
+            publish_keys=b"".join(turned(rekeyer, [write.name for write in order.publish])),
             publish_positions=np.array([write.position for write in order.publish], np.uint32),
             retract_blocks=np.array(order.retract, np.int32),
             drop_blocks=np.array(order.drop, np.int32),
-            hold_keys=self._turned(wish.names),
+            hold_keys=b"".join(turned(rekeyer, wish.names)),
             stops_at_miss=wish.stops_at_miss,
             brings=bool(wish.names),
             take_running=wish.num_running,
@@ -195,21 +192,6 @@ class Dealer:
         counts.taken += settled.num_taken
         counts.dropped += len(order.drop)
         return settled
-
-    def _turned(self, names: Sequence[bytes]) -> bytes:
-        """Return the keys of names; each name is turned once, for as long as it is remembered."""
-        assert self._rekeyer is not None, "orders are written while attached"
-        if len(self._keys) > _NAMES_KEPT_MAX:
-            self._keys.clear()
-        new: dict[bytes, list[bytes]] = {}
-        for name in names:
-            if name not in self._keys:
-                new.setdefault(name[-BYTES_PER_GROUP:], []).append(name)
-        for group, of_group in new.items():
-            hashes = [name[:-BYTES_PER_GROUP] for name in of_group]
-            keys = self._rekeyer.each(hashes, int.from_bytes(group, "big"))
-            self._keys.update(zip(of_group, keys, strict=True))
-        return b"".join([self._keys[name] for name in names])
 
 
 def _findable(inventory: Inventory) -> dict[int, bool]:

@@ -19,6 +19,11 @@ from kvlease.integrations.vllm.shared.orders import (
 DROPS_MAX: Final = 4096
 """Blocks of a kind that leave with one exchange; the daemon limits what a call names."""
 
+# Reading a member of an enumeration costs more than what is done with it.
+_OUT, _FREE, _PRIVATE, _HELD, _DOUBTED, _LOST = map(int, Standing)
+_FINDABLE: Final = int(Published.FINDABLE)
+_DUPLICATE: Final = int(Published.DUPLICATE)
+
 
 class Books:
     """Keep the standing of every block of the pool, as one engine sees it."""
@@ -65,11 +70,6 @@ class Books:
         return len(self._idle)
 
     @property
-    def num_waiting(self) -> int:
-        """Blocks that nobody uses and that wait to be published."""
-        return len(self._limbo)
-
-    @property
     def num_used(self) -> int:
         """Blocks that requests use."""
         return self._num_used
@@ -83,7 +83,7 @@ class Books:
     def num_owned(self) -> int:
         """Blocks of the magazine."""
         count = self._standing.count
-        return len(self._standing) - count(Standing.OUT) - count(Standing.LOST)
+        return len(self._standing) - count(_OUT) - count(_LOST)
 
     @property
     def has_news(self) -> bool:
@@ -100,7 +100,7 @@ class Books:
         granted = self._stock[-count:][::-1]
         del self._stock[-count:]
         for block in granted:
-            self._standing[block] = Standing.PRIVATE
+            self._standing[block] = _PRIVATE
             self._users[block] = 1
         self._num_used += count
         return granted
@@ -121,12 +121,12 @@ class Books:
         if not self.fence.is_quiet:
             self._hot[block] = self._dispatched_id
         standing = self._standing[block]
-        if standing == Standing.HELD:
+        if standing == _HELD:
             self._idle[block] = None
-        elif standing == Standing.LOST:
-            self._standing[block] = Standing.OUT
+        elif standing == _LOST:
+            self._standing[block] = _OUT
             return True
-        elif standing == Standing.DOUBTED or block in self.fence:
+        elif standing == _DOUBTED or block in self.fence:
             self._limbo[block] = None
         else:
             self._shelve(block)
@@ -135,10 +135,10 @@ class Books:
 
     def write(self, block: int, name: bytes, position: int) -> None:
         """Note what the step that is being scheduled writes into a private block."""
-        if self._standing[block] != Standing.PRIVATE:
+        if self._standing[block] != _PRIVATE:
             return
         if self._is_alone:
-            self._standing[block] = Standing.HELD
+            self._standing[block] = _HELD
         else:
             self.fence.note(block, name, position)
 
@@ -146,11 +146,11 @@ class Books:
         """Note that a block's name no longer tells its bytes: it is not published, or is retracted."""
         self.fence.cancel(block)
         standing = self._standing[block]
-        if self._is_alone and standing == Standing.HELD:
+        if self._is_alone and standing == _HELD:
             self._withdraw(block)
-        elif standing in {Standing.HELD, Standing.DOUBTED}:
+        elif standing in {_HELD, _DOUBTED}:
             self._retract[block] = None
-        elif standing == Standing.PRIVATE and not self._users[block]:
+        elif standing == _PRIVATE and not self._users[block]:
             self._shelve(block)
 
     def dispatched(self, step_id: int) -> None:
@@ -160,7 +160,7 @@ class Books:
     def give_up(self) -> list[int]:
         """Give up every publication; return the blocks that went into the stock for it."""
         self.fence.cancel_all()
-        shelved = [block for block in self._limbo if self._standing[block] == Standing.PRIVATE]
+        shelved = [block for block in self._limbo if self._standing[block] == _PRIVATE]
         for block in shelved:
             self._shelve(block)
         return shelved
@@ -174,11 +174,11 @@ class Books:
         forgotten = self.give_up()
         for block in range(1, len(self._standing)):
             standing = self._standing[block]
-            if standing == Standing.OUT:
+            if standing == _OUT:
                 self._shelve(block)
-            elif standing == Standing.LOST:
-                self._standing[block] = Standing.PRIVATE
-            elif (standing == Standing.DOUBTED or block in self._retract) and self._withdraw(block):
+            elif standing == _LOST:
+                self._standing[block] = _PRIVATE
+            elif (standing == _DOUBTED or block in self._retract) and self._withdraw(block):
                 forgotten.append(block)
         for book in (self._doubted, self._retract, self._strays, self._hot):
             book.clear()
@@ -207,7 +207,7 @@ class Books:
         publish = tuple(
             write
             for write in self.fence.written(self._publish_max)
-            if self._standing[write.block_id] == Standing.PRIVATE
+            if self._standing[write.block_id] == _PRIVATE
         )
         leaving = [block for block in self._idle if block not in kept]
         leaving = leaving[: min(DROPS_MAX, max(0, len(leaving) - wish.idle_max))]
@@ -219,9 +219,9 @@ class Books:
             gone = set(surplus)
             self._stock = [block for block in self._stock if block not in gone]
         for block in (*leaving, *surplus):
-            self._standing[block] = Standing.OUT
+            self._standing[block] = _OUT
         strays, self._strays = self._strays[:DROPS_MAX], self._strays[DROPS_MAX:]
-        retract = tuple(b for b in self._retract if self._standing[b] == Standing.HELD)
+        retract = tuple(b for b in self._retract if self._standing[b] == _HELD)
         for block in retract:
             del self._retract[block]
         done = []
@@ -260,8 +260,8 @@ class Books:
         return Settled(
             held=names,
             forgotten=tuple(forgotten),
-            num_published=sum(code == Published.FINDABLE for code in published),
-            num_duplicates=sum(code == Published.DUPLICATE for code in published),
+            num_published=published.count(_FINDABLE),
+            num_duplicates=published.count(_DUPLICATE),
             num_taken=sum(self._receive(block) for block in taken),
         )
 
@@ -270,7 +270,7 @@ class Books:
         self.is_doubtful = True
         for write in order.publish:
             self.fence.settle(write.block_id)
-            self._standing[write.block_id] = Standing.DOUBTED
+            self._standing[write.block_id] = _DOUBTED
             self._doubted[write.block_id] = write
         self._retract.update(dict.fromkeys(order.retract))
 
@@ -284,13 +284,13 @@ class Books:
         for block, standing in enumerate(self._standing):
             is_findable = inventory.get(block)
             if is_findable is None:
-                if standing not in {Standing.OUT, Standing.LOST}:
+                if standing not in {_OUT, _LOST}:
                     self._lose(block, notes)
             elif is_findable:
                 self._find_held(block, standing, notes)
             else:
                 self._find_private(block, standing, notes)
-        self._stock = [block for block in self._stock if self._standing[block] == Standing.FREE]
+        self._stock = [block for block in self._stock if self._standing[block] == _FREE]
         self._strays = list(notes.strays)
         self.is_doubtful = False
         return notes.told()
@@ -299,25 +299,25 @@ class Books:
 
     def _shelve(self, block: int) -> None:
         self._limbo.pop(block, None)
-        self._standing[block] = Standing.FREE
+        self._standing[block] = _FREE
         self._stock.append(block)
 
     def _heard_publish(self, write: Write, code: int, *, is_dropped: bool) -> bool:
         """Take the answer to one publication; tell whether the block's name is to be forgotten."""
         block = write.block_id
         self.fence.settle(block)
-        if code not in {Published.FINDABLE, Published.DUPLICATE}:
+        if code not in (_FINDABLE, _DUPLICATE):
             self.is_doubtful = True
             self._doubted[block] = write
-            self._standing[block] = Standing.DOUBTED
+            self._standing[block] = _DOUBTED
             return False
         if is_dropped:
             self._limbo.pop(block, None)
-            self._standing[block] = Standing.OUT
+            self._standing[block] = _OUT
             return True
         is_used = block not in self._limbo
-        if code == Published.FINDABLE:
-            self._standing[block] = Standing.HELD
+        if code == _FINDABLE:
+            self._standing[block] = _HELD
             if not is_used:
                 self._limbo.pop(block)
                 self._idle[block] = None
@@ -327,7 +327,7 @@ class Books:
         return not is_used
 
     def _withdraw(self, block: int) -> bool:
-        self._standing[block] = Standing.PRIVATE
+        self._standing[block] = _PRIVATE
         if self._users[block]:
             return False
         self._idle.pop(block, None)
@@ -336,10 +336,10 @@ class Books:
 
     def _hold(self, block: int) -> bool:
         standing = self._standing[block]
-        if standing == Standing.OUT:
-            self._standing[block] = Standing.HELD
+        if standing == _OUT:
+            self._standing[block] = _HELD
             self._idle[block] = None
-        elif standing != Standing.HELD:
+        elif standing != _HELD:
             self.is_doubtful = True
             return False
         elif block in self._idle:
@@ -348,7 +348,7 @@ class Books:
         return True
 
     def _receive(self, block: int) -> bool:
-        if self._standing[block] != Standing.OUT:
+        if self._standing[block] != _OUT:
             self.is_doubtful = True
             return False
         self._shelve(block)
@@ -360,38 +360,38 @@ class Books:
             book.pop(block, None)
         notes.forgotten.append(block)
         if self._users[block]:
-            self._standing[block] = Standing.LOST
+            self._standing[block] = _LOST
             notes.lost.append(block)
         else:
-            self._standing[block] = Standing.OUT
+            self._standing[block] = _OUT
 
     def _find_held(self, block: int, standing: int, notes: Notes) -> None:
-        if standing == Standing.HELD:
+        if standing == _HELD:
             return
-        if standing in {Standing.OUT, Standing.FREE}:
-            self._standing[block] = Standing.OUT
+        if standing in {_OUT, _FREE}:
+            self._standing[block] = _OUT
             notes.strays.append(block)
             return
         self.fence.cancel(block)
         self._doubted.pop(block, None)
         self._limbo.pop(block, None)
-        self._standing[block] = Standing.HELD
+        self._standing[block] = _HELD
         notes.held.append(block)
         if not self._users[block]:
             self._idle[block] = None
 
     def _find_private(self, block: int, standing: int, notes: Notes) -> None:
-        if standing == Standing.OUT:
+        if standing == _OUT:
             self._shelve(block)
             notes.adopted.append(block)
-        elif standing == Standing.DOUBTED:
-            self._standing[block] = Standing.PRIVATE
+        elif standing == _DOUBTED:
+            self._standing[block] = _PRIVATE
             write = self._doubted.pop(block)
             self.fence.note_written(block, write.name, write.position)
             if self._retract.pop(block, 0) is None:
                 self.spoil(block)
-        elif standing in {Standing.HELD, Standing.LOST}:
-            self._standing[block] = Standing.PRIVATE
+        elif standing in {_HELD, _LOST}:
+            self._standing[block] = _PRIVATE
             self._retract.pop(block, None)
             if not self._users[block]:
                 self._idle.pop(block, None)

@@ -9,7 +9,12 @@ from typing import Any, Final
 
 from vllm.distributed.kv_events import AllBlocksCleared
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
-from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    BlockHashWithGroupId,
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+    resolve_block_hashes,
+)
 
 from kvlease.integrations.vllm.shared.magazine import Books
 
@@ -100,21 +105,55 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
             if self.books.release(block.block_id):
                 self.forget((block.block_id,))
 
-    def cache_full_blocks(
-        self, request: Any, blocks: list[KVCacheBlock], *args: Any, **kwargs: Any
+    def cache_full_blocks(  # noqa: PLR0913, PLR0917 - vLLM's own signature
+        self,
+        request: Any,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
     ) -> None:
         """Name full blocks, and note them to be published once their step came back."""
-        named_before = {block.block_id for block in blocks if block.block_hash is not None}
-        super().cache_full_blocks(request, blocks, *args, **kwargs)
-        for position, block in enumerate(blocks):
-            if block.is_null or block.block_hash is None or block.block_id in named_before:
-                continue
-            self.announced.add(block.block_id)
-            self.books.write(block.block_id, bytes(block.block_hash), position)
+        nameless = [
+            (position, blocks[position])
+            for position in range(num_cached_blocks, num_full_blocks)
+            if blocks[position].block_hash is None
+        ]
+        super().cache_full_blocks(
+            request,
+            blocks,
+            num_cached_blocks,
+            num_full_blocks,
+            block_size,
+            kv_cache_group_id,
+            block_mask,
+        )
+        announced, write = self.announced, self.books.write
+        for position, block in nameless:
+            if block.block_hash is not None:
+                announced.add(block.block_id)
+                write(block.block_id, block.block_hash, position)
+
+    def emit_cached_block_events(
+        self, request: Any, num_cached_blocks: int, block_size: int, kv_cache_group_id: int
+    ) -> None:
+        """Tell that a request found blocks here, so that their leaving is told, too, whoever published them."""
+        super().emit_cached_block_events(request, num_cached_blocks, block_size, kv_cache_group_id)
+        if not self.enable_kv_cache_events:
+            return
+        hashes = resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
+        for index in range(num_cached_blocks):
+            name = make_block_hash_with_group_id(hashes[index], kv_cache_group_id)
+            block = self.cached_block_hash_to_block.get_one_block(name)
+            if block is not None:
+                self.announced.add(block.block_id)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Forget blocks whose bytes are not what their names say."""
         super().evict_blocks(block_ids)
+        self.announced -= block_ids
         for block_id in block_ids:
             self.books.spoil(block_id)
 
@@ -162,15 +201,19 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
             self.cached_block_hash_to_block.insert(key, block)
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Let blocks be found no more."""
+        """Let blocks be found no more; the engine's events tell of those of which they told that they are there."""
+        blocks, announced = self.blocks, self.announced
+        told: set[int] = set()
         for block_id in block_ids:
-            block = self.blocks[block_id]
+            block = blocks[block_id]
             if block.block_hash is None:
                 continue
-            if block_id in self.announced:
-                self.announced.discard(block_id)
-                super().evict_blocks({block_id})
+            if block_id in announced:
+                told.add(block_id)
             else:
-                # Whoever published it announced it; so it is not for this engine to announce that it went.
+                # Nobody was told that it is here: it came with others, or was sought ahead, and was never used.
                 self.cached_block_hash_to_block.pop(block.block_hash, block_id)
                 block.reset_hash()
+        if told:
+            announced -= told
+            super().evict_blocks(told)

@@ -11,11 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from vllm.v1.core.kv_cache_utils import (
-    KVCacheBlock,
-    make_block_hash_with_group_id,
-    resolve_block_hashes,
-)
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvlease.geometry import ceil_div
 from kvlease.integrations.vllm.shared import readers
@@ -24,6 +20,7 @@ from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.orders import Settled, Wish
 from kvlease.integrations.vllm.shared.pace import Pace, Supply
 from kvlease.integrations.vllm.shared.pool import SharedBlockPool
+from kvlease.integrations.vllm.shared.prefixes import Prefixes
 
 NAMES_MAX: Final = 16_384
 """Names that one exchange seeks at most."""
@@ -55,6 +52,7 @@ class Steering:
         self._engine_id = engine_id
         self._coordinator = coordinator
         self._pool = pool
+        self._prefixes = Prefixes(coordinator, pool)
         self.books: Books = pool.books
         self._dealer = dealer
         self._fence = pool.books.fence
@@ -184,7 +182,7 @@ class Steering:
 
     def _hold(self, block_hashes: Any, max_tokens: int) -> None:
         """Hold what the daemon has of a prefix, and of those of requests that wait behind it."""
-        missing, kept = self._missing(block_hashes, max_tokens)
+        missing, kept = self._prefixes.missing(block_hashes, max_tokens)
         self._last_sought = next(reversed(missing), b"")
         if not missing or not self._is_worth_asking(self._last_sought) or not self._dealer.is_ready:
             return
@@ -195,7 +193,7 @@ class Steering:
         self._asked.add(self._last_sought)
         # Where a request could not be admitted, what others will want must not take the room that it needs.
         is_short = bool(self._pause_steps)
-        ahead = {} if is_short else self._missing_ahead(missing)
+        ahead = {} if is_short else self._missing_ahead(missing, block_hashes)
         sought = {**missing, **ahead}
         settled = self._deal(
             self._wish(
@@ -209,39 +207,19 @@ class Steering:
         if settled is not None and ahead:
             self._ahead.update(block for _, block in settled.held)
 
-    def _missing(self, block_hashes: Any, max_tokens: int) -> tuple[dict[bytes, int], set[int]]:
-        """Return what is not held here of a prefix, in order, and which blocks are.
-
-        Each name comes with the number of tokens that it stands for.
-        """
-        missing: dict[bytes, int] = {}
-        kept: set[int] = set()
-        cached = self._pool.cached_block_hash_to_block
-        for group_id, manager in enumerate(self._coordinator.single_type_managers):
-            if not manager.kv_cache_spec.prefix_cacheable:
-                continue
-            block_tokens = manager.block_size
-            hashes = resolve_block_hashes(block_hashes, self._pool.hash_block_size, block_tokens)
-            for index in range(min(len(hashes), max_tokens // block_tokens)):
-                name = make_block_hash_with_group_id(hashes[index], group_id)
-                block = cached.get_one_block(name)
-                if block is None:
-                    missing[name] = (index + 1) * block_tokens
-                else:
-                    kept.add(block.block_id)
-        return missing, kept
-
     def _is_worth_asking(self, last_name: bytes) -> bool:
         if last_name in self._asked:
             return False
         blocked_name, step = self._blocked
         return last_name != blocked_name or self._step - step >= _STEPS_UNTIL_ASKED_AGAIN
 
-    def _missing_ahead(self, own: Mapping[bytes, int]) -> dict[bytes, int]:
+    def _missing_ahead(self, own: Mapping[bytes, int], own_hashes: Any) -> dict[bytes, int]:
         """Return what requests seek that are looked at next, so that they need no call of their own."""
         ahead: dict[bytes, int] = {}
         for request in list(self.waiting.values())[:_AHEAD_REQUESTS_MAX]:
-            missing, _ = self._missing(request.block_hashes, request.num_tokens - 1)
+            if request.block_hashes is own_hashes:
+                continue
+            missing, _ = self._prefixes.missing(request.block_hashes, request.num_tokens - 1)
             last_name = next(reversed(missing), b"")
             if not missing or not self._is_worth_asking(last_name):
                 continue

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.integrations.vllm.rekey import Rekeyer
+from kvlease.integrations.vllm.rekey import Rekeyer, RememberedKeys
 
 TENANT_KEY = bytes(range(32))
 DIGEST = b"d" * 32
@@ -87,3 +87,15 @@ def test_keys_of_names_of_several_groups_keep_their_order() -> None:
     names = [bytes([at]) * 32 + group.to_bytes(4, "big") for at, group in enumerate((0, 1, 1, 0))]
 
     assert rekeyer.of_names(names) == [rekeyer.key(name) for name in names]
+
+
+@pytest.mark.parametrize("kept_max", [1, 100], ids=["forgotten", "remembered"])
+def test_remembered_keys_are_those_of_the_rekeyer(kept_max: int) -> None:
+    """Whether a name was turned before changes nothing, and another rekeyer's keys are never given."""
+    remembered = RememberedKeys(kept_max)
+    first, second = Rekeyer(TENANT_KEY, DIGEST), Rekeyer(TENANT_KEY, DIGEST, b"era")
+    names = [one + (at % 3).to_bytes(4, "big") for at, one in enumerate(HASHES)]
+
+    for rekeyer in (first, first, second, first):
+        for asked in (names[:7], names[3:20], names, names[::-1]):
+            assert remembered.of_names(rekeyer, asked) == [rekeyer.key(name) for name in asked]
