@@ -25,7 +25,7 @@ from kvlease.replies import (
     StepColumns,
 )
 from kvlease.transports.base import AsyncTransport
-from kvlease.worker import WorkerView
+from kvlease.worker_view import WorkerView
 
 
 class AsyncWorker(WorkerView):

@@ -12,7 +12,8 @@ from kvlease.replies import Committed, Evicted, Explanation, Miss, Reloaded
 
 if TYPE_CHECKING:
     from kvlease.aio_worker import AsyncWorker
-    from kvlease.worker import Worker, WorkerView
+    from kvlease.worker import Worker
+    from kvlease.worker_view import WorkerView
 
 
 class GrantView:

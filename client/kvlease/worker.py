@@ -8,19 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from kvlease import _calls, _flows, _steps, _verbs
-from kvlease._checks import check_deadline
 from kvlease._session import Session
-from kvlease.cuda import DeviceMemory
 from kvlease.errors import KVLeaseError
-from kvlease.keys import BlockKeys
 from kvlease.lease import GrantView, Lease
 from kvlease.magazine import Magazine
-from kvlease.memory import Identity as MemoryIdentity
-from kvlease.plan import CachePlan
 from kvlease.replies import (
     Committed,
     Evicted,
@@ -32,94 +26,12 @@ from kvlease.replies import (
     ReserveSpec,
     StepColumns,
 )
-from kvlease.tables import RowTable
 from kvlease.transports.base import Outgoing, Transport, past_deadline
+from kvlease.worker_view import WorkerView
 
 R = TypeVar("R")
 
 logger: Final = logging.getLogger("kvlease")
-
-
-class WorkerView:
-    """What a worker knows of itself."""
-
-    def __init__(self, session: Session) -> None:
-        """Look at an attached session."""
-        self._session = session
-
-    def __repr__(self) -> str:
-        """Show life: who it is and how many leases it holds."""
-        session = self._session
-        return f"<{type(self).__name__} {session.worker_id} of {session.request.cache!r}, {len(session.grants)} leases>"
-
-    @property
-    def worker_id(self) -> int:
-        """The attachment; changes when the daemon could not resume it."""
-        return self._session.worker_id
-
-    @property
-    def epoch(self) -> int:
-        """The daemon's life that this worker is attached to."""
-        return self._session.link.epoch
-
-    @property
-    def deadline_seconds(self) -> float:
-        """Seconds after which its calls end; setting it counts from the next call on."""
-        return self._session.link.deadline_seconds
-
-    @deadline_seconds.setter
-    def deadline_seconds(self, seconds: float) -> None:
-        check_deadline(seconds)
-        self._session.link.deadline_seconds = seconds
-
-    @property
-    def plan(self) -> CachePlan:
-        """Every number of the cache."""
-        return self._session.plan
-
-    @property
-    def keys(self) -> BlockKeys:
-        """The names of blocks for this worker's tenant."""
-        return self._session.keys
-
-    @property
-    def device(self) -> NDArray[np.uint8] | None:
-        """The device region, writable; None where it is on a GPU, or the transport hands over no memory."""
-        memory = self._session.memory
-        return None if memory is None else memory.device
-
-    @property
-    def gpu(self) -> DeviceMemory | None:
-        """The device region where it is memory of a GPU, which `kvlease.views` and torch take as it is."""
-        memory = self._session.memory
-        return None if memory is None else memory.gpu
-
-    @property
-    def tables(self) -> RowTable | None:
-        """The block table; None where the transport hands over no memory."""
-        memory = self._session.memory
-        return None if memory is None else memory.tables
-
-    @property
-    def memory_generation(self) -> int:
-        """Grows when `device`, `gpu` and `tables` became other memory: then views of the old must be made anew."""
-        return self._session.memory_generation
-
-    @property
-    def memory_identity(self) -> MemoryIdentity:
-        """Says which memory `device` and `tables` are: two workers with the same share it; () where there is none."""
-        memory = self._session.memory
-        return () if memory is None else memory.identity
-
-    @property
-    def death_proof(self) -> str:
-        """How the daemon will learn of this process's death: "pidfd" or "none"."""
-        return self._session.death_proof
-
-    @property
-    def num_leases(self) -> int:
-        """The leases that this worker holds."""
-        return len(self._session.grants)
 
 
 class Port:
