@@ -29,6 +29,9 @@ class Guard:
                 caller = caller._replace(role=Role.WORKER)
             else:
                 role = self.keyring.role_of(caller.token)
+                if role is Role.STRANGER and allowed == OWN:
+                    # The very words of the local socket, where nobody but a worker shows a token.
+                    raise UnknownWorkerError(resource="token")
                 if role is Role.STRANGER:
                     raise _unknown("nobody has this bearer token", allowed)
                 caller = caller._replace(role=role, token="")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,9 +125,10 @@ class Served:
     def child(self, role: str) -> int:
         """Return the process id of a child, or 0."""
         for pid in _children(self.process.pid):
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if role.encode() in arguments:
-                return pid
+            # A child may end between the two looks.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if role.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    return pid
         return 0
 
     def living(self, role: str) -> int:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -142,8 +142,10 @@ def _children(pid: int) -> Iterator[int]:
 def _process(serving: Serving, role: str) -> int:
     """Return the process id of a role, or 0: a signal to that would go to the tests themselves."""
     for pid in _children(serving.process.pid):
-        if role.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-            return pid
+        # A child may end between the two looks.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if role.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
     return 0
 
 

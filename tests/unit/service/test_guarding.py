@@ -26,7 +26,6 @@ def guard() -> Guard:
         (roles.LOOK_AT_ALL, "that of an operator or a reader; docs/security.md"),
         (roles.RULE, "that of an operator; docs/security.md"),
         (roles.USE, "that of an operator or a worker; attach returns a worker's, docs/security.md"),
-        (roles.OWN, "attach first"),
     ],
 )
 def test_unknown_caller_is_told_whose_token_it_takes(
@@ -40,6 +39,13 @@ def test_unknown_caller_is_told_whose_token_it_takes(
     assert message.startswith(f"{what} bearer token: ")
     assert advice in message
     assert not message.endswith(".")
+
+
+@pytest.mark.parametrize("token", ["", "guessed"])
+def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
+    """What takes a worker's token alone says how to get one."""
+    with pytest.raises(UnknownWorkerError, match="attach first and send the token"):
+        guard.admit(roles.OWN, STRANGER._replace(token=token))
 
 
 def test_known_caller_is_told_who_it_is(guard: Guard) -> None:
