@@ -29,7 +29,7 @@ class Guard:
                 caller = caller._replace(role=Role.WORKER)
             else:
                 role = self.keyring.role_of(caller.token)
-                if role is Role.STRANGER and allowed == OWN:
+                if role is Role.STRANGER and Role.WORKER in allowed:
                     # The very words of the local socket, where nobody but a worker shows a token.
                     raise UnknownWorkerError(resource="token")
                 if role is Role.STRANGER:

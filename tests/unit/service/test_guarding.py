@@ -25,7 +25,6 @@ def guard() -> Guard:
     [
         (roles.LOOK_AT_ALL, "that of an operator or a reader; docs/security.md"),
         (roles.RULE, "that of an operator; docs/security.md"),
-        (roles.USE, "that of an operator or a worker; attach returns a worker's, docs/security.md"),
     ],
 )
 def test_unknown_caller_is_told_whose_token_it_takes(
@@ -41,11 +40,19 @@ def test_unknown_caller_is_told_whose_token_it_takes(
     assert not message.endswith(".")
 
 
-@pytest.mark.parametrize("token", ["", "guessed"])
-def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
-    """What takes a worker's token alone says how to get one."""
+@pytest.mark.parametrize(
+    ("allowed", "token"), [(roles.OWN, ""), (roles.OWN, "guessed"), (roles.USE, "guessed")]
+)
+def test_unknown_worker_is_told_to_attach(guard: Guard, allowed: Roles, token: str) -> None:
+    """Whose token may have been a worker's is told how to get one, as over the local socket."""
     with pytest.raises(UnknownWorkerError, match="attach first and send the token"):
-        guard.admit(roles.OWN, STRANGER._replace(token=token))
+        guard.admit(allowed, STRANGER._replace(token=token))
+
+
+def test_caller_without_a_token_is_told_of_both(guard: Guard) -> None:
+    """What a worker and an operator may do says where each has its token from."""
+    with pytest.raises(UnknownWorkerError, match="attach returns a worker's, docs/security.md"):
+        guard.admit(roles.USE, STRANGER)
 
 
 def test_known_caller_is_told_who_it_is(guard: Guard) -> None:
