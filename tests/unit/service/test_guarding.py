@@ -51,7 +51,7 @@ def test_unknown_worker_is_told_to_attach(guard: Guard, allowed: Roles, token: s
 
 def test_caller_without_a_token_is_told_of_both(guard: Guard) -> None:
     """What a worker and an operator may do says where each has its token from."""
-    with pytest.raises(UnknownWorkerError, match="attach returns a worker's, docs"):
+    with pytest.raises(UnknownWorkerError, match=r"attach returns a worker's, docs/security\.md"):
         guard.admit(roles.USE, STRANGER)
 
 
