@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvlease import _answers
 from kvlease._checks import check_range
-from kvlease._fields import from_zero, given
+from kvlease._fields import from_zero, given, packed
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
@@ -383,20 +383,3 @@ _WRONG: Final = (TypeError, ValueError, OverflowError)
 _UINT8: Final = np.dtype("u1")
 _INT32: Final = np.dtype("<i4")
 _INT64: Final = np.dtype("<i8")
-
-
-def packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
-    """Pack a column; numbers that its type cannot carry are refused, not wrapped."""
-    told = np.asarray(column)
-    if told.dtype == dtype:
-        return told.tobytes()
-    if told.size and told.dtype.kind not in "iu":
-        message = f"a column of {told.dtype} cannot be sent as {dtype}"
-        raise InvalidError(message, resource="columns")
-    bounds = np.iinfo(dtype)
-    if told.size and (told.min() < bounds.min or told.max() > bounds.max):
-        message = (
-            f"a column with numbers from {told.min()} to {told.max()} does not fit into {dtype}"
-        )
-        raise InvalidError(message, resource="columns", limit=int(bounds.max))
-    return told.astype(dtype).tobytes()

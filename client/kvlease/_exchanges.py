@@ -4,7 +4,8 @@ from typing import Final
 
 import numpy as np
 
-from kvlease._calls import Ask, ask, packed
+from kvlease._calls import Ask, ask
+from kvlease._fields import packed
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
 from kvlease.v1 import kvlease_pb2 as pb
 

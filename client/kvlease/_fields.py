@@ -4,9 +4,12 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
+from numpy.typing import ArrayLike
 
 from kvlease._checks import check_encodable, check_range, wrong_type
+from kvlease.errors import InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
 
 _BOUNDS: Final[Mapping[int, tuple[int, int]]] = {
@@ -77,3 +80,20 @@ _INTEGERS: Final = {name: _BOUNDS[kind] for name, kind in _fields(*_BOUNDS).item
 }
 """By name; of tokens, what the daemon takes where it wants some."""
 _TEXTS: Final = frozenset(_fields(FieldDescriptor.TYPE_STRING))
+
+
+def packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
+    """Pack a column; numbers that its type cannot carry are refused, not wrapped."""
+    told = np.asarray(column)
+    if told.dtype == dtype:
+        return told.tobytes()
+    if told.size and told.dtype.kind not in "iu":
+        message = f"a column of {told.dtype} cannot be sent as {dtype}"
+        raise InvalidError(message, resource="columns")
+    bounds = np.iinfo(dtype)
+    if told.size and (told.min() < bounds.min or told.max() > bounds.max):
+        message = (
+            f"a column with numbers from {told.min()} to {told.max()} does not fit into {dtype}"
+        )
+        raise InvalidError(message, resource="columns", limit=int(bounds.max))
+    return told.astype(dtype).tobytes()

@@ -100,24 +100,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     _tell_of_pins(daemon)
     _warn(settings)
     try:
-        # Workers of an earlier life come back over the local socket, while REST is still being imported.
-        await servers[0].start(daemon, settings)
-        rest = (await asyncio.to_thread(importlib.import_module, "kvleased.api.rest")).RestServer(
-            metrics, await asyncio.to_thread(_page, daemon, metrics)
-        )
-        servers.append(rest)
-        await rest.start(daemon, settings)
-        if settings.probe_host:
-            servers.append(await _start_probes(rest.probes, settings))
-        if settings.serve_grpc and settings.listen_tcp and settings.grpc_port:
-            _check_free(settings.tcp_host, settings.grpc_port)
-        if settings.is_on_gpu:
-            await _await_device(daemon, stop)
-        daemon.serve()
-        _announce(settings, epoch, rest.http_port, monotonic() - spawned)
-        await rest.complete()
-        if settings.serve_grpc:
-            servers.append(await _start_grpc(daemon, settings, metrics))
+        await _start(servers, daemon, metrics, stop, spawned)
     except OSError as error:
         _cannot_listen(settings, error)
         return EX_CONFIG
@@ -136,6 +119,35 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     await daemon.stop()
     metrics.pulse.stop()
     return EX_OK
+
+
+async def _start(
+    servers: "list[Server]", daemon: Daemon, metrics: "Metrics", stop: asyncio.Event, spawned: float
+) -> None:
+    """Start the servers, of which the local one is there; the daemon serves as soon as workers can find it.
+
+    Raises:
+        OSError: one of them cannot listen.
+    """
+    settings = daemon.settings
+    # Workers of an earlier life come back over the local socket, while REST is still being imported.
+    await servers[0].start(daemon, settings)
+    rest = (await asyncio.to_thread(importlib.import_module, "kvleased.api.rest")).RestServer(
+        metrics, await asyncio.to_thread(_page, daemon, metrics)
+    )
+    servers.append(rest)
+    await rest.start(daemon, settings)
+    if settings.probe_host:
+        servers.append(await _start_probes(rest.probes, settings))
+    if settings.serve_grpc and settings.listen_tcp and settings.grpc_port:
+        _check_free(settings.tcp_host, settings.grpc_port)
+    if settings.is_on_gpu:
+        await _await_device(daemon, stop)
+    daemon.serve()
+    _announce(settings, daemon.epoch, rest.http_port, monotonic() - spawned)
+    await rest.complete()
+    if settings.serve_grpc:
+        servers.append(await _start_grpc(daemon, settings, metrics))
 
 
 def _cannot_listen(settings: Settings, error: OSError) -> None:

@@ -393,8 +393,6 @@ class Daemon:
         except Exception:  # noqa: BLE001 -- time must go on for the other caches
             _LOG.exception("tick_failed", cache=entry.name)
 
-    # Helpers
-
     def _note_store(self, entry: CacheEntry) -> None:
         self._caches.note_store(entry)
         if self.settings.secret_path is not None:

@@ -26,8 +26,8 @@ from kvleased.idempotency import Replies
 from kvleased.memory.regions import TABLES, device_kind
 from kvleased.movers.device_link import GpuRegion
 from kvleased.movers.protocol import Status
-from kvleased.places import Places
 from kvleased.tallies import Tally
+from kvleased.worker_allowances import WorkerAllowances
 
 if TYPE_CHECKING:
     from kvleased.recording import Observer
@@ -237,7 +237,7 @@ class Registry:
         self.by_id: dict[WorkerId, WorkerEntry] = {}
         self.known_tenants: dict[int, str] = {}
         """The names of the default tenant and of those that have settings, by digest."""
-        self.places = Places({}, max_workers)
+        self.allowances = WorkerAllowances({}, max_workers)
         """How many workers there may be, and whose."""
         self.revisions: dict[int, int] = {}
         """The revisions of the limits of tenants that a call has set, by digest."""
@@ -330,7 +330,7 @@ class Registry:
         del self.caches[entry.name]
         del self.by_pool[entry.pool]
 
-    def require_place(self, tenant: str, *, is_joiner: bool) -> None:
+    def require_another(self, tenant: str, *, is_joiner: bool) -> None:
         """Refuse one worker too many.
 
         Raises:
@@ -338,7 +338,7 @@ class Registry:
         """
         workers = self.by_id.values()
         num_joiners = sum(one.is_joiner for one in workers) if is_joiner else None
-        self.places.require_one(tenant, Counter(one.tenant for one in workers), num_joiners)
+        self.allowances.require_one(tenant, Counter(one.tenant for one in workers), num_joiners)
 
     def next_worker_id(self) -> WorkerId:
         """Return an id that no worker ever had."""

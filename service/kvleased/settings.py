@@ -7,22 +7,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvlease._runtime import runtime_directory
-from kvlease.errors import InvalidError
-from kvlease.units import parse_bytes
 from kvleased.addresses import check_address
 from kvleased.network_settings import NETWORK_PATHS, NetworkSettings, Seconds
 from kvleased.roles import Role
+from kvleased.setting_kinds import BYTES_MAX, WRITTEN, Bytes, Count, Percent, TenantName
 
 MIB = 1 << 20
 """Bytes of a mebibyte."""
@@ -35,41 +26,6 @@ PATHS: Final = ("runtime_dir", *_OPTIONAL_PATHS)
 """The settings that are paths, which JSON has no word for."""
 _SOCKET_PATH_BYTES_MAX: Final = 107
 """The longest path of a Unix socket in bytes: what `sockaddr_un` has, less the zero at its end."""
-_TENANT_CHARACTERS_MAX: Final = 128
-"""The longest name of a tenant, as attach takes it."""
-_BYTES_MAX: Final = 1 << 60
-"""More memory than any node has."""
-
-
-def _read_bytes(value: object) -> object:
-    """Return the number of bytes that people wrote with a unit; what is a number already is left as it is."""
-    if not isinstance(value, str) or value.strip().lstrip("+-").replace("_", "").isdigit():
-        return value
-    try:
-        return parse_bytes(value)
-    except InvalidError as error:
-        raise ValueError(str(error)) from error
-
-
-_WRITTEN: Final = BeforeValidator(_read_bytes)
-Count = Annotated[int, Field(ge=1, le=1 << 20)]
-Bytes = Annotated[int, _WRITTEN, Field(ge=0, le=_BYTES_MAX)]
-"""Bytes, also written with a unit, such as 8GiB."""
-Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-
-
-def _printable(name: str) -> str:
-    if not name.isprintable():
-        message = f"{name!r} has characters that are not printable"
-        raise ValueError(message)
-    return name
-
-
-TenantName = Annotated[
-    str,
-    Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX),
-    AfterValidator(_printable),
-]
 
 
 class TenantSettings(BaseModel):
@@ -142,10 +98,10 @@ class Settings(NetworkSettings):
             "Bytes of all pools together, but those on a GPU; 0 takes 80 % of the cgroup's memory limit."
         ),
     )
-    populate_chunk_bytes: Annotated[int, _WRITTEN] = Field(
+    populate_chunk_bytes: Annotated[int, WRITTEN] = Field(
         default=64 * MIB,
         ge=MIB,
-        le=_BYTES_MAX,
+        le=BYTES_MAX,
         description="Bytes of memory that are populated in one go.",
     )
 
@@ -252,7 +208,7 @@ class Settings(NetworkSettings):
         default=131_072, description="Token ids in one reserve that brings no keys."
     )
     max_operations_a_step: Count = Field(default=8_192, description="Operations in one step.")
-    max_message_bytes: Annotated[Count, _WRITTEN] = Field(
+    max_message_bytes: Annotated[Count, WRITTEN] = Field(
         default=1 * MIB, description="Bytes of one message on any transport."
     )
     max_connections: Count = Field(

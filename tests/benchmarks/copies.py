@@ -5,8 +5,8 @@ import mmap
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -113,11 +113,22 @@ def evict_and_reload(directory: Path) -> list[Figure]:
 def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
     """Measure with a daemon and a cache of its own."""
     figures = []
+    with attached(case, directory) as (node, worker), Floor(copy, case) as floor:
+        figures += both_ways(node, worker, floor, case, case.num_blocks)
+        if case.bytes_per_block == 64 * KIB:
+            figures += both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)
+    return figures
+
+
+@contextmanager
+def attached(case: Case, directory: Path, *options: str) -> Iterator[tuple[Node, Worker]]:
+    """Give a daemon of a case's own, with its cache and a worker."""
     with ExitStack() as stack:
         stack.enter_context(cores.awake())
-        options = ("--max-leases", str(case.num_blocks))
         own_directory = directory / f"{case.bytes_per_block}-{case.integrity}"
-        node = stack.enter_context(Node(own_directory, *options))
+        node = stack.enter_context(
+            Node(own_directory, "--max-leases", str(case.num_blocks), *options)
+        )
         node.register(
             "bench",
             bytes_per_token=case.bytes_per_block // TOKENS_PER_BLOCK,
@@ -126,12 +137,7 @@ def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
             integrity=case.integrity,
         )
         client = stack.enter_context(Client(node.local, deadline_seconds=20, on_doubt="raise"))
-        worker = stack.enter_context(client.attach("bench"))
-        with Floor(copy, case) as floor:
-            figures += both_ways(node, worker, floor, case, case.num_blocks)
-            if case.bytes_per_block == 64 * KIB:
-                figures += both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)
-    return figures
+        yield node, stack.enter_context(client.attach("bench"))
 
 
 def both_ways(

@@ -2,18 +2,14 @@
 
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter_ns, process_time
 from typing import Final, Self
 
-import cores
 import numpy as np
-from copies import SIZES, Case, Ids, both_ways
+from copies import SIZES, Case, Ids, attached, both_ways
 from measure import Figure
-from node import TOKENS_PER_BLOCK, Node
 
-from kvlease import Client
 from kvlease.errors import InvalidError
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
@@ -40,21 +36,10 @@ def evict_and_reload(directory: Path) -> list[Figure]:
 
 def _figures(case: Case, gpu: Gpu, directory: Path) -> list[Figure]:
     """Measure with a daemon and a cache of its own."""
-    with ExitStack() as stack:
-        stack.enter_context(cores.awake())
-        options = ("--max-leases", str(case.num_blocks), "--device", DEVICE)
-        own_directory = directory / f"{case.bytes_per_block}-{case.integrity}"
-        node = stack.enter_context(Node(own_directory, *options))
-        node.register(
-            "bench",
-            bytes_per_token=case.bytes_per_block // TOKENS_PER_BLOCK,
-            num_blocks=case.num_blocks,
-            num_slots=case.num_blocks,
-            integrity=case.integrity,
-        )
-        client = stack.enter_context(Client(node.local, deadline_seconds=20, on_doubt="raise"))
-        worker = stack.enter_context(client.attach("bench"))
-        floor = stack.enter_context(GpuFloor(gpu, case))
+    with (
+        attached(case, directory, "--device", DEVICE) as (node, worker),
+        GpuFloor(gpu, case) as floor,
+    ):
         return both_ways(node, worker, floor, case, case.num_blocks)
 
 

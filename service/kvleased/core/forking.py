@@ -224,7 +224,7 @@ def _newest_state(
 def _room_for(state: CacheState, parent: Lease, count: int) -> Ids:
     """Return free blocks for a fork, having evicted what was needed, or refuse it with numbers."""
     tenant, fresh = parent.tenant, None
-    if not state.leases.free_rows or (state.shares_rows and lacks_row(state, tenant)):
+    if not state.leases.free_rows or (state.keeps_rows and lacks_row(state, tenant)):
         raise fork_full(state, tenant, count)
     if not count:
         return NOWHERE

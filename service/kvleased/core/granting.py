@@ -134,7 +134,7 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
         prefix = match(state, command.keys, tenant, sources_of(waiter) if may_wait else None)
     hits = prefix.blocks
     count, places = num_fresh(state, prefix, command.num_tokens)
-    if not state.leases.free_rows or (state.shares_rows and lacks_row(state, tenant)):
+    if not state.leases.free_rows or (state.keeps_rows and lacks_row(state, tenant)):
         return None
     fresh = None if state.is_limited else state.device.suitable(count, tenant)
     if fresh is None:

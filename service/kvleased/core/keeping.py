@@ -1,7 +1,7 @@
 """Own whether a tenant may have another row of the block table, or another pin, or is to leave it to others.
 
 A tenant that has limits, or others beside it that have, must not be shut out because somebody took all rows with
-leases of one token each, or all pins for one key. So some are kept; how many is told in `shares`:
+leases of one token each, or all pins for one key. So some are kept; how many is told in `allowances`:
 
 - rows for those that are attached, where some tenant has limits: what others hold comes back when their leases end;
 - pins for those that are attached, and those of the minima for their tenants also without a worker: a pin ends only
@@ -30,11 +30,11 @@ def is_capped(state: CacheState, tenant: int) -> bool:
 
 def leaves_row(state: CacheState, tenant: int) -> bool:
     """Tell whether the rows that are free are kept for others than a tenant; asked where some tenant has limits."""
-    num_free, shares = len(state.leases.free_rows), state.row_shares
-    if num_free > shares.most:
+    num_free, allowances = len(state.leases.free_rows), state.row_allowances
+    if num_free > allowances.most:
         return False
     attached = set(state.workers.values())
-    return num_free <= shares.owed(state.leases_by_tenant(), attached, attached - {tenant})
+    return num_free <= allowances.owed(state.leases_by_tenant(), attached, attached - {tenant})
 
 
 def check_pins(state: CacheState, tenant: int | None) -> None:
@@ -42,9 +42,9 @@ def check_pins(state: CacheState, tenant: int | None) -> None:
     limit = state.shape.max_pins
     num_left, num_kept = limit - len(state.pins), 0
     if tenant is not None:
-        attached, shares = set(state.workers.values()), state.pin_shares
-        others = attached.union(shares.parts) - {tenant}
-        num_kept = shares.owed(pins_by_tenant(state), attached, others)
+        attached, allowances = set(state.workers.values()), state.pin_allowances
+        others = attached.union(allowances.parts) - {tenant}
+        num_kept = allowances.owed(pins_by_tenant(state), attached, others)
     if num_left > num_kept:
         return
     kept = f", and the last {num_left} are kept for other tenants" if num_left > 0 else ""

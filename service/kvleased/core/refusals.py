@@ -78,7 +78,7 @@ def _lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
     """Return why a tenant can have no other lease, however many blocks there are."""
     if not state.leases.free_rows:
         return Reason.LEASES
-    if not state.shares_rows:
+    if not state.keeps_rows:
         return None
     if is_capped(state, tenant):
         return Reason.TENANT_LEASES

@@ -163,7 +163,7 @@ def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:
 def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
     """Count the calls that would be served before this one, less those of other tenants that are held back."""
     num_ahead = state.waiting.num_ahead(waiter, now)
-    if not state.shares_rows:
+    if not state.keeps_rows:
         return num_ahead
     tenant = state.workers[waiter.worker_id]
     return sum(
@@ -174,7 +174,7 @@ def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
 
 def _is_passed(state: CacheState, waiter: Waiter) -> bool:
     """Tell whether a call waits for its tenant's limits alone, so that calls of others need not wait behind it."""
-    if not state.shares_rows:
+    if not state.keeps_rows:
         return False
     lack = shortage(state, waiter, 0)
     if lack.reason in OF_TENANT:

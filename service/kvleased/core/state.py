@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
+from kvleased.core.allowances import Allowances
 from kvleased.core.charges import Charges
 from kvleased.core.covering import Covering
 from kvleased.core.dirt import Dirt
@@ -37,7 +38,6 @@ from kvleased.core.pool import Pool
 from kvleased.core.ranks import Call, RankBook
 from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
-from kvleased.core.shares import Shares
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
 from kvleased.core.suspects import Suspects
 from kvleased.core.waiting import Asking, Waiter, WaitingRoom
@@ -70,7 +70,7 @@ class CacheState:
         """The tiers whose blocks are known here, from the top."""
         self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
         """Whether tenants have minima or maxima; and whether some may have no more than so many leases."""
-        self.shares_rows, self.row_shares, self.pin_shares = _shares(shape)
+        self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(shape)
         """Whether rows are kept for tenants, as where some have limits; and what is kept of rows and of pins."""
         self.used_before: dict[int, int] = {}
         """Blocks that each tenant used when it got its limits, which may be lower; or when this life began."""
@@ -90,7 +90,7 @@ class CacheState:
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(
-            records.rows, self.covering, self.kernel, are_charged=self.shares_rows
+            records.rows, self.covering, self.kernel, are_charged=self.keeps_rows
         )
         self.magazines = MagazineBook(records.magazines)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
@@ -145,10 +145,10 @@ class CacheState:
         self.shape = shape
         self.covering.fit(shape)
         self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
-        self.shares_rows, self.row_shares, self.pin_shares = _shares(shape)
+        self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(shape)
         if self.is_limited and self.device.owners is None:
             self.device.part_tenants(at_once=True)
-        if self.shares_rows and self.leases.charges is None:
+        if self.keeps_rows and self.leases.charges is None:
             self.leases.charges = Charges(self.leases_by_tenant().elements())
         self.note_before()
 
@@ -355,10 +355,10 @@ def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
     return device, host, Pool(records.disk, of_slots, disk_order, shape.layout_digest)
 
 
-def _shares(shape: CacheShape) -> tuple[bool, Shares, Shares]:
+def _allowances(shape: CacheShape) -> tuple[bool, Allowances, Allowances]:
     """Return whether rows are kept for tenants, and what is kept of them and of the pins."""
-    shares_rows = shape.limits_tenants or shape.caps_leases
-    return shares_rows, Shares(shape, shape.max_leases), Shares(shape, shape.max_pins)
+    keeps_rows = shape.limits_tenants or shape.caps_leases
+    return keeps_rows, Allowances(shape, shape.max_leases), Allowances(shape, shape.max_pins)
 
 
 def _history_of(pools: Sequence[Pool]) -> History:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
 from kvleased import logs
-from kvleased.descriptors import receive_packet
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
 from kvleased.movers import protocol
@@ -116,12 +115,8 @@ class CudaEngine(Engine):
                 continue
             if not self._under_way:
                 self._touch_while_idle()
-            packet, fds = receive_packet(
-                self._link, protocol.PACKET_BYTES_MAX, protocol.FDS_A_PACKET
-            )
-            if not packet:
+            if not self._act_on_next():
                 return
-            self._act(packet, fds)
 
     def _act(self, packet: bytes, fds: list[int]) -> None:
         """Begin a batch, or carry out any other packet."""

@@ -89,12 +89,15 @@ class Engine:
     def _serve(self) -> None:
         while True:
             self._touch_while_idle()
-            packet, fds = receive_packet(
-                self._link, protocol.PACKET_BYTES_MAX, protocol.FDS_A_PACKET
-            )
-            if not packet:
+            if not self._act_on_next():
                 return
+
+    def _act_on_next(self) -> bool:
+        """Wait for a packet and carry it out; false where the other end is closed."""
+        packet, fds = receive_packet(self._link, protocol.PACKET_BYTES_MAX, protocol.FDS_A_PACKET)
+        if packet:
             self._act(packet, fds)
+        return bool(packet)
 
     def _act(self, packet: bytes, fds: list[int]) -> None:
         """Carry out one packet."""

@@ -218,7 +218,8 @@ class CacheVerbs:
         """Have the tenants that have limits go by their names, with the revisions of what was set."""
         names = named((TENANT_DEFAULT, *self.rules.tenants), self._root_secret)
         self._registry.known_tenants = names
-        self._registry.places = self._registry.places.under(self.rules.tenants)
+        registry = self._registry
+        registry.allowances = registry.allowances.under(self.rules.tenants)
         self._registry.revisions = {one: self.rules.of(name)[1] for one, name in names.items()}
 
     def limits_for(

@@ -219,7 +219,7 @@ class WorkerVerbs:
     def _admit(self, entry: CacheEntry, request: pb.AttachRequest, caller: Caller) -> WorkerEntry:
         self._require_taking(entry)
         tenant, is_joiner = request.tenant or TENANT_DEFAULT, caller.role is Role.JOINER
-        self._registry.require_place(tenant, is_joiner=is_joiner)
+        self._registry.require_another(tenant, is_joiner=is_joiner)
         worker_id = self._registry.next_worker_id()
         pidfd = own_pidfd(caller)
         metadata = {
@@ -236,16 +236,9 @@ class WorkerVerbs:
             "attached_unix_seconds": time.time(),
         }
         worker = self._entry_of(entry, metadata, pidfd)
-        command = c.Attach(
-            worker_id=worker_id,
-            tenant_digest=worker.tenant_digest,
-            engine=worker.engine_digest,
-            rank=worker.rank,
-            magazine=worker.magazine_digest,
-        )
         try:
             require_proof(request, pidfd)
-            self._runner.apply(entry, command)
+            self._runner.apply(entry, _attach_command(worker))
         except KVLeaseError:
             if pidfd is not None:
                 os.close(pidfd)
@@ -389,4 +382,14 @@ def _beat(reply: e.Beat) -> pb.HeartbeatResponse:
         unknown_lease_ids=reply.unknown_lease_ids,
         num_orphans_ended=reply.num_orphans_ended,
         newest_lease_id=reply.newest_lease_id,
+    )
+
+
+def _attach_command(worker: WorkerEntry) -> c.Attach:
+    return c.Attach(
+        worker_id=worker.worker_id,
+        tenant_digest=worker.tenant_digest,
+        engine=worker.engine_digest,
+        rank=worker.rank,
+        magazine=worker.magazine_digest,
     )

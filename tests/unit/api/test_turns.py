@@ -46,8 +46,8 @@ async def test_talker_with_little_to_say_does_not_wait() -> None:
     assert (is_in_line, said) == (False, ["a"])
 
 
-async def test_requests_begin_one_in_each_turn() -> None:
-    """However many requests come at once, the loop hears others between any two of them."""
+def paced_requests(count: int) -> tuple[list[int], list[asyncio.Future[None]]]:
+    """Send so many requests at once; return the numbers of those that have begun, and all of them."""
     begun: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
@@ -57,7 +57,14 @@ async def test_requests_begin_one_in_each_turn() -> None:
         return {}
 
     paced = OneATurn(app)
-    tasks = [asyncio.ensure_future(paced({"number": one}, nothing, nothing)) for one in range(5)]
+    return begun, [
+        asyncio.ensure_future(paced({"number": one}, nothing, nothing)) for one in range(count)
+    ]
+
+
+async def test_requests_begin_one_in_each_turn() -> None:
+    """However many requests come at once, the loop hears others between any two of them."""
+    begun, tasks = paced_requests(5)
     seen = []
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
@@ -69,16 +76,7 @@ async def test_requests_begin_one_in_each_turn() -> None:
 
 async def test_request_that_is_given_up_holds_nobody_up() -> None:
     """The turn of a request that was cancelled in line is the next one's."""
-    begun: list[int] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
-        begun.append(scope["number"])
-
-    async def nothing(*_: object) -> Any:
-        return {}
-
-    paced = OneATurn(app)
-    tasks = [asyncio.ensure_future(paced({"number": one}, nothing, nothing)) for one in range(3)]
+    begun, tasks = paced_requests(3)
     await asyncio.sleep(0)
     tasks[1].cancel()
     await asyncio.wait(tasks)

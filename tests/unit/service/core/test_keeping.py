@@ -5,9 +5,9 @@ import pytest
 from kvlease.errors import PoolFullError
 from kvleased.core import Cache
 from kvleased.core import commands as c
+from kvleased.core.allowances import Allowances
 from kvleased.core.effects import Forked, Outcome, Pinned, Reserved
 from kvleased.core.limits import TenantLimits
-from kvleased.core.shares import Shares
 from tests.unit.service.core.builders import (
     OTHER_TENANT,
     STRANGER,
@@ -73,7 +73,7 @@ def test_without_limits_nothing_is_kept() -> None:
     for number in range(8):
         reserve(cache, 1, str(number))
 
-    assert not cache._state.shares_rows
+    assert not cache._state.keeps_rows
     with pytest.raises(PoolFullError) as refused:
         cache.handle(a_reserve(1, "late"), 0.0)
     assert refused.value.rule == "leases"
@@ -174,14 +174,14 @@ def test_parts_are_rounded_down_where_they_do_not_all_fit() -> None:
     tenants = {number: TenantLimits(min_blocks=2) for number in range(4)}
     shape = a_cache(8, max_leases=3, tenants=tenants)._state.shape
 
-    assert Shares(shape, 3).parts == dict.fromkeys(range(4), 0)
-    assert Shares(shape, 6).parts == dict.fromkeys(range(4), 1)
-    assert Shares(shape, 4).parts == dict.fromkeys(range(4), 1)
+    assert Allowances(shape, 3).parts == dict.fromkeys(range(4), 0)
+    assert Allowances(shape, 6).parts == dict.fromkeys(range(4), 1)
+    assert Allowances(shape, 4).parts == dict.fromkeys(range(4), 1)
 
 
-def test_shares_show_what_is_kept() -> None:
+def test_allowances_show_what_is_kept() -> None:
     """Of all that there is, half of what the minima leave is kept in equal parts."""
     shape = a_cache(8, tenants=_GUARDED)._state.shape
 
-    assert repr(Shares(shape, 8)) == f"<Shares {{{OTHER_TENANT}: 4}}, 2 in equal parts>"
-    assert Shares(shape, 8).most == 6
+    assert repr(Allowances(shape, 8)) == f"<Allowances {{{OTHER_TENANT}: 4}}, 2 in equal parts>"
+    assert Allowances(shape, 8).most == 6

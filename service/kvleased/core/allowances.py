@@ -1,6 +1,6 @@
 """Own how many of a cache's rows and pins are kept for each tenant; who has how many now is the state's business.
 
-What is kept for a tenant of a number of rows, or of pins, is
+The allowance of a tenant, out of a number of rows, or of pins, is
 
     the part of them that its minimum is of the pool  +  an equal part, among those attached, of half of all others
 
@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from kvleased.core.shape import CacheShape
 
 
-class Shares:
+class Allowances:
     """What is kept of so many rows, or pins, under the limits of a cache."""
 
     def __init__(self, shape: CacheShape, count: int) -> None:
@@ -28,7 +28,7 @@ class Shares:
 
     def __repr__(self) -> str:
         """Show the parts."""
-        return f"<Shares {self.parts}, {self._num_even} in equal parts>"
+        return f"<Allowances {self.parts}, {self._num_even} in equal parts>"
 
     def owed(
         self, has: Mapping[int, int], attached: AbstractSet[int], others: Iterable[int]

@@ -19,7 +19,7 @@ _MINIMA_ONE_IN: Final = 2
 _NEWCOMERS_ONE_IN: Final = 8
 
 
-class Places:
+class WorkerAllowances:
     """The places of workers, under the limits of tenants."""
 
     def __init__(self, tenants: Mapping[str, TenantSettings], max_workers: int) -> None:
@@ -31,11 +31,11 @@ class Places:
 
     def __repr__(self) -> str:
         """Show how many there are, and for whom some are kept."""
-        return f"<Places {self._max_workers}, kept {self._kept}>"
+        return f"<WorkerAllowances {self._max_workers}, kept {self._kept}>"
 
-    def under(self, tenants: Mapping[str, TenantSettings]) -> "Places":
+    def under(self, tenants: Mapping[str, TenantSettings]) -> "WorkerAllowances":
         """Return the places under other limits."""
-        return Places(tenants, self._max_workers)
+        return WorkerAllowances(tenants, self._max_workers)
 
     def require_one(self, tenant: str, has: Counter[str], num_joiners: int | None) -> None:
         """Refuse a worker of a tenant for which there is no place; `num_joiners` is None for whoever is no joiner.
