@@ -94,7 +94,7 @@ ROUTES: Final = (
           summary="Renew the leases that the worker still knows and end the others"),
     Route(verb="detach", method="DELETE", path="/v1/workers/self", tag="workers",
           summary="End the calling worker and its leases"),
-    Route(verb="detach", method="DELETE", path="/v1/workers/{worker_id}", tag="caches", name="end_worker",
+    Route(verb="detach", method="DELETE", path="/v1/workers/{worker_id}", tag="workers", name="end_worker",
           query=("force",),
           summary="End a worker that has gone and whose death cannot be proven, on an operator's word"),
     Route(verb="attach", method="POST", path="/v1/caches/{cache}/workers", tag="workers", body=wire.AttachBody,
