@@ -7,17 +7,22 @@ The allowance of a tenant, out of a number of rows, or of pins, is
 and no more than it may have. The parts of the minima are rounded up as long as all of them fit, else down.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Self
 
+from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import CacheShape
 
 
 class Allowances:
     """What is kept of so many rows, or pins, under the limits of a cache."""
 
-    def __init__(self, shape: CacheShape, count: int) -> None:
-        """Divide them."""
+    def __init__(
+        self, shape: CacheShape, count: int, most_of: Callable[[TenantLimits], int]
+    ) -> None:
+        """Divide them; `most_of` tells how many a tenant with such limits may have."""
+        self._most_of = most_of
         self._tenants, self._default = shape.tenants, shape.tenant_default
         self.parts = _parts(shape, count)
         """Those of the minima, by tenant."""
@@ -25,6 +30,17 @@ class Allowances:
         """Those that are kept in equal parts for all who are attached."""
         self.most = sum(self.parts.values()) + self._num_even
         """What is kept for all tenants together, at most."""
+
+    @classmethod
+    def of_rows(cls, shape: CacheShape) -> Self:
+        """Divide the rows of the block table, of which nobody is kept more than its leases may be."""
+        return cls(shape, shape.max_leases, lambda limits: limits.leases_max)
+
+    @classmethod
+    def of_pins(cls, shape: CacheShape) -> Self:
+        """Divide the pins; several may hold the same blocks, so a budget of blocks bounds none unless it is 0."""
+        count = shape.max_pins
+        return cls(shape, count, lambda limits: count if limits.pinned_blocks_max else 0)
 
     def __repr__(self) -> str:
         """Show the parts."""
@@ -42,7 +58,7 @@ class Allowances:
 
     def _kept(self, tenant: int, even: int) -> int:
         limits = self._tenants.get(tenant, self._default)
-        return min(limits.leases_max, self.parts.get(tenant, 0) + even)
+        return min(self._most_of(limits), self.parts.get(tenant, 0) + even)
 
 
 def _parts(shape: CacheShape, count: int) -> dict[int, int]:

@@ -28,6 +28,7 @@ from kvleased.core.census import Census, census
 from kvleased.core.checking import violations
 from kvleased.core.cleaning import clean
 from kvleased.core.effects import Effect, Outcome, Tier, Wake
+from kvleased.core.key_counts import Counts, KeyCounts
 from kvleased.core.listing import (
     LeaseFacts,
     MagazineFacts,
@@ -44,6 +45,7 @@ from kvleased.core.recovery import recover
 from kvleased.core.resizing import limited
 from kvleased.core.seating import pump
 from kvleased.core.shape import CacheShape
+from kvleased.core.sound import Sound
 from kvleased.core.state import CacheState, pack
 from kvleased.core.stepping import step
 from kvleased.core.survey import Survey, survey
@@ -96,6 +98,7 @@ class Cache:
     def __init__(self, shape: CacheShape, records: CacheRecords, epoch: Epoch) -> None:
         """Start a new cache over records that are all zero."""
         self._state = CacheState(shape, records, epoch)
+        self._key_counts = KeyCounts(self._state.pools)
 
     @classmethod
     def recovered(  # noqa: PLR0913, PLR0917 - what a restart must know
@@ -150,11 +153,11 @@ class Cache:
             outcome = _VERBS[type(command)](state, command, now)
         except KVLeaseError:
             # Room that was made in vain may do for somebody else.
-            if state.effects and len(state.waiting):
+            if state.effects and state.waiting.by_ticket:
                 ending.settle(state)
                 pump(state, now)
             raise
-        if len(state.waiting):
+        if state.waiting.by_ticket:
             ending.settle(state)
             pump(state, now)
             outcome = self._answered(outcome)
@@ -195,10 +198,24 @@ class Cache:
         self.settle()
         return survey(self._state, now)
 
-    def check(self) -> list[str]:
-        """Return every invariant that does not hold, in words; an empty list is what there should be."""
+    def check(self, sound: Sound | None = None) -> list[str]:
+        """Return every invariant that does not hold, in words; an empty list is what there should be.
+
+        Who checks after every event hands in the same `sound` each time.
+        """
         self.settle()
-        return violations(self._state)
+        return violations(self._state, sound or Sound()) + self._key_counts.violations()
+
+    def count_keys(self, tenant: int, table: Counts) -> None:
+        """Have a tenant's findable keys counted by bucket in an array, now and from now on.
+
+        `table` has a power of two of zeros, and is shared with its readers. What a remote store has is not in it.
+        """
+        self._key_counts.begin(tenant, table)
+
+    def stop_counting(self, tenant: int) -> None:
+        """Leave an array in which a tenant's keys were counted as it is."""
+        self._key_counts.end(tenant)
 
     def list_leases(self, after_id: int, limit: int, now: float) -> tuple[LeaseFacts, ...]:
         """Return up to `limit` leases whose ids are above `after_id`, by id; `now` is in monotonic seconds."""
@@ -256,6 +273,11 @@ class Cache:
     def num_leases_of(self, worker_id: WorkerId) -> int:
         """Count a worker's leases."""
         return len(self._state.leases.by_worker.get(worker_id, ()))
+
+    def is_idle(self, worker_id: WorkerId) -> bool:
+        """Tell whether a worker has no lease, and waits for none."""
+        waits = any(waiter.worker_id == worker_id for waiter in self._state.waiting)
+        return not waits and not self.num_leases_of(worker_id)
 
     def has_lease(self, lease_id: int) -> bool:
         """Tell whether a lease lives."""

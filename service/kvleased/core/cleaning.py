@@ -72,8 +72,10 @@ def _store(state: CacheState) -> None:
 
 def _share(state: CacheState) -> None:
     marks = state.dirt.share
-    sources = _dirty_slots(state, marks, None)[: _most(state.host)]
-    _start(state, Purpose.SHARE, marks, sources, NOWHERE)
+    sources = _dirty_slots(state, marks, None)
+    # What the store did not take is offered again after all others, so that it does not hold them up.
+    in_order = state.dirt.share_tried[sources].argsort(kind="stable")
+    _start(state, Purpose.SHARE, marks, sources[in_order][: _most(state.host)], NOWHERE)
 
 
 def _start(state: CacheState, purpose: Purpose, marks: Marks, sources: Ids, targets: Ids) -> None:

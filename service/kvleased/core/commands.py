@@ -218,6 +218,8 @@ class Exchange:
     take_running: int = 0
     take_new: int = 0
     all_or_nothing: bool = False
+    missed_keys: bytes = b""
+    """What requests sought and nobody asked for, because it was surely absent: counted as missed."""
 
 
 @message
@@ -308,6 +310,9 @@ class Cancel:
 @message
 class Drain:
     """Grant nothing new from now on."""
+
+    is_daemon: bool = False
+    """Whether the whole daemon is drained, and not this cache alone."""
 
 
 @message

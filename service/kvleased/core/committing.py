@@ -25,6 +25,7 @@ from kvleased.core.search import match
 from kvleased.core.state import CacheState, chosen_keys, split_keys
 from kvleased.core.states import Event, State
 from kvleased.core.tenants import blocks_to_pin, is_foreign
+from kvleased.counted import counted
 
 _WORDS_PER_KEY: Final = BYTES_PER_KEY // 8
 # Reading a member of an enumeration costs as much as a small array operation, and comparing an array with one ten.
@@ -124,7 +125,7 @@ def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
     if command.first_block < 0 or not 0 <= last <= num_full:
         msg = (
             f"keys names blocks {command.first_block} to {last - 1}, but num_tokens "
-            f"{command.num_tokens} fills {num_full} blocks"
+            f"{command.num_tokens} fills {counted(num_full, 'block')}"
         )
         raise InvalidError(msg, resource="blocks", need=last, limit=num_full)
 
@@ -240,14 +241,13 @@ def lookup(state: CacheState, command: Lookup, now: float) -> Outcome:
 
 def pin(state: CacheState, command: Pin, now: float) -> Outcome:
     """Hold the cached blocks among the keys until they are unpinned."""
-    del now
     check_pins(state, command.tenant_digest)
     blocks = blocks_to_pin(state, command)
     if not len(blocks):
         return Outcome(reply=Pinned(pin_id=_NO_PIN, num_blocks=0))
     pin_id = PinId(state.next_id())
     state.device.hold(blocks)
-    state.pins[pin_id] = blocks
+    state.pins[pin_id], state.pins.made_at[pin_id] = blocks, now
     return Outcome(reply=Pinned(pin_id=pin_id, num_blocks=len(blocks)))
 
 
@@ -257,6 +257,6 @@ def unpin(state: CacheState, command: Unpin, now: float) -> Outcome:
     blocks = state.pins.get(command.pin_id)
     if blocks is None or is_foreign(state, blocks, command.tenant_digest):
         return Outcome(reply=Released(released=False))
-    del state.pins[command.pin_id]
+    del state.pins[command.pin_id], state.pins.made_at[command.pin_id]
     state.device.let_go(blocks)
     return Outcome(reply=Released(released=True))

@@ -50,6 +50,9 @@ class Dirt:
         """Slots that are to be copied to the disk store, unless they are there."""
         self.share: Marks = np.zeros(num_slots if self.shares else 0, np.bool_)
         """Slots that are to be copied to the remote store."""
+        self.share_tried: NDArray[np.uint32] = np.zeros(len(self.share), np.uint32)
+        """By slot: the number of the try in which the remote store did not take it; 0 for none."""
+        self._num_share_tries = 0
         self._share_tries: NDArray[np.uint8] = np.zeros(len(self.share), np.uint8)
         self.remote: tuple[Marks, Marks, Marks] = (
             records.device.is_remote,
@@ -107,6 +110,8 @@ class Dirt:
         """Note what the remote store has taken, and offer again a little later what it had no time for."""
         self.remote[1][sources], self.share[sources] = True, False
         if len(left):
+            self._num_share_tries += 1
+            self.share_tried[left] = self._num_share_tries
             self._share_tries[left] += 1
             self.share[left[self._share_tries[left] < _SHARE_TRIES_MAX]] = True
             self.resting[Mover.REMOTE] = now + _REST_SECONDS
@@ -116,7 +121,8 @@ class Dirt:
         blocks, slots, disk_slots = self.remote
         if direction is Direction.OFFLOAD:
             slots[targets] = blocks[sources]
-            self.share[targets], self._share_tries[targets] = ~slots[targets], 0
+            self.share[targets] = ~slots[targets]
+            self._share_tries[targets], self.share_tried[targets] = 0, 0
         elif direction is Direction.RELOAD:
             blocks[targets] = slots[sources]
         elif direction is Direction.STORE:
@@ -160,7 +166,8 @@ class Dirt:
         if self.shares:
             for marks in self.remote:
                 marks[:] = False
-            self.share[:], self._share_tries[:] = slots == State.READY, 0
+            self.share[:] = slots == State.READY
+            self._share_tries[:], self.share_tried[:] = 0, 0
 
     def store_again(self, slots: NDArray[np.uint8]) -> None:
         """Take all slots that are READY for not stored yet."""

@@ -9,10 +9,10 @@ from kvleased.core.state import CacheState
 def drain(state: CacheState, command: Drain, now: float) -> Outcome:
     """Grant no new lease from now on, nor to those that wait for one; running ones may finish.
 
-    A second one changes nothing, and tells how far the first has come.
+    A second one tells how far the first has come, and whose drain it is by now.
     """
-    del command, now
-    state.is_draining = True
+    del now
+    state.is_draining, state.drains_daemon = True, command.is_daemon
     for waiter in [one for one in state.waiting if isinstance(one.command, Reserve)]:
         state.waiting.leave(waiter.ticket)
         state.wake(waiter.ticket, draining(state))

@@ -222,6 +222,8 @@ class Stepped:
     num_blocks: bytes
     block_ids: bytes
     reserves: tuple[Reserved | KVLeaseError, ...]
+    errors: tuple[tuple[int, KVLeaseError], ...] = ()
+    """Why operations were refused, each with its index; of the first ones."""
 
 
 @message

@@ -18,7 +18,7 @@ from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.magazines import Magazine
 from kvleased.core.parting import part
-from kvleased.core.phases import Phase
+from kvleased.core.phases import ENDED, End, Phase
 from kvleased.core.ranks import RANKS_MAX, Place
 from kvleased.core.retention import keep_class
 from kvleased.core.room import evict_blocks
@@ -26,15 +26,23 @@ from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
 
 _ACTIVE: Final = Phase.ACTIVE
-_ORPHAN_AGE_SHARE = 3
-"""A lease is an orphan only if its caller was answered longer ago than its lease time divided by this."""
 
 
-def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = None) -> None:
+def end_lease(
+    state: CacheState, lease: Lease, end: End, reason: KVLeaseError | None = None
+) -> None:
     """End a lease whose worker is quiescent: by its own word, by its death, or because it never knew of the lease.
 
-    What a copy in flight still holds stays held until that copy ends.
+    It is counted by how it ended, unless it was never granted. What a copy in flight still holds stays held until that
+    copy ends.
     """
+    if lease.phase is not Phase.LOADING:
+        state.counters[ENDED[end]] += 1
+    forget_lease(state, lease, reason)
+
+
+def forget_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = None) -> None:
+    """End a lease of which nobody was told yet, or one whose end is counted."""
     entries, phase = state.leases.blocks_of(lease), lease.phase
     if state.device.has_classes:
         keep_class(state, lease, entries)
@@ -43,7 +51,7 @@ def end_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = Non
         state.device.let_go(entries)
     else:
         _let_go_of_both(state, lease, entries)
-    if lease.ticket is not None or len(state.waiting):
+    if lease.ticket is not None or state.waiting.by_ticket:
         _answer_waiting(state, lease, reason)
 
 
@@ -82,23 +90,23 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
     if lease.members is not None and part(state, lease, command.worker_id, now):
         return Outcome(reply=Released(released=True))
     if lease.phase is _ACTIVE:
-        state.leaving.append(state.leases.blocks_of(lease))
         if state.device.has_classes:
-            keep_class(state, lease, state.leaving[-1])
+            keep_class(state, lease, state.leases.blocks_of(lease))
         state.leases.close(lease)
-        if len(state.waiting):
+        state.counters["leases_released"] += 1
+        state.leaving.append(lease)
+        if state.waiting.by_ticket:
             _answer_waiting(state, lease, None)
     else:
-        end_lease(state, lease)
-    state.counters["leases_released"] += 1
+        end_lease(state, lease, End.RELEASED)
     state.tell("lease_released", lease)
     return Outcome(reply=Released(released=True))
 
 
 def settle(state: CacheState) -> None:
-    """Let go of what released leases had: the answer to a release need not wait for it."""
+    """Let go of what released leases had: the answer to a release need not wait for it, as their rows still tell it."""
     while state.leaving:
-        state.device.let_go(state.leaving.pop(0))
+        state.device.let_go(state.leases.blocks_of(state.leaving.pop(0)))
 
 
 # Time -------------------------------------------------------------------------------------------------------------
@@ -112,7 +120,7 @@ def expire(state: CacheState, lease: Lease) -> None:
     state.counters["leases_expired"] += 1
     state.tell("lease_expired", lease)
     if lease.phase is Phase.EVICTED:
-        end_lease(state, lease)
+        end_lease(state, lease, End.EXPIRED)
         return
     _change_private(state, lease, State.RESERVED, Event.EXPIRE)
     state.leases.enter(lease, Phase.QUARANTINED)
@@ -184,11 +192,12 @@ def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> O
         state.wake(
             asking.waiter.ticket, UnknownWorkerError("the worker ended while the call waited")
         )
+    end = End.DETACHED if isinstance(command, Detach) else End.DIED
     lease_ids = sorted(state.leases.by_worker.get(worker_id, ()))
     for lease_id in lease_ids:
         lease = state.leases.by_id[lease_id]
         if not part(state, lease, worker_id, now):
-            end_lease(state, lease)
+            end_lease(state, lease, end)
     state.leases.by_worker.pop(worker_id, None)
     state.ranks.rise(worker_id)
     magazine = state.magazines.part(worker_id)
@@ -222,19 +231,16 @@ def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
     kept = own.intersection(command.lease_ids)
     for lease_id in kept:
         renew(state, state.leases.by_id[lease_id], now)
-    settled_before = now - state.shape.lease_seconds / _ORPHAN_AGE_SHARE
-    orphans = []
-    for lease in (state.leases.by_id[lease_id] for lease_id in own - kept):
-        known_as, answered_at = _answered(lease, command.worker_id)
-        if (
-            lease.phase is not Phase.LOADING
-            and known_as <= command.newest_lease_id
-            and answered_at < settled_before
-        ):
-            orphans.append(lease)
+    others = (state.leases.by_id[lease_id] for lease_id in own - kept)
+    orphans = [
+        lease
+        for lease in others
+        if lease.phase is not Phase.LOADING
+        and _known_as(lease, command.worker_id) <= command.newest_lease_id
+    ]
     for lease in orphans:
         if not part(state, lease, command.worker_id, now):
-            end_lease(state, lease)
+            end_lease(state, lease, End.ORPHANED)
         state.counters["leases_orphaned"] += 1
     return Outcome(
         reply=Beat(
@@ -245,9 +251,8 @@ def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
     )
 
 
-def _answered(lease: Lease, worker_id: WorkerId) -> tuple[LeaseId, float]:
-    """Return under which id a worker was told of a lease, and when."""
+def _known_as(lease: Lease, worker_id: WorkerId) -> LeaseId:
+    """Return under which id a worker was told of a lease."""
     if lease.members is None:
-        return lease.lease_id, lease.granted_at
-    member = lease.members.present[worker_id]
-    return member.joined_id, max(member.granted_at, lease.granted_at)
+        return lease.lease_id
+    return lease.members.present[worker_id].joined_id

@@ -23,6 +23,7 @@ from kvleased.core.room import num_available, room
 from kvleased.core.state import CacheState, chosen_keys, pack, split_keys
 from kvleased.core.states import Event, State
 from kvleased.core.tenants import is_held_back, may_take_free
+from kvleased.counted import counted
 
 _DONE, _REFUSED, _NOT_SO = 1, 2, 3
 """What a byte says of an entry."""
@@ -56,6 +57,8 @@ def exchange(state: CacheState, command: Exchange, now: float) -> Outcome:
         dropped = _drop(state, magazine, command.drop_blocks)
     if command.hold_keys:
         held = _hold(state, magazine, command)
+    if command.missed_keys:
+        state.counters["magazine_keys_missed"] += len(command.missed_keys) // BYTES_PER_KEY
     held_all = _hold_all(state, magazine) if command.holds_all else NOWHERE
     running, new = _take(state, magazine, command, now)
     return Outcome(
@@ -103,6 +106,7 @@ def _check_columns(command: Exchange) -> None:
         ("retract_blocks", command.retract_blocks, _BYTES_PER_BLOCK),
         ("drop_blocks", command.drop_blocks, _BYTES_PER_BLOCK),
         ("hold_keys", command.hold_keys, BYTES_PER_KEY),
+        ("missed_keys", command.missed_keys, BYTES_PER_KEY),
     ):
         if len(packed) % bytes_per_item:
             msg = f"{name} has {len(packed)} bytes, which is no multiple of {bytes_per_item}"
@@ -141,7 +145,7 @@ def _check_alone(state: CacheState, magazine: Magazine) -> None:
     others = [one for one in state.magazines.by_name.values() if one is not magazine]
     num_blocks = sum(one.num_blocks for one in others)
     if num_blocks:
-        msg = f"other magazines have {num_blocks} blocks; one of several cannot hold all"
+        msg = f"other magazines have {counted(num_blocks, 'block')}; one of several cannot hold all"
         raise WrongStateError(msg, resource="magazines", need=0, available=num_blocks)
 
 

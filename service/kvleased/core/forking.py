@@ -47,6 +47,7 @@ from kvleased.core.room import num_available, room
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
 from kvleased.core.tenants import check_tokens_fit
+from kvleased.counted import counted
 
 _READY: Final = int(State.READY)
 
@@ -120,7 +121,7 @@ def _repeat(state: CacheState, lease: Lease, command: Fork, now: float) -> Outco
     if not asks_for(state, lease, command):
         msg = f"request {command.request_id} has a lease of another kind; release it, or use another id"
         raise IdReusedError(msg)
-    join(state, lease, command.worker_id, now)
+    join(state, lease, command.worker_id)
     if lease.members is not None and lease.phase is Phase.LOADING:
         return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
     if lease.phase is Phase.LOADING:
@@ -139,7 +140,7 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
     num_computed = int(state.leases.rows.num_computed[parent.row])
     if command.num_tokens < num_computed:
         msg = (
-            f"num_tokens is {command.num_tokens}, but the states of {num_computed} tokens are forked; "
+            f"num_tokens is {command.num_tokens}, but the states of {counted(num_computed, 'token')} are forked; "
             "ask for at least those"
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=num_computed)

@@ -17,6 +17,7 @@ from kvleased.core.explaining import misses_of
 from kvleased.core.ids import Ids
 from kvleased.core.keeping import lacks_row
 from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.parking import larger
 from kvleased.core.phases import Phase
 from kvleased.core.records import NULL
 from kvleased.core.retention import PRIORITY_NORMAL, check_class
@@ -26,6 +27,7 @@ from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.tenants import check_tokens_fit
 from kvleased.core.waiting import Waiter
+from kvleased.counted import are, counted
 
 _ACTIVE: Final = Phase.ACTIVE
 _ON_HOST: Final = (Phase.EVICTED, Phase.RELOADING)
@@ -69,7 +71,7 @@ def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError:
         asked = f", {need_most} of them in group {worst}"
     if need <= limit:
         msg = (
-            f"{num_tokens} tokens are more than the longest request of {longest}; ask for at most those, "
+            f"{are(num_tokens, 'token')} more than the longest request of {longest}; ask for at most those, "
             "or register the cache with more longest_request_tokens"
         )
         return NeverFitsError(
@@ -80,10 +82,11 @@ def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError:
             limit=longest,
             remedies=(f"num_tokens={longest}",),
         )
-    remedy = f"ask for at most {longest} tokens, or register a larger pool"
+    more = larger(shape.parked_blocks, need - shape.usable_blocks, "register a larger pool")
+    most_tokens = counted(longest, "token")
     msg = (
-        f"{num_tokens} tokens take {need} blocks{asked}, but a lease can never have more than {limit}; "
-        f"{remedy if longest else 'register a larger pool'}"
+        f"{counted(num_tokens, 'token', 'takes', 'take')} {counted(need, 'block')}{asked}, but a lease can never have "
+        f"more than {limit}; {f'ask for at most {most_tokens}, or {more}' if longest else more}"
     )
     return NeverFitsError(
         msg,
@@ -114,9 +117,7 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
     num_keys = len(command.keys) // BYTES_PER_KEY
     most_keys = -(-command.num_tokens // state.shape.hash_tokens)
     if num_keys > most_keys:
-        msg = (
-            f"keys names {num_keys} blocks, but num_tokens covers only {most_keys}; send fewer keys"
-        )
+        msg = f"keys names {counted(num_keys, 'block')}, but num_tokens covers only {most_keys}; send fewer keys"
         raise InvalidError(msg, resource="keys", need=num_keys, limit=most_keys)
 
 
@@ -211,13 +212,13 @@ def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
 
     Returns the blocks that are the lease's own.
     """
-    device, num_below = state.device, len(prefix.below)
-    loaded, granted = fresh[:num_below], fresh[num_below:] if num_below else fresh
+    device, num_below, granted = state.device, len(prefix.below), fresh
     if len(prefix.blocks):
         device.hold(prefix.blocks)
         if state.dirt.counts_hits:
             state.dirt.hit(prefix.blocks)
     if num_below:
+        loaded, granted = fresh[:num_below], fresh[num_below:]
         bring(state, lease, prefix, loaded)
         device.hold(loaded)
         prefix.entries[prefix.entries < 0] = loaded
@@ -253,17 +254,15 @@ def _parts(
 
 def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
     """Count each token of a request once: only when it is certain where its bytes come from."""
-    counters = state.counters
-    device_tokens, host_tokens = lease.device_hit_tokens, lease.host_hit_tokens
+    counters, hit_tokens = state.counters, lease.tier_tokens[-1]
     counters["leases_granted"] += 1
-    counters["prefix_tokens_device"] += device_tokens
-    counters["prefix_tokens_host"] += host_tokens
-    hit_tokens = device_tokens + host_tokens
-    if lease.disk_hit_tokens or lease.remote_hit_tokens:
+    if hit_tokens:
+        counters["prefix_tokens_device"] += lease.device_hit_tokens
+        counters["prefix_tokens_host"] += lease.host_hit_tokens
         counters["prefix_tokens_disk"] += lease.disk_hit_tokens
         counters["prefix_tokens_remote"] += lease.remote_hit_tokens
-        hit_tokens = lease.tier_tokens[-1]
-    counters["prefix_tokens_computed"] += max(0, num_tokens - hit_tokens)
+    if num_tokens > hit_tokens:
+        counters["prefix_tokens_computed"] += num_tokens - hit_tokens
 
 
 def reserved(state: CacheState, lease: Lease) -> Reserved:

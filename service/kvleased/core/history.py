@@ -19,6 +19,7 @@ Numbers = NDArray[np.int64]
 
 ENTRIES_MIN: Final = 1 << 12
 ENTRIES_MAX: Final = 1 << 20
+"""Departures of blocks that are remembered, to tell why a block is missed."""
 _BLOCKS_REMEMBERED: Final = 2
 """Departures that are remembered for each block that there is."""
 _PLACES_PER_ENTRY: Final = 2

@@ -5,7 +5,7 @@ those of the records. A key is a 256-bit hash, the first word of which says at w
 found was compared in full.
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,16 @@ _WORD: Final = np.dtype(np.int64)
 _NO_BLOCK: Final = b"\xff\xff\xff"
 """Bytes that stand among packed int32 wherever _NONE does, and hardly ever where only blocks are."""
 _NONE_BYTES: Final = b"\xff\xff\xff\xff"
+
+
+class Watcher(Protocol):
+    """Who is told of every block that is findable from now on, and of every one that is no more."""
+
+    def add(self, blocks: Ids) -> None:
+        """Note blocks that become findable."""
+
+    def discard(self, blocks: Ids) -> None:
+        """Note blocks that are found no more."""
 
 
 class KeyIndex:
@@ -53,6 +63,7 @@ class KeyIndex:
         self._word = self._words.reshape(-1).data
         self._key = keys.reshape(-1).data
         self._num_keys = 0
+        self.watcher: Watcher | None = None
 
     def __len__(self) -> int:
         """Count the keys."""
@@ -98,6 +109,8 @@ class KeyIndex:
         """Make blocks findable under the keys that the records hold; none of those keys is known yet."""
         left, places = blocks, self._places(blocks)
         self._num_keys += len(blocks)
+        if self.watcher is not None:
+            self.watcher.add(blocks)
         while len(left) > _FEW:
             self._next[left] = self._table[places]
             self._table[places] = left
@@ -112,6 +125,8 @@ class KeyIndex:
         """Forget distinct blocks under the keys that the records still hold; all of them are known."""
         places = self._places(blocks)
         self._num_keys -= len(blocks)
+        if self.watcher is not None:
+            self.watcher.discard(blocks)
         is_first = self._table[places] == blocks
         self._table[places[is_first]] = self._next[blocks[is_first]]
         (left,) = (~is_first).nonzero()
@@ -132,6 +147,10 @@ class KeyIndex:
             blocks = behind[behind != _NONE]
             found.append(blocks)
         return np.concatenate(found).astype(np.intp)
+
+    def pointers(self) -> tuple[bytes, bytes]:
+        """Return all that it knows besides the keys: two that point alike find the same keys."""
+        return self._table.tobytes(), self._next.tobytes()
 
     # Looking ------------------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ def is_same(first: Reserve | Fork, command: Reserve | Fork) -> bool:
     ) == (command.keys, command.num_tokens, command.retain_priority)
 
 
-def join(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> None:
+def join(state: CacheState, lease: Lease, worker_id: WorkerId) -> None:
     """Let a worker share its engine's lease, unless it does already."""
     members = lease.members
     if members is None or worker_id in members.present:
@@ -88,7 +88,6 @@ def join(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> No
         worker_id=worker_id,
         rank=state.ranks.places[worker_id].rank,
         joined_id=LeaseId(state.next_id()),
-        granted_at=now,
         told=[0] * len(ends) if lease.phase in _ON_HOST else ends,
         num_tokens=int(rows.num_tokens[row]),
     )
@@ -97,7 +96,7 @@ def join(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> No
 
 def join_reserved(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> Reserved:
     """Let a worker share its engine's lease, and return what it is answered."""
-    join(state, lease, worker_id, now)
+    join(state, lease, worker_id)
     renew(state, lease, now)
     return replace(reserved(state, lease), joined_id=joined_id(lease, worker_id))
 
@@ -131,7 +130,7 @@ def attempt_joint_reserve(state: CacheState, waiter: Waiter, now: float) -> Repl
         return attempt_reserve(state, waiter, now)
     if lease.phase is not Phase.LOADING:
         return join_reserved(state, lease, command.worker_id, now)
-    join(state, lease, command.worker_id, now)
+    join(state, lease, command.worker_id)
     add_call(state, lease, command.worker_id, waiter.ticket, waiter.deadline)
     return lease
 

@@ -12,6 +12,7 @@ from collections import Counter
 
 from kvlease.errors import PoolFullError
 from kvleased.core.holdings import holdings
+from kvleased.core.ids import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import limits_of
 
@@ -62,10 +63,12 @@ def check_pins(state: CacheState, tenant: int | None) -> None:
 
 def pins_by_tenant(state: CacheState) -> Counter[int]:
     """Count the pins of each tenant; one of an operator that holds blocks of several is nobody's."""
-    tenants = state.device.records.tenant
-    found: Counter[int] = Counter()
-    for blocks in state.pins.values():
-        owners = tenants[blocks]
-        if (owners == owners[0]).all():
-            found[int(owners[0])] += 1
+    found = Counter(only_owner(state, blocks) for blocks in state.pins.values())
+    del found[0]
     return found
+
+
+def only_owner(state: CacheState, blocks: Ids) -> int:
+    """Return the digest of the tenant whose blocks a pin holds; 0 where they are of several."""
+    owners = state.device.records.tenant[blocks]
+    return int(owners[0]) if (owners == owners[0]).all() else 0

@@ -29,7 +29,7 @@ from kvleased.core.commands import (
     Tick,
 )
 from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
-from kvleased.core.ending import end_lease, expire
+from kvleased.core.ending import expire, forget_lease
 from kvleased.core.flights import PREFETCHES, SOURCE_TIERS, Flight, Purpose
 from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
@@ -48,6 +48,8 @@ from kvleased.core.state import CacheState, chosen_keys
 from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
 
+_NOT_COMING: Final = -1
+"""What stands for a key that no copy brings."""
 _COUNTED: Final = {
     Purpose.WRITE_BACK: "offloads",
     Purpose.DISPLACE: "offloads",
@@ -157,7 +159,10 @@ def _take_over(
         if is_new.any():
             if state.dirt.shares:
                 target_pool.records.is_remote[targets[is_new]] = False
-            target_pool.publish(targets[is_new], chosen_keys(keys, is_new), Event.FILLED)
+            new_keys = chosen_keys(keys, is_new)
+            target_pool.publish(targets[is_new], new_keys, Event.FILLED)
+            if state.loading and target_pool is state.device:
+                _unlist_others(state, new_keys)
         private = np.concatenate([private, targets[~is_new]])
     if len(private):
         target_pool.change(private, Event.RESTORED)
@@ -294,6 +299,15 @@ def _recorded(state: CacheState, flight: Flight) -> list[tuple[Pool, Ids, NDArra
     ]
 
 
+def _unlist_others(state: CacheState, keys: bytes) -> None:
+    """Have nobody join copies that bring what is on the device now: by some call that was not to join them."""
+    while len(coming := np.setdiff1d(state.loading.find(keys), _NOT_COMING)):
+        for block, copy_id in zip(coming.tolist(), state.loading.copy_ids(coming), strict=True):
+            flight = state.flights[copy_id]
+            flight.keyed[flight.targets == block] = False
+        state.loading.discard(coming)
+
+
 def _unlist_loading(state: CacheState, flight: Flight) -> None:
     if flight.direction in SOURCE_TIERS and not flight.is_lost and flight.keyed.any():
         state.loading.discard(flight.targets[flight.keyed])
@@ -333,7 +347,7 @@ def _give_up(state: CacheState, lease: Lease, error: KVLeaseError | None) -> Non
     else:
         state.beside.pop(ticket or 0, None)
     if lease.phase is Phase.LOADING:
-        end_lease(state, lease)
+        forget_lease(state, lease)
 
 
 def cancel(state: CacheState, command: Cancel, now: float) -> Outcome:

@@ -117,6 +117,8 @@ class LeaseBook:
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
         self._last_row: NDArray[np.intp] = np.zeros(_places(len(rows.lease_id)), np.intp)
         """The row of the last lease whose id has these lower bits."""
+        self._low_bits = np.array(len(self._last_row) - 1)
+        """The mask of these, as arrays are masked with it: in half the time that a plain number takes."""
         self.active_worker: NDArray[np.int64] = np.zeros(len(rows.lease_id), np.int64)
         """Whose lease a row is, while that is active; 0 is no worker."""
         self._mark: NDArray[np.intp] = np.zeros(len(rows.lease_id), np.intp)
@@ -174,7 +176,7 @@ class LeaseBook:
         Where a younger lease with the same lower bits took its place, a lease is not found; so what is not found must
         be looked up in `by_id`.
         """
-        rows = self._last_row[lease_ids & (len(self._last_row) - 1)]
+        rows = self._last_row[lease_ids & self._low_bits]
         is_found: NDArray[np.bool_] = self.rows.lease_id[rows] == lease_ids
         is_found &= self.active_worker[rows] == worker_id
         return rows, is_found

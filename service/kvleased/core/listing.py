@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from kvlease.ids import LeaseId, PinId, WorkerId
+from kvleased.core.keeping import only_owner
 from kvleased.core.leases import Lease
 from kvleased.core.magazines import contents
 from kvleased.core.state import CacheState
@@ -17,6 +18,7 @@ class LeaseFacts:
 
     lease_id: LeaseId
     worker_id: WorkerId
+    tenant_digest: int
     request_digest: int
     """64 bits that stand for the engine's request id."""
     phase: str
@@ -35,6 +37,10 @@ class PinFacts:
 
     pin_id: PinId
     num_blocks: int
+    tenant_digest: int
+    """Whose blocks it holds; 0 where they are of several."""
+    pinned_at: float
+    """Monotonic seconds at which it was made."""
 
 
 def list_leases(state: CacheState, after_id: int, limit: int, now: float) -> tuple[LeaseFacts, ...]:
@@ -49,7 +55,17 @@ def list_pins(
     """Return up to `limit` pins whose ids are above `after_id`, by id; with a tenant, those of its own blocks alone."""
     own = [one for one, blocks in state.pins.items() if not is_foreign(state, blocks, tenant)]
     page = [PinId(number) for number in _page(own, after_id, limit)]
-    return tuple(PinFacts(pin_id=one, num_blocks=len(state.pins[one])) for one in page)
+    return tuple(_pin(state, one) for one in page)
+
+
+def _pin(state: CacheState, pin_id: PinId) -> PinFacts:
+    blocks = state.pins[pin_id]
+    return PinFacts(
+        pin_id=pin_id,
+        num_blocks=len(blocks),
+        tenant_digest=only_owner(state, blocks),
+        pinned_at=state.pins.made_at[pin_id],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +115,7 @@ def _facts(state: CacheState, lease: Lease, now: float) -> LeaseFacts:
     return LeaseFacts(
         lease_id=lease.lease_id,
         worker_id=lease.worker_id,
+        tenant_digest=lease.tenant,
         request_digest=int(rows.request_digest[row]),
         phase=lease.phase.name.lower(),
         num_blocks=len(state.leases.blocks_of(lease)),

@@ -8,12 +8,12 @@ from kvleased.core.states import State
 
 
 def magazine_violations(state: CacheState, listed: Ids) -> list[str]:
-    """Return what does not hold of magazines; `listed` are the device blocks of all leases."""
+    """Return what does not hold of blocks in magazines; `listed` are the device blocks of all leases."""
     book = state.magazines
     held_by = book.records.held_by
     if not len(book) and not held_by.any():
-        return _members(state)
-    states, found = state.device.records.state, _members(state)
+        return []
+    states, found = state.device.records.state, []
     is_held = held_by != 0
     if (is_held & (states != State.READY) & (states != State.RESERVED)).any():
         found.append("a magazine holds a block that is neither private nor findable")
@@ -38,7 +38,7 @@ def magazine_violations(state: CacheState, listed: Ids) -> list[str]:
     return found
 
 
-def _members(state: CacheState) -> list[str]:
+def member_violations(state: CacheState) -> list[str]:
     """The names in the records and the processes, against the magazines."""
     found, book = [], state.magazines
     named = {place: name for place, name in enumerate(book.records.name.tolist()) if name}

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from kvlease.errors import CopyFailedError, KVLeaseError
 from kvleased.core.commands import Fork, Reserve
 from kvleased.core.effects import Direction
-from kvleased.core.ending import end_lease
+from kvleased.core.ending import end_lease, forget_lease
 from kvleased.core.flights import SOURCE_TIERS, Flight
 from kvleased.core.ids import Ids
 from kvleased.core.joining import request_of
 from kvleased.core.leases import Lease
 from kvleased.core.moving import here
 from kvleased.core.parting import calls_beside
-from kvleased.core.phases import Phase
+from kvleased.core.phases import End, Phase
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
@@ -49,7 +49,7 @@ def retire_sources(
         for lease in list(state.leases.by_id.values()):
             is_below = lease.phase in (Phase.EVICTED, Phase.RELOADING)
             if is_below and np.isin(state.leases.blocks_of(lease), damaged).any():
-                end_lease(state, lease, error)
+                end_lease(state, lease, End.DAMAGED, error)
     else:
         assert flight.direction in (Direction.STORE, Direction.SHARE), "nothing else is verified"
         state.counters["store_failures"] += int(np.count_nonzero(failed))
@@ -80,7 +80,7 @@ def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: floa
         lease.pending.clear()
         if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
             # Without the bytes it is worth nothing.
-            end_lease(state, lease, error)
+            forget_lease(state, lease, error)
         elif lease.phase is Phase.LOADING:
             if not is_retired:
                 lease.skipped |= {SOURCE_TIERS[flight.direction]}
@@ -97,7 +97,7 @@ def _start_over(state: CacheState, lease: Lease) -> None:
     assert ticket is not None, "a loading lease ends with its caller"
     calls = calls_beside(state, lease)
     lease.ticket = None
-    end_lease(state, lease)
+    forget_lease(state, lease)
     waiter = Waiter(
         ticket=ticket,
         command=request,

@@ -16,6 +16,7 @@ from kvleased.core.granting import pack_parts
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.looking import EVERYWHERE, look_below, parted, tenants_of
+from kvleased.core.parking import larger
 from kvleased.core.phases import Phase
 from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
 from kvleased.core.retention import keep_class
@@ -24,6 +25,7 @@ from kvleased.core.state import CacheState, pack, split_keys
 from kvleased.core.states import State
 from kvleased.core.tenants import check_fits, of_one_tenant, only_of, own_victims, victims
 from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
+from kvleased.counted import are
 
 
 def deadline(wait_ms: int, now: float) -> float:
@@ -262,7 +264,8 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
         return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
     usable = state.shape.usable_blocks
     if count > usable:
-        msg = f"{count} blocks are asked for and the device pool has {usable}"
+        more = larger(state.shape.parked_blocks, count - usable, "ask for fewer keys")
+        msg = f"{are(count, 'block')} asked for and the device pool has {usable}; {more}"
         raise NeverFitsError(
             msg,
             resource="device_blocks",

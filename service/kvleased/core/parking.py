@@ -7,6 +7,13 @@ from kvleased.core.pool import Pool
 from kvleased.core.states import Event
 
 
+def larger(num_parked: int, num_lacking: int, registering: str) -> str:
+    """Return how a pool comes to grant more blocks: those that a resize took may do, else `registering` tells how."""
+    if 0 < num_lacking <= num_parked:
+        return f"bring some of its {num_parked} parked blocks back into use by kvlease resize"
+    return registering
+
+
 def park(pool: Pool, ids: Ids) -> None:
     """Take free blocks out of use until the pool grows again."""
     free = pool.free.ids

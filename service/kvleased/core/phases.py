@@ -7,7 +7,7 @@ that is not renewed in time is QUARANTINED while it is on the device, where its 
 it is in the host pool, where no worker can. Any phase ends by its owner's word or by the proof of its owner's death.
 """
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 
@@ -29,6 +29,28 @@ class Phase(IntEnum):
     QUARANTINED = 6
     """Not renewed in time; its blocks are kept from everyone."""
 
+
+class End(StrEnum):
+    """How a lease ended that had been granted."""
+
+    RELEASED = "released"
+    """By its owner's word."""
+    DETACHED = "detached"
+    """Its worker was detached."""
+    DIED = "died"
+    """Its worker's death was proven."""
+    EXPIRED = "expired"
+    """It was not renewed in time, in the host pool; on the device it would be quarantined and live on."""
+    ORPHANED = "orphaned"
+    """Its worker had lost it."""
+    DAMAGED = "damaged"
+    """Its bytes in the host pool were not what they were."""
+
+
+ENDED: Final[dict[End, str]] = {
+    end: "leases_released" if end is End.RELEASED else f"leases_ended_{end}" for end in End
+}
+"""The counters of ends; with the live leases but those that are LOADING they add up to all granted and recovered."""
 
 MOVING: Final = 7
 """The phase of a row that is being rewritten; a restart does not believe such a row."""

@@ -1,15 +1,41 @@
 """Own the invariants of places: what each group of a lease has, and what kernels read of it."""
 
+from typing import Final
+
 import numpy as np
 
 from kvlease.groups import Keeps
 from kvleased.core.records import NULL
+from kvleased.core.sound import Sound
 from kvleased.core.state import CacheState
 
+_MOVE_ON: Final = (Keeps.WINDOW, Keeps.CHUNK)
+"""Groups whose places move on with what is computed, but only when the lease is extended."""
 
-def place_violations(state: CacheState) -> list[str]:
+
+def place_violations(state: CacheState, sound: Sound) -> list[str]:
     """Return what does not hold of the places of leases and of the rows that kernels read."""
-    return [*_places(state), *_kernels(state)]
+    return sound.unless_known(
+        "places", _looked_at(state), lambda: [*_places(state), *_kernels(state)]
+    )
+
+
+def _looked_at(state: CacheState) -> tuple[object, ...]:
+    """Return all that these laws look at; the groups never change."""
+    rows, kernel = state.records.rows, state.kernel.rows
+    return (
+        [
+            (one.lease_id, one.row, one.members and one.members.furthest(0))
+            for one in state.leases.by_id.values()
+        ],
+        rows.num_computed.tobytes(),
+        rows.num_tokens.tobytes(),
+        rows.num_blocks.tobytes(),
+        rows.block_ids.tobytes(),
+        kernel.sequence.tobytes(),
+        kernel.num_published.tobytes(),
+        kernel.kernel_ids.tobytes(),
+    )
 
 
 def _places(state: CacheState) -> list[str]:
@@ -18,7 +44,7 @@ def _places(state: CacheState) -> list[str]:
     covering, rows = state.covering, state.records.rows
     for lease in state.leases.by_id.values():
         computed, tokens = int(rows.num_computed[lease.row]), int(rows.num_tokens[lease.row])
-        parts = state.leases.parts_of(lease.row)
+        parts = [part.tolist() for part in state.leases.parts_of(lease.row)]
         if computed > covering.room_tokens([len(part) for part in parts]):
             found.append(f"lease {lease.lease_id} has computed more tokens than it has room for")
         for group, part in enumerate(parts):
@@ -27,14 +53,14 @@ def _places(state: CacheState) -> list[str]:
             if lease.members is not None:
                 furthest = lease.members.furthest(computed)
                 most = covering.last_covered(group, furthest, max(tokens, furthest))
-            if keeps in (Keeps.WINDOW, Keeps.CHUNK):
-                # It moves on with what is computed only when the lease is extended.
+            if keeps in _MOVE_ON:
                 least = 0
             if not least <= len(part) <= most:
                 found.append(f"lease {lease.lease_id} has {len(part)} places in group {group}")
-            if (part[covering.first_held(group, computed, len(part)) :] == NULL).any():
+            if NULL in part[covering.first_held(group, computed, len(part)) :]:
                 found.append(f"lease {lease.lease_id} lacks a block in group {group}")
-            if (part[: covering.first_needed(group, computed)] != NULL).any():
+            gone = part[: covering.first_needed(group, computed)]
+            if gone.count(NULL) != len(gone):
                 found.append(f"lease {lease.lease_id} has not given back in group {group}")
     return found
 

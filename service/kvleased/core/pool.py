@@ -25,6 +25,7 @@ from kvleased.core.states import CompiledTransitions, Event, State, advance
 # Plain numbers: reading a member of an enumeration costs as much as a small array operation.
 _READY: Final = int(State.READY)
 _EVICT: Final = Event.EVICT
+_IN_USE: Final = np.array([byte not in (State.FREE, State.PARKED) for byte in range(256)])
 _ONE: Final = np.uint64(1)
 _HELD_ONCE: Final = np.int32(1).tobytes()
 _LAST_WORDS: Final = {
@@ -282,8 +283,7 @@ class Pool:
     @property
     def in_use(self) -> NDArray[np.bool_]:
         """Tell of every block whether somebody's bytes may be there."""
-        state = self.records.state
-        in_use: NDArray[np.bool_] = (state != State.FREE) & (state != State.PARKED)
+        in_use: NDArray[np.bool_] = _IN_USE[self.records.state]
         return in_use
 
     def usage(self) -> dict[int, tuple[int, int]]:

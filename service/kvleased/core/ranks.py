@@ -6,7 +6,6 @@ mean for their lease is told in `joining` and `parting`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -78,8 +77,6 @@ class Member:
     rank: int
     joined_id: LeaseId
     """The id under which it joined, in one order with those of leases; the first member's is the lease's own."""
-    granted_at: float = -inf
-    """Monotonic seconds at which it was answered, if that was later than the lease was granted."""
     told: list[int] = field(default_factory=list)
     """The ends of the places that it knows, by group."""
     num_tokens: int = 0

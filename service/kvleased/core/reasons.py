@@ -1,6 +1,6 @@
 """Own the words for why a call is not served; who is told what is the business of `refusals`."""
 
-from enum import Enum
+from enum import Enum, auto
 from typing import Final
 
 
@@ -21,6 +21,16 @@ class Reason(Enum):
     """Its tenant has as many leases as it may have."""
     KEPT_LEASES = "kept_leases"
     """The rows of the block table that are free are kept for other tenants."""
+
+
+class Detail(Enum):
+    """How much a refusal says; all of it takes a few passes over the pool, which a step cannot wait for."""
+
+    CODE = auto()
+    FIGURES = auto()
+    """What is needed, what there is, and when to try again."""
+    ALL = auto()
+    """Who has the pool, and what would be granted, too."""
 
 
 OF_TENANT: Final = (Reason.TENANT_LEASES, Reason.KEPT_LEASES)

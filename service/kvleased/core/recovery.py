@@ -242,15 +242,17 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
     rows.phase[row] = lease.phase
     (state.host if on_host else state.device).holds[_entries(state, row)] += 1
     state.leases.adopt(lease, int(rows.request_digest[row]))
+    state.counters["leases_recovered"] += 1
 
 
 def _show_kernels(state: CacheState, rows: set[int]) -> None:
     """Publish the rows anew that were published, if their leases are on the device; and end what was cut off."""
-    was_published = state.kernel.published(np.arange(len(state.records.rows.lease_id)))
-    state.kernel.reset()
-    for row in sorted(rows):
-        if was_published[row] and state.records.rows.phase[row] == Phase.ACTIVE:
-            state.kernel.publish(row, state.leases.parts_of(row))
+    all_rows = np.arange(len(state.records.rows.lease_id))
+    stays = state.kernel.published(all_rows) & (state.records.rows.phase == Phase.ACTIVE)
+    stays &= np.isin(all_rows, list(rows))
+    for row in np.flatnonzero(stays).tolist():
+        state.kernel.publish(row, state.leases.parts_of(row))
+    state.kernel.reset(np.flatnonzero(~stays))
 
 
 def _free_unheld(pool: Pool) -> None:

@@ -22,12 +22,14 @@ from kvleased.core.holdings import holdings
 from kvleased.core.ids import Ids
 from kvleased.core.keeping import is_capped, leaves_row
 from kvleased.core.leases import NOWHERE, Lease
-from kvleased.core.reasons import OF_LEASES, Reason
+from kvleased.core.parking import larger
+from kvleased.core.reasons import OF_LEASES, Detail, Reason
 from kvleased.core.room import num_available
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back, limit_of, limits_of
 from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
+from kvleased.counted import are, counted
 
 RETRY_AFTER_MS_MAX: Final = 5_000
 """The longest that a refusal tells a caller to wait, unless the first in an empty queue is told to wait longer."""
@@ -123,12 +125,12 @@ def refusal(
     state: CacheState, waiter: Waiter, num_ahead: int, waited: float = 0.0
 ) -> PoolFullError:
     """Explain why a call was not served, at once or for all the seconds that it waited."""
-    if state.is_terse:
+    if state.detail is Detail.CODE:
         return PoolFullError(retry_after_ms=state.shape.retry_after_ms)
     lack = shortage(state, waiter, num_ahead)
     after = f"after {waited:.1f} s: " if waited else ""
     then = "try again after retry_after_ms, or allow a longer wait_ms"
-    remedies = _remedies(state, waiter, lack)
+    remedies = _remedies(state, waiter, lack) if state.detail is Detail.ALL else ()
     return _full(state, state.workers[waiter.worker_id], lack, (after, then), remedies)
 
 
@@ -163,7 +165,7 @@ def _full(
         need, available = 1, 0
     else:
         resource, most = limit_of(state, tenant, available)
-        short = f"{need} blocks are needed and {available} of {most} can be had{_when(lack)}"
+        short = f"{are(need, 'block')} needed and {available} of {most} can be had{_when(lack)}"
     return PoolFullError(
         f"{after}{short}: {_because(lack)}; {then}",
         resource=resource,
@@ -173,7 +175,7 @@ def _full(
         retry_after_ms=patience(state, lack),
         rule=lack.reason.value,
         remedies=remedies,
-        holdings=holdings(state, state.device, tenant),
+        holdings=holdings(state, state.device, tenant) if state.detail is Detail.ALL else (),
     )
 
 
@@ -181,17 +183,17 @@ def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[st
     """Return which resource there is no more of, how much of it there is in all, and that in words."""
     if lack.reason is Reason.LEASES:
         most = len(state.leases)
-        return "leases", most, f"all {most} leases are in use"
+        return "leases", most, f"all {are(most, 'lease')} in use"
     if lack.reason is Reason.KEPT_LEASES:
         most, num_free = state.shape.max_leases, len(state.leases.free_rows)
         return (
             "leases",
             most,
-            f"{num_free} of {most} leases are left, which are kept for other tenants",
+            f"{num_free} of {are(most, 'lease')} left, which are kept for other tenants",
         )
     most = limits_of(state, tenant).leases_max
     num_own = state.leases_by_tenant()[tenant]
-    return "tenant_leases", most, f"the tenant has {num_own} leases and may have {most}"
+    return "tenant_leases", most, f"the tenant has {counted(num_own, 'lease')} and may have {most}"
 
 
 def _because(lack: Shortage) -> str:
@@ -204,7 +206,9 @@ def _because(lack: Shortage) -> str:
         return f"{lack.num_ahead} {wait} before this one"
     if lack.reason is Reason.LIMITS:
         return "its tenant's maximum, or what other tenants are guaranteed, keeps it from the rest"
-    return "copies are under way" if lack.reason is Reason.COPIES else "the rest is held"
+    if lack.reason is Reason.COPIES:
+        return "blocks are being copied, or zeroed for another tenant"
+    return "the rest is held"
 
 
 def _when(lack: Shortage) -> str:
@@ -217,7 +221,8 @@ def busy(
     """Explain why a call may not even wait: `num_waiting` calls do, of its tenant unless all places are taken."""
     whose = "" if state.is_crowded else "of this tenant "
     return BusyError(
-        f"{num_waiting} calls {whose}wait already, and the limit is {limit}; try again after retry_after_ms",
+        f"{counted(num_waiting, 'call', f'{whose}waits', f'{whose}wait')} already, and the limit is {limit}; "
+        "try again after retry_after_ms",
         resource="waiting_calls",
         need=1,
         available=0,
@@ -229,11 +234,13 @@ def busy(
 
 
 def draining(state: CacheState) -> DrainingError:
-    """Explain why a cache that is being drained grants no lease."""
-    num_leases = len(state.leases)
+    """Explain why a cache that is being drained, by itself or with the daemon, grants no lease."""
+    whose, where = ("daemon", " in the cache") if state.drains_daemon else ("cache", "")
+    left = f"{are(len(state.leases), 'lease')} left{where}"
     return DrainingError(
-        f"the cache is being drained and grants nothing new, {num_leases} leases are left; ask another daemon",
-        resource="cache",
+        f"the {whose} is being drained and grants nothing new, {left}; ask another daemon",
+        resource=whose,
+        retry_after_ms=RETRY_AFTER_MS_MAX,
     )
 
 
@@ -243,9 +250,9 @@ def slots_never_fit(state: CacheState, need: int) -> NeverFitsError | None:
     limit = len(host) - host.counts()["bad"] - host.num_parked
     if need <= limit:
         return None
+    more = larger(host.num_parked, need - limit, "register the cache with more host_bytes")
     return NeverFitsError(
-        f"the lease takes {need} slots and the host pool has {limit}; "
-        "release it instead, or register the cache with more host_bytes",
+        f"the lease takes {counted(need, 'slot')} and the host pool has {limit}; release it instead, or {more}",
         resource="host_slots",
         need=need,
         available=host.num_available,
@@ -257,7 +264,7 @@ def slots_full(state: CacheState, need: int, tenant: int) -> PoolFullError:
     """Explain why a lease cannot be moved to the host pool now."""
     host = state.host
     return PoolFullError(
-        f"the lease takes {need} slots and {host.num_available} can be had now",
+        f"the lease takes {counted(need, 'slot')} and {host.num_available} can be had now",
         resource="host_slots",
         need=need,
         available=host.num_available,
@@ -273,7 +280,7 @@ def keys_full(state: CacheState, need: int, available: int, tenant: int | None) 
     limit = state.shape.usable_blocks
     reason = Reason.COPIES if need <= available else Reason.BLOCKS
     return PoolFullError(
-        f"{need} blocks are needed and {available} of {limit} can be had now; try again after retry_after_ms",
+        f"{are(need, 'block')} needed and {available} of {limit} can be had now; try again after retry_after_ms",
         resource="device_blocks",
         need=need,
         available=available,
@@ -299,7 +306,7 @@ def flight_late(state: CacheState, flight: Flight) -> DeadlineError:
 def _late(state: CacheState, flights: list[Flight], tenant: int | None) -> DeadlineError:
     num_blocks = sum(len(flight.targets) for flight in flights)
     return DeadlineError(
-        f"the copies did not end before the caller's deadline: {num_blocks} blocks are still being copied; "
+        f"the copies did not end before the caller's deadline: {are(num_blocks, 'block')} still being copied; "
         "try again with a longer wait_ms",
         resource="copies",
         need=num_blocks,

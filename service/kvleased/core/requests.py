@@ -67,7 +67,7 @@ def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Ou
         msg = "the lease is loading; repeat the call with a wait_ms"
         raise WrongStateError(msg)
     if lease.members is not None:
-        join(state, lease, command.worker_id, now)
+        join(state, lease, command.worker_id)
         return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
     return supersede_ticket(state, lease, command.wait_ms, now)
 
@@ -77,14 +77,14 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     lease = state.lease_of(command)
     renew(state, lease, now)
     check_tokens(state, command.num_tokens, lease)
-    if state.is_limited:
-        check_tokens_fit(state, lease.tenant, command.num_tokens)
     if lease.phase is Phase.ACTIVE and num_missing(state, lease, command.num_tokens) <= 0:
-        # Who needs nothing waits for nobody.
+        # Who needs nothing waits for nobody, also where less may be had by now.
         reply = unextended(state, lease, command.num_tokens)
         if lease.members is not None:
             reply = tell(state, lease, lease.members, command)
         return Outcome(reply=reply)
+    if state.is_limited:
+        check_tokens_fit(state, lease.tenant, command.num_tokens)
     return seat(state, command, command.worker_id, now)
 
 

@@ -5,6 +5,7 @@ has is taken away by other limits: who is above them gets nothing more until it 
 """
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +22,18 @@ from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import num_owed, pinned_by_tenant, victims
 
+_LATER: Final = "try again when leases have ended, or drain the cache"
+_SOON: Final = "try again in a moment"
+_ADVICE: Final = {
+    "leased": _LATER,
+    "in_magazine": "end the engines that have magazines (kvlease magazines)",
+    "pinned": "end pins by kvlease unpin, which kvlease pins lists",
+    "copying": _SOON,
+    "scrubbing": _SOON,
+    "quarantined": "end the workers whose leases have expired (kvlease leases)",
+    "bad": "blocks that were retired never leave",
+}
+"""What an operator can do about blocks that cannot leave a pool, by what has them."""
 _NAMES = {Tier.DEVICE: "device_blocks", Tier.HOST: "host_slots"}
 
 
@@ -119,14 +132,18 @@ def _check_capacity(command: Resize, most: int) -> None:
 
 
 def _in_use(state: CacheState, command: Resize, pool: Pool, count: int) -> PoolFullError:
+    found = holdings(state, pool, None)
+    held = {one.state: one.num_blocks for one in found if one.state in _ADVICE}
+    told = ", ".join(f"{num_blocks} {name.replace('_', ' ')}" for name, num_blocks in held.items())
+    advice = "; ".join(dict.fromkeys(_ADVICE[name] for name in held))
     msg = (
-        f"{count} blocks are to leave the {command.tier.value} pool, and {pool.num_available} can: the others are "
-        "held; try again when leases have ended, or drain the cache"
+        f"{count} blocks are to leave the {command.tier.value} pool, and {pool.num_available} can: of the others are "
+        f"{told}; {advice}"
     )
     return PoolFullError(
         msg, resource=_NAMES[command.tier], need=count, available=pool.num_available,
         limit=pool.num_usable - pool.num_parked, retry_after_ms=state.shape.retry_after_ms,
-        holdings=holdings(state, pool, None),
+        holdings=found,
     )  # fmt: skip
 
 

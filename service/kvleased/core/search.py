@@ -96,13 +96,14 @@ def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources |
     is_missing = entries < 0
     joined: dict[int, CopyId] = {}
     # Nearly always nothing is; bytes are searched faster than an array.
-    if b"\1" in is_missing.tobytes():
+    has_missing = b"\1" in is_missing.tobytes()
+    if has_missing:
         entries, joined = _before_hole(state, keys, (entries, is_missing), sources)
         if not len(entries):
             return NOTHING
     if tenant is not None and may_be_foreign(state, tenant, sources):
         entries = _own(state, entries, tenant)
-    blocks, below = by_tier(entries)
+    blocks, below = by_tier(entries) if has_missing else (entries, NOWHERE)
     _check_distinct(state, keys, blocks, below)
     if len(below):
         return _with_below(state, keys, (entries, blocks, below), _joined(joined, entries))

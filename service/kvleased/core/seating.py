@@ -56,13 +56,13 @@ def new_waiter(state: CacheState, command: Waitable, worker_id: WorkerId, now: f
 def seat_waiter(state: CacheState, waiter: Waiter, now: float) -> Outcome:
     """Serve a call, or let it wait if it may and there is a place to wait."""
     command, num_ahead = waiter.command, 0
-    if len(state.waiting):
+    if state.waiting.by_ticket:
         _weigh(state, waiter)
         num_ahead = _num_ahead(state, waiter, now)
     result = None if num_ahead else _ATTEMPTS[type(command)](state, waiter, now)
     if result is None:
         return _wait(state, waiter, num_ahead)
-    if len(state.waiting):
+    if state.waiting.by_ticket:
         state.waiting.serve(waiter)
         _answer_mates(state, waiter, now)
     if isinstance(result, Lease):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
 from kvlease.groups import Keeps
-from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, PinId, WorkerId
+from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, WorkerId
 from kvleased.core.allowances import Allowances
 from kvleased.core.charges import Charges
 from kvleased.core.covering import Covering
@@ -34,8 +34,10 @@ from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.loading import Loading
 from kvleased.core.magazines import MagazineBook
 from kvleased.core.missing import MissingKeys
+from kvleased.core.pins import Pins
 from kvleased.core.pool import Pool
 from kvleased.core.ranks import Call, RankBook
+from kvleased.core.reasons import Detail
 from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
@@ -105,13 +107,13 @@ class CacheState:
         self.flights: dict[CopyId, Flight] = {}
         self.loading = Loading(records.device.key)
         """Keys on their way to the device, so that a second caller joins the first."""
-        self.pins: dict[PinId, Ids] = {}
-        self.leaving: list[Ids] = []
-        """Device blocks of leases that have been released; let go of before the next command."""
+        self.pins = Pins()
+        self.leaving: list[Lease] = []
+        """Leases that have been released; their blocks are let go of before the next command could take their rows."""
         self.counters: Counter[str] = Counter()
         self.effects: list[Effect] = []
-        self.is_draining = self.is_terse = False
-        """Whether nothing new is granted; and whether a refusal need say its code alone, for nobody reads the rest."""
+        self.is_draining, self.drains_daemon, self.detail = False, False, Detail.ALL
+        """Whether nothing new is granted, by the whole daemon; and how much refusals say."""
         self._next_id = epoch << EPOCH_SHIFT
 
     @classmethod
@@ -358,7 +360,7 @@ def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
 def _allowances(shape: CacheShape) -> tuple[bool, Allowances, Allowances]:
     """Return whether rows are kept for tenants, and what is kept of them and of the pins."""
     keeps_rows = shape.limits_tenants or shape.caps_leases
-    return keeps_rows, Allowances(shape, shape.max_leases), Allowances(shape, shape.max_pins)
+    return keeps_rows, Allowances.of_rows(shape), Allowances.of_pins(shape)
 
 
 def _history_of(pools: Sequence[Pool]) -> History:

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from kvleased.core.leases import NOWHERE
 from kvleased.core.limits import TenantLimits
 from kvleased.core.looking import tenants_of
 from kvleased.core.state import CacheState
+from kvleased.counted import are
+
+_SCRUB: Final = Direction.SCRUB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +115,7 @@ def _above_maximum(
 ) -> NeverFitsError:
     limit = limits_of(state, tenant).max_blocks
     msg = (
-        f"{num_blocks} blocks are needed, but the tenant can never have more than {limit}; "
+        f"{are(num_blocks, 'block')} needed, but the tenant can never have more than {limit}; "
         "ask for fewer tokens, or raise the tenant's max_percent"
     )
     return NeverFitsError(
@@ -274,6 +278,8 @@ def is_foreign(state: CacheState, blocks: Ids, tenant: int | None) -> bool:
 
 def pinned_by_tenant(state: CacheState, more: Ids = NOWHERE) -> dict[int, int]:
     """Count the blocks that pins hold, each once, by the tenant whose bytes they hold; and `more` as if pinned."""
+    if not state.pins and not len(more):
+        return {}
     is_pinned = np.zeros(len(state.device), np.bool_)
     for blocks in (*state.pins.values(), more):
         is_pinned[blocks] = True
@@ -348,12 +354,13 @@ def tenant_violations(state: CacheState) -> list[str]:
     records, usable = state.device.records, state.shape.usable_blocks
     is_used = state.device.in_use
     for flight in state.flights.values():
-        if flight.direction is Direction.SCRUB:
+        if flight.direction is _SCRUB:
             is_used[flight.targets] = False
-    is_idle = state.device.order.holds(np.arange(len(state.device)))
-    for digest in {*usage, *np.unique(records.tenant[is_used]).tolist()}:
-        is_own = is_used & (records.tenant == digest)
-        counted = int(is_own.sum()), int((is_own & is_idle).sum())
+    (used,) = is_used.nonzero()
+    num_used = Counter(records.tenant[used].tolist())
+    num_cached = Counter(records.tenant[used[state.device.order.holds(used)]].tolist())
+    for digest in {*usage, *num_used}:
+        counted = num_used[digest], num_cached[digest]
         if usage.get(digest, (0, 0)) != counted:
             found.append(
                 f"tenant {digest} uses {counted} blocks, and {usage.get(digest)} are counted"
@@ -370,7 +377,7 @@ def tenant_violations(state: CacheState) -> list[str]:
 
 def _lease_violations(state: CacheState) -> list[str]:
     """Return which counts of leases are not what the leases say, or above a cap that was not lowered meanwhile."""
-    counted = Counter(lease.tenant for lease in state.leases.by_id.values())
+    counted = Counter([lease.tenant for lease in state.leases.by_id.values()])
     found = []
     if counted != state.leases_by_tenant():
         found.append(

@@ -14,6 +14,7 @@ from kvleased.core.leases import LeaseBook
 from kvleased.core.phases import Phase
 from kvleased.core.records import NULL
 from kvleased.core.state import CacheState
+from kvleased.counted import counted
 
 
 def trim(state: CacheState, command: Trim, now: float) -> Outcome:
@@ -28,7 +29,7 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
     least = max(1, num_computed)
     if command.num_tokens < least:
         msg = (
-            f"num_tokens is {command.num_tokens}, but the states of {num_computed} tokens are written; "
+            f"num_tokens is {command.num_tokens}, but the states of {counted(num_computed, 'token')} are written; "
             f"trim to at least {least}"
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=least)

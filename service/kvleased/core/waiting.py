@@ -142,14 +142,14 @@ class WaitingRoom:
         self._reloads: dict[int, Waiter] = {}
         self._again: dict[int, Waiter] = {}
         self._classes = tuple(FairQueue() for _ in range(PRIORITY_MAX + 1))
-        self._new: dict[int, Waiter] = {}
-        """All that are in one of the classes."""
+        self.by_ticket: dict[int, Waiter] = {}
+        """All that wait; every call looks here, which costs less than to ask for the length."""
         self._rises_at = inf
         """When the next one rises to a higher class, or earlier."""
 
     def __len__(self) -> int:
         """Count the waiting calls."""
-        return len(self._extends) + len(self._reloads) + len(self._again) + len(self._new)
+        return len(self.by_ticket)
 
     def __iter__(self) -> Iterator[Waiter]:
         """Go through the waiting calls in the order in which they would be served."""
@@ -198,10 +198,10 @@ class WaitingRoom:
     def join(self, waiter: Waiter) -> None:
         """Let a call wait for its turn."""
         command = waiter.command
+        self.by_ticket[waiter.ticket] = waiter
         if isinstance(command, Reserve):
             waiter.priority = command.priority
             self._classes[waiter.priority].join(waiter)
-            self._new[waiter.ticket] = waiter
             self._rises_at = min(self._rises_at, self._rise_of(waiter))
         elif isinstance(command, Reload):
             self._reloads[waiter.ticket] = waiter
@@ -212,6 +212,7 @@ class WaitingRoom:
         """Put a new request back that was served once: before all others."""
         assert isinstance(waiter.command, Reserve)
         self._again = {waiter.ticket: waiter, **self._again}
+        self.by_ticket[waiter.ticket] = waiter
 
     def serve(self, waiter: Waiter) -> None:
         """Take a call out that has been served, or never had to wait; its tenant's share is the less."""
@@ -221,14 +222,14 @@ class WaitingRoom:
 
     def leave(self, ticket: int) -> Waiter | None:
         """Take a call out that is not served any more, if it is there."""
-        waiter = self._new.pop(ticket, None)
-        if waiter is not None:
-            self._classes[waiter.priority].leave(waiter)
-            return waiter
+        waiter = self.by_ticket.pop(ticket, None)
+        if waiter is None:
+            return None
         for queue in (self._extends, self._reloads, self._again):
             if ticket in queue:
                 return queue.pop(ticket)
-        return None
+        self._classes[waiter.priority].leave(waiter)
+        return waiter
 
     # Ageing -------------------------------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class WaitingRoom:
                 self._classes[lower].leave(waiter)
                 waiter.priority = lower + 1
                 self._classes[lower + 1].join(waiter)
-        self._rises_at = min(map(self._rise_of, self._new.values()), default=inf)
+        self._rises_at = min(map(self._rise_of, chain(*self._classes)), default=inf)
 
     def _rise_of(self, waiter: Waiter) -> float:
         """Return when a request rises to the next class."""

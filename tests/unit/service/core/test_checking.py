@@ -16,6 +16,7 @@ from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
 from kvleased.core.phases import Phase
 from kvleased.core.records import NULL, CacheRecords
+from kvleased.core.sound import Sound
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
@@ -234,22 +235,59 @@ GROUP_DAMAGES: dict[str, Damage] = {
 @pytest.mark.parametrize(("text", "damage"), GROUP_DAMAGES.items(), ids=GROUP_DAMAGES)
 def test_damage_of_groups_is_noticed(text: str, damage: Damage) -> None:
     """Each invariant of places tells in words what does not hold."""
-    cache = a_grouped_cache()
-    assert cache.check() == []
+    cache, sound = a_grouped_cache(), Sound()
+    assert cache.check(sound) == []
 
     damage(cache._state)
 
     assert [found for found in cache.check() if re.search(re.escape(text), found)]
+    assert cache.check(sound) == cache.check()
 
 
 @pytest.mark.parametrize(("text", "damage"), DAMAGES.items(), ids=DAMAGES)
 def test_damage_is_noticed(text: str, damage: Damage) -> None:
     """Each invariant tells in words what does not hold."""
-    cache = a_busy_cache()
+    cache, sound = a_busy_cache(), Sound()
+    assert cache.check(sound) == []
 
     damage(cache._state)
 
     assert [found for found in cache.check() if re.search(re.escape(text), found)]
+    assert cache.check(sound) == cache.check()
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("name", ["generation", "tenant", "checksum", "position", "seal", "key"])
+def test_damage_of_any_column_is_noticed_again(tier: str, name: str) -> None:
+    """What was sound is gone through again as soon as a byte of it is another, and as long as it is not sound."""
+    cache, sound = a_busy_cache(), Sound()
+    assert cache.check(sound) == []
+    columns = getattr(cache._state.records, tier)
+
+    (ready,) = (columns.state == State.READY).nonzero()
+    getattr(columns, name)[ready[0]] ^= 1
+
+    assert cache.check(sound) == cache.check() != []
+    assert cache.check(sound) == cache.check()
+
+
+def test_sound_tells_what_it_knows() -> None:
+    """What was gone through and held is known by name."""
+    sound = Sound()
+    assert repr(sound) == "<Sound nothing>"
+
+    a_busy_cache().check(sound)
+
+    assert repr(sound) == "<Sound device, host, disk, lists, places>"
+
+
+def test_sound_asks_no_law_twice_about_the_same() -> None:
+    """A law that held is not asked about what it has looked at; one that did not hold is."""
+    sound, answers = Sound(), iter([["broken"], [], ["broken again"]])
+
+    told = [sound.unless_known("law", (at,), lambda: next(answers)) for at in (1, 1, 1, 2)]
+
+    assert told == [["broken"], [], [], ["broken again"]]
 
 
 def test_reused_scrub_target_is_noticed() -> None:

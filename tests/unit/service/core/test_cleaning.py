@@ -9,7 +9,6 @@ from kvlease.errors import PoolFullError
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.checking import violations
 from kvleased.core.cleaning import BLOCKS_MAX
 from kvleased.core.effects import (
     Copy,
@@ -600,6 +599,21 @@ def test_share_that_fails_holds_nothing_and_is_tried_again() -> None:
     assert the_copy(tick(cache, 2.0)).direction is Direction.SHARE
 
 
+def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
+    """It is offered again after all others have been, first those that were not taken longest ago."""
+    cache = a_remote_cache(16, 4, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, keys(1)))))
+    land(cache, the_copy(outcome_of_commit(cache, keys(2), "other")))
+    first = ids(share.source_ids)
+
+    land(cache, share, failed=(0,))
+    second = the_copy(tick(cache, 2.0))
+    land(cache, second, failed=(0,))
+
+    assert ids(second.source_ids) != first
+    assert ids(the_copy(tick(cache, 4.0)).source_ids) == first
+
+
 def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
     """A load retires a slot that a copy in the background still reads: nothing is amiss, and it is not copied again."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
@@ -872,4 +886,4 @@ def test_damage_between_the_tiers_is_noticed(
 
     damage(cache._state)
 
-    assert any(words in text for text in tier_violations(cache._state) + violations(cache._state))
+    assert any(words in text for text in tier_violations(cache._state) + cache.check())

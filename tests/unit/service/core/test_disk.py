@@ -367,6 +367,27 @@ def test_reserve_that_started_over_does_not_join_the_tier_that_failed_it() -> No
     assert cache.check() == []
 
 
+def test_bytes_that_come_from_two_tiers_at_once_are_the_first_ones() -> None:
+    """Whoever may not join a copy has the bytes from elsewhere, and who asks from then on waits for neither."""
+    cache = a_tiered_cache()
+    cached(cache, keys(1))
+    on_host(cache, keys(2))
+    on_host(cache, keys(3))
+    on_disk(cache, keys(2), first_slot=1)
+    waits = cache.handle(a_patient_reserve(keys(2), "b"), 0.0)
+    outcome = cache.handle(a_patient_reserve(doc(3), "a"), 0.0)
+    slow, fast = the_copy(waits), the_copy(fail(cache, the_copy(outcome)))
+
+    landed = land(cache, fast)
+
+    assert (slow.direction, fast.direction) == (Direction.RELOAD, Direction.LOAD)
+    assert hits(woken(landed, outcome.ticket, Reserved)) == (4, 0, 4, 0)
+    assert cache.check() == []
+    assert hits(reserve(cache, 2, "c", keys(1, 2))) == (8, 0, 0, 0)
+    woken(land(cache, slow), waits.ticket, Reserved)
+    assert cache.check() == []
+
+
 def test_only_the_dead_movers_copies_end() -> None:
     """The death of one mover's process says nothing of what the others write."""
     cache = a_tiered_cache()

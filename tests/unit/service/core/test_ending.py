@@ -8,6 +8,7 @@ from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Beat, Detached, Done, Released
+from kvleased.core.phases import ENDED, End
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
@@ -306,13 +307,13 @@ def test_heartbeat_tells_how_far_ids_were_granted() -> None:
 
 
 def test_heartbeat_spares_leases_that_are_news() -> None:
-    """A lease that is newer than what the heartbeat knew of, or whose answer is on its way, is no orphan."""
+    """A lease that is newer than what the heartbeat knew of is no orphan; one that is not is, however young."""
     cache = a_cache()
     old = reserve(cache, 1, "old")
-    new = reserve(cache, 1, "new", now=5.0)
+    new = reserve(cache, 1, "new")
 
-    assert beat(cache, newest=LeaseId(old.lease_id - 1), now=11.0)[1] == 0
-    assert beat(cache, newest=new.lease_id, now=11.0)[1] == 1
+    assert beat(cache, newest=LeaseId(old.lease_id - 1), now=0.0)[1] == 0
+    assert beat(cache, newest=old.lease_id, now=0.0)[1] == 1
 
     assert leases_of(cache) == [new.lease_id]
 
@@ -386,3 +387,76 @@ def test_worker_without_leases_ends() -> None:
 
     assert answer(outcome, Detached).num_leases == 0
     assert cache.census().num_workers == 2
+
+
+# Counting -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", [c.Detach, c.WorkerDied])
+def test_leases_that_end_with_their_worker_are_counted(
+    ends: type[c.Detach] | type[c.WorkerDied],
+) -> None:
+    """Whether it was detached or died is told apart; its other leases had ended by its word."""
+    cache = a_cache()
+    for name in ("a", "b", "c"):
+        reserve(cache, 1, name)
+    release(cache, LeaseId(leases_of(cache)[0]))
+
+    cache.handle(ends(worker_id=WORKER), 1.0)
+
+    how = End.DETACHED if ends is c.Detach else End.DIED
+    assert counted(cache) == {End.RELEASED: 1, how: 2}
+    assert cache.check() == []
+
+
+def test_evicted_lease_that_is_not_renewed_is_counted() -> None:
+    """In the host pool a lease ends; on the device it is late, and no end of it is counted."""
+    cache = a_cache()
+    evicted(cache, keys(1))
+    reserve(cache, 1, "on the device", now=1.0)
+
+    tick(cache, 3 * LEASE_SECONDS)
+
+    assert cache.census().counters["leases_expired"] == 2
+    assert counted(cache) == {End.EXPIRED: 1}
+    assert cache.check() == []
+
+
+def test_orphan_is_counted() -> None:
+    """A lease that its worker has lost ends in a way of its own."""
+    cache = a_cache()
+    reserve(cache, 1, "lost")
+
+    beat(cache, newest=NEWEST, now=11.0)
+
+    assert counted(cache) == {End.ORPHANED: 1}
+    assert cache.check() == []
+
+
+def test_lease_that_was_never_granted_is_not_counted() -> None:
+    """Who gives up while bytes of the prefix are on their way was granted nothing, so nothing ends."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    before = counted(cache)
+    cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)
+    (lease_id,) = leases_of(cache)
+
+    release(cache, LeaseId(lease_id))
+
+    assert counted(cache) == before
+    assert cache.check() == []
+
+
+def test_check_finds_an_end_that_is_not_counted() -> None:
+    """Granted, live and ended leases are held against each other."""
+    cache = a_cache()
+    reserve(cache)
+    cache._state.counters["leases_ended_died"] += 1
+
+    assert cache.check() == ["1 leases were granted or recovered, 1 live and 1 have ended"]
+
+
+def counted(cache: Cache) -> dict[End, int]:
+    """Return how many leases ended in each way, of the ways in which any did."""
+    counters = cache.census().counters
+    return {end: counters[name] for end, name in ENDED.items() if counters.get(name)}

@@ -589,7 +589,7 @@ def test_fork_needs_a_row() -> None:
     cache = a_cache(8, max_leases=1)
     parent = computed(cache, 8, 6)
 
-    with pytest.raises(PoolFullError, match="leases") as refused:
+    with pytest.raises(PoolFullError, match="all 1 lease is in use") as refused:
         fork(cache, parent, 8)
 
     assert (refused.value.resource, refused.value.limit) == ("leases", 1)

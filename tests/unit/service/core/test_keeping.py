@@ -1,5 +1,7 @@
 """Rows and pins are kept for each tenant, so that another who takes all that it can get shuts nobody out."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvlease.errors import PoolFullError
@@ -37,6 +39,11 @@ def flooded(cache: Cache, count: int) -> list[Reserved]:
 def pin(cache: Cache, tenant: int | None, number: int) -> Pinned:
     """Pin the block of a key for a tenant."""
     return answer(cache.handle(c.Pin(keys=keys(number), tenant_digest=tenant), 0.0), Pinned)
+
+
+def _of_rows(cache: Cache, count: int) -> Allowances:
+    """Divide so many rows under a cache's limits."""
+    return Allowances.of_rows(replace(cache.shape, max_leases=count))
 
 
 # Rows -----------------------------------------------------------------------------------------------------------------
@@ -152,6 +159,24 @@ def test_flood_of_pins_leaves_those_of_others() -> None:
     assert refused.value.rule == "pins"
 
 
+@pytest.mark.parametrize(
+    ("budget", "count", "refusal"), [(5, 5, "the last 3 are kept"), (0, 8, "unpin one first")]
+)
+def test_pins_are_kept_whatever_leases_a_tenant_may_have(
+    budget: int, count: int, refusal: str
+) -> None:
+    """A cap of leases is none of pins; who may pin no block is kept no pin, though it is attached."""
+    limits = {OTHER_TENANT: TenantLimits(min_blocks=4, leases_max=1, pinned_blocks_max=budget)}
+    cache = a_cache(16, max_pins=8, tenants=limits)
+    cached(cache, keys(1))
+    cached(cache, keys(2), worker_id=STRANGER)
+    for _ in range(count):
+        pin(cache, TENANT, 1)
+
+    with pytest.raises(PoolFullError, match=refusal):
+        pin(cache, TENANT, 1)
+
+
 def test_operator_may_pin_what_is_kept_and_counts_to_nobody() -> None:
     """An operator's pin over blocks of several tenants is none of theirs."""
     cache = a_cache(16, max_pins=4)
@@ -172,16 +197,16 @@ def test_operator_may_pin_what_is_kept_and_counts_to_nobody() -> None:
 def test_parts_are_rounded_down_where_they_do_not_all_fit() -> None:
     """More tenants with minima than rows have none kept, rather than that nobody could have any."""
     tenants = {number: TenantLimits(min_blocks=2) for number in range(4)}
-    shape = a_cache(8, max_leases=3, tenants=tenants)._state.shape
+    cache = a_cache(8, max_leases=3, tenants=tenants)
 
-    assert Allowances(shape, 3).parts == dict.fromkeys(range(4), 0)
-    assert Allowances(shape, 6).parts == dict.fromkeys(range(4), 1)
-    assert Allowances(shape, 4).parts == dict.fromkeys(range(4), 1)
+    assert _of_rows(cache, 3).parts == dict.fromkeys(range(4), 0)
+    assert _of_rows(cache, 6).parts == dict.fromkeys(range(4), 1)
+    assert _of_rows(cache, 4).parts == dict.fromkeys(range(4), 1)
 
 
 def test_allowances_show_what_is_kept() -> None:
     """Of all that there is, half of what the minima leave is kept in equal parts."""
-    shape = a_cache(8, tenants=_GUARDED)._state.shape
+    cache = a_cache(8, tenants=_GUARDED)
 
-    assert repr(Allowances(shape, 8)) == f"<Allowances {{{OTHER_TENANT}: 4}}, 2 in equal parts>"
-    assert Allowances(shape, 8).most == 6
+    assert repr(_of_rows(cache, 8)) == f"<Allowances {{{OTHER_TENANT}: 4}}, 2 in equal parts>"
+    assert _of_rows(cache, 8).most == 6

@@ -13,7 +13,9 @@ from tests.unit.service.core.builders import (
     EPOCH,
     LEASE_SECONDS,
     MATE,
+    OTHER_TENANT,
     SHAPE,
+    STRANGER,
     TENANT,
     WORKER,
     a_cache,
@@ -37,6 +39,7 @@ def test_lease_is_listed_with_what_it_has() -> None:
     assert listed == LeaseFacts(
         lease_id=lease_id,
         worker_id=WORKER,
+        tenant_digest=TENANT,
         request_digest=request_digest("mine"),
         phase="active",
         num_blocks=2,
@@ -90,6 +93,21 @@ def test_lease_of_an_earlier_life_has_no_age() -> None:
     assert isclose(listed.seconds_left, LEASE_SECONDS - 1)
 
 
+def test_pin_is_listed_with_whose_blocks_it_holds_and_since_when() -> None:
+    """A worker's pin is its tenant's; of an operator's, which may hold blocks of several, nobody is the owner."""
+    cache = a_cache(max_pins=3)
+    cached(cache, keys(0))
+    cached(cache, keys(1), worker_id=STRANGER)
+    for packed, at in ((keys(0), 3.0), (keys(1), 4.0), (keys(0, 1), 5.0)):
+        cache.handle(c.Pin(keys=packed), at)
+
+    assert [(pin.tenant_digest, pin.pinned_at) for pin in cache.list_pins(0, 8)] == [
+        (TENANT, 3.0),
+        (OTHER_TENANT, 4.0),
+        (0, 5.0),
+    ]
+
+
 def test_pins_are_listed_with_their_blocks() -> None:
     """A pin that has ended is not listed."""
     cache = a_cache()
@@ -114,3 +132,14 @@ def test_leases_are_counted_by_worker() -> None:
     reserve(cache, 1)
 
     assert (cache.num_leases_of(WORKER), cache.num_leases_of(MATE)) == (1, 0)
+
+
+def test_worker_is_idle_that_has_no_lease_and_waits_for_none() -> None:
+    """Nothing of an idle worker is left when it ends."""
+    cache = a_cache()
+    idle_at_first = cache.is_idle(WORKER)
+    reserve(cache, SHAPE.num_blocks, "all")
+    command = c.Reserve(worker_id=MATE, request_id="more", keys=b"", num_tokens=1, wait_ms=9)
+    cache.handle(command, 0.0)
+
+    assert (idle_at_first, cache.is_idle(WORKER), cache.is_idle(MATE)) == (True, False, False)

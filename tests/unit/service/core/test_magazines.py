@@ -416,7 +416,7 @@ def test_one_of_several_magazines_cannot_hold_all(node: Node) -> None:
     """While another magazine has blocks, holding all is refused, and nothing is carried out."""
     node.attach(OTHER).take(1, OTHER)
 
-    with pytest.raises(WrongStateError, match="1 blocks"):
+    with pytest.raises(WrongStateError, match="1 block;"):
         node.handle(holds_all=True, take_running=1)
 
     assert node.inventory().blocks == b""
@@ -719,6 +719,15 @@ def test_keys_are_counted_by_what_became_of_them(node: Node) -> None:
 
     counters = node.cache.census().counters
     assert (counters["magazine_keys_held"], counters["magazine_keys_missed"]) == (3, 1)
+
+
+def test_keys_that_nobody_was_asked_for_are_counted_as_missed(node: Node) -> None:
+    """What the worker knew by itself counts as if it had been asked for; a key that is cut off is refused."""
+    node.exchange(missed_keys=keys(1, 2, 3))
+
+    assert node.cache.census().counters["magazine_keys_missed"] == 3
+    with pytest.raises(InvalidError, match="missed_keys"):
+        node.exchange(missed_keys=b"half a key")
 
 
 @pytest.mark.parametrize(

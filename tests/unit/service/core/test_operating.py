@@ -76,7 +76,7 @@ def test_drain_tells_how_many_leases_are_left_until_it_is_undone() -> None:
     lease = reserve(cache, 1)
 
     first = answer(cache.handle(c.Drain(), 0.0), Drained)
-    with pytest.raises(DrainingError, match="1 leases are left"):
+    with pytest.raises(DrainingError, match="1 lease is left"):
         cache.handle(a_reserve(1, "late"), 0.0)
     cache.handle(c.Release(worker_id=WORKER, lease_id=lease.lease_id), 0.0)
     second = answer(cache.handle(c.Drain(), 0.0), Drained)
@@ -85,6 +85,20 @@ def test_drain_tells_how_many_leases_are_left_until_it_is_undone() -> None:
     cache.handle(c.Undrain(), 0.0)
     assert not cache.is_draining
     reserve(cache, 1, "again")
+
+
+@pytest.mark.parametrize("is_daemon", [False, True])
+def test_refusal_says_whose_drain_it_is_and_when_to_come_again(*, is_daemon: bool) -> None:
+    """A drain of the daemon is not told as one of a cache, also where both are drained and one drain is over."""
+    cache = a_cache()
+    cache.handle(c.Drain(is_daemon=not is_daemon), 0.0)
+    cache.handle(c.Drain(is_daemon=is_daemon), 0.0)
+    whose = "daemon" if is_daemon else "cache"
+
+    with pytest.raises(DrainingError, match=f"the {whose} is being drained") as caught:
+        cache.handle(a_reserve(1, "late"), 0.0)
+
+    assert (caught.value.resource, caught.value.retry_after_ms) == (whose, 5_000)
 
 
 # Caps of leases -------------------------------------------------------------------------------------------------------
@@ -341,10 +355,47 @@ def test_cached_blocks_leave_and_held_ones_do_not() -> None:
         "device_blocks", 5, 4,
     )  # fmt: skip
     assert cache.census().device["parked"] == 0
+    assert "4 can: of the others are 2 pinned; end pins by kvlease unpin" in str(refused.value)
+    assert "leases" not in str(refused.value)
 
     assert resize(cache, 2).num_evicted == 4
     assert cache.census().counters["blocks_cleared"] == 4
     assert cache.check() == []
+
+
+def test_refused_resize_names_all_that_holds_blocks_and_what_to_do() -> None:
+    """Leases and pins are counted apart, for each has an end of its own."""
+    cache = a_cache(6)
+    cached(cache, keys(0, 1))
+    cache.handle(c.Pin(keys=keys(0, 1)), 0.0)
+    reserve(cache, 3, "running")
+
+    with pytest.raises(PoolFullError) as refused:
+        resize(cache, 1)
+
+    told = str(refused.value)
+    assert "3 leased" in told
+    assert "2 pinned" in told
+    assert "when leases have ended" in told
+    assert "kvlease unpin" in told
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "advice"),
+    [
+        pytest.param(
+            6, "bring some of its 4 parked blocks back into use by kvlease resize", id="parked"
+        ),
+        pytest.param(9, "or register a larger pool", id="never"),
+    ],
+)
+def test_what_only_a_resize_keeps_out_is_told_so(num_blocks: int, advice: str) -> None:
+    """A request that fitted the pool as it was registered needs no larger one, but the blocks that were taken."""
+    cache = a_cache(8, table_blocks=10)
+    resize(cache, 4)
+
+    with pytest.raises(NeverFitsError, match=advice):
+        cache.handle(a_reserve(num_blocks, "long"), 0.0)
 
 
 def test_slots_leave_the_host_pool() -> None:

@@ -8,6 +8,8 @@ from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.digests import asked_digest, request_digest
+from kvleased.core.ids import Ids
+from kvleased.core.kernel_table import KernelTable
 from kvleased.core.phases import MOVING, Phase
 from kvleased.core.records import CacheRecords
 from kvleased.core.recovery import give_back_retired
@@ -444,6 +446,23 @@ def test_row_is_published_whole_or_not_at_all(published: int, expected: int) -> 
     again = restarted(cache)
 
     assert records(again).kernel_rows.num_published[lease.row, 0] == expected
+
+
+def test_mapped_row_stays_mapped_while_the_daemon_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that read while a cache is recovered never find a mapped lease unmapped, only the rows of none."""
+    cache = a_cache()
+    lease, gone = reserve(cache, 3), reserve(cache, 1, "gone", worker_id=MATE)
+    records(cache).kernel_rows.num_published[[lease.row, gone.row], 0] = 3, 1
+    reset, seen = KernelTable.reset, list[bool]()
+
+    def watched(self: KernelTable, rows: Ids) -> None:
+        reset(self, rows)
+        seen.extend(self.published(np.array([lease.row, gone.row])).tolist())
+
+    monkeypatch.setattr(KernelTable, "reset", watched)
+    restarted(cache, {WORKER: TENANT})
+
+    assert seen == [True, False]
 
 
 def test_request_that_asks_for_something_else_is_refused_after_a_restart() -> None:

@@ -11,7 +11,7 @@ from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Reserved, Stepped
 from kvleased.core.states import State
-from kvleased.core.stepping import StepVerb
+from kvleased.core.stepping import ERRORS_MAX, StepVerb
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
@@ -22,6 +22,7 @@ from tests.unit.service.core.builders import (
     a_cache,
     a_full_cache,
     a_reserve,
+    an_extend,
     answer,
     cached,
     commit,
@@ -193,6 +194,41 @@ def test_refused_operation_stops_no_other() -> None:
     assert cache.check() == []
 
 
+def test_refused_operation_says_why() -> None:
+    """A step tells of each refusal what a single call would: its message and its figures, but not who has the pool."""
+    cache = a_cache(4)
+    first, second = reserve(cache, 2, "a"), reserve(cache, 1, "b")
+    with pytest.raises(PoolFullError) as alone:
+        cache.handle(an_extend(first.lease_id, 4), 0.0)
+
+    reply = step(
+        cache, grow(second, 1), grow(first, 4), (9, first.lease_id, 4, 0, b""), grow(first, -1)
+    )
+
+    assert [(at, error.code) for at, error in reply.errors] == [
+        (1, "POOL_FULL"), (2, "INVALID"), (3, "INVALID"),
+    ]  # fmt: skip
+    full, verb, tokens = (error for _, error in reply.errors)
+    names = ("resource", "need", "available", "limit", "retry_after_ms", "rule", "message")
+    assert [getattr(full, name) for name in names] == [getattr(alone.value, name) for name in names]
+    assert (full.need, full.available, full.holdings, full.remedies) == (2, 1, (), ())
+    assert (verb.resource, tokens.message) == ("verbs", "num_tokens is -4, it must be at least 1")
+    assert alone.value.holdings
+
+
+def test_step_says_of_the_first_refusals_alone_why() -> None:
+    """However many operations are refused, a step explains no more than some; the others have their codes."""
+    cache = a_cache(4)
+    lease = reserve(cache, 2)
+
+    reserve(cache, 1, "another")
+
+    reply = step(cache, *[grow(lease, 4)] * (ERRORS_MAX + 9))
+
+    assert ids(reply.codes) == [POOL_FULL] * (ERRORS_MAX + 9)
+    assert [at for at, _ in reply.errors] == list(range(ERRORS_MAX))
+
+
 def test_release_makes_room_for_later_operations() -> None:
     """Operations are done in their order."""
     cache = a_cache(2)
@@ -252,6 +288,7 @@ def test_keys_belong_to_their_operations() -> None:
     [
         pytest.param(None, 0, INVALID, id="no tokens"),
         pytest.param(None, -5, INVALID, id="negative tokens"),
+        pytest.param(None, -(2**31), INVALID, id="the least number there is"),
         pytest.param(None, 1000, NEVER_FITS, id="never fits"),
         pytest.param(LeaseId(99), 8, UNKNOWN_LEASE, id="unknown lease"),
     ],
