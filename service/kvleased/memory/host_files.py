@@ -159,6 +159,7 @@ def _open(dir_fd: int, name: str) -> int | None:
 
 
 def _make(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:
+    _require_room(dir_fd, sizes.slots_bytes + sizes.records_bytes)
     fds: list[int] = []
     try:
         for kind, num_bytes in (
@@ -180,6 +181,15 @@ def _make(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:
         _unlink(dir_fd, identity)
         raise
     return HostFiles(slots_fd=slots_fd, records_fd=records_fd, is_found=False)
+
+
+def _require_room(dir_fd: int, num_bytes: int) -> None:
+    """Refuse what does not fit before anything is made; huge pages and tmpfs without a limit tell no size."""
+    room = os.fstatvfs(dir_fd)
+    free_bytes = room.f_bavail * room.f_frsize
+    if room.f_blocks and num_bytes > free_bytes:
+        reason = f"they take {num_bytes} bytes, and it has {free_bytes} free; make it larger, or host_bytes smaller"
+        raise OSError(errno.ENOSPC, reason)
 
 
 def _head(identity: bytes, sizes: HostSizes) -> bytes:

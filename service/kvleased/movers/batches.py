@@ -6,10 +6,11 @@ So no order of batches is wrong, and who waits for bytes goes first.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+from kvlease.ids import CopyId
 from kvleased.core.effects import Copy, Direction
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers.protocol import LABELS_A_PACKET_MAX, Batch, Completion
@@ -22,6 +23,23 @@ OVERTAKES_MAX: Final = 8
 """Urgent batches that may overtake one that writes back, so that it has its turn, too."""
 _BYTES_PER_ID: Final = 4
 _BYTES_PER_CHECKSUM: Final = 8
+
+
+class Moved(NamedTuple):
+    """One batch that has ended; a copy is one or several."""
+
+    pool: int
+    copy_id: CopyId
+    direction: str
+    num_bytes: int
+    nanoseconds: int
+    """For which the mover was at it, as it has measured them."""
+    is_done: bool
+    """Whether all of it was."""
+
+
+ObserveCopies = Callable[[Moved], None]
+"""Count one batch that has ended."""
 
 
 @dataclass(slots=True, kw_only=True)

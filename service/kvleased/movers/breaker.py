@@ -7,6 +7,7 @@ FAILURES_MAX: Final = 3
 """Failures in a row that open the breaker."""
 OPEN_SECONDS_FIRST: Final = 0.5
 OPEN_SECONDS_MAX: Final = 30.0
+"""Seconds that a store which keeps failing is left alone before it is tried again."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from kvleased.movers.pools import (
 )
 from kvleased.movers.protocol import Batch, Piece
 from kvleased.movers.rows import (
+    GATHERED_BYTES_MAX,
     RUN_BYTES_MAX,
     SMALL_BYTES,
     Pool,
@@ -31,6 +32,7 @@ from kvleased.movers.rows import (
     copied_at_once,
     copy_and_sum,
     copy_and_sum_each,
+    copy_and_sum_small,
     copy_runs,
     runs_from,
 )
@@ -187,7 +189,7 @@ class CpuPools:
             return
         source, target = self._whole_ends(is_offload=is_offload)
         firsts = self._firsts(sources, targets)
-        is_small = self.bytes_per_block <= SMALL_BYTES and 2 * len(firsts) > len(targets)
+        is_small = self.bytes_per_block <= SMALL_BYTES and self._is_scattered(firsts, targets)
         if not (is_small and copied_at_once(source, target, sources, targets)):
             copy_runs(source, target, runs_from(firsts, sources, targets))
 
@@ -200,9 +202,16 @@ class CpuPools:
             return self._copy_and_sum_pieces(runs, is_offload=is_offload)
         source, target = self._whole_ends(is_offload=is_offload)
         firsts = self._firsts(sources, targets)
+        if self.bytes_per_block <= GATHERED_BYTES_MAX and self._is_scattered(firsts, targets):
+            return copy_and_sum_small(source, target, sources, targets)
         if len(firsts) == len(targets) and target.shape[1] <= RUN_BYTES_MAX:
             return copy_and_sum_each(source, target, sources, targets)
         return copy_and_sum(source, target, runs_from(firsts, sources, targets))
+
+    @staticmethod
+    def _is_scattered(firsts: NDArray[np.intp], targets: NDArray[np.int32]) -> bool:
+        """Tell whether most blocks are adjacent to the one before at one end at most."""
+        return 2 * len(firsts) > len(targets)
 
     def _whole_ends(self, *, is_offload: bool) -> tuple[Pool, Pool]:
         """Return source and target of blocks that are one piece each."""

@@ -24,7 +24,15 @@ from kvleased.movers import protocol
 from kvleased.movers.cells import BYTES_PER_LAYOUT, StoreShape
 from kvleased.movers.engine import Engine, Lay, lay_for_store, lay_in_memory
 from kvleased.movers.pools import Copied, OutOfBoundsError, Pools
-from kvleased.movers.protocol import Batch, Completion, Found, PoolMap, Status
+from kvleased.movers.protocol import (
+    Batch,
+    Completion,
+    Found,
+    PoolMap,
+    Purge,
+    Purged,
+    Status,
+)
 from kvleased.movers.store_file import StoreError, StoreFile, Transfer
 from kvleased.movers.store_place import StorePlace
 
@@ -176,11 +184,27 @@ class DiskEngine(Engine):
                 self._open(tier)
         elif kind == protocol.UNMAP:
             self._forget(protocol.decode_unmap(packet))
+        elif kind == protocol.PURGE:
+            self._purge(Purge.decode(packet).pool)
 
     def _forget(self, pool: int) -> None:
         tier = self._tiers.pop(pool, None)
         if tier is not None and tier.store is not None and self._place is not None:
             self._place.close(tier.store)
+
+    def _purge(self, pool: int) -> None:
+        """Remove a store's file, and say so, or why that cannot be; if its cache stays, it is made anew."""
+        tier = self._tiers.get(pool)
+        if tier is None or tier.store is None or self._place is None:
+            reason = "the cache has no store" if tier is None else tier.reason
+        else:
+            try:
+                self._place.purge(tier.store)
+                tier.store, reason = None, ""
+            except StoreError as error:
+                reason = str(error)
+            self._turn_off(tier, reason or "it was purged")
+        self._link.sendall(Purged(pool=pool, reason=reason).encode())
 
     def _is_watched(self, tier: _Tier) -> bool:
         """Whether a store works, or is off and may come to work by itself."""

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final, Protocol
@@ -19,8 +19,17 @@ from kvleased import logs
 from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy, Mover
 from kvleased.movers import protocol
-from kvleased.movers.batches import Flight, Part, Queue, copies_a_batch
-from kvleased.movers.protocol import Ask, Completion, Found, PoolMap, Status, Told
+from kvleased.movers.batches import Flight, Moved, ObserveCopies, Part, Queue, copies_a_batch
+from kvleased.movers.protocol import (
+    Ask,
+    Completion,
+    Found,
+    PoolMap,
+    Purge,
+    Purged,
+    Status,
+    Told,
+)
 
 BATCHES_SENT_MAX: Final = 2
 """Batches in the socket, of those that are urgent and of the others: one is carried out, one follows without a gap.
@@ -45,15 +54,11 @@ class Owner(Protocol):
     def recycle_mover(self, mover: Mover, generation: int) -> None:
         """Have a mover replaced."""
 
-    def hear(self, mover: Mover, said: Told | Found | Status) -> None:
+    def hear(self, mover: Mover, said: Told | Found | Purged | Status) -> None:
         """Take what a store's mover says of itself, or answers."""
 
     def mover_went(self, mover: Mover) -> None:
         """Take note that nobody answers until the next mover is attached."""
-
-
-ObserveCopies = Callable[[str, int, float, bool], None]
-"""Count one batch that has ended: direction, bytes, seconds, and whether all of it was done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +228,7 @@ class MoverLink:
         self._queue.add(flight, now)
         self._flush()
 
-    def ask(self, question: Ask) -> bool:
+    def ask(self, question: Ask | Purge) -> bool:
         """Put a question to the mover, before all batches that wait; tell whether there is one to answer it."""
         if self._is_here:
             self._packets.append((question.encode(), ()))
@@ -297,6 +302,8 @@ class MoverLink:
             self._owner.hear(self.mover, Told.decode(packet))
         elif kind == protocol.FOUND:
             self._owner.hear(self.mover, Found.decode(packet))
+        elif kind == protocol.PURGED:
+            self._owner.hear(self.mover, Purged.decode(packet))
         else:
             assert kind == protocol.STATUS, "a packet that no mover sends"
             self._owner.hear(self.mover, Status.decode(packet))
@@ -306,10 +313,14 @@ class MoverLink:
         flight = sent.flight
         self._progress_at = monotonic()
         self._observe(
-            flight.copy.direction.value,
-            completion.num_bytes,
-            completion.nanoseconds / 1e9,
-            completion.is_done and not completion.failed,
+            Moved(
+                pool=flight.pool,
+                copy_id=flight.copy.copy_id,
+                direction=flight.copy.direction.value,
+                num_bytes=completion.num_bytes,
+                nanoseconds=completion.nanoseconds,
+                is_done=completion.is_done and not completion.failed,
+            )
         )
         flight.parts[sent.index] = completion
         if len(flight.parts) < flight.num_parts:

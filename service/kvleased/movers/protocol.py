@@ -1,8 +1,9 @@
 """Own the packets between the daemon and a mover; what they cause is `engine`'s and `link`'s business.
 
 A packet of a SOCK_SEQPACKET socket pair starts with its kind. To the mover: MAP and UNMAP carry a JSON object (MAP also
-the descriptors of the pools), PIECES, BATCH and ASK a fixed header and packed arrays. From the mover: DONE answers each
-batch and TOLD each ASK; FOUND tells what an earlier life left in a store, STATUS (a JSON object) whether a store works.
+the descriptors of the pools), as does PURGE; PIECES, BATCH and ASK a fixed header and packed arrays. From the mover:
+DONE answers each batch, TOLD each ASK and PURGED (a JSON object) each PURGE; FOUND tells what an earlier life left in a
+store, STATUS (a JSON object) whether a store works.
 A cache's MAP is followed by its PIECES. Movers of GPUs know two kinds more, which are in `allotting`.
 """
 
@@ -25,6 +26,8 @@ ASK: Final = b"A"
 TOLD: Final = b"T"
 FOUND: Final = b"F"
 STATUS: Final = b"S"
+PURGE: Final = b"X"
+PURGED: Final = b"Y"
 HERE: Final = b"H"
 """A mover has started; a whole packet."""
 
@@ -288,6 +291,40 @@ class Told:
         """Return the answer of a packet."""
         _, _, number = _ASK_HEADER.unpack_from(packet)
         return cls(number=number, is_present=packet[_ASK_HEADER.size :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """Have the file of a cache's disk store removed, with all that it holds; answered by Purged."""
+
+    pool: int
+
+    def encode(self) -> bytes:
+        """Return it as one packet."""
+        return PURGE + json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, packet: bytes) -> "Purge":
+        """Return what a packet asks for."""
+        return cls(**json.loads(packet[1:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """The answer to a Purge: the store's file is gone for good, or there is a reason why it may be there."""
+
+    pool: int
+    reason: str = ""
+    """Why not, for people; empty where it is gone."""
+
+    def encode(self) -> bytes:
+        """Return it as one packet."""
+        return PURGED + json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, packet: bytes) -> "Purged":
+        """Return what a packet says."""
+        return cls(**json.loads(packet[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,12 @@
 """Own copies of rows, which are blocks that are one piece each; what a block is made of is `cpu`'s business.
 
 A checksum is taken of a block's source right after the block was copied: reading it has left it in the cache, whereas
-what a mover writes passes the cache by (see `processes`).
+what a mover writes passes the cache by (see `processes`). Blocks too small for that are gathered in the cache, summed
+there, and written as one.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
@@ -12,12 +14,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvlease.geometry import floor_div
+from kvleased.processes import WRITE_PAST_CACHES_BYTES
+
 RUN_BYTES_MAX: Final = 1 << 18
 """Bytes that are copied in one go, of adjacent blocks or of a large one: they should still be in the cache for their
 checksums."""
 
 SMALL_BYTES: Final = 1 << 16
 """Bytes of a block up to which a loop in Python shows beside its copies."""
+
+GATHERED_BYTES_MAX: Final = WRITE_PAST_CACHES_BYTES - 1
+"""Bytes of a block that a mover does not write past the caches when it writes it alone."""
+GATHERED_MIN: Final = 16
+"""Adjacent targets from which on their blocks are gathered: below, the calls for it cost what it saves."""
+GATHERED_MAX: Final = 64
+"""Blocks that are gathered at once, however small they are."""
 
 Pool = NDArray[np.uint8]
 """[blocks, bytes] or [slots, bytes]: a piece of every block, wherever it lies."""
@@ -71,6 +83,62 @@ def copied_at_once(
     rows, read = target.reshape(-1).view(row), source[first : first + num_copies]
     rows.put(target_of, read.reshape(-1).view(row), mode="clip")
     return True
+
+
+def copy_and_sum_small(
+    source: Pool, target: Pool, sources: NDArray[np.int32], targets: NDArray[np.int32]
+) -> list[int]:
+    """Copy small blocks of which few are adjacent at both ends, and return the checksum of each.
+
+    The targets are sorted.
+    """
+    firsts = np.concatenate([[0], np.flatnonzero(np.diff(targets) != 1) + 1])
+    counts = np.diff(firsts, append=len(targets))
+    is_long = counts >= GATHERED_MIN
+    if not is_long.any():
+        return copy_and_sum_each(source, target, sources, targets)
+    gathering = _gathering(target.shape[1])
+    sums: list[int] = []
+    done = 0
+    for first, count in zip(firsts[is_long].tolist(), counts[is_long].tolist(), strict=True):
+        sums += copy_and_sum_each(source, target, sources[done:first], targets[done:first])
+        done, to = first + count, int(targets[first])
+        sums += gathering.copy_and_sum(source, target[to : to + count], sources[first:done])
+    return sums + copy_and_sum_each(source, target, sources[done:], targets[done:])
+
+
+class _Gathering:
+    """Memory that stays in the cache, by way of which blocks become adjacent ones."""
+
+    def __init__(self, bytes_per_block: int) -> None:
+        """Make it, with a view of each of its rows: to make one costs as much as the sum of a small block."""
+        most = min(GATHERED_MAX, floor_div(RUN_BYTES_MAX, bytes_per_block))
+        self._rows = np.zeros((most, bytes_per_block), np.uint8)
+        self._bytes = _bytes_of(self._rows)
+        self._views = [
+            self._bytes[at : at + bytes_per_block]
+            for at in range(0, len(self._bytes), bytes_per_block)
+        ]
+
+    def copy_and_sum(self, source: Pool, stretch: Pool, sources: NDArray[np.int32]) -> list[int]:
+        """Copy to adjacent blocks, and return the checksum of each."""
+        written, bytes_per_block = _bytes_of(stretch), stretch.shape[1]
+        rows, most = sources.astype(np.intp), len(self._rows)
+        sums: list[int] = []
+        for first in range(0, len(rows), most):
+            some = rows[first : first + most]
+            # Only in this mode are the rows written where they belong without a copy; no id is out of bounds.
+            source.take(some, axis=0, out=self._rows[: len(some)], mode="clip")
+            sums += map(xxhash.xxh3_64_intdigest, self._views[: len(some)])
+            start, num_bytes = first * bytes_per_block, len(some) * bytes_per_block
+            written[start : start + num_bytes] = self._bytes[:num_bytes]
+        return [one or 1 for one in sums]
+
+
+@lru_cache(maxsize=1)
+def _gathering(bytes_per_block: int) -> _Gathering:
+    """Return the same memory again: new memory is in no cache."""
+    return _Gathering(bytes_per_block)
 
 
 def copy_and_sum_each(

@@ -115,6 +115,21 @@ class StorePlace:
         del self._names[store]
         store.close()
 
+    def purge(self, store: StoreFile) -> None:
+        """Remove an open store's file with all that it holds, and close it; a crash leaves it whole or takes it whole.
+
+        Raises:
+            StoreError: it is not what its path leads to, or cannot be removed for certain; it stays open.
+        """
+        self.check(store)
+        name = self._names[store]
+        try:
+            self._remove(name)
+            os.fsync(self._directory_fd)
+        except OSError as error:
+            raise StoreError(self._complaint(error, name)) from error
+        self.close(store)
+
     def leave(self) -> None:
         """Close everything; the directory is free for others."""
         for store in list(self._names):

@@ -61,6 +61,16 @@ def test_records_have_all_their_pages(tmp_path: Path) -> None:
     _close(files)
 
 
+def test_pool_that_does_not_fit_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """What the file system has no room for fails with both numbers, and nothing is left of it."""
+    too_large = HostSizes(slots_bytes=1 << 60, records_bytes=SIZES.records_bytes)
+
+    with pytest.raises(OSError, match=f"they take {(1 << 60) + SIZES.records_bytes} bytes, and it"):
+        open_files(tmp_path, ONE, too_large)
+
+    assert not list(tmp_path.iterdir())
+
+
 def test_foreign_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
     """Whichever of the two is not ours, what was opened before that was known is closed again."""
     for kind in ("records", "slots"):

@@ -3,7 +3,7 @@
 Here the memory of the GPU is memory of the host, and its streams are played; `tests/gpu` has a driver for the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -283,6 +283,50 @@ def test_stretches_bring_back_the_bytes(
         assert filled[slot, :64].tobytes() == expected.get(slot, host[slot, :64].tobytes())
     for block in range(NUM_BLOCKS):
         assert memory.block(block) == (before[block] if block in blocks else bytes(64))
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        pytest.param(range(5, 26), id="one stretch"),
+        pytest.param(range(2, 202), id="more than is gathered at once"),
+        pytest.param([0, 2, *range(4, 24), 30, 31, *range(40, 60), 70], id="with others between"),
+        pytest.param(range(0, 60, 2), id="no stretch"),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [64, (20 << 10) - 64])
+def test_small_blocks_have_their_own_checksums(slots: Sequence[int], block_bytes: int) -> None:
+    """Small blocks that become adjacent ones get bytes and checksum of their own, and damage is told by position."""
+    random = np.random.default_rng(2)
+    num_blocks = max(slots) + 2
+    devices = (random.integers(0, 256, num_blocks * block_bytes, np.uint8),)
+    host = random.integers(0, 256, num_blocks * block_bytes, np.uint8)
+    piece = Piece(
+        rank=0,
+        offset_bytes=0,
+        block_stride_bytes=block_bytes,
+        num_bytes=block_bytes,
+        slot_offset_bytes=0,
+    )
+    pools = _lay[-1](
+        devices, host, num_blocks=num_blocks, bytes_per_slot=block_bytes, pieces=[piece]
+    )
+    device, host = devices[0].reshape(num_blocks, -1), host.reshape(num_blocks, -1)
+    blocks = random.permutation(num_blocks)[: len(slots)].tolist()
+    targets = random.permutation(slots).tolist()
+    expected, before = host.copy(), device.copy()
+    expected[targets] = before[blocks]
+
+    down = pools.carry_out(_batch(Direction.OFFLOAD, blocks, targets))
+    written = host.copy()
+    host[targets[3], -1] ^= 1
+    up = pools.carry_out(_batch(Direction.RELOAD, targets, blocks, down.checksums))
+
+    assert (written == expected).all()
+    sums = [checksum(before[block].data) for block in blocks]
+    assert np.frombuffer(down.checksums, np.uint64).tolist() == sums
+    assert up.failed == [3]
+    assert (np.flatnonzero((device != before).any(axis=1)) == blocks[3]).all()
 
 
 def test_checksum_covers_a_slot_with_gaps() -> None:

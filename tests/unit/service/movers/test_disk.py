@@ -296,6 +296,44 @@ def test_unmapped_store_is_free_for_the_next(tmp_path: Path) -> None:
         assert len(list((tmp_path / "disk").glob("*.store"))) == 1
 
 
+def test_purged_store_is_gone_and_begins_anew(tmp_path: Path) -> None:
+    """Once a purge is answered no file is left; a cache that stays has another store, which holds nothing."""
+    with _served(tmp_path / "disk", Pools()) as driver:
+        _stored(driver)
+        driver.look()
+
+        assert driver.purge() == ""
+        assert not list((tmp_path / "disk").glob("*.store*"))
+
+        assert "purged" in driver.until_off()
+        driver.until_on()
+        assert len(driver.load(SLOTS, labels_of(SLOTS), BLOCKS).failed) == len(SLOTS)
+        assert len({status.file_id for status in driver.statuses if status.is_on}) == 2
+
+
+def test_purged_store_that_is_unmapped_stays_away(tmp_path: Path) -> None:
+    """Who lets go of the cache with the answer finds no file of it again."""
+    with _served(tmp_path / "disk", Pools()) as driver:
+        _stored(driver)
+        driver.purge()
+        driver.unmap()
+
+        assert driver.purge() == "the cache has no store"
+        assert not list((tmp_path / "disk").glob("*.store*"))
+
+
+def test_store_that_is_off_is_not_purged(tmp_path: Path) -> None:
+    """What the mover cannot lay hands on it does not call gone: the answer says why, and no file is touched."""
+    with _served(tmp_path / "disk", Pools()) as driver:
+        _stored(driver)
+        file = _file(tmp_path / "disk")
+        file.chmod(0o644)
+
+        assert "chmod 0600" in driver.purge()
+        assert "chmod 0600" in driver.purge()
+        assert file.exists()
+
+
 def test_store_that_is_known_is_not_looked_through(tmp_path: Path) -> None:
     """A daemon that still knows what is where is told nothing, and served."""
     with _served(tmp_path / "disk", Pools()) as driver:
