@@ -206,6 +206,10 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
 
 
 def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
+    from pathlib import Path  # noqa: PLC0415
+
+    from kvleased.epochs import Epochs  # noqa: PLC0415
+    from kvleased.notifying import VARIABLE, Notifier  # noqa: PLC0415
     from kvleased.processes import DISK_MOVER, movers_of  # noqa: PLC0415
     from kvleased.supervisor import Supervisor  # noqa: PLC0415
 
@@ -217,10 +221,14 @@ def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
     supervisor = Supervisor(
         settings_fd,
         settings["drain_seconds"],
+        silent_seconds_max=settings["control_silent_seconds_max"],
         movers=movers_of(settings),
         lock_fds=lock_fds,
         directory_fds=directory_fds,
+        notifier=Notifier(os.environ.get(VARIABLE, "")),
     )
+    places = [settings["runtime_dir"], settings["disk_dir"]]
+    supervisor.epochs = Epochs([Path(place) for place in places if place])
     return supervisor.run()
 
 

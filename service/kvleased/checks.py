@@ -7,15 +7,16 @@ from typing import Final
 
 from kvlease.errors import InvalidError, TooLargeError
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.replies import RETAIN_PRIORITY_MAX
+from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
+from kvleased.counted import counted
+from kvleased.tenant_names import RULE, is_reserved
 
 TOKENS_MAX: Final = (1 << 31) - 1
 """Token counts travel as int32 in the block table."""
 REQUEST_ID_CHARACTERS_MAX: Final = 128
+"""Characters of the name that an engine gives a request."""
 LABEL_CHARACTERS_MAX: Final = 128
-
-SECONDS_RETAINED_MAX: Final = 7 * 86_400
-"""Seven days: no block is worth more patience."""
+"""Characters of any other name that a caller gives."""
 
 PRIORITIES: Final = ("low", "normal", "high")
 """Their numbers, by which the core knows them, are their positions."""
@@ -37,10 +38,14 @@ def packed(field: str, value: bytes, bytes_per_item: int, items_max: int) -> int
     """Return how many items a packed field holds."""
     num_items, rest = divmod(len(value), bytes_per_item)
     if rest:
-        message = f"{field} has {len(value)} bytes; it must be a multiple of {bytes_per_item}"
+        message = (
+            f"{field} has {counted(len(value), 'byte')}; it must be a multiple of {bytes_per_item}"
+        )
         raise InvalidError(message, resource=field)
     if num_items > items_max:
-        message = f"{field} has {num_items} items, the limit is {items_max}; split the call"
+        message = (
+            f"{field} has {counted(num_items, 'item')}, the limit is {items_max}; split the call"
+        )
         raise TooLargeError(message, resource=field, need=num_items, limit=items_max)
     return num_items
 
@@ -74,9 +79,17 @@ def label(field: str, value: str) -> str:
     return value
 
 
+def tenant(value: str) -> str:
+    """Return the name of a tenant, which may be empty."""
+    if is_reserved(label("tenant", value)):
+        message = f"tenant is {value[:80]!r}; {RULE}"
+        raise InvalidError(message, resource="tenant", rule="reserved_name")
+    return value
+
+
 def _described(value: str) -> str:
-    kind = "characters" if value.isprintable() else "characters, some of them not printable"
-    return f"{len(value)} {kind}"
+    kind = "" if value.isprintable() else ", some of them not printable"
+    return f"{counted(len(value), 'character')}{kind}"
 
 
 def one_of(field: str, value: str, names: Collection[str]) -> str:

@@ -10,16 +10,19 @@ import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic, process_time
+from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 
 import structlog
 import uvloop
 
 from kvleased import logs, tokens
+from kvleased.announcing import addresses_of, announce, bracketed, grpc_on_tcp
 from kvleased.daemon import Daemon
+from kvleased.directories import UnusableError
 from kvleased.keeper_link import KeeperLink
 from kvleased.memory.limits import memory_limit_bytes
+from kvleased.movers.batches import Moved
 from kvleased.movers.link import START_SECONDS_MAX
 from kvleased.presence import Presence
 from kvleased.settings import PATHS, Settings, TenantSettings
@@ -27,6 +30,8 @@ from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:
     from kvleased.api.health import Probes
+    from kvleased.api.local import LocalServer
+    from kvleased.api.rest import RestServer
     from kvleased.api.tls import TlsFiles
     from kvleased.metrics import Metrics
     from kvleased.renewing import Renewal
@@ -89,23 +94,39 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     keeper = KeeperLink(keeper_sock)
     epoch, kept = keeper.take_over()
     metrics = Metrics()
-    metrics.epoch = epoch
-    daemon = Daemon(settings, keeper, epoch, metrics.copied)
-    servers: list[Server] = [LocalServer(metrics)]
-    renewal = _renewal(daemon, settings, keeper, servers)
+    metrics.epoch, metrics.control_restarts = epoch, keeper.restarts
+    daemon = Daemon(settings, keeper, epoch, lambda batch: _note_moved(batch, daemon, metrics))
+    local = LocalServer(metrics)
+    servers: list[Server] = [local]
+    try:
+        _check_free(settings)
+    except OSError as error:
+        return _cannot_listen(error)
+    try:
+        renewal = _renewal(daemon, metrics, keeper, servers)
+    except UnusableError as error:
+        return _cannot_start(error)
     if not _trace(daemon, settings, epoch):
         return EX_CONFIG
     _watch(daemon, metrics, renewal)
     await daemon.start(kept)
+    # Not before: what was kept is read in one go, however much it is. A service manager hears of it, too.
+    keeper.show_life()
     _tell_of_pins(daemon)
     _warn(settings)
     try:
-        await _start(servers, daemon, metrics, stop, spawned)
+        rest, addresses = await _start(servers, daemon, metrics, stop)
     except OSError as error:
-        _cannot_listen(settings, error)
-        return EX_CONFIG
+        return _cannot_listen(error)
+    except UnusableError as error:
+        return _cannot_start(error)
+    _watch_places(daemon, metrics, local, rest)
     # Only now: a first start that cannot listen somewhere shall end the supervisor, too.
     keeper.ready()
+    # Whatever is announced is there, and so it is for who asks whether the daemon is ready.
+    daemon.serve()
+    announce(daemon.epoch, addresses, monotonic() - spawned)
+    await rest.complete()
     gc.collect()
     gc.freeze()
     renewal.start()
@@ -113,18 +134,31 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     await stop.wait()
     presence.stop()
     renewal.stop()
-    await daemon.drain(settings.drain_seconds)
+    await _wind_up(servers, daemon, metrics)
+    return EX_OK
+
+
+async def _wind_up(servers: "list[Server]", daemon: Daemon, metrics: "Metrics") -> None:
+    """Let leases end for as long as a drain may take, then stop all, the first that was started last."""
+    await daemon.drain(daemon.settings.drain_seconds)
     for server in reversed(servers):
         await server.stop()
     await daemon.stop()
     metrics.pulse.stop()
-    return EX_OK
+
+
+def _note_moved(batch: Moved, daemon: Daemon, metrics: "Metrics") -> None:
+    """Count a mover's batch, and make it a span where somebody wants any."""
+    seconds = batch.nanoseconds / 1e9
+    metrics.copied(batch.direction, batch.num_bytes, seconds, ok=batch.is_done)
+    if daemon.tracing is not None:
+        daemon.tracing.moved(batch)
 
 
 async def _start(
-    servers: "list[Server]", daemon: Daemon, metrics: "Metrics", stop: asyncio.Event, spawned: float
-) -> None:
-    """Start the servers, of which the local one is there; the daemon serves as soon as workers can find it.
+    servers: "list[Server]", daemon: Daemon, metrics: "Metrics", stop: asyncio.Event
+) -> "tuple[RestServer, dict[str, str]]":
+    """Start the servers, of which the local one is there; return that of REST, and where all of them listen.
 
     Raises:
         OSError: one of them cannot listen.
@@ -132,41 +166,53 @@ async def _start(
     settings = daemon.settings
     # Workers of an earlier life come back over the local socket, while REST is still being imported.
     await servers[0].start(daemon, settings)
-    rest = (await asyncio.to_thread(importlib.import_module, "kvleased.api.rest")).RestServer(
-        metrics, await asyncio.to_thread(_page, daemon, metrics)
-    )
+    rest: RestServer = (
+        await asyncio.to_thread(importlib.import_module, "kvleased.api.rest")
+    ).RestServer(metrics, await asyncio.to_thread(_page, daemon, metrics))
     servers.append(rest)
     await rest.start(daemon, settings)
+    probe_port = 0
     if settings.probe_host:
-        servers.append(await _start_probes(rest.probes, settings))
-    if settings.serve_grpc and settings.listen_tcp and settings.grpc_port:
-        _check_free(settings.tcp_host, settings.grpc_port)
+        probes, probe_port = await _start_probes(rest.probes, settings)
+        servers.append(probes)
+    grpc_port = 0
+    if settings.serve_grpc:
+        server, grpc_port = await _start_grpc(daemon, settings, metrics)
+        servers.append(server)
     if settings.is_on_gpu:
         await _await_device(daemon, stop)
-    daemon.serve()
-    _announce(settings, daemon.epoch, rest.http_port, monotonic() - spawned)
-    await rest.complete()
-    if settings.serve_grpc:
-        servers.append(await _start_grpc(daemon, settings, metrics))
+    return rest, addresses_of(settings, rest.http_port, grpc_port, probe_port)
 
 
-def _cannot_listen(settings: Settings, error: OSError) -> None:
-    """Say what is to be done where a port or a socket cannot be had."""
+def _cannot_listen(error: OSError) -> int:
+    """Say which port or socket cannot be had, and what is to be done; returns the exit status."""
     _LOG.error(
         "cannot_listen",
-        error=str(error),
-        http_port=settings.http_port,
-        grpc_port=settings.grpc_port,
+        error=error.strerror or str(error),
+        address=error.filename or "",
         advice="stop what listens there, or choose another --http-port, --grpc-port, --probe-port or --runtime-dir",
     )
+    return EX_CONFIG
+
+
+def _cannot_start(error: UnusableError) -> int:
+    """Say which file is not as it must be; returns the exit status."""
+    _LOG.error(
+        "cannot_start",
+        error=str(error),
+        advice="mend the file; a daemon that has served before tries again by itself",
+    )
+    return EX_CONFIG
 
 
 def _renewal(
-    daemon: Daemon, settings: Settings, keeper: KeeperLink, servers: "list[Server]"
+    daemon: Daemon, metrics: "Metrics", keeper: KeeperLink, servers: "list[Server]"
 ) -> "Renewal":
     """Read the tokens, and have what changes of them and of the certificate taken as soon as it is looked at."""
-    from kvleased.api.tls import tls_files  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.api.tls import expires_at, tls_files  # noqa: PLC0415 -- what takes over comes first
     from kvleased.renewing import Renewal  # noqa: PLC0415
+
+    settings = daemon.settings
 
     def take_tokens(keyring: tokens.Keyring) -> None:
         daemon.guard.keyring = keyring
@@ -175,11 +221,14 @@ def _renewal(
         for server in servers:
             if isinstance(server, Renewable):
                 server.renew(files)
+        metrics.certificate_expires_at = expires_at(files.cert_file)
 
     tokens.ensure(settings.token_paths)
     renewal = Renewal()
     renewal.watch_tokens(settings.token_paths, take_tokens)
-    renewal.watch_certificate(tls_files(settings), take_certificate)
+    files = tls_files(settings)
+    renewal.watch_certificate(files, take_certificate)
+    metrics.certificate_expires_at = None if files is None else expires_at(files.cert_file)
     # Once they are watched: a change that comes meanwhile is seen at the first look.
     take_tokens(tokens.load(settings.token_paths))
     keeper.renew = lambda: renewal.look(is_told=True)
@@ -211,7 +260,35 @@ def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:
     metrics.watch_readiness(lambda: daemon.readiness[0])
     metrics.watch_credentials(lambda: renewal.stale)
     metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
+    metrics.watch_mover_ends(lambda: daemon.tiers.mover_ends)
     metrics.pulse.start()
+
+
+def _watch_places(
+    daemon: Daemon, metrics: "Metrics", local: "LocalServer", rest: "RestServer"
+) -> None:
+    """Have metrics look at the connections of each listener, and at the watchers."""
+    from kvleased.api.http_places import WHO  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.metrics.calls import Places  # noqa: PLC0415
+
+    def look() -> Places:
+        members = {name: places.num_members for name, places in rest.places.items()}
+        return Places(
+            connections={"local": len(local.connections), **members},
+            connections_max=daemon.settings.max_connections,
+            watchers=daemon.events.num_watchers,
+            watchers_max=daemon.settings.max_watchers,
+            key_counts_bytes=daemon.counting.num_bytes,
+            key_counts_bytes_max=daemon.settings.key_counts_bytes_max,
+            strangers={name: places.num_strangers for name, places in rest.places.items()},
+            turned_away={
+                (name, who): places.turned_away[who]
+                for name, places in rest.places.items()
+                for who in WHO
+            },
+        )
+
+    metrics.watch_places(look)
 
 
 def _warn(settings: Settings) -> None:
@@ -253,30 +330,32 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
     return True
 
 
-async def _start_probes(probes: "Probes", settings: Settings) -> Server:
-    """Let those beyond loopback look, where the settings say so; whoever reaches the address may."""
+async def _start_probes(probes: "Probes", settings: Settings) -> tuple[Server, int]:
+    """Let those beyond loopback look; whoever reaches the address may. Return the server, and its port."""
     module = await asyncio.to_thread(importlib.import_module, "kvleased.api.probes")
     server = module.ProbeServer(probes)
     await server.start(settings.probe_host, settings.probe_port)
     _LOG.warning(
         "probes_open",
-        address=f"{settings.probe_host}:{server.port}",
+        address=f"{bracketed(settings.probe_host)}:{server.port}",
         advice="anyone who reaches it may read the metrics; let a network policy say who does",
     )
-    return cast("Server", server)
+    return cast("Server", server), int(server.port)
 
 
-async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") -> Server:
-    """Start gRPC after "ready": it is seldom the first to be called, and costs 0.1 s to import."""
+async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") -> tuple[Server, int]:
+    """Start gRPC, the last, for it costs 0.1 s to import; return the server, and its port on TCP, or 0."""
+    from kvleased.api import grpc_environment  # noqa: PLC0415 -- may not be served at all
+
+    grpc_environment.prepare()
     module = await asyncio.to_thread(importlib.import_module, "kvleased.api.grpc")
     server = module.GrpcServer(metrics)
     await server.start(daemon, settings)
     addresses = {"socket": f"grpc+unix://{settings.grpc_socket}"}
     if server.grpc_port:
-        scheme = "grpc" if settings.tls_cert_file is None else "grpcs"
-        addresses["tcp"] = f"{scheme}://{_in_url(settings.tcp_host)}:{server.grpc_port}"
+        addresses["tcp"] = grpc_on_tcp(settings, server.grpc_port)
     _LOG.info("grpc_ready", **addresses)
-    return cast("Server", server)
+    return cast("Server", server), int(server.grpc_port)
 
 
 def _page(daemon: Daemon, metrics: "Metrics") -> "Page":
@@ -305,41 +384,16 @@ def _tell_of_pins(daemon: Daemon) -> None:
         )
 
 
-def _check_free(host: str, port: int) -> None:
-    """Raise OSError where a port is taken, so that it is known before "ready" although gRPC starts after it."""
-    with socket.create_server((host, port)):
-        pass
+def _check_free(settings: Settings) -> None:
+    """Raise OSError where a port is taken, before anything is brought back that would have to end again."""
+    from kvleased.api.sockets import listen_beyond  # noqa: PLC0415 -- what takes over comes first
 
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _announce(settings: Settings, epoch: int, http_port: int, seconds: float) -> None:
-    """Say where everything is: once for machines, once for people."""
-    scheme = "http" if settings.tls_cert_file is None else "https"
-    http = f"{scheme}://{_in_url(settings.tcp_host)}:{http_port}" if http_port else ""
-    addresses = {
-        "local socket": f"unix://{settings.local_socket}",
-        "REST": f"http+unix://{settings.http_socket}",
-        "REST on TCP": http,
-        "REST docs": http and f"{http}/docs",
-        "page": http and f"{http}/ui",
-        "metrics": http and f"{http}/metrics",
-        "tokens": http and f"{settings.runtime_dir}/*.token",
-        "gRPC": f"grpc+unix://{settings.grpc_socket}" if settings.serve_grpc else "",
-    }
-    _LOG.info(
-        "ready",
-        epoch=epoch,
-        seconds=round(seconds, 3),
-        cpu_seconds=round(process_time(), 3),
-        **{
-            name.lower().replace(" ", "_"): address
-            for name, address in addresses.items()
-            if address
-        },
-    )
-    lines = [f"  {name:<13} {address}\n" for name, address in addresses.items() if address]
-    sys.stdout.write(f"kvleased is ready after {seconds:.2f} s (epoch {epoch})\n{''.join(lines)}")
-    sys.stdout.flush()
+    ports = [(settings.probe_host, settings.probe_port)] if settings.probe_host else []
+    if settings.listen_tcp:
+        ports.append((settings.tcp_host, settings.http_port))
+        if settings.serve_grpc:
+            ports.append((settings.tcp_host, settings.grpc_port))
+    for host, port in ports:
+        # 0 is whichever is free.
+        if port:
+            listen_beyond(host, port).close()

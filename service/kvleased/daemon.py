@@ -11,20 +11,20 @@ from typing import Final, NoReturn
 import structlog
 from google.protobuf.message import Message
 
-from kvlease.errors import DrainingError, InternalError, InvalidError, KVLeaseError, StaleEpochError
+from kvlease.errors import InternalError, InvalidError, KVLeaseError, StaleEpochError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks, root_secret
 from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
+from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.guarding import Guard
 from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, Unremembered, digest_of
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
-from kvleased.memory.regions import device_kind
-from kvleased.movers.link import ObserveCopies
+from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.roles import Role, Roles
@@ -67,6 +67,7 @@ class Daemon:
             epoch, max_caches=settings.max_caches, max_workers=settings.max_workers
         )
         self.guard = Guard(self.registry, Keyring({}))
+        self.knows = self.guard.knows
         self.events = Events(epoch, settings.max_events, settings.max_watchers)
         self.tiers = Tiers(
             self.registry, self.apply, keeper, settings, observe_copies, self._note_store
@@ -82,6 +83,7 @@ class Daemon:
         self._workers = WorkerVerbs(
             self.registry, self, settings, epoch=epoch, keeper=keeper, events=events
         )
+        self.counting = self._workers.counting
         self._operating = OperatorVerbs(
             self.registry, self, settings, caches=self._caches, keeper=keeper, events=events
         )
@@ -97,8 +99,7 @@ class Daemon:
         self._unsettled: list[tuple[CacheEntry, Sequence[Effect]]] = []
         self._unremembered: list[Unremembered] = []
         self._ticker: asyncio.TimerHandle | None = None
-        self._not_ready = "starting"
-        self._unreachable = ""
+        self._not_ready, self._unreachable = "starting", ""
         self.tracing: Tracing | None = None
         """What makes spans of calls and copies; None where nobody wants any."""
 
@@ -158,7 +159,7 @@ class Daemon:
         self._not_ready, self.registry.is_stopping = DRAINING, True
         _LOG.info("draining", leases=self.registry.num_leases)
         for entry in list(self.registry):
-            self.apply(entry, c.Drain())
+            self.apply(entry, c.Drain(is_daemon=True))
         deadline = monotonic() + drain_seconds
         # Leases end in many places; this waits once.
         while (num_leases := self.registry.num_leases) and monotonic() < deadline:  # noqa: ASYNC110
@@ -180,9 +181,9 @@ class Daemon:
 
     # Calls
 
-    def admit(self, allowed: Roles, caller: Caller) -> Caller:
+    def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:
         """Return the caller as who he is; raises what `Guard.admit` does."""
-        return self.guard.admit(allowed, caller)
+        return self.guard.admit(allowed, caller, asked)
 
     def call(self, verb: str, request: Message, caller: Caller) -> Answer:
         """Answer a call, at once where nothing must be waited for, and do all that it leads to.
@@ -239,8 +240,7 @@ class Daemon:
 
     def fds(self, worker_id: int) -> list[int]:
         """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay the daemon's."""
-        worker = self.registry.by_id[WorkerId(worker_id)]
-        return [worker.entry.fds[device_kind(worker.rank)], worker.entry.tables_read_only_fd]
+        return self._workers.fds(WorkerId(worker_id))
 
     def watch(
         self, request: pb.WatchRequest, role: Role = Role.OPERATOR
@@ -300,10 +300,9 @@ class Daemon:
     def _admitted(self, verb: str) -> Verb:
         carry_out = self._verbs.get(verb)
         if carry_out is None:
-            message = f"{verb[:40]!r} is not a call that is answered once"
-            raise InvalidError(message, resource="verb")
+            raise InvalidError(f"{verb[:40]!r} is no call that is answered once", resource="verb")
         if verb in _NOT_WHILE_DRAINING:
-            raise DrainingError("the daemon is stopping and takes nothing new", resource="daemon")
+            raise draining("the daemon is stopping and takes nothing new")
         return carry_out
 
     def _refuse_stale(self, epoch: int) -> NoReturn:

@@ -21,7 +21,7 @@ _READ_PERCENT: Final = 75
 Snapshot = Callable[[str], Sequence[pb.CacheStats]]
 """What a cache is at this instant; all of them where none is named."""
 
-_Event = tuple[int, str, str, int, int, int, int]
+_Event = tuple[int, str, str, int, int, int, int, str]
 
 
 class Events:
@@ -53,12 +53,19 @@ class Events:
         return self._num_watchers
 
     def append(
-        self, kind: str, cache: str, *, worker_id: int = 0, lease_id: int = 0, num_blocks: int = 0
+        self,
+        kind: str,
+        cache: str,
+        *,
+        worker_id: int = 0,
+        lease_id: int = 0,
+        num_blocks: int = 0,
+        tenant: str = "",
     ) -> None:
-        """Add an event and wake whoever waits for one."""
+        """Add an event and wake whoever waits for one; all who may watch may know tenants by name."""
         sequence = self._next
         self._ring[sequence % len(self._ring)] = (
-            sequence, kind, cache, worker_id, lease_id, num_blocks, time.time_ns(),
+            sequence, kind, cache, worker_id, lease_id, num_blocks, time.time_ns(), tenant,
         )  # fmt: skip
         self._next = sequence + 1
         if self._waiting:
@@ -165,7 +172,7 @@ class Events:
 
 
 def _to_proto(event: _Event) -> pb.WatchResponse:
-    sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds = event
+    sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds, tenant = event
     return pb.WatchResponse(
         sequence=sequence,
         kind=kind,
@@ -174,4 +181,5 @@ def _to_proto(event: _Event) -> pb.WatchResponse:
         lease_id=lease_id,
         num_blocks=num_blocks,
         unix_nanoseconds=unix_nanoseconds,
+        tenant=tenant,
     )

@@ -1,11 +1,10 @@
 """Own the question whether a caller may do something: who is behind a token, and what is said to whoever may not."""
 
-from typing import NoReturn
-
-from kvlease.errors import NotYoursError, UnknownWorkerError
+from kvlease.errors import KVLeaseError, NotYoursError, UnknownWorkerError
 from kvleased.callers import Caller
 from kvleased.registry import Registry
-from kvleased.roles import OWN, Role, Roles
+from kvleased.roles import OWN, Role, Roles, of_verb
+from kvleased.strangers import Strangers
 from kvleased.tokens import Keyring
 
 
@@ -15,50 +14,65 @@ class Guard:
     def __init__(self, registry: Registry, keyring: Keyring) -> None:
         """Take who knows the workers' tokens, and who the others."""
         self._workers = registry.by_token
+        self._strangers = Strangers()
         self.keyring = keyring
 
-    def admit(self, allowed: Roles, caller: Caller) -> Caller:
+    def admit(self, allowed: Roles, caller: Caller, asked: str = "") -> Caller:
         """Return the caller as who he is; a token that is no worker's has done its work, and is taken away.
+
+        `asked` is the verb or the path that a refusal is told by in the log.
 
         Raises:
             UnknownWorkerError: nobody has this token, or there is none and one is needed.
             NotYoursError: the caller's role may not.
         """
-        if caller.token:
-            if caller.token in self._workers:
-                caller = caller._replace(role=Role.WORKER)
-            else:
-                role = self.keyring.role_of(caller.token)
-                if role is Role.STRANGER and Role.WORKER in allowed:
-                    # The very words of the local socket, where nobody but a worker shows a token.
-                    raise UnknownWorkerError(resource="token")
-                if role is Role.STRANGER:
-                    raise _unknown("nobody has this bearer token", allowed)
-                caller = caller._replace(role=role, token="")
-        if caller.role not in allowed:
-            _refuse(caller.role, allowed)
+        token = caller.token
+        if token in self._workers:
+            caller = caller.known_as(Role.WORKER, token)
+        elif token:
+            role = self.keyring.role_of(token)
+            caller = caller.known_as(role, token if role is Role.STRANGER else "")
+        if caller.role not in allowed or (caller.role is Role.STRANGER and caller.token):
+            error = _refusal(caller, allowed, asked)
+            if allowed is not OWN:
+                # A worker whose token was lost with the daemon is no stranger, and attaches again.
+                self._strangers.refused(asked, caller, error.code)
+            raise error
         return caller
 
+    def knows(self, token: str, /) -> bool:
+        """Whether a token is a worker's, or that of a role."""
+        return token in self._workers or self.keyring.role_of(token) is not Role.STRANGER
 
-def _refuse(role: Role, allowed: Roles) -> NoReturn:
-    if role is Role.STRANGER:
-        raise _unknown("there is no bearer token", allowed)
-    if allowed is OWN:
-        # Whoever may attach is told how to become a worker.
-        raise UnknownWorkerError(resource="token")
-    message = f"{_one(role)} may not do this"
-    raise NotYoursError(message, resource="role", rule="role")
+
+def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
+    """Return what is said to whoever may not."""
+    if caller.role is Role.STRANGER and caller.token and allowed is OWN and asked:
+        # A part of a verb that is a worker's own over REST is refused as the whole verb is over the others.
+        allowed = of_verb(asked)
+    if caller.role is Role.STRANGER and not caller.token:
+        return _unknown("no token was sent", allowed)
+    if allowed == OWN:
+        # The very words of the local socket; whoever may attach is told how to become a worker.
+        return UnknownWorkerError(resource="token")
+    if caller.role is Role.STRANGER:
+        return _unknown("the token is none that this daemon knows", allowed)
+    message = f"{_one(caller.role)} may not do this"
+    return NotYoursError(message, resource="role", rule="role")
 
 
 def _unknown(what: str, allowed: Roles) -> UnknownWorkerError:
     """Return the refusal of a caller whom nobody knows, which says whose token it takes, and where that is."""
     if allowed == OWN:
-        where = "attach first and send the token that attach returned"
-    else:
-        wanted = " or ".join(map(_one, sorted(allowed, key=lambda role: role.value)))
-        others = "attach returns a worker's, " if Role.WORKER in allowed else ""
-        where = f"this needs that of {wanted}; {others}docs/security.md tells where they are"
-    return UnknownWorkerError(f"{what}: {where}", resource="token")
+        return UnknownWorkerError(
+            f"{what}: attach first and send the token that attach returned", resource="token"
+        )
+    wanted = " or ".join(map(_one, sorted(allowed, key=lambda role: role.value)))
+    where = "kvlease reads it from the file that KVLEASE_TOKEN_FILE names"
+    if Role.WORKER in allowed:
+        where = "attach returns a worker's, and kvlease reads any other from the file that KVLEASE_TOKEN_FILE names"
+    where += "; docs/security.md tells where it is"
+    return UnknownWorkerError(f"{what}: this needs that of {wanted}; {where}", resource="token")
 
 
 def _one(role: Role) -> str:

@@ -17,6 +17,7 @@ Answer = Message | asyncio.Future[Message]
 """A reply, or the promise of one."""
 
 KEY_CHARACTERS_MAX: Final = 128
+"""Characters of an idempotency key."""
 
 
 class Leaving(asyncio.Future[T]):

@@ -8,8 +8,9 @@ From the control process:
     drop {name}                              forget it
     recycle_mover {role, generation}         kill that mover, prove it dead, start another
     ready {}                                 the control process serves
+    alive {}                                 its event loop turns; said about once a second, once what was kept is read
 From the supervisor:
-    hello {epoch, num_kept}                  first message of a life; `num_kept` entries follow in kept messages
+    hello {epoch, num_kept, restarts}        first message of a life; `num_kept` entries follow in kept messages
     kept {entries: [{name, bytes, metadata}]} + one descriptor each
     created {number} + 1 descriptor, refused {number, message}
     mover {role, generation} + 1 descriptor  the daemon's end of a new mover's socket

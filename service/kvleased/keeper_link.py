@@ -1,16 +1,21 @@
 """Own the control process's end of the supervisor's link: what is kept, made and dropped there."""
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
 import select
 import socket
+import struct
+import termios
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kvlease.errors import PoolFullError, TooLargeError
 from kvleased import keeper
 from kvleased.keeper import Kept, Message
+from kvleased.silence import BEAT_SECONDS
 
 
 class Listener(Protocol):
@@ -32,6 +37,9 @@ class KeeperLink:
         self._number = 0
         self._pending: dict[int, asyncio.Future[int]] = {}
         self._listener: Listener | None = None
+        self._next_beat: asyncio.TimerHandle | None = None
+        self.restarts: Mapping[str, int] = {}
+        """How often the supervisor has started a control process in the place of another, by what became of that."""
         self.renew: Callable[[], None] = lambda: None
         """What is done when the supervisor was told that tokens or certificates have changed."""
 
@@ -39,6 +47,7 @@ class KeeperLink:
         """Return the epoch and everything that was kept; waits for it, so call it before anything is served."""
         hello, _ = self._next()
         assert hello["op"] == "hello", "hello comes first"
+        self.restarts = hello.get("restarts", {})
         kept: list[Kept] = []
         while len(kept) < hello["num_kept"]:
             message, fds = self._next()
@@ -56,7 +65,9 @@ class KeeperLink:
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._read)
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, and showing life."""
+        if self._next_beat is not None:
+            self._next_beat.cancel()
         asyncio.get_running_loop().remove_reader(self._sock.fileno())
         self._sock.close()
 
@@ -99,6 +110,22 @@ class KeeperLink:
     def ready(self) -> None:
         """Say that this process serves."""
         self._send({"op": "ready"})
+
+    def show_life(self) -> None:
+        """Say that the event loop turns, now and about once a second until `close`; never waits."""
+        # What lies there unread says that the supervisor stands still; more of it would only fill the socket.
+        if not self._has_unread():
+            with contextlib.suppress(OSError):
+                self._sock.send(keeper.encode({"op": "alive"}), socket.MSG_DONTWAIT)
+        self._next_beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self.show_life)
+
+    def _has_unread(self) -> bool:
+        """Whether the supervisor has not read all that was sent; false where a sandbox does not tell."""
+        try:
+            (num_bytes,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4)))
+        except OSError:
+            return False
+        return bool(num_bytes)
 
     def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         payload = keeper.encode(message)

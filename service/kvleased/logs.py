@@ -29,8 +29,7 @@ def line(level: str, event: str, **fields: object) -> None:
     """Write one event as one line of JSON."""
     if _SEVERITY[level] < _threshold:
         return
-    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    record = {"timestamp": stamp, "level": level, "event": event, "pid": os.getpid(), **fields}
+    record = {"timestamp": _now(), "level": level, "event": event, "pid": os.getpid(), **fields}
     sys.stderr.write(json.dumps(record, default=str) + "\n")
     sys.stderr.flush()
 
@@ -70,8 +69,7 @@ def configure(level: str) -> None:
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _with_pid,
+            _headed,
             structlog.processors.ExceptionRenderer(
                 # Locals of a failed call are keys and tokens.
                 structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
@@ -85,10 +83,14 @@ def configure(level: str) -> None:
     logging.basicConfig(handlers=[_Lines()], level=logging.WARNING, force=True)
 
 
-def _with_pid(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Say whose line it is, by the same name as all processes."""
-    event["pid"] = os.getpid()
-    return event
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _headed(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Begin a line as `line` does: when, how severe, what, and whose."""
+    head = {"timestamp": _now(), "level": event.pop("level"), "event": event.pop("event")}
+    return {**head, "pid": os.getpid(), **event}
 
 
 class _Lines(logging.Handler):

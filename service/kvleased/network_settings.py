@@ -71,8 +71,8 @@ class NetworkSettings(BaseModel):
     probe_host: str = Field(
         default="",
         description=(
-            "Address, such as 0.0.0.0, on which anyone who reaches it may read /livez, /readyz, /startupz and "
-            "/metrics, without TLS; nothing else is served there. None by default."
+            "Address, such as 0.0.0.0, or :: for IPv6 too, on which anyone who reaches it may read /livez, /readyz, "
+            "/startupz and /metrics, without TLS; nothing else is served there. None by default."
         ),
     )
     probe_port: Port = Field(

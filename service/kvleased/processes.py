@@ -22,7 +22,7 @@ MOVERS: Final = (MOVER, DISK_MOVER, REMOTE_MOVER)
 _PR_SET_PDEATHSIG: Final = 1
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _WRITE_PAST_CACHES: Final = "glibc.cpu.x86_non_temporal_threshold"
-_WRITE_PAST_CACHES_BYTES: Final = 20 << 10
+WRITE_PAST_CACHES_BYTES: Final = 20 << 10
 """Bytes from which on a mover's memcpy writes past the caches, which then need not read the targets first: pools are
 larger than caches. The C library takes nothing below 16 KiB; other libraries and processors do not look at it."""
 
@@ -83,7 +83,7 @@ def _for_copies(environment: Mapping[str, str]) -> dict[str, str]:
     told = environment.get(_TUNABLES, "")
     if _WRITE_PAST_CACHES in told:
         return dict(environment)
-    tunable = f"{_WRITE_PAST_CACHES}={_WRITE_PAST_CACHES_BYTES:#x}"
+    tunable = f"{_WRITE_PAST_CACHES}={WRITE_PAST_CACHES_BYTES:#x}"
     return {**environment, _TUNABLES: f"{told}:{tunable}" if told else tunable}
 
 

@@ -82,6 +82,8 @@ class Observer:
             assert isinstance(command, c.Exchange), "only an exchange is answered so"
             if command.hold_keys:
                 self._held(command, reply, now)
+            if command.missed_keys:
+                self._missed(command.missed_keys, now)
         elif self._requests:
             if isinstance(command, c.Commit | c.Extend):
                 self._went_on(command.lease_id, command.num_tokens)
@@ -156,6 +158,16 @@ class Observer:
                 input_tokens=len(is_hit) * self._tokens_per_key,
                 hit_tokens=num_hits * self._tokens_per_key,
             )
+            for recording in self._recordings:
+                recording.add(request)
+
+    def _missed(self, keys: bytes, now: float) -> None:
+        """Note keys that nobody asked for as a request that found nothing; it was made before it is told of."""
+        if self.ghosts is not None:
+            self.ghosts.offer(keys)
+        if self._recordings:
+            num_tokens = len(keys) // BYTES_PER_KEY * self._tokens_per_key
+            request = _Request(granted_at=now, keys=keys, input_tokens=num_tokens, hit_tokens=0)
             for recording in self._recordings:
                 recording.add(request)
 

@@ -204,6 +204,18 @@ class WorkerEntry:
     """The magazine that it shares with the others of its engine; empty where it has none."""
     is_joiner: bool = False
     """Whether a joiner's token or certificate let it in."""
+    is_heard: bool = True
+    """Whether it has called since it was last looked for."""
+    heard_at: float = 0.0
+    """Seconds on the loop's clock at which it was last found to have called."""
+    process_id: int = 0
+    """Its process as the kernel named it when it first attached; 0 where it is unknown or in another PID namespace."""
+
+    @property
+    def told(self) -> dict[str, object]:
+        """Which worker it is and whose, as fields of a log line."""
+        found = {"worker": self.worker_id, "cache": self.entry.name, "tenant": self.tenant}
+        return {**found, "worker_pid": self.process_id}
 
     @property
     def death_proof(self) -> str:
@@ -283,6 +295,7 @@ class Registry:
         worker = self.by_token.get(token)
         if worker is None:
             raise UnknownWorkerError(resource="token")
+        worker.is_heard = True
         return worker
 
     def cache_of(self, caller: Caller) -> CacheEntry:
@@ -316,7 +329,7 @@ class Registry:
     def require_room_for_cache(self) -> None:
         """Refuse one cache too many."""
         if len(self.caches) >= self._max_caches:
-            message = f"there are {len(self.caches)} caches, the most that are allowed; delete one"
+            message = f"no more caches are allowed than there are, {len(self.caches)}; delete one"
             raise BusyError(message, resource="caches", need=1, available=0, limit=self._max_caches)
 
     def add_cache(self, entry: CacheEntry) -> None:

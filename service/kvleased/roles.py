@@ -22,6 +22,9 @@ class Role(Enum):
     OPERATOR = "operator"
     """Everything but what is a worker's own: leases are those of the worker that reserved them."""
 
+    # There is one object of each. Enum's own hash is written in Python, and each call is looked up by its role.
+    __hash__ = object.__hash__
+
 
 Roles = frozenset[Role]
 

@@ -118,10 +118,20 @@ def _make(path: Path, content: bytes) -> None:
     fd = os.open(own, flags, 0o600)
     try:
         os.fchmod(fd, 0o600)  # whatever the umask has taken away
-        os.write(fd, content)
+        _write(fd, content)
         os.fsync(fd)
         with contextlib.suppress(FileExistsError):
             os.link(own, path)
     finally:
         os.close(fd)
         own.unlink()
+
+
+def _write(fd: int, content: bytes) -> None:
+    try:
+        os.write(fd, content)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            # Huge pages can be mapped, but a secret is not worth one.
+            raise OSError(errno.EINVAL, "files of huge pages cannot be written") from error
+        raise

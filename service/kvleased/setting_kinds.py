@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from kvlease.errors import InvalidError
 from kvlease.units import parse_bytes
+from kvleased.tenant_names import RULE, is_reserved
 
 _TENANT_CHARACTERS_MAX: Final = 128
 """The longest name of a tenant, as attach takes it."""
@@ -31,9 +32,12 @@ Bytes = Annotated[int, WRITTEN, Field(ge=0, le=BYTES_MAX)]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
-def _printable(name: str) -> str:
+def _nameable(name: str) -> str:
     if not name.isprintable():
         message = f"{name!r} has characters that are not printable"
+        raise ValueError(message)
+    if is_reserved(name):
+        message = f"{name!r} can be no tenant's name: {RULE}"
         raise ValueError(message)
     return name
 
@@ -41,5 +45,5 @@ def _printable(name: str) -> str:
 TenantName = Annotated[
     str,
     Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX),
-    AfterValidator(_printable),
+    AfterValidator(_nameable),
 ]

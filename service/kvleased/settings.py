@@ -14,6 +14,7 @@ from kvleased.addresses import check_address
 from kvleased.network_settings import NETWORK_PATHS, NetworkSettings, Seconds
 from kvleased.roles import Role
 from kvleased.setting_kinds import BYTES_MAX, WRITTEN, Bytes, Count, Percent, TenantName
+from kvleased.silence import SECONDS_MIN
 
 MIB = 1 << 20
 """Bytes of a mebibyte."""
@@ -187,6 +188,15 @@ class Settings(NetworkSettings):
         default=30.0,
         description="Seconds that a mover may take for one batch before it is replaced.",
     )
+    control_silent_seconds_max: float = Field(
+        default=30.0,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description=(
+            "Seconds without a sign of life after which the control process is killed and started again; 0: never."
+        ),
+    )
     wait_ms_max: int = Field(
         default=60_000,
         ge=1,
@@ -227,6 +237,13 @@ class Settings(NetworkSettings):
     max_pins: Count = Field(default=256, description="Pins of one cache at once.")
     max_events: Count = Field(default=4_096, description="Events that are kept for watchers.")
     max_watchers: Count = Field(default=64, description="Watchers at once.")
+    key_counts_bytes_max: Bytes = Field(
+        default=64 * MIB,
+        description=(
+            "Bytes of the tables by which workers know what is surely not cached, together; beyond it workers ask; 0: "
+            "none."
+        ),
+    )
     max_remembered_replies: Count = Field(
         default=1_024, description="Replies that are remembered for retries, for each worker."
     )
@@ -286,6 +303,14 @@ class Settings(NetworkSettings):
     @classmethod
     def _known_address(cls, url: object) -> object:
         return check_address(url)
+
+    @field_validator("control_silent_seconds_max")
+    @classmethod
+    def _longer_than_beats(cls, seconds: float) -> float:
+        if 0 < seconds < SECONDS_MIN:
+            message = f"it is {seconds:g}; name 0 for never, or at least {SECONDS_MIN:g}: life is shown once a second"
+            raise ValueError(message)
+        return seconds
 
     @model_validator(mode="after")
     def _beats_fit(self) -> Self:

@@ -15,12 +15,37 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from pydantic import ValidationError
 
 from kvleased.addresses import without_credentials
+from kvleased.setting_kinds import WRITTEN
 from kvleased.settings import Settings, TenantSettings
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 _PREFIX: Final = "KVLEASED_"
+_EPILOG: Final = """\
+BYTES may have a unit, such as 8GiB. Each flag is also an environment variable, KVLEASED_ and its name in capitals,
+and a TOML key.
+
+examples:
+  kvleased serve                                            CPU memory, sockets of this user, TCP on loopback
+  kvleased serve --memory-bytes-max 64GiB --disk-dir /var/lib/kvlease --disk-bytes-max 200GiB
+  kvleased serve --device cuda:0 --no-listen-tcp
+  kvleased serve --config /etc/kvlease/kvleased.toml        file below environment below flags
+"""
+_VALUES: Final = {
+    "dir": "DIRECTORY",
+    "file": "FILE",
+    "seconds": "SECONDS",
+    "ms": "MILLISECONDS",
+    "port": "PORT",
+    "host": "ADDRESS",
+    "url": "URL",
+    "endpoint": "URL",
+    "device": "DEVICE",
+    "tenants": "JSON",
+}
+"""What is written for a setting in whose name a word is; the first that fits counts."""
 _SHOWN_MAX: Final = 40
 """Characters of a wrong value that are repeated."""
 
@@ -98,8 +123,37 @@ def unknown_variables() -> dict[str, str]:
     }
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Wraps what describes settings, and leaves the examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text is not _EPILOG:
+            return super()._fill_text(text, width, indent)
+        return text
+
+
+def _value_of(name: str, field: "FieldInfo") -> str:
+    """Return what stands for a setting's value in the help: what is to be written, in capitals."""
+    if WRITTEN in field.metadata:
+        return "BYTES"
+    if field.annotation is int and name.startswith("max_"):
+        return "N"
+    parts = name.split("_")
+    known = next((word for part, word in _VALUES.items() if part in parts), "")
+    return known or ("N" if field.annotation is int else "TEXT")
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong before anything else, and where the settings are listed, without listing them."""
+
+    def format_help(self) -> str:
+        """Return the help, which calls values what they are for people."""
+        for action in self._actions:
+            field = Settings.model_fields.get(action.dest)
+            is_choice = str(action.metavar).startswith("{")
+            if field is not None and action.metavar is not None and not is_choice:
+                action.metavar = _value_of(action.dest, field)
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2; an address that a misspelt flag carries is told without its password."""
@@ -112,7 +166,8 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="kvleased serve",
         description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
-        epilog="Each flag is also an environment variable, KVLEASED_ and its name in capitals, and a TOML key.",
+        epilog=_EPILOG,
+        formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -128,7 +183,10 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
     known, _ = scout.parse_known_args(argv)
     config: str | None = known.config or os.environ.get(f"{_PREFIX}CONFIG")
     if config is not None and not Path(config).is_file():
-        parser.error(f"--config {config}: there is no such file")
+        is_there = Path(config).exists()
+        parser.error(
+            f"--config {config}: {'this is no file' if is_there else 'there is no such file'}"
+        )
     return config
 
 

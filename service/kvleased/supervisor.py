@@ -3,7 +3,8 @@
 The supervisor keeps every descriptor that must outlive the control process: memory regions and proofs of life of the
 workers. When the control process ends it first kills all movers, so that no copy is still being written when the next
 control process reads the state, and then starts all of them anew over the same memory. A mover that ends is started
-again by itself.
+again by itself. A control process that has shown life, and shows none for too long, is killed, and so ends as any
+other.
 
 What was killed runs no instruction of its own any more. But it may hang in a call into the kernel, as on a disk that
 does not answer, and does not end before that does. From such a call a store's mover writes to no pool, as it reads to
@@ -19,25 +20,35 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import Final
 
 from kvleased import keeper, logs
+from kvleased.epochs import Epochs
 from kvleased.keeper import Message, Store
+from kvleased.notifying import ALIVE, READY, STOPPING, Notifier
 from kvleased.processes import CONTROL, MOVER, Child, spawn
+from kvleased.silence import Silence
 
 EX_CONFIG: Final = 78
 """Exit status of a control process that cannot start as configured, and of which a new try is pointless."""
 STARTS_MAX: Final = 5
 """Starts of a control process that never served, after which the supervisor gives up."""
 BACKOFF_SECONDS_MAX: Final = 5.0
+"""Seconds between the end of a child that keeps ending and its next start."""
 STEADY_SECONDS: Final = 5.0
 """Seconds after which a child counts as well, and its failures as forgotten."""
 FAILURES_ONCE_READY_MAX: Final = 1
+"""Failures of a control process that still count once it was ready."""
 STORE_SECONDS_MAX: Final = 1.0
 """Seconds that the next control process waits for the end of movers of stores, which may hang in the kernel."""
 END_SECONDS_MAX: Final = 1.0
 """Seconds that the end waits for children that were killed."""
+RESTARTS: Final = ("ended", "silent")
+"""What became of a control process that another was started in the place of."""
+IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that mean nothing here, and would end a process that does not say so."""
 _STANDARD_INPUT: Final = 0
 STOP_GRACE_SECONDS: Final = 5.0
 """Seconds beyond the draining that the control process gets to stop."""
@@ -47,16 +58,23 @@ _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 class Supervisor:
     """Start, watch and restart the control process and the movers over memory that it keeps."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one parameter a thing that outlives its children
         self,
         settings_fd: int,
         drain_seconds: float,
         *,
+        silent_seconds_max: float = 0.0,
         movers: Sequence[str] = (MOVER,),
         lock_fds: Sequence[int] = (),
         directory_fds: Mapping[str, int] = _NONE,
+        notifier: Notifier | None = None,
     ) -> None:
-        """Take descriptors of the settings, of what locks directories, and of those that movers, by role, write in."""
+        """Take descriptors of the settings, of what locks directories, and of those that movers, by role, write in.
+
+        The control process is replaced when it has been silent for `silent_seconds_max`; 0 is never. The `notifier`
+        hears that it serves, each of its signs of life, and that it is told to end.
+        """
+        self._notifier = notifier or Notifier()
         self._settings_fd = settings_fd
         self._drain_seconds = drain_seconds
         self._movers = tuple(movers)
@@ -68,7 +86,12 @@ class Supervisor:
         self._due: dict[str, float] = {}
         self._link: socket.socket | None = None
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._silence = Silence(silent_seconds_max)
+        self._is_too_silent = False
+        self._restarts = dict.fromkeys(RESTARTS, 0)
         self._epoch = 0
+        self.epochs = Epochs()
+        """The numbers of lives."""
         self._generations = dict.fromkeys(movers, 0)
         self._was_ready = False
         self._is_stopping = False
@@ -81,17 +104,19 @@ class Supervisor:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         wake_end, signal_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(signal_end)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *IGNORED):
             signal.signal(number, lambda *_: None)
         self._selector.register(wake_end, selectors.EVENT_READ, "signal")
         self._start_control()
         while self._status is None:
-            wait_seconds = (
-                max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
-            )
+            moment = min(*self._due.values(), self._silence.due, inf)
+            wait_seconds = None if moment == inf else max(0.0, moment - time.monotonic())
             for key, events in self._selector.select(wait_seconds):
                 self._dispatch(str(key.data), events, wake_end)
             self._run_due()
+            # After what it has said was read, so that a sign of life counts however late it is read.
+            if self._silence.tick(time.monotonic()):
+                self._replace_silent()
         self._end_children()
         logs.line("info", "supervisor_ends", status=self._status)
         return self._status
@@ -126,7 +151,7 @@ class Supervisor:
     # Children
 
     def _start_control(self) -> None:
-        self._epoch = max(self._epoch + 1, int(time.time()))
+        self._epoch = self.epochs.begin()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         inherited = {"settings": self._settings_fd, "keeper": theirs.fileno()}
@@ -135,7 +160,8 @@ class Supervisor:
         theirs.close()
         self._link = ours
         self._selector.register(ours, selectors.EVENT_READ, "link")
-        self._send({"op": "hello", "epoch": self._epoch, "num_kept": len(self._store)})
+        hello = {"op": "hello", "epoch": self._epoch, "num_kept": len(self._store)}
+        self._send({**hello, "restarts": self._restarts})
         for message, fds in self._store.handover():
             self._send(message, fds)
         for role in self._movers:
@@ -177,11 +203,26 @@ class Supervisor:
         failures = self._failures[role]
         return min(BACKOFF_SECONDS_MAX, 0.1 * 2 ** (failures - 2)) if failures > 1 else 0.0
 
+    def _replace_silent(self) -> None:
+        """Kill a control process whose event loop stands still; its end is heard of as any other."""
+        child = self._children[CONTROL]
+        logs.line(
+            "error",
+            "control_silent",
+            seconds=self._silence.seconds,
+            child_pid=child.process.pid,
+            advice="it is killed and started again over the same memory; see control_silent_seconds_max",
+        )
+        self._silence.end()
+        self._is_too_silent = True
+        child.process.kill()
+
     def _control_ended(self) -> None:
         status = self._reap(CONTROL)
         # What it had sent before its end still counts; after that nobody speaks for it.
         self._read_link()
         self._close_link()
+        self._silence.end()
         if self._is_stopping:
             # SIGTERM may have met it before it was able to drain anything.
             self._status = 0 if status in {0, -signal.SIGTERM} else 1
@@ -191,6 +232,8 @@ class Supervisor:
             self._status = 1
         else:
             self._kill_movers()
+            self._restarts[RESTARTS[self._is_too_silent]] += 1
+            self._is_too_silent = False
             logs.line("warning", "control_ended", status=status, failures=self._failures[CONTROL])
             self._due[CONTROL] = time.monotonic() + self._backoff(CONTROL)
 
@@ -222,6 +265,12 @@ class Supervisor:
 
     def _heed(self, signals: bytes) -> None:
         """Stop; where only a hang-up came and there is no terminal, have changed credentials looked at instead."""
+        if ignored := set(signals) & set(IGNORED):
+            names = [signal.Signals(number).name for number in sorted(ignored)]
+            logs.line("warning", "signals_ignored", signals=names)
+            signals = bytes(number for number in signals if number not in ignored)
+            if not signals:
+                return
         if set(signals) != {signal.SIGHUP} or os.isatty(_STANDARD_INPUT):
             self._stop(signals)
         elif self._link is not None:
@@ -235,6 +284,9 @@ class Supervisor:
                 self._status = 0 if control is None else 1
             return
         self._is_stopping = True
+        self._notifier.tell(STOPPING)
+        # From here on there is a limit on all that it does.
+        self._silence.end()
         control.process.send_signal(signal.SIGTERM)
         self._due["kill"] = time.monotonic() + self._drain_seconds + STOP_GRACE_SECONDS
 
@@ -273,8 +325,13 @@ class Supervisor:
             if message["generation"] == self._generations[role] and role in self._children:
                 # Its end is heard of as any other: one that hangs in the kernel must not hold up this process.
                 self._children[role].process.kill()
+        elif operation == "alive":
+            if not (self._is_stopping or self._is_too_silent):
+                self._silence.heard(time.monotonic())
+                self._notifier.tell(ALIVE)
         elif operation == "ready":
             self._was_ready = True
+            self._notifier.tell(READY)
             # It can start, so whatever ended the ones before it, the next one need not wait for long.
             self._failures[CONTROL] = min(self._failures[CONTROL], FAILURES_ONCE_READY_MAX)
         else:

@@ -16,9 +16,10 @@ from kvleased.core import commands as c
 from kvleased.core.effects import MOVER_OF, Copy, Mover, Probe, Tier
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
+from kvleased.movers.batches import ObserveCopies
 from kvleased.movers.device_link import Allotment, DeviceLink
-from kvleased.movers.link import LinkFigures, LinkLimits, MoverLink, ObserveCopies
-from kvleased.movers.protocol import Ask, Found, PoolMap, Status, Told
+from kvleased.movers.link import LinkFigures, LinkLimits, MoverLink
+from kvleased.movers.protocol import Ask, Found, PoolMap, Purge, Purged, Status, Told
 from kvleased.processes import DISK_MOVER, MOVER, REMOTE_MOVER
 from kvleased.registry import CacheEntry, Registry
 from kvleased.settings import Settings
@@ -81,6 +82,9 @@ class Tiers:
         self._apply = apply
         self._keeper = keeper
         self._probe_seconds = settings.remote_ms_max / 1000
+        self._purge_seconds = settings.mover_seconds_max
+        self._purges: dict[int, asyncio.Future[str]] = {}
+        """Why stores could not be purged, by pool; empty reasons where they were."""
         self._question = 0
         self._probes: dict[int, _Probing] = {}
         """By the number of each question."""
@@ -91,6 +95,8 @@ class Tiers:
         if settings.is_on_gpu:
             limits = _limits(settings)[Mover.MEMORY]
             self.links[Mover.MEMORY] = DeviceLink(self, limits, Mover.MEMORY, observe)
+        self.mover_ends = dict.fromkeys((mover.value for mover in self.links), 0)
+        """How many movers of each kind have ended in this life of the control process."""
         self._global: dict[Mover, Status] = dict.fromkeys(TIERS, _AWAY)
         self._by_pool: dict[tuple[Mover, int], Status] = {}
 
@@ -117,6 +123,7 @@ class Tiers:
         for probing in {id(one): one for one in self._probes.values()}.values():
             probing.deadline.cancel()
         self._probes.clear()
+        self._answer_purges("the daemon stops")
         for link in self.links.values():
             link.close()
 
@@ -144,6 +151,25 @@ class Tiers:
         for link in self._links_of(entry):
             link.unmap(entry.pool)
             self._by_pool.pop((link.mover, entry.pool), None)
+
+    async def purge(self, entry: CacheEntry) -> str:
+        """Have the file of a cache's disk store removed; return why it may be there, nothing where it is gone."""
+        status = entry.stores.get(Tier.DISK, _AWAY)
+        if not status.is_on:
+            return status.reason
+        if not self.links[Mover.DISK].ask(Purge(pool=entry.pool)):
+            return _AWAY.reason
+        answer = self._purges.setdefault(entry.pool, asyncio.get_running_loop().create_future())
+        await asyncio.wait((answer,), timeout=self._purge_seconds)
+        late = f"its mover has not answered for {self._purge_seconds:g} s"
+        return answer.result() if answer.done() else late
+
+    def _answer_purges(self, reason: str, pool: int = 0) -> None:
+        """Tell who waits for the purge of a pool, or of any, what came of it."""
+        for one in [pool] if pool else list(self._purges):
+            answer = self._purges.pop(one, None)
+            if answer is not None and not answer.done():
+                answer.set_result(reason)
 
     def introduce(self, entry: CacheEntry) -> None:
         """Tell the core of a cache, which is new here, which of its tiers work."""
@@ -228,12 +254,14 @@ class Tiers:
         """Have a mover replaced."""
         self._keeper.recycle_mover(ROLES[mover], generation)
 
-    def hear(self, mover: Mover, said: Told | Found | Status) -> None:
+    def hear(self, mover: Mover, said: Told | Found | Purged | Status) -> None:
         """Take what a store's mover says."""
         if isinstance(said, Told):
             self._told(said)
         elif isinstance(said, Found):
             self._adopt(mover, said)
+        elif isinstance(said, Purged):
+            self._answer_purges(said.reason, said.pool)
         else:
             # A client library's words may repeat the address that it was given.
             status = replace(said, reason=without_credentials(said.reason))
@@ -246,6 +274,7 @@ class Tiers:
             for probing in {id(one): one for one in self._probes.values()}.values():
                 self._answer(probing, b"")
         if mover is Mover.DISK:
+            self._answer_purges("its mover has ended")
             for entry in self._registry.by_pool.values():
                 # The next one begins from the start.
                 entry.num_found[Tier.DISK] *= entry.is_scanned
@@ -315,6 +344,7 @@ class Tiers:
     def mover_died(self, role: str, generation: int) -> None:
         """Take note that a mover is proven dead."""
         link = self._link_of(role)
+        self.mover_ends[link.mover.value] += 1
         _LOG.warning(
             "mover_died",
             mover=link.mover.value,

@@ -21,6 +21,7 @@ _NUM_BYTES: Final = 16
 CHARACTERS_MIN: Final = 16
 """The shortest token that is taken from a file: 64 bits in hex."""
 CHARACTERS_MAX: Final = 512
+"""Characters of a token."""
 _ADVICE: Final = "make one by: (umask 077; openssl rand -hex 16 > FILE)"
 
 

@@ -1,11 +1,14 @@
 """Own the spans of calls and copies, where the settings want any; sending them is OpenTelemetry's business.
 
 Spans name verbs, transports, caches and codes, and count blocks; they carry no token, key, request or tenant.
+Where REST or gRPC has a span of a request already, those of the calls are below it.
 """
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -16,6 +19,7 @@ from kvleased.callers import Caller
 from kvleased.core.commands import Command, CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy
 from kvleased.idempotency import Answer
+from kvleased.movers.batches import Moved
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -92,20 +96,54 @@ class Tracing:
         if self._file is not None:
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415
 
-            self._out = self._file.open("a", encoding="utf-8")
+            # A file that is there keeps its mode; one that is made is this user's alone.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._out = os.fdopen(os.open(self._file, flags, 0o600), "a", encoding="utf-8")
             found.append(ConsoleSpanExporter(out=self._out, formatter=_line))
         return found
+
+    # Requests, as the servers of REST and gRPC see them
+
+    @property
+    def provider(self) -> Any:
+        """What makes spans, once started: OpenTelemetry's TracerProvider."""
+        return self._provider
+
+    @contextmanager
+    def request(
+        self, name: str, traceparent: str, attributes: Mapping[str, str]
+    ) -> "Iterator[Span]":
+        """Make the span of a request, below the one that its caller names; calls within it are below it."""
+        from opentelemetry.trace import SpanKind, use_span  # noqa: PLC0415 -- an extra
+
+        span: Span = self._tracer.start_span(
+            name, context=_context(traceparent), kind=SpanKind.SERVER, attributes=attributes
+        )
+        # What goes wrong is told by its code: a message may name what no span shall.
+        with use_span(
+            span, end_on_exit=True, record_exception=False, set_status_on_exception=False
+        ):
+            yield span
 
     # Calls
 
     def call(self, verb: str, transport: str, traceparent: str) -> "Span":
-        """Begin the span of a call, below the one that its caller names; what follows belongs to it until `leave`."""
-        from opentelemetry.trace import SpanKind  # noqa: PLC0415 -- an extra
+        """Begin the span of a call, below its request's or the one that its caller names, where there is none.
 
+        What follows belongs to it until `leave`.
+        """
+        from opentelemetry.trace import (  # noqa: PLC0415 -- an extra
+            SpanKind,
+            get_current_span,
+            set_span_in_context,
+        )
+
+        request = get_current_span()
+        is_below = request.get_span_context().is_valid
         span: Span = self._tracer.start_span(
             f"kvlease.{verb}",
-            context=_context(traceparent),
-            kind=SpanKind.SERVER,
+            context=set_span_in_context(request) if is_below else _context(traceparent),
+            kind=SpanKind.INTERNAL if is_below else SpanKind.SERVER,
             attributes={"kvlease.verb": verb, "kvlease.transport": transport},
         )
         self._now = span
@@ -134,6 +172,22 @@ class Tracing:
                 "kvlease.blocks": num_blocks,
             },
         )
+
+    def moved(self, batch: Moved) -> None:
+        """Make the span of a batch of a copy, of as many nanoseconds until now as its mover has measured."""
+        copy = self._copies.get((batch.pool, batch.copy_id))
+        if copy is None:
+            return
+        from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 -- an extra
+
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            f"kvlease.move {batch.direction}",
+            context=set_span_in_context(copy),
+            start_time=now - batch.nanoseconds,
+            attributes={"kvlease.bytes": batch.num_bytes, "kvlease.is_done": batch.is_done},
+        )
+        span.end(now)
 
     def copy_ended(self, pool: int, command: Command) -> None:
         """End the span of a copy of which the mover has spoken, or of all of a pool whose mover died."""

@@ -12,6 +12,7 @@ from math import ceil, floor
 from typing import Final
 
 from kvlease.errors import BusyError
+from kvleased.counted import counted, there_are
 from kvleased.settings import TenantSettings
 
 _JOINERS_ONE_IN: Final = 2
@@ -45,12 +46,12 @@ class WorkerAllowances:
         """
         num_left = self._max_workers - has.total()
         if num_left <= 0:
-            message = f"there are {has.total()} workers, the most that are allowed"
+            message = f"{there_are(has.total(), 'worker')}, the most that are allowed"
             raise _busy(message, self._max_workers, "workers")
         if num_joiners is not None and num_joiners >= self._max_joiners:
             message = (
-                f"{num_joiners} workers came with a joiner's token, the most of {self._max_workers} that may; attach "
-                "over the Unix socket, or detach some"
+                f"{counted(num_joiners, 'worker')} came with a joiner's token, the most of {self._max_workers} "
+                "that may; attach over the Unix socket, or detach some"
             )
             raise _busy(message, self._max_joiners, "joiners")
         num_kept = sum(
@@ -60,8 +61,8 @@ class WorkerAllowances:
             num_kept += self._num_new
         if num_left <= num_kept:
             message = (
-                f"there are {has.total()} workers of {self._max_workers}, and the last {num_left} places are kept for "
-                "other tenants; detach one of this tenant's"
+                f"{there_are(has.total(), 'worker')} of {self._max_workers}, and the last {num_left} places are "
+                "kept for other tenants; detach one of this tenant's"
             )
             raise _busy(message, self._max_workers, "kept_places")
 

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import InternalError, KVLeaseError, UnavailableError
 from kvlease.faults import holdings_to_text
+from kvleased.api.bodies import InvalidBodyError
 from kvleased.api.seam import Backend
 from kvleased.callers import Caller
 
@@ -96,6 +97,11 @@ def problem(error: KVLeaseError, status: int | None = None) -> bytes:
         fields["resource"] = error.resource
     if error.rule:
         fields["rule"] = error.rule
+    if isinstance(error, InvalidBodyError):
+        fields["errors"] = [
+            {"pointer": one.pointer, "field": one.field, "detail": one.detail}
+            for one in error.errors
+        ]
     if error.remedies:
         fields["remedies"] = error.remedies
     if error.holdings:

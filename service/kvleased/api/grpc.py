@@ -12,8 +12,9 @@ from typing import Final
 
 import grpc
 
+from kvlease.framing import GRPC_SLACK_BYTES
 from kvleased.api.grpc_beside import HEALTH, REFLECTION, Health, reflection_handlers
-from kvleased.api.grpc_calls import Calls, Context, Handlers
+from kvleased.api.grpc_calls import Calls, Context, Handlers, address_of
 from kvleased.api.grpc_verbs import SERVICE, Verbs
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import private_directory
@@ -23,8 +24,6 @@ from kvleased.roles import Role
 STOP_SECONDS: Final = 1.0
 """Seconds that calls in progress have left when the server stops."""
 
-_SLACK_BYTES: Final = 1 << 20
-"""Bytes above the limit up to which a message is read, so that its refusal can say what the limit is."""
 _KEEPALIVE_MS: Final = 30_000
 _MS_PER_SECOND: Final = 1000
 _HEAD_BYTES_MAX: Final = 16 << 10
@@ -46,7 +45,7 @@ class GrpcServer:
     async def start(self, daemon: Backend, settings: Limits) -> None:
         """Begin to listen at `grpc.sock` in the runtime directory and, where wanted, on TCP."""
         health = Health(daemon, SERVICE.full_name)
-        local = self._server(Calls(daemon, settings, _role_of_this_user), daemon, settings, health)
+        local = self._server(Calls(daemon, settings, _this_user), daemon, settings, health)
         path = settings.runtime_dir / "grpc.sock"
         private_directory(path.parent)
         path.unlink(missing_ok=True)
@@ -55,7 +54,7 @@ class GrpcServer:
         path.chmod(0o600)
         servers = [local]
         if settings.listen_tcp:
-            tcp = self._server(Calls(daemon, settings, _role_by_name), daemon, settings, health)
+            tcp = self._server(Calls(daemon, settings, _by_name), daemon, settings, health)
             host = f"[{settings.tcp_host}]" if ":" in settings.tcp_host else settings.tcp_host
             address = f"{host}:{settings.grpc_port}"
             files = tls_files(settings)
@@ -96,7 +95,7 @@ class GrpcServer:
         self, calls: Calls, daemon: Backend, settings: Limits, health: Health
     ) -> grpc.aio.Server:
         """Return a server of all services, whose calls are counted by `calls` alone, for grpc knows no roles."""
-        server = grpc.aio.server(options=_options(settings))
+        server = grpc.aio.server(options=_options(settings), interceptors=_interceptors(daemon))
         verbs = Verbs(daemon, self._metrics, calls, settings.max_message_bytes)
         services: dict[str, Handlers] = {
             SERVICE.full_name: verbs.handlers(),
@@ -112,10 +111,19 @@ class GrpcServer:
         return server
 
 
+def _interceptors(daemon: Backend) -> tuple[grpc.aio.ServerInterceptor, ...]:
+    """Return what makes spans where calls are traced, and nothing where they are not."""
+    if daemon.tracing is None:
+        return ()
+    from kvleased.api.grpc_spans import Spans  # noqa: PLC0415 -- seldom wanted
+
+    return (Spans(daemon.tracing, SERVICE.full_name),)
+
+
 def _options(settings: Limits) -> tuple[tuple[str, int], ...]:
     """Return what a connection and a call may cost."""
     return (
-        ("grpc.max_receive_message_length", settings.max_message_bytes + _SLACK_BYTES),
+        ("grpc.max_receive_message_length", settings.max_message_bytes + GRPC_SLACK_BYTES),
         ("grpc.max_metadata_size", _HEAD_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", _HEAD_BYTES_MAX),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
@@ -149,16 +157,17 @@ def _bind(
         raise OSError(f"gRPC cannot listen on {address}: {error}") from error
 
 
-def _role_of_this_user(_: Context) -> Role:
+def _this_user(_: Context) -> tuple[Role, str]:
     """Return the role of who comes by the Unix socket.
 
     gRPC does not tell who is at the other end; the modes of the socket and its directory have let in nobody but this
     user and root.
     """
-    return Role.OPERATOR
+    return Role.OPERATOR, ""
 
 
-def _role_by_name(context: Context) -> Role:
-    """Return what the certificate of who comes over TCP says that he is."""
+def _by_name(context: Context) -> tuple[Role, str]:
+    """Return what the certificate of who comes over TCP says that he is, and his address."""
     names = tuple(context.auth_context().get("x509_common_name", ()))
-    return role_of_name(names[0].decode("utf-8", "replace")) if names else Role.STRANGER
+    role = role_of_name(names[0].decode("utf-8", "replace")) if names else Role.STRANGER
+    return role, address_of(context)

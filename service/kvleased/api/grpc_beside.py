@@ -103,7 +103,7 @@ def _entered(
 
     async def handle(_: object, context: Context) -> bytes | None:
         try:
-            return await answer(calls.enter(roles, context), context)
+            return await answer(calls.enter(service, roles, context), context)
         except KVLeaseError as error:
             await abort(context, error)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, NoReturn, TypeAlias, cast
+from urllib.parse import unquote
 
 import grpc
 from grpc_status import rpc_status
@@ -19,15 +20,21 @@ from grpc_status import rpc_status
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, UnknownWorkerError
 from kvleased.api import faults
 from kvleased.api.seam import Backend, Limits
+from kvleased.api.sockets import hang_up
 from kvleased.callers import Caller
+from kvleased.counted import are
 from kvleased.roles import Role, Roles
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[bytes, bytes]]"
 """What answers the methods of a service, by their names."""
+PeerOf: TypeAlias = Callable[[Context], tuple[Role, str]]
+"""Tells what the caller of a listener is without a token, and his address and port, which are empty but over TCP."""
 
 CALLS_OF_STRANGERS_MAX: Final = 16
 """Calls at once of all who have no token; of one more the oldest gives way."""
+UNREAD_SECONDS_MAX: Final = 2.0
+"""Seconds after which a stranger who does not read his answer loses his connection, where another wants his place."""
 
 _RETRY_AFTER_MS: Final = 100
 
@@ -35,15 +42,25 @@ _RETRY_AFTER_MS: Final = 100
 class Call:
     """One call, from its head on."""
 
-    def __init__(self, context: Context, caller: Caller, seconds_max: float) -> None:
-        """Take who calls, and how many seconds a message may take."""
+    __slots__ = ("_context", "_deadlines", "_ended", "_ending", "answered_since", "caller", "waits")
+
+    def __init__(self, context: Context, caller: Caller, deadlines: Deadlines) -> None:
+        """Take who calls, and who sees to it that a message comes in time."""
         self.caller = caller
         self.waits = False
         """Whether it waits for its caller or for news, so that it can end early."""
+        self.answered_since = deadlines.now()
+        """Seconds since which it is being answered, where it does not wait."""
         self._context = context
-        self._seconds_max = seconds_max
+        self._deadlines = deadlines
         self._ending: asyncio.Task[NoReturn] | None = None
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[None] | None = None
+        """What tells who waits for news that the call ends."""
+
+    @property
+    def peer(self) -> str:
+        """Its connection, as grpc writes the address at the other end."""
+        return self._context.peer()
 
     def end(self, error: KVLeaseError) -> None:
         """End a call that waits."""
@@ -51,7 +68,8 @@ class Call:
             self._ending = asyncio.ensure_future(abort(self._context, error))
             # Who waits for the call is told; nobody waits for this task.
             self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._ended.set_result(None)
+            if self._ended is not None:
+                self._ended.set_result(None)
 
     async def read(self) -> bytes:
         """Return its message.
@@ -67,14 +85,13 @@ class Call:
 
     async def read_next(self) -> bytes | None:
         """Return its next message, or None after the last; raises AbortError where none arrives in time."""
-        late = InvalidError("the message did not arrive in time", resource="message")
-        timer = asyncio.get_running_loop().call_later(self._seconds_max, self.end, late)
         self.waits = True
+        self._deadlines.begin(self)
         try:
             packed = await self._context.read()
         finally:
-            self.waits = False
-            timer.cancel()
+            self._deadlines.end(self)
+            self._waited()
         if self._ending is not None:
             await self._ending
         return packed if isinstance(packed, bytes) else None
@@ -86,12 +103,56 @@ class Call:
     async def until(self, news: asyncio.Future[None]) -> None:
         """Wait for news; raises AbortError where the call must end before there are any."""
         self.waits = True
+        self._ended = asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait({news, self._ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.waits = False
+            self._ended = None
+            self._waited()
         if self._ending is not None:
             await self._ending
+
+    def _waited(self) -> None:
+        self.waits = False
+        self.answered_since = self._deadlines.now()
+
+
+class Deadlines:
+    """The calls of a listener whose message is awaited; one timer for all of them, for each may take as long."""
+
+    def __init__(self, seconds_max: float) -> None:
+        """Take how many seconds a message may take."""
+        loop = asyncio.get_running_loop()
+        self.now, self._call_later = loop.time, loop.call_later
+        self._seconds_max = seconds_max
+        self._began_at: dict[Call, float] = {}
+        """By call, in seconds; the one that has waited longest comes first."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Deadlines {len(self._began_at)} awaited>"
+
+    def begin(self, call: Call) -> None:
+        """Await a message of a call."""
+        self._began_at[call] = self.now()
+        if self._timer is None:
+            self._timer = self._call_later(self._seconds_max, self._look)
+
+    def end(self, call: Call) -> None:
+        """Await it no more; the timer finds out by itself, as most calls wait for a moment only."""
+        self._began_at.pop(call, None)
+
+    def _look(self) -> None:
+        """End the calls that have waited too long, and look again when the next one may have."""
+        self._timer = None
+        late_since = self.now() - self._seconds_max
+        for call, began_at in list(self._began_at.items()):
+            if began_at > late_since:
+                self._timer = self._call_later(began_at - late_since, self._look)
+                return
+            del self._began_at[call]
+            call.end(InvalidError("the message did not arrive in time", resource="message"))
 
 
 class Calls:
@@ -100,57 +161,70 @@ class Calls:
     Strangers have places of their own, and each worker has, and each role: nobody takes another's.
     """
 
-    def __init__(
-        self, daemon: Backend, settings: Limits, role_of: Callable[[Context], Role]
-    ) -> None:
-        """Take who admits callers, and what a caller is without a token."""
+    def __init__(self, daemon: Backend, settings: Limits, peer_of: PeerOf) -> None:
+        """Take who admits callers, and what is known of one without a token."""
         self._daemon = daemon
-        self._role_of = role_of
+        self._peer_of = peer_of
         self._calls_max = settings.max_connections
-        self._seconds_max = settings.body_seconds_max
-        self._num_of: Counter[str | Role] = Counter()
+        self._deadlines = Deadlines(settings.body_seconds_max)
+        self._num_of: dict[str | Role, int] = {}
         self._of_strangers: dict[Call, None] = {}
 
     def __repr__(self) -> str:
         """Show life."""
-        return f"<Calls {self._num_of.total()} admitted, {len(self._of_strangers)} of strangers>"
+        return (
+            f"<Calls {sum(self._num_of.values())} admitted, {len(self._of_strangers)} of strangers>"
+        )
 
-    def enter(self, roles: Roles, context: Context) -> Call:
-        """Admit a call by its head.
+    def enter(self, asked: str, roles: Roles, context: Context) -> Call:
+        """Admit a call by its head; `asked` is the verb or service that a refusal is told by in the log.
 
         Raises:
             UnknownWorkerError, NotYoursError: the caller may not.
             InvalidError: the head makes no sense.
             BusyError: there is no place.
         """
-        caller = self._daemon.admit(roles, _caller(context, self._role_of(context)))
-        call = Call(context, caller, self._seconds_max)
+        caller = self._daemon.admit(roles, _caller(context, *self._peer_of(context)), asked)
+        call = Call(context, caller, self._deadlines)
         if caller.role is Role.STRANGER:
             self._enter_stranger(call, context)
             return call
         who = caller.token or caller.role
-        if self._num_of[who] >= self._calls_max:
+        num_calls = self._num_of.get(who, 0)
+        if num_calls >= self._calls_max:
             raise _too_many(self._calls_max)
-        self._num_of[who] += 1
-        _at_end(context, lambda: self._leave(who))
+        self._num_of[who] = num_calls + 1
+        at_end(context, lambda _: self._leave(who))
         return call
 
     def _leave(self, who: str | Role) -> None:
-        self._num_of[who] -= 1
-        if not self._num_of[who]:
+        num_left = self._num_of[who] - 1
+        if num_left:
+            self._num_of[who] = num_left
+        else:
             del self._num_of[who]
 
     def _enter_stranger(self, call: Call, context: Context) -> None:
-        """Give a stranger a place, if need be that of who has waited longest."""
+        """Give a stranger a place, if need be that of who has waited longest, or of those who do not read."""
         if len(self._of_strangers) >= CALLS_OF_STRANGERS_MAX:
             oldest = next((one for one in self._of_strangers if one.waits), None)
-            if oldest is None:
-                # They are being answered, but do not read.
+            if oldest is not None:
+                del self._of_strangers[oldest]
+                oldest.end(_too_many(CALLS_OF_STRANGERS_MAX))
+            elif not self._hang_up_unread():
                 raise _too_many(CALLS_OF_STRANGERS_MAX)
-            del self._of_strangers[oldest]
-            oldest.end(_too_many(CALLS_OF_STRANGERS_MAX))
         self._of_strangers[call] = None
-        _at_end(context, lambda: self._of_strangers.pop(call, None))
+        at_end(context, lambda _: self._of_strangers.pop(call, None))
+
+    def _hang_up_unread(self) -> bool:
+        """End the connections of strangers who leave answers unread: grpc would keep the calls as long as they like."""
+        too_long = asyncio.get_running_loop().time() - UNREAD_SECONDS_MAX
+        peers = {one.peer for one in self._of_strangers if one.answered_since < too_long}
+        if peers:
+            hang_up(peers)
+            for call in [one for one in self._of_strangers if one.peer in peers]:
+                del self._of_strangers[call]
+        return bool(peers)
 
 
 async def abort(context: Context, error: KVLeaseError) -> NoReturn:
@@ -159,37 +233,50 @@ async def abort(context: Context, error: KVLeaseError) -> NoReturn:
     raise AssertionError
 
 
-def _at_end(context: Context, leave: Callable[[], object]) -> None:
-    """Have a place left when a call is over."""
-
-    def done(ctx: Context) -> None:  # noqa: ARG001 - grpc's signature
-        leave()
-
+def at_end(context: Context, done: Callable[[Context], object]) -> None:
+    """Have something done when a call is over: its answer was sent, or its caller has gone."""
     context.add_done_callback(cast(Any, done))  # the stubs take a protocol of no instance
 
 
 def _too_many(limit: int) -> BusyError:
-    message = f"{limit} calls are open already; wait, or call with a token"
+    message = f"{are(limit, 'call')} open already; wait, or call with a token"
     return BusyError(message, resource="calls", limit=limit, retry_after_ms=_RETRY_AFTER_MS)
 
 
-def _caller(context: Context, role: Role) -> Caller:
-    fields: dict[str, Any] = {"transport": "grpc", "role": role}
+def _caller(context: Context, role: Role, address: str) -> Caller:
+    """Return who calls, by the metadata of his call; it is read in one go, for every call comes by here."""
+    token = key = cache = traceparent = ""
+    epoch, has_token = 0, False
     for name, value in context.invocation_metadata() or ():
         text = value if isinstance(value, str) else value.decode("latin-1")
         if name == "authorization":
-            if "token" in fields:
+            if has_token:
                 raise InvalidError("authorization is there twice; send it once", resource="token")
-            fields["token"] = _token(text)
+            token, has_token = _token(text), True
         elif name == "idempotency-key":
-            fields["idempotency_key"] = text
-        elif name == "kvlease-cache":
-            fields["cache"] = text
-        elif name == "traceparent":
-            fields["traceparent"] = text
+            key = text
         elif name == "kvlease-epoch":
-            fields["epoch"] = _epoch(text)
-    return Caller(**fields)
+            epoch = _epoch(text)
+        elif name == "kvlease-cache":
+            cache = text
+        elif name == "traceparent":
+            traceparent = text
+    return Caller(
+        transport="grpc",
+        token=token,
+        epoch=epoch,
+        idempotency_key=key,
+        cache=cache,
+        role=role,
+        traceparent=traceparent,
+        address=address,
+    )
+
+
+def address_of(context: Context) -> str:
+    """Return the address and port of who calls over TCP; empty for the Unix socket, where grpc names nobody."""
+    kind, _, address = context.peer().partition(":")
+    return unquote(address) if kind in ("ipv4", "ipv6") else ""
 
 
 def _token(header: str) -> str:
@@ -199,9 +286,10 @@ def _token(header: str) -> str:
     return token.strip()
 
 
+@lru_cache(maxsize=1)
 def _epoch(written: str) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,16}", written):
-        raise InvalidError(
-            f"kvlease-epoch must be an integer, not {written[:40]!r}", resource="kvlease-epoch"
-        )
+    """Return the number of an epoch; nearly every call is of the same one."""
+    if not re.fullmatch(r"[0-9]{1,16}", written):
+        message = f"kvlease-epoch must be 0 or the epoch of an answer, not {written[:40]!r}"
+        raise InvalidError(message, resource="kvlease-epoch")
     return int(written)

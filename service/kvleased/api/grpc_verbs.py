@@ -49,21 +49,22 @@ class Verbs:
     def _unary(
         self, verb: str, kind: type[Message]
     ) -> Callable[[object, Context], Awaitable[bytes]]:
-        roles = of_verb(verb)
+        roles, call_soon = of_verb(verb), asyncio.get_running_loop().call_soon
 
         async def answer(_: object, context: Context) -> bytes:
             started = perf_counter()
             try:
-                call = self._calls.enter(roles, context)
+                call = self._calls.enter(verb, roles, context)
                 request = self._parse(kind, await call.read())
             except KVLeaseError as error:
                 result: Message | KVLeaseError = error
             else:
-                asked = faults.ask(self._daemon.call, verb, request, call.caller)
+                asked = faults.ask(self._daemon.answer, verb, request, call.caller)
                 result = (
                     await self._wait(verb, asked) if isinstance(asked, asyncio.Future) else asked
                 )
-            self._observe(verb, "grpc", faults.code_of(result), perf_counter() - started)
+            # What the caller need not wait for comes after grpc has sent the answer, which it does before it pauses.
+            call_soon(self._answered, verb, started, faults.code_of(result))
             if isinstance(result, KVLeaseError):
                 await abort(context, result)
             return result.SerializeToString()
@@ -77,7 +78,7 @@ class Verbs:
 
         async def answers(_: object, context: Context) -> None:
             try:
-                call = self._calls.enter(roles, context)
+                call = self._calls.enter(verb, roles, context)
                 request = self._parse(kind, await call.read())
             except KVLeaseError as error:
                 await abort(context, error)
@@ -94,8 +95,14 @@ class Verbs:
             raise TooLargeError(resource="message_bytes", need=len(packed), limit=limit)
         return parse(kind, packed)
 
+    def _answered(self, verb: str, started: float, code: str) -> None:
+        """Do what an answer has left to be done, and count it."""
+        self._daemon.settle()
+        self._observe(verb, "grpc", code, perf_counter() - started)
+
     async def _wait(self, verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseError:
         """Wait for the daemon; when the caller goes away meanwhile, have it forget the call."""
+        self._daemon.settle()
         try:
             await asyncio.wait({future})
         except asyncio.CancelledError:

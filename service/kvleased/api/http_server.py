@@ -3,16 +3,22 @@
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvleased.api.http_places import STRANGERS_MAX, Places
 from kvleased.api.rest_protocol import GuardedProtocol
+from kvleased.strangers import Seldom
 
 ACCEPTS_A_TURN: Final = 4
 """Connections accepted before the loop looks at anything else."""
+_LOOKS_A_TURN: Final = 32
+"""Connections looked at, of which those that their peers have closed already cost next to nothing."""
 UNSENT_BYTES_MAX: Final = 1 << 18
 """Bytes that the kernel keeps for a peer that does not read; left to itself it takes 4 MiB, and we write as many."""
 SECONDS_WITHOUT_FDS: Final = 0.1
@@ -26,12 +32,17 @@ class HttpLimits:
     """What the connections of one listener may do."""
 
     connections_max: int
+    """Of whoever was let in."""
     head_seconds_max: float
     """From a connection's beginning, or a head's first byte, to the head's end; and for a handshake."""
     body_seconds_max: float
     """From the end of a head to the end of the body."""
     idle_seconds_max: float
-    """Between two requests; and that an answer may be left unread."""
+    """Between two requests; and that an answer may be left unread, or a stranger go on asking."""
+    strangers_max: int = STRANGERS_MAX
+    """Connections of strangers, beside the others."""
+    takes_any_host: bool = False
+    """Whether it may be addressed by other names than loopback's own."""
 
 
 class HttpServer:
@@ -44,21 +55,26 @@ class HttpServer:
         limits: HttpLimits,
         *,
         tls: ssl.SSLContext | None = None,
-        is_for_any_host: bool = False,
         headers: list[tuple[str, str]] | None = None,
+        knows: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Take what is served where."""
+        """Take what is served where; `knows` tells whether a token is anybody's."""
+        address = listener.getsockname()
+        port = 0 if listener.family == socket.AF_UNIX else address[1]
+        self.places = Places(limits.connections_max, limits.strangers_max, port)
 
         class Guarded(GuardedProtocol):
             head_seconds_max = limits.head_seconds_max
             body_seconds_max = limits.body_seconds_max
             idle_seconds_max = limits.idle_seconds_max
-            checks_host = not is_for_any_host
+            checks_host = not limits.takes_any_host
+            strangers = Seldom("bad_http")
+            places = self.places
+            is_known = staticmethod(knows)
 
         self._protocol = Guarded
         self._listener = listener
         self._limits = limits
-        self._too_many = GuardedProtocol.too_many(limits.connections_max)
         self._tls = tls
         self._opening: set[asyncio.Task[None]] = set()
         self._config = uvicorn.Config(
@@ -82,12 +98,12 @@ class HttpServer:
 
     def __repr__(self) -> str:
         """Show life: connections."""
-        return f"<HttpServer {self.num_connections} of {self._limits.connections_max} connections>"
+        return f"<HttpServer {self.places!r}>"
 
     @property
     def num_connections(self) -> int:
         """Connections that are open, or in the middle of a handshake."""
-        return len(self._opening) + len(self._server.server_state.connections)
+        return self.places.num_members + self.places.num_strangers
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -109,9 +125,10 @@ class HttpServer:
         self._tls = tls
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_A_TURN):
+        num_opened = 0
+        for _ in range(_LOOKS_A_TURN):
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:
@@ -120,41 +137,58 @@ class HttpServer:
                 self._loop.call_later(SECONDS_WITHOUT_FDS, self._resume)
                 return
             sock.setblocking(False)
+            if _has_gone(sock):
+                # A flood of these would else fill the kernel's line, where others wait to be accepted.
+                sock.close()
+                continue
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES_MAX)
-            if self.num_connections >= self._limits.connections_max:
-                self._turn_away(sock)
-            else:
-                opening = self._loop.create_task(self._open(sock))
-                self._opening.add(opening)
-                opening.add_done_callback(self._opening.discard)
+            connection = self._make(sock, address)
+            self.places.enter(connection)
+            opening = self._loop.create_task(self._open(sock, connection))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+            num_opened += 1
+            if num_opened == ACCEPTS_A_TURN:
+                return
 
     def _resume(self) -> None:
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def _turn_away(self, sock: socket.socket) -> None:
-        """Close a connection above the limit, with the reason where it can be read without a handshake."""
-        with sock:
-            if self._tls is None:
-                try:
-                    sock.send(self._too_many)
-                except OSError:
-                    return  # it learns the same from the closed connection
-
-    async def _open(self, sock: socket.socket) -> None:
+    async def _open(self, sock: socket.socket, connection: GuardedProtocol) -> None:
         timeout = None if self._tls is None else self._limits.head_seconds_max
         try:
             await self._loop.connect_accepted_socket(
-                self._made, sock, ssl=self._tls, ssl_handshake_timeout=timeout
+                lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )
         except (OSError, asyncio.CancelledError):
             # No handshake: a stranger, or one that hung up; a scan is no event worth a line.
             sock.close()
+            self.places.leave(connection)
 
-    def _made(self) -> GuardedProtocol:
-        return self._protocol(
+    def _make(self, sock: socket.socket, address: object) -> GuardedProtocol:
+        connection = self._protocol(
             config=self._config,
             server_state=self._server.server_state,
             app_state={},
             _loop=self._loop,
         )
+        connection.host = str(address[0]) if isinstance(address, tuple) else ""
+
+        def hang_up() -> None:
+            # Not to cancel its opening: a transport that is not made yet would look at a closed descriptor.
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+        connection.hang_up = hang_up
+        return connection
+
+
+def _has_gone(sock: socket.socket) -> bool:
+    """Tell whether whoever connected has said nothing and closed."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -212,7 +212,7 @@ class _Opening:
             role=role_of(peer),
         )
         try:
-            caller = self._server.daemon.admit(of_verb("attach"), caller)
+            caller = self._server.daemon.admit(of_verb("attach"), caller, "attach")
         except KVLeaseError as error:
             self._attached(call, error, started)
             return

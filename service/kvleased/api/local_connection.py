@@ -270,7 +270,7 @@ class LocalConnection(asyncio.Protocol):
             self._refuse(call.call_number, _misplaced(verb))
             return None
         try:
-            caller = self._daemon.admit(of_verb(verb), caller)
+            caller = self._daemon.admit(of_verb(verb), caller, verb)
         except KVLeaseError as error:
             self._answer(call.call_number, verb, error, started)
             return None

@@ -10,9 +10,13 @@ from kvleased.api.http_server import HttpLimits, HttpServer
 from kvleased.api.sockets import listen_beyond
 
 LIMITS: Final = HttpLimits(
-    connections_max=32, head_seconds_max=5.0, body_seconds_max=5.0, idle_seconds_max=5.0
+    connections_max=0,
+    head_seconds_max=5.0,
+    body_seconds_max=5.0,
+    idle_seconds_max=5.0,
+    takes_any_host=True,
 )
-"""A kubelet, and a few that scrape."""
+"""All are strangers: a kubelet, a few that scrape, and whoever else reaches it, of whom the oldest gives way."""
 
 
 class ProbeServer:
@@ -35,7 +39,7 @@ class ProbeServer:
         app.router.redirect_slashes = False
         self._probes.add_to(app, is_for_all=True)
         self._listener = listen_beyond(host, port)
-        self._server = HttpServer(app, self._listener, LIMITS, is_for_any_host=True)
+        self._server = HttpServer(app, self._listener, LIMITS)
         await self._server.start()
 
     async def stop(self) -> None:

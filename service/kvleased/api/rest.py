@@ -1,12 +1,13 @@
 """Own the REST server: the app over the route table, on a Unix socket and on loopback TCP.
 
-FastAPI only writes the documents that describe the API. So a restarted daemon is ready before FastAPI is imported, and
-neither a call nor its refusal pays for its routing.
+FastAPI only writes the documents that describe the API, and the spans of requests where calls are traced. So a
+restarted daemon is ready before FastAPI is imported, and neither a call nor its refusal pays for its routing.
 """
 
 import asyncio
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -15,15 +16,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ExceptionHandler, Receive, Scope, Send
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
 from kvlease.errors import InternalError, InvalidError
+from kvleased import checks
 from kvleased.api.health import Probes
+from kvleased.api.http_places import Places
 from kvleased.api.http_server import HttpLimits, HttpServer
 from kvleased.api.rest_endpoints import Endpoint, refusal
 from kvleased.api.rest_events import EventsEndpoint, Streams
-from kvleased.api.rest_routes import ROUTES
-from kvleased.api.rest_table import Table
+from kvleased.api.rest_routes import ROUTES, Route
+from kvleased.api.rest_table import Answers, Table
 from kvleased.api.seam import Backend, Beside, Limits, Observer
 from kvleased.api.sockets import is_loopback, listen_tcp, listen_unix, remove_unix
 from kvleased.api.tls import TlsFiles, tls_files
@@ -31,6 +34,11 @@ from kvleased.api.turns import OneATurn
 
 DOCUMENTS: Final = frozenset({"/openapi.json", "/docs"})
 """What describes the API."""
+
+_CACHES: Final = "/v1/caches/"
+_SPANS: Final = "kvleased.api.rest_spans"
+"""Imports FastAPI, and so only where calls are traced."""
+_LISTS: Final = tuple(what for route in ROUTES for name, what in route.settled if name == "what")
 
 
 class RestServer:
@@ -51,6 +59,12 @@ class RestServer:
         """The TCP port; 0 where there is none."""
 
     @property
+    def places(self) -> dict[str, Places]:
+        """Who is connected, by listener: the Unix socket's, and that of TCP where there is any."""
+        names = ("rest_unix", "rest_tcp")
+        return {name: server.places for name, server in zip(names, self._servers, strict=False)}
+
+    @property
     def probes(self) -> Probes:
         """The probes, once started: another server may answer them, too."""
         return self._probes
@@ -66,6 +80,10 @@ class RestServer:
             self._page.add_to(app, daemon)
         self._streams, self._documents = app.state.streams, app.state.documents
         self._probes = app.state.probes
+        served: ASGIApp = app
+        if daemon.tracing is not None:
+            spans = await asyncio.to_thread(importlib.import_module, _SPANS)
+            served = spans.in_spans(app, daemon.tracing)
         limits = HttpLimits(
             connections_max=settings.max_connections,
             head_seconds_max=settings.head_seconds_max,
@@ -74,19 +92,21 @@ class RestServer:
         )
         headers = [("KVLease-Epoch", str(daemon.epoch))]
         # Strangers on TCP cannot use up the connections of the Unix socket.
-        self._servers = [HttpServer(OneATurn(app), local, limits, headers=headers)]
+        self._servers = [
+            HttpServer(OneATurn(served), local, limits, headers=headers, knows=daemon.knows)
+        ]
         if settings.listen_tcp:
             tcp = listen_tcp(settings.tcp_host, settings.http_port)
             self.http_port = tcp.getsockname()[1]
             files = tls_files(settings)
             self._servers.append(
                 HttpServer(
-                    OneATurn(app),
+                    OneATurn(served),
                     tcp,
-                    limits,
+                    replace(limits, takes_any_host=not is_loopback(settings.tcp_host)),
                     tls=None if files is None else files.context(),
-                    is_for_any_host=not is_loopback(settings.tcp_host),
                     headers=headers,
+                    knows=daemon.knows,
                 )
             )
         for server in self._servers:
@@ -127,11 +147,25 @@ def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> S
     app.routes.append(table)
     for route in ROUTES:
         kind = EventsEndpoint if route.is_stream else Endpoint
-        table.add(route, kind(route, daemon, metrics, message_bytes_max=message_bytes_max).answer)
+        answer = kind(route, daemon, metrics, message_bytes_max=message_bytes_max).answer
+        table.add(route, answer if daemon.tracing is None else _named(route, answer))
     app.state.probes = Probes(daemon, metrics)
     app.state.probes.add_to(app, is_for_all=False)
     app.state.documents = app.router.default = _Documents()
     return app
+
+
+def _named(route: Route, answer: Answers) -> Answers:
+    """Return what answers as `answer` does, in a span that is called by its route."""
+    from opentelemetry.trace import get_current_span  # noqa: PLC0415 -- an extra
+
+    async def within(request: Request) -> Response:
+        span = get_current_span()
+        span.update_name(f"{route.method} {route.path}")
+        span.set_attribute("http.route", route.path)
+        return await answer(request)
+
+    return within
 
 
 class _Documents:
@@ -170,13 +204,18 @@ async def _refused_by_http(request: Request, error: Exception) -> Response:
 
 
 def _wrong_argument(method: str, path: str) -> InvalidError | None:
-    """Name the argument that is empty or has a slash in it, so that no route takes the path although one is meant."""
+    """Name the argument for which no route takes a path although one is meant: it is empty, or no list's name."""
     for route in ROUTES:
-        prefix, _, name = route.path.partition("{")
-        if route.method == method and name.endswith("}") and path.startswith(prefix):
-            value = path.removeprefix(prefix)
-            message = f"{name[:-1]} is {value[:80]!r}; it must not be empty, nor have a slash in it"
-            return InvalidError(message, resource=name[:-1])
+        prefix, _, rest = route.path.partition("{")
+        name, _, suffix = rest.partition("}")
+        if route.method == method and name and path == prefix + suffix:
+            return InvalidError(f"{name} is empty; name one", resource=name)
+    cache, _, what = path.removeprefix(_CACHES).partition("/")
+    if method == "GET" and path.startswith(_CACHES) and cache and what:
+        try:
+            checks.one_of("what", what, _LISTS)
+        except InvalidError as error:
+            return error
     return None
 
 

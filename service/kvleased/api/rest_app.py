@@ -71,12 +71,16 @@ _QUERY: Final = {
         0,
     ),
     "with_snapshot": (
-        Annotated[int, Query(ge=0, le=1, description="1: a snapshot of each cache comes first.")],
-        0,
+        Annotated[bool, Query(description="Whether a snapshot of each cache comes first.")],
+        False,
     ),
     "after_id": (Annotated[int, Query(description="The last id of the page before.")], 0),
     "force": (
-        Annotated[int, Query(ge=0, le=1, description="1: also one whose process is watched.")],
+        Annotated[bool, Query(description="Whether it may be one whose process is watched.")],
+        False,
+    ),
+    "purge": (
+        Annotated[int, Query(ge=0, le=1, description="1: its disk store is removed, too.")],
         0,
     ),
 }

@@ -1,13 +1,15 @@
 """Own what happens between a REST request and the daemon: read strictly, call, write straight from the response."""
 
 import asyncio
+import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -16,7 +18,10 @@ from starlette.types import Receive, Scope, Send
 
 from kvlease.errors import InvalidError, KVLeaseError, TooLargeError, UnknownWorkerError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire_fields import UINT32_MAX
+from kvleased import checks
 from kvleased.api import faults
+from kvleased.api.bodies import refusal_of
 from kvleased.api.conversion import to_json
 from kvleased.api.rest_routes import Route
 from kvleased.api.seam import Backend, Observer
@@ -40,7 +45,9 @@ _SHOWN_MAX: Final = 40
 _NOBODY: Final = Peer()
 _TEXTS: Final = frozenset({"cache", "tenant"})
 """Parameters that are no numbers."""
-_FLAGS: Final = frozenset({"with_snapshot", "force"})
+_FLAGS: Final = frozenset({"with_snapshot", "force", "purge"})
+_TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
+"""How a flag is written."""
 
 
 class Answer(Response):
@@ -109,7 +116,7 @@ class Endpoint:
     async def _read(self, request: Request) -> tuple[Message, Caller]:
         caller, content_type = _caller(request)
         # Before the body: a stranger does not make us read one.
-        caller = self._daemon.admit(self._roles, caller)
+        caller = self._daemon.admit(self._roles, caller, self._route.verb)
         fields: dict[str, Any] = dict(self._settled)
         body_class = self._route.body
         if body_class is not None:
@@ -123,8 +130,7 @@ class Endpoint:
             fields = {**fields, **named}
         if cache:
             caller = caller._replace(cache=cache)
-        with _as_invalid(self._route.verb):
-            return self._request_class(**fields), caller
+        return _message(self._request_class, fields), caller
 
     def _named(self, request: Request) -> tuple[dict[str, object], str]:
         """Return the fields that path and query name, and the cache that an operator means."""
@@ -187,7 +193,7 @@ def admitted(daemon: Backend, roles: Roles, request: Request) -> Caller:
         NotYoursError: the caller's role may not.
     """
     caller, _ = _caller(request)
-    return daemon.admit(roles, caller)
+    return daemon.admit(roles, caller, request.url.path)
 
 
 def _caller(request: Request) -> tuple[Caller, bytes]:
@@ -196,14 +202,13 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
     peer: Peer = extensions.get("peercred", _NOBODY)
     fields: dict[str, Any] = {"transport": "rest", "peer_pid": peer.pid, "peer_uid": peer.uid}
     fields["role"] = extensions.get("role", Role.STRANGER)
-    checks_host = extensions.get("checks_host", True)
-    content_type = b""
+    fields["address"] = extensions.get("address", "")
+    content_type, hosts = b"", []
     for name, value in request.scope["headers"]:
         if name == b"content-type":
             content_type = value
         elif name == b"host":
-            if checks_host and value.rpartition(b":")[0] not in LOCAL_NAMES:
-                _check_host(value)
+            hosts.append(value)
         elif name == b"authorization":
             if "token" in fields:
                 raise InvalidError(
@@ -215,12 +220,17 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
         elif name == b"traceparent":
             fields["traceparent"] = value.decode("latin-1")
         elif name == b"kvlease-epoch":
-            fields["epoch"] = _integer("KVLease-Epoch", value.decode("latin-1"))
+            fields["epoch"] = _epoch(value.decode("latin-1"))
+    if extensions.get("checks_host", True):
+        _check_hosts(hosts, request.scope["http_version"])
     return Caller(**fields), content_type
 
 
-def _check_host(host: bytes) -> None:
-    if host not in LOCAL_NAMES:
+def _check_hosts(hosts: list[bytes], http_version: str) -> None:
+    """Refuse what was not addressed to loopback, once, as HTTP since 1.1 has it."""
+    if len(hosts) != 1 and (hosts or http_version != "1.0"):
+        raise InvalidError("send one Host header: localhost or 127.0.0.1", resource="host")
+    if hosts and hosts[0].rpartition(b":")[0] not in LOCAL_NAMES and hosts[0] not in LOCAL_NAMES:
         raise InvalidError("address the daemon as localhost or 127.0.0.1", resource="host")
 
 
@@ -231,21 +241,33 @@ def _token(header: bytes) -> str:
     return token.strip()
 
 
+def _epoch(written: str) -> int:
+    epoch = _integer("KVLease-Epoch", written)
+    if epoch < 0:
+        message = f"KVLease-Epoch is {epoch}; it must be 0 or the epoch of an answer"
+        raise InvalidError(message, resource="KVLease-Epoch")
+    return epoch
+
+
 def _integer(name: str, written: str) -> int:
     if not _INTEGER.fullmatch(written):
-        shown = f"{written[:_SHOWN_MAX]!r}{'…' if len(written) > _SHOWN_MAX else ''}"
+        shown = _shown(written)
         message = f"{name} must be an integer from {-_INTEGER_MAX} to {_INTEGER_MAX}, not {shown}"
         raise InvalidError(message, resource=name, limit=_INTEGER_MAX)
     return int(written)
 
 
 def _number(name: str, written: str) -> int:
-    value = _integer(name, written)
     if name not in _FLAGS:
-        return value
-    if value not in {0, 1}:
-        raise InvalidError(f"{name} must be 0 or 1, not {value}", resource=name, limit=1)
-    return bool(value)
+        return _integer(name, written)
+    if written not in _TRUTHS:
+        message = f"{name} must be true or false, or 1 or 0, not {_shown(written)}"
+        raise InvalidError(message, resource=name, limit=1)
+    return _TRUTHS[written]
+
+
+def _shown(written: str) -> str:
+    return f"{written[:_SHOWN_MAX]!r}{'…' if len(written) > _SHOWN_MAX else ''}"
 
 
 def _is_json(content_type: bytes) -> bool:
@@ -257,21 +279,43 @@ def _validated(body_class: Any, body: bytes) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = body_class.model_validate_json(body).fields()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidError(
-            f"{where or 'body'}: {first['msg']}", resource=where or "body"
-        ) from error
+        raise refusal_of(body_class, error) from error
+    # Only now: what makes sense is not nested without end.
+    json.loads(body, object_pairs_hook=_once_each)
     return fields
 
 
-@contextmanager
-def _as_invalid(verb: str) -> Iterator[None]:
-    """Refuse numbers that the protocol cannot carry."""
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object; one that says something twice says two things, of which pydantic would take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        name = next(name for name, num_times in names.items() if num_times > 1)
+        raise InvalidError(f"{name[:_SHOWN_MAX]} is there twice; send it once", resource="body")
+    return found
+
+
+def _message(request_class: Any, fields: dict[str, Any]) -> Message:
+    """Return the request; a number that the protocol cannot carry is refused by the name of its field."""
     try:
-        yield
+        request: Message = request_class(**fields)
     except (ValueError, TypeError) as error:
-        raise InvalidError(f"{verb}: {error}") from error
+        for name, kind in request_class.DESCRIPTOR.fields_by_name.items():
+            if kind.type == FieldDescriptor.TYPE_UINT32 and isinstance(fields.get(name), int):
+                checks.count(name, fields[name], 0, UINT32_MAX)
+        name = next(
+            name for name, value in fields.items() if not _is_carried(request_class, name, value)
+        )
+        raise InvalidError(f"{name}: {error}", resource=name) from error
+    return request
+
+
+def _is_carried(request_class: Callable[..., Message], name: str, value: object) -> bool:
+    try:
+        request_class(**{name: value})
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 async def _body(request: Request, bytes_max: int) -> bytes:
@@ -282,6 +326,7 @@ async def _body(request: Request, bytes_max: int) -> bytes:
     """
     announced = _announced_bytes(request)
     if announced > bytes_max + _SLACK_BYTES:
+        request.scope["extensions"]["pass_over_body"]()
         raise TooLargeError(resource="message_bytes", need=announced, limit=bytes_max)
     message = await request.receive()
     # Joined once, at the end: to add each piece to those before would copy all of them each time.
@@ -307,7 +352,7 @@ def _body_seconds_max(request: Request) -> float:
 
 
 def _is_boundless(error: KVLeaseError) -> bool:
-    """Tell whether a body was so large that the rest of it is not even passed over: its connection ends instead."""
+    """Tell whether a body was so large that nothing of it was read: its connection ends instead."""
     if not isinstance(error, TooLargeError) or error.need is None or error.limit is None:
         return False
     return error.need > error.limit + _SLACK_BYTES

@@ -1,21 +1,36 @@
 """Own how uvicorn speaks HTTP here: who is at the other end, and limits on heads, bodies and patience."""
 
 import asyncio
+import logging
 from collections import deque
-from typing import Any, Final
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
+from kvleased.api.http_places import Places
 from kvleased.api.sockets import peer_of, role_of
 from kvleased.api.tls import role_in
 from kvleased.roles import Role
+from kvleased.strangers import Seldom
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Bytes of a request's head."""
+_LOGGER: Final = logging.getLogger("kvleased.http")
+# What uvicorn warns of, strangers cause: it is told by `strangers`, seldom and with who it was.
+_LOGGER.setLevel(logging.ERROR)
 _GRACE_SECONDS: Final = 1.0
-"""Seconds by which a body may be late, so that whoever waits for it can say so first."""
+"""Seconds by which a body may be late, so that whoever waits for it can say so first; and for the rest of a head."""
+_BYTES_BESIDE: Final = 4
+"""Bytes of a line of a head beside name and value: the colon, the space and the end of the line."""
+_PASSED_OVER_BYTES_MAX: Final = 1 << 20
+"""Bytes of a head that are thrown away, so that who sends it gets to see its refusal."""
+_BODY_PASSED_OVER_BYTES_MAX: Final = 32 << 20
+"""Bytes of a body that is far above the limit which are thrown away; none of them is kept."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -25,22 +40,52 @@ class GuardedProtocol(HttpToolsProtocol):
     body_seconds_max = 10.0
     idle_seconds_max = 75.0
     checks_host = True
-    """Whether only loopback's own names are taken; all four are set by the server that makes the class its own."""
+    """Whether only loopback's own names are taken; all of these are set by the server whose own the class is."""
+    strangers = Seldom("bad_http")
+    """What tells of those who do not speak HTTP."""
+    places: Places
+    """Where each connection has its own, given back when it is lost."""
+    is_known: Callable[[str], bool]
+    """Whether a token is anybody's."""
+    host = ""
+    """Whence it comes, without the port."""
+    hang_up: Callable[[], None]
+    """What ends a connection that is not made yet."""
 
+    _is_made = False
+    _has_given_way = False
+    _is_member = False
+    """Whether it is no stranger's, whatever it sends: socket or certificate say who it is."""
+    _is_of_stranger = False
+    """Whether the last request was without a token that is known."""
+    _has_no_place = False
+    _made_at = 0.0
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _is_in_head = False
     _is_in_body = False
+    _extensions: dict[str, Any]
     _head_bytes = 0
+    _chunk_bytes = 0
+    """Bytes that the parser is being fed."""
+    _bytes_left = 0
+    """Bytes that are still passed over; 0 where the head was not refused."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """Learn who connected."""
+        self.logger = _LOGGER
         super().connection_made(transport)
         self._unanswered: deque[RequestResponseCycle] = deque()
+        self._extensions = {"is_lost": False}
+        self._is_made, self._made_at = True, self.loop.time()
+        if self._has_given_way:
+            transport.abort()
+            return
         role, is_local = Role.STRANGER, self.server is not None and self.server[1] is None
-        self._extensions: dict[str, Any] = {
+        self._extensions |= {
             "checks_host": self.checks_host and not is_local,
             "body_seconds_max": self.body_seconds_max,
+            "pass_over_body": self.pass_over_body,
         }
         if is_local:
             peer = peer_of(transport.get_extra_info("socket"))
@@ -48,32 +93,56 @@ class GuardedProtocol(HttpToolsProtocol):
             role = role_of(peer)
         elif certificate := transport.get_extra_info("peercert"):
             role = role_in(certificate)
+        if self.client is not None and not is_local:
+            host, port = self.client
+            self._extensions["address"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._extensions["role"] = role
+        self._is_member = role is not Role.STRANGER
+        if self._is_member and not self.places.let_in(self):
+            self._refuse(self._no_place(self.places.members_max))
         self._arm(self.head_seconds_max)
+
+    def give_way(self) -> None:
+        """End at once, with the reason where it can be read without a handshake, and is no answer to anything."""
+        self._has_given_way = True
+        if not self._is_made:
+            self.hang_up()
+            return
+        if not self._unanswered and self.scheme == "http":
+            self.transport.write(_answer(self._no_place(self.places.strangers_max)))
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
+        self.places.leave(self)
+        self._extensions["is_lost"] = True
         self._disarm()
-        # uvicorn tells the last of several requests, which may not be the one that is being answered.
-        for cycle in self._unanswered:
-            cycle.disconnected = not cycle.response_complete
-            cycle.message_event.set()
+        self._give_up()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; a head may neither grow nor last for ever."""
-        super().data_received(data)
+        if self._bytes_left:
+            self._pass_over(len(data))
+            return
+        if not self._fed(data):
+            return
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
-                limit = HEAD_BYTES_MAX
-                self._refuse(TooLargeError(resource="head_bytes", limit=limit), 431)
+                self._refuse_head()
             elif self._deadline is None:
                 self._arm(self.head_seconds_max)
         elif self._is_in_body and self._deadline is None:
             # Also where nobody waits for it any more.
             self._arm(self.body_seconds_max + _GRACE_SECONDS)
+
+    def _fed(self, data: bytes) -> bool:
+        """Feed the parser; tell whether it met no head that was refused."""
+        self._chunk_bytes = len(data)
+        super().data_received(data)
+        return not self._bytes_left
 
     def on_message_begin(self) -> None:
         """Begin a head."""
@@ -84,10 +153,20 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """End a head."""
+        if self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX and self._is_head_too_large():
+            # The parser ends with it as with what is no HTTP.
+            raise TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
+        if not self._is_member:
+            self._look_who_asks()
+        if not self.url.startswith(b"/"):
+            self._name_host()
         self._is_in_head = False
         self._is_in_body = True
         self._disarm()
         super().on_headers_complete()
+        if self._is_of_stranger and self.loop.time() > self._made_at + self.idle_seconds_max:
+            # Each request would else keep the connection for as long again.
+            self.cycle.keep_alive = False
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         if self.cycle is not None:
@@ -112,18 +191,101 @@ class GuardedProtocol(HttpToolsProtocol):
             super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
+        """Refuse what is not HTTP, a head that came to its end above the limit, or whom there is no place for."""
+        if self._has_no_place:
+            self._refuse(self._no_place(self.places.members_max))
+            return
+        if self._is_in_head and self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
+            self._refuse_head()
+            return
+        self._tell("it is no HTTP")
         self._refuse(InvalidError(msg), 400)
 
+    def pass_over_body(self) -> None:
+        """Have the answer that comes next close the connection only after the body, which nobody wants to read."""
+        if self._is_in_body and self.cycle is not None:
+            self.cycle.transport = cast(asyncio.Transport, _Lingering(self.transport, self._linger))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self._tell("it asks for an upgrade, which is passed over")
+
+    def _tell(self, reason: str) -> None:
+        """Have it told, now and then, that somebody does not speak as he should."""
+        port = 0 if self.server is None else self.server[1] or 0
+        fields: dict[str, object] = {"reason": reason, "port": port}
+        if "address" in self._extensions:
+            fields["peer"] = self._extensions["address"]
+        elif "peercred" in self._extensions:
+            peer = self._extensions["peercred"]
+            fields |= {"peer_pid": peer.pid, "peer_uid": peer.uid}
+        self.strangers.tell(**fields)
+
     @staticmethod
-    def too_many(connections_max: int) -> bytes:
-        """Return what a connection above the limit is told."""
-        limit = connections_max
-        return _answer(BusyError(resource="connections", need=1, available=0, limit=limit))
+    def _no_place(limit: int) -> BusyError:
+        return BusyError(resource="connections", need=1, available=0, limit=limit)
+
+    def _look_who_asks(self) -> None:
+        """Give the connection the place of whoever sends this head: a member, or one without a token that is known.
+
+        Raises:
+            BusyError: it is a member, and there is no place; the parser ends with it as with what is no HTTP.
+        """
+        shown = [value for name, value in self.headers if name == b"authorization"]
+        scheme, _, token = (shown[0] if len(shown) == 1 else b"").partition(b" ")
+        is_known = scheme.lower() == b"bearer" and self.is_known(token.decode("latin-1").strip())
+        self._is_of_stranger = not is_known
+        if not is_known:
+            self.places.show_out(self)
+        elif not self.places.let_in(self):
+            self._has_no_place = True
+            raise self._no_place(self.places.members_max)
+
+    def _name_host(self) -> None:
+        """Put the host that a whole address names in the place of the header's, which means nothing beside it."""
+        named = httptools.parse_url(self.url)
+        host = named.host or b""
+        host = b"[%b]" % host if b":" in host else host
+        if named.port is not None:
+            host += b":%d" % named.port
+        self.headers[:] = [one for one in self.headers if one[0] != b"host"] + [(b"host", host)]
 
     def _refuse(self, error: KVLeaseError, status: int | None = None) -> None:
         self.transport.write(_answer(error, status))
         self.transport.close()
+
+    def _is_head_too_large(self) -> bool:
+        """Tell whether a head that is whole is above the limit, which what came with it may have been."""
+        num_bytes = sum(len(name) + len(value) + _BYTES_BESIDE for name, value in self.headers)
+        return num_bytes + len(self.url) > HEAD_BYTES_MAX
+
+    def _refuse_head(self) -> None:
+        """Refuse a head, and pass over the rest of it."""
+        error = TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
+        self.transport.write(_answer(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+        self._give_up()
+        self._linger(_PASSED_OVER_BYTES_MAX)
+
+    def _linger(self, bytes_max: int = _BODY_PASSED_OVER_BYTES_MAX) -> None:
+        """End what we say, and pass over what still comes: to close what is unread would take the answer along."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._disarm()
+        self._arm(_GRACE_SECONDS)
+        self._bytes_left = bytes_max
+        self.flow.resume_reading()
+
+    def _give_up(self) -> None:
+        """Have it known that nothing more is to be answered."""
+        # uvicorn tells the last of several requests, which may not be the one that is being answered.
+        for cycle in self._unanswered:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
+
+    def _pass_over(self, num_bytes: int) -> None:
+        """Throw away what comes after a head that was refused, but not without end."""
+        self._bytes_left = max(0, self._bytes_left - num_bytes)
+        if not self._bytes_left:
+            self.transport.close()
 
     def _arm(self, seconds: float) -> None:
         self._deadline = self.loop.call_later(seconds, self.transport.close)
@@ -132,6 +294,19 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _Lingering:
+    """A transport that passes over what still comes where it is to be closed."""
+
+    def __init__(self, transport: asyncio.Transport, linger: Callable[[], None]) -> None:
+        """Take what it stands for, and what is done in place of closing that."""
+        self._transport = transport
+        self.close = linger
+
+    def __getattr__(self, name: str) -> object:
+        """Be the other one in everything else."""
+        return getattr(self._transport, name)
 
 
 def _answer(error: KVLeaseError, status: int | None = None) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvlease.errors import (
+    BY_CODE,
     BusyError,
     CacheInUseError,
     CopyFailedError,
@@ -16,6 +17,7 @@ from kvlease.errors import (
     KVLeaseError,
     LayoutMismatchError,
     NeverFitsError,
+    NoSuchWorkerError,
     NotYoursError,
     PoolFullError,
     StaleEpochError,
@@ -51,7 +53,7 @@ OF_VERB: Final[Mapping[str, Kinds]] = {
     "attach": (*_CACHE, BusyError, DrainingError, LayoutMismatchError, WrongStateError, UnknownLeaseError),
     "clear": _CACHE,
     "commit": (*_LEASE, PoolFullError),
-    "delete_cache": (*_CACHE, CacheInUseError),
+    "delete_cache": (*_CACHE, CacheInUseError, WrongStateError),
     "detach": (*_CACHE, WrongStateError),
     "drain": _CACHE,
     "evict": (*_LEASE, *_COPY),
@@ -84,18 +86,21 @@ OF_VERB: Final[Mapping[str, Kinds]] = {
     "watch": (*_CACHE, BusyError),
 }  # fmt: skip
 """What a verb is refused with beside what any is."""
+_OF_OPERATION: Final[Mapping[str, Kinds]] = {"end_worker": (NoSuchWorkerError,)}
+"""The same for operations that are a part of what their verb is."""
 
 _EXAMPLES: Final = (
     BusyError(resource="waiting", need=257, limit=256, retry_after_ms=100),
     CacheInUseError("2 workers are attached to this cache; detach them first", resource="workers", need=0, available=2),
     CopyFailedError("the block's bytes are not those that were written; recompute", resource="host"),
     DeadlineError(resource="blocks", need=12, available=3, retry_after_ms=400),
-    DrainingError(resource="daemon"),
+    DrainingError(resource="daemon", retry_after_ms=5000),
     IdReusedError('a request "request-1" has a lease already; use a fresh id', resource="request_id"),
     InternalError(),
     InvalidError("num_tokens must be from 1 to 2147483647, not 0", resource="num_tokens", limit=2**31 - 1),
     LayoutMismatchError("the cache has 16 tokens a block, asked for are 8", resource="tokens_per_block"),
     NeverFitsError(resource="blocks", need=5000, limit=4096),
+    NoSuchWorkerError("there is no worker 99", resource="worker_id"),
     NotYoursError("a reader may not do this", resource="role", rule="role"),
     PoolFullError(resource="blocks", need=12, available=3, limit=4096, retry_after_ms=40),
     StaleEpochError("the call speaks of epoch 7, this is 8; attach again", resource="epoch", need=7, available=8),
@@ -109,13 +114,17 @@ _EXAMPLES: Final = (
     WrongStateError("the lease is being reloaded; wait until it is there", resource="lease"),
 )  # fmt: skip
 _STATUS_OF_PATH: Final = 404
-"""The status of a path that no route takes, as one whose parameter is empty or has a slash in it."""
+"""The status of a path that no route takes, as one whose parameter is empty."""
 
 
 def kinds(route: Route) -> Kinds:
     """Return what a route is refused with."""
     of_body = () if route.body is None else (TooLargeError,)
-    return tuple(dict.fromkeys((*_ANY, *of_body, *OF_VERB[route.verb])))
+    return tuple(
+        dict.fromkeys(
+            (*_ANY, *of_body, *OF_VERB[route.verb], *_OF_OPERATION.get(route.operation_id, ()))
+        )
+    )
 
 
 def refusals(route: Route) -> dict[int | str, Json]:
@@ -141,12 +150,18 @@ def shared(routes: Iterable[Route]) -> dict[str, Json]:
 def examples() -> dict[str, Json]:
     """Return an example of the problem document of every code, as `shared` refers to them."""
     return {
-        error.code: {
+        _example(type(error)): {
             "summary": faults.title_of(type(error)),
             "value": json.loads(faults.problem(error)),
         }
         for error in _EXAMPLES
     }
+
+
+def _example(kind: type[KVLeaseError]) -> str:
+    """Return what the example of a kind is called: its code, and the status where the code has another one too."""
+    is_usual = BY_CODE[kind.code] is kind
+    return kind.code if is_usual else f"{kind.code}_{kind.http_status}"
 
 
 def _by_status(route: Route) -> dict[int, Kinds]:
@@ -170,7 +185,7 @@ def _response(status: int, found: Kinds) -> Json:
             faults.PROBLEM_TYPE.decode(): {
                 "schema": {"$ref": "#/components/schemas/Problem"},
                 "examples": {
-                    kind.code: {"$ref": f"#/components/examples/{kind.code}"}
+                    kind.code: {"$ref": f"#/components/examples/{_example(kind)}"}
                     for kind in found
                     if kind.http_status == status
                 },

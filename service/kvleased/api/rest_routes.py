@@ -117,7 +117,7 @@ ROUTES: Final = (
           summary="Create a cache, or find an equal one"),
     Route(verb="get_cache", method="GET", path="/v1/caches/{cache}", tag="caches",
           summary="Describe a cache"),
-    Route(verb="delete_cache", method="DELETE", path="/v1/caches/{cache}", tag="caches",
+    Route(verb="delete_cache", method="DELETE", path="/v1/caches/{cache}", tag="caches", query=("purge",),
           summary="Free a cache that no worker is attached to"),
     Route(verb="clear", method="POST", path="/v1/caches/{cache}/clear", tag="operating", body=wire.ClearBody,
           summary="Drop cached blocks of a tenant, or of all, that nobody holds; name what holds the others"),

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
+from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -45,7 +46,7 @@ class Table(BaseRoute):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Find the place of a path, and who answers just this method: HEAD would carry a verb out for nothing."""
         place, named = self._root, []
-        for part in scope["path"].split("/", _PARTS_MAX)[1:]:
+        for part in _parts(scope):
             below = place.below.get(part)
             if below is None:
                 if not part or place.below_any is None:
@@ -68,6 +69,17 @@ class Table(BaseRoute):
     def url_path_for(self, name: str, /, **path_params: Any) -> NoReturn:
         """Name no path: nobody asks."""
         raise NoMatchFound(name, path_params)
+
+
+def _parts(scope: Scope) -> list[str]:
+    """Return the parts of a path as they are meant: a slash that was written as %2F parts nothing."""
+    written: bytes = scope.get("raw_path") or b""
+    if b"%" not in written:
+        return str(scope["path"]).split("/", _PARTS_MAX)[1:]
+    return [
+        unquote_to_bytes(one).decode(errors="replace")
+        for one in written.split(b"/", _PARTS_MAX)[1:]
+    ]
 
 
 @dataclass(slots=True)

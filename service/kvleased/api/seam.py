@@ -1,9 +1,10 @@
 """Own what the adapters need of the daemon, the settings and the metrics; who provides it is not their business."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 from starlette.applications import Starlette
@@ -11,6 +12,21 @@ from starlette.applications import Starlette
 from kvleased.api.tls import TlsSettings
 from kvleased.callers import Caller
 from kvleased.roles import Roles
+
+
+class Traces(Protocol):
+    """What makes spans of requests and calls."""
+
+    @property
+    def provider(self) -> Any:
+        """OpenTelemetry's TracerProvider."""
+        ...
+
+    def request(
+        self, name: str, traceparent: str, attributes: Mapping[str, str]
+    ) -> AbstractContextManager[Any]:
+        """Make the span of a request, below the one that its caller names; calls within it are below it."""
+        ...
 
 
 class Backend(Protocol):
@@ -22,7 +38,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def tracing(self) -> object | None:
+    def tracing(self) -> Traces | None:
         """What makes spans of calls; None where nobody wants any, and then callers need not say who traces them."""
         ...
 
@@ -31,8 +47,16 @@ class Backend(Protocol):
         """Whether calls can be granted, and why not."""
         ...
 
-    def admit(self, allowed: Roles, caller: Caller) -> Caller:
-        """Return the caller as who he is, before each call; raises UnknownWorkerError, NotYoursError."""
+    def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:
+        """Return the caller as who he is, before each call that asks for a verb or a path.
+
+        Raises:
+            UnknownWorkerError, NotYoursError: the caller may not.
+        """
+        ...
+
+    def knows(self, token: str, /) -> bool:
+        """Whether a token is anybody's, so that its connection is no stranger's."""
         ...
 
     def call(

@@ -1,17 +1,26 @@
 """Own the making of listening sockets: Unix sockets of mode 0600 in a directory of mode 0700, and loopback TCP."""
 
+import errno
 import ipaddress
 import os
 import socket
+import stat
 import struct
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvleased.roles import Role
 
 BACKLOG: Final = 512
 """Connections that the kernel keeps until they are accepted."""
 
+_ALL_OF_V4: Final = "0.0.0.0"  # noqa: S104 - only where `::` was asked for
+_ALL_OF_V6: Final = "::"
+_NO_V6: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+"""What a kernel says that was told to do without IPv6."""
+_TCP_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -35,9 +44,9 @@ def listen_unix(path: Path) -> socket.socket:
         path.chmod(0o600)
         listener.listen(BACKLOG)
         listener.setblocking(False)
-    except BaseException:
+    except OSError as error:
         listener.close()
-        raise
+        raise named(error, str(path)) from error
     return listener
 
 
@@ -52,18 +61,61 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def listen_beyond(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on any address."""
+    """Return a listening TCP socket on any address; raises an OSError that names the address.
+
+    `::` is all addresses of IPv4, too, whatever the machine's default is, and these alone where it has no IPv6.
+    """
+    try:
+        return _listen(host, port)
+    except OSError as error:
+        if host == _ALL_OF_V6 and error.errno in _NO_V6:
+            return listen_beyond(_ALL_OF_V4, port)
+        raise named(error, f"{host}:{port}") from error
+
+
+def _listen(host: str, port: int) -> socket.socket:
     is_v6 = ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - IP's own number
     listener = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == _ALL_OF_V6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)
-    except BaseException:
+    except OSError:
         listener.close()
         raise
     return listener
+
+
+def hang_up(peers: Collection[str]) -> None:
+    """End the TCP connections of this process to peers, as grpc writes them, such as "ipv4:10.0.0.1:4711".
+
+    For servers that keep their sockets to themselves: theirs stay open, and find that the peer has gone.
+    """
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        # One that was closed meanwhile, or has no peer.
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(fd := os.dup(int(entry.name))).st_mode):
+                os.close(fd)
+                continue
+            with socket.socket(fileno=fd) as sock:
+                if sock.family in _TCP_FAMILIES and _written(sock.getpeername()) in peers:
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
+def _written(address: tuple[Any, ...]) -> str:
+    """Return a peer's address as grpc writes it."""
+    host, port = ipaddress.ip_address(address[0].partition("%")[0]), address[1]
+    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is not None:
+        host = host.ipv4_mapped
+    return f"ipv4:{host}:{port}" if host.version == 4 else f"ipv6:%5B{host}%5D:{port}"  # noqa: PLR2004 - IP's own
+
+
+def named(error: OSError, address: str) -> OSError:
+    """Return the same error of a listener, with the address that cannot be had as its file name."""
+    return OSError(error.errno, error.strerror, address)
 
 
 def is_loopback(host: str) -> bool:

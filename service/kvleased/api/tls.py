@@ -2,6 +2,7 @@
 
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -13,6 +14,11 @@ NAME_PREFIX: Final = "kvlease-"
 _ROLES: Final = {
     f"{NAME_PREFIX}{role.value}": role for role in (Role.READER, Role.JOINER, Role.OPERATOR)
 }
+
+_VERSION: Final = 0xA0
+"""The tag of a certificate's version, which the oldest kind has not."""
+_UTC_TIME: Final = 0x17
+"""The tag of a time with two digits of the year; those from 2050 on have four, and another."""
 
 
 class TlsSettings(Protocol):
@@ -61,6 +67,51 @@ class TlsFiles:
             message = f"TLS cannot be served with {self.cert_file} and {self.key_file}: {reason}"
             raise UnusableError(message) from error
         return context
+
+
+def expires_at(cert_file: Path) -> float | None:
+    """Return the second since 1970 at which the first certificate of a PEM file ends; None where it cannot be read."""
+    try:
+        pem = cert_file.read_text("ascii", "replace")
+        end = pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
+        der = ssl.PEM_cert_to_DER_cert(pem[pem.index(ssl.PEM_HEADER) : end])
+        return _not_after(der)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _not_after(der: bytes) -> float:
+    """Return when a certificate ends: the second time in its validity, by X.509 the fourth or fifth thing in it."""
+    _, certificate = _value(der, 0)
+    _, signed = _value(certificate, 0)
+    place = 0
+    if signed[0] == _VERSION:
+        place = _end(signed, place)
+    for _ in ("serial number", "algorithm", "issuer"):
+        place = _end(signed, place)
+    _, validity = _value(signed, place)
+    tag, text = _value(validity, _end(validity, 0))
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC).timestamp()
+
+
+def _value(der: bytes, place: int) -> tuple[int, bytes]:
+    """Return the tag and the bytes of what begins at a place."""
+    begin, end = _bounds(der, place)
+    return der[place], der[begin:end]
+
+
+def _end(der: bytes, place: int) -> int:
+    return _bounds(der, place)[1]
+
+
+def _bounds(der: bytes, place: int) -> tuple[int, int]:
+    begin, length = place + 2, der[place + 1]
+    if length & 0x80:
+        num_bytes = length & 0x7F
+        length = int.from_bytes(der[begin : begin + num_bytes])
+        begin += num_bytes
+    return begin, begin + length
 
 
 def tls_files(settings: TlsSettings) -> TlsFiles | None:

@@ -49,7 +49,7 @@ class OneATurn:
     def __init__(self, app: ASGIApp) -> None:
         """Take the app."""
         self._app = app
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._line: deque[tuple[asyncio.Future[None], Scope]] = deque()
         self._has_begun = False
 
     def __repr__(self) -> str:
@@ -57,21 +57,32 @@ class OneATurn:
         return f"<OneATurn {len(self._line)} in line>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, when it is its turn."""
+        """Answer a request, when it is its turn; not one whose connection has ended in line."""
         loop = asyncio.get_running_loop()
         if self._has_begun:
             turn: asyncio.Future[None] = loop.create_future()
-            self._line.append(turn)
+            self._line.append((turn, scope))
             await turn
+            if _is_lost(scope):
+                return
         else:
             self._has_begun = True
             loop.call_soon(self._next)
         await self._app(scope, receive, send)
 
     def _next(self) -> None:
-        self._has_begun = bool(self._line)
-        if self._line:
-            turn = self._line.popleft()
-            if not turn.done():
-                turn.set_result(None)
-            asyncio.get_running_loop().call_soon(self._next)
+        while self._line:
+            turn, scope = self._line.popleft()
+            if turn.done():
+                continue
+            turn.set_result(None)
+            if not _is_lost(scope):
+                # Those that are take no turn: connections that come and go would make the line ever longer.
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._has_begun = False
+
+
+def _is_lost(scope: Scope) -> bool:
+    """Tell whether nobody is there any more to be answered."""
+    return bool(scope.get("extensions", {}).get("is_lost"))

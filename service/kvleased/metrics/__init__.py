@@ -12,10 +12,19 @@ from prometheus_client.core import Metric
 from kvlease._version import installed_version
 from kvleased.metrics import caches
 from kvleased.metrics.caches import STATES
-from kvleased.metrics.calls import BUCKETS, Copies, Latency, copies, queues, requests
+from kvleased.metrics.calls import (
+    BUCKETS,
+    Copies,
+    Latency,
+    Places,
+    copies,
+    places,
+    queues,
+    requests,
+)
 from kvleased.metrics.exposition import pieces
 from kvleased.metrics.parts import Part
-from kvleased.metrics.process import Pulse, processes
+from kvleased.metrics.process import Pulse, ends, processes
 from kvleased.movers.link import LinkFigures
 from kvleased.verbs.surveys import Surveyed
 
@@ -32,7 +41,13 @@ class Metrics:
         """Begin at zero, with no caches to look at."""
         self.epoch = 0
         """The daemon's life."""
+        self.control_restarts: Mapping[str, int] = {}
+        """Control processes that were started in the place of another, by what became of that."""
+        self.certificate_expires_at: float | None = None
+        """Seconds since 1970 at which the certificate in use ends; None without TLS."""
         self.pulse = Pulse()
+        self._mover_ends: Callable[[], Mapping[str, int]] = dict
+        self._places: Callable[[], Places | None] = lambda: None
         self._caches: Callable[[], Iterable[Surveyed]] = tuple
         self._movers: Callable[[], Mapping[str, LinkFigures]] = dict
         self._is_ready: Callable[[], bool] = lambda: True
@@ -54,6 +69,14 @@ class Metrics:
     def watch_movers(self, figures: Callable[[], Mapping[str, LinkFigures]]) -> None:
         """Take what the movers have to do from `figures()` whenever somebody asks."""
         self._movers = figures
+
+    def watch_mover_ends(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Ask `counts()` how many movers of each kind have ended."""
+        self._mover_ends = counts
+
+    def watch_places(self, taken: Callable[[], Places]) -> None:
+        """Ask `taken()` which connections and watchers there are, and may be."""
+        self._places = taken
 
     def watch_readiness(self, is_ready: Callable[[], bool]) -> None:
         """Ask `is_ready()` whether calls can be granted."""
@@ -152,6 +175,11 @@ class Metrics:
         part.begin("credentials_stale")
         for what, is_stale in self._stale_credentials().items():
             part.add("credentials_stale", is_stale, what)
+        part.begin("certificate_expires_timestamp_seconds")
+        if self.certificate_expires_at is not None:
+            part.add("certificate_expires_timestamp_seconds", self.certificate_expires_at)
+        ends(part, self.control_restarts, self._mover_ends())
+        places(part, self._places())
         part.add("scrape_seconds", self._scrape_seconds)
         processes(part, self.pulse)
 

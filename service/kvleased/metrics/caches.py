@@ -9,6 +9,7 @@ import numpy as np
 from kvleased.core.departures import BOUNDS_SECONDS, Spans
 from kvleased.core.effects import Tier
 from kvleased.core.history import Parting
+from kvleased.core.phases import ENDED
 from kvleased.core.regrets import REASONS
 from kvleased.core.survey import CACHED, HELD
 from kvleased.metrics.catalogue import COUNTERS_OF_CORE
@@ -157,6 +158,8 @@ def counters(part: Part, of: Surveyed) -> None:
     cache, found = of.cache, of.survey.census.counters
     for metric, name in COUNTERS_OF_CORE.items():
         part.add(metric, found.get(name, 0), cache)
+    for end, name in ENDED.items():
+        part.add("leases_ended", found.get(name, 0), cache, end.value)
     for outcome, name in PREFIX_OUTCOMES.items():
         part.add("prefix_tokens", found.get(name, 0), cache, outcome)
     for direction, name in BLOCKS_MOVED.items():

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvleased.metrics.parts import Part
@@ -37,6 +38,44 @@ class Copies:
         self.batches = 0
         self.num_bytes = 0
         self.seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What connections, watchers and key counts there are at one instant, and how many there may be."""
+
+    connections: Mapping[str, int]
+    """By listener, those of strangers apart."""
+    connections_max: int
+    """Of each listener."""
+    watchers: int
+    watchers_max: int
+    key_counts_bytes: int
+    key_counts_bytes_max: int
+    strangers: Mapping[str, int] = field(default_factory=dict)
+    """Connections of strangers, by listener."""
+    turned_away: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Connections that found no place or gave way so far, by listener and whose they were."""
+
+
+def places(part: Part, taken: Places | None) -> None:
+    """Add the connections and watchers, where anybody knows of them."""
+    part.begin("connections", "connections_max", "watchers", "watchers_max")
+    part.begin("key_counts_bytes", "key_counts_bytes_max")
+    part.begin("stranger_connections", "connections_turned_away")
+    if taken is None:
+        return
+    for listener, count in taken.connections.items():
+        part.add("connections", count, listener)
+    for listener, count in taken.strangers.items():
+        part.add("stranger_connections", count, listener)
+    for labels, count in taken.turned_away.items():
+        part.add("connections_turned_away", count, *labels)
+    part.add("connections_max", taken.connections_max)
+    part.add("watchers", taken.watchers)
+    part.add("watchers_max", taken.watchers_max)
+    part.add("key_counts_bytes", taken.key_counts_bytes)
+    part.add("key_counts_bytes_max", taken.key_counts_bytes_max)
 
 
 def requests(

@@ -1,54 +1,9 @@
 """Own the name, kind, words and labels of every metric; docs/metrics.md is written from here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-
-PREFIX: Final = "kvlease_"
-
-
-class Kind(Enum):
-    """What a metric does."""
-
-    COUNTER = "counter"
-    """It only grows, from the start of the control process; its name ends in _total."""
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """One metric."""
-
-    kind: Kind
-    name: str
-    """Without the prefix, and without what Prometheus puts behind it."""
-    text: str
-    labels: tuple[str, ...]
-
-    @property
-    def full_name(self) -> str:
-        """The name under which it is asked for."""
-        ending = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: "_bucket"}[self.kind]
-        return f"{PREFIX}{self.name}{ending}"
-
-    def family(self) -> Metric:
-        """Return a family without samples."""
-        kinds = {
-            Kind.COUNTER: CounterMetricFamily,
-            Kind.GAUGE: GaugeMetricFamily,
-            Kind.HISTOGRAM: HistogramMetricFamily,
-        }
-        family: Metric = kinds[self.kind](PREFIX + self.name, self.text, labels=self.labels)
-        return family
+from kvleased.metrics.definitions import Definition, Kind
 
 
 def _counter(name: str, text: str, *labels: str) -> Definition:
@@ -73,6 +28,44 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
             "Whether tokens or the certificate have changed to what cannot be used, so that the old are in force.",
             "what",
         ),
+        _gauge(
+            "certificate_expires_timestamp_seconds",
+            "When the certificate that TLS is served with ends, in seconds since 1970; absent without TLS.",
+        ),
+        _counter(
+            "control_restarts",
+            "Control processes that were started in the place of another, by what became of that: it ended, or was "
+            "silent for too long and was killed. Counted since the start of the whole daemon.",
+            "reason",
+        ),
+        _counter(
+            "mover_ends",
+            "Movers that ended or were replaced, but those that ended with the control process.",
+            "mover",
+        ),
+        _gauge(
+            "connections",
+            "Open connections of a listener, without those of strangers over REST; gRPC does not tell its own.",
+            "listener",
+        ),
+        _gauge("connections_max", "Such connections that each listener has at once."),
+        _gauge(
+            "stranger_connections",
+            "Open connections of a listener of REST that have shown no token that is known; there are 64 at most, and "
+            "the oldest gives way to a new one.",
+            "listener",
+        ),
+        _counter(
+            "connections_turned_away",
+            "Connections over REST for which there was no place, by whose they were: a member's was refused, a "
+            "stranger's gave way to a newer one.",
+            "listener",
+            "who",
+        ),
+        _gauge("watchers", "Watchers of events."),
+        _gauge("watchers_max", "Watchers that there may be at once."),
+        _gauge("key_counts_bytes", "Bytes of the key counts that workers read, over all tenants."),
+        _gauge("key_counts_bytes_max", "Bytes that they may have; beyond, workers ask."),
         _histogram(
             "loop_lag_seconds",
             "Seconds by which the event loop of the control process heard a clock late.",
@@ -211,6 +204,17 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _counter(
             "leases_orphaned",
             "Leases that ended because their worker had lost them.",
+            "cache",
+        ),
+        _counter(
+            "leases_ended",
+            "Granted leases that ended, by how; `released` is `kvlease_leases_released_total`.",
+            "cache", "reason",
+        ),
+        _counter(
+            "leases_recovered",
+            "Leases that went on after a restart of the control process: granted before it counted anew. Granted and "
+            "recovered leases are those that live, but the `loading`, and those that ended.",
             "cache",
         ),
         _counter("releases_unknown", "Releases of leases that had ended already.", "cache"),
@@ -357,6 +361,7 @@ COUNTERS_OF_CORE: Final[Mapping[str, str]] = {
     "leases_released": "leases_released",
     "leases_expired": "leases_expired",
     "leases_orphaned": "leases_orphaned",
+    "leases_recovered": "leases_recovered",
     "releases_unknown": "releases_unknown",
     "blocks_forked": "blocks_forked",
     "blocks_given_back": "blocks_given_back",

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +41,15 @@ class Pulse:
     def _beat(self) -> None:
         self.lag.observe(max(0.0, asyncio.get_running_loop().time() - self._due))
         self.start()
+
+
+def ends(part: Part, control_restarts: Mapping[str, int], mover_ends: Mapping[str, int]) -> None:
+    """Add how often processes were replaced: the control process by reason, movers by what they copy."""
+    part.begin("control_restarts", "mover_ends")
+    for reason, count in control_restarts.items():
+        part.add("control_restarts", count, reason)
+    for mover, count in mover_ends.items():
+        part.add("mover_ends", count, mover)
 
 
 def processes(part: Part, pulse: Pulse) -> None:

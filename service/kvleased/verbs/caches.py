@@ -1,15 +1,12 @@
-"""Own the verbs on caches: plan, register, get, list, delete, stats; and bringing caches back after a restart."""
+"""Own the verbs on caches: plan, register, get, list, stats; and bringing caches back after a restart."""
 
 import asyncio
 import os
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import structlog
 
 from kvlease.errors import (
-    CacheInUseError,
-    DrainingError,
     InvalidError,
     LayoutMismatchError,
     NotYoursError,
@@ -25,6 +22,7 @@ from kvleased.core.effects import Tier
 from kvleased.core.ranks import Place
 from kvleased.core.recovery import give_back_retired
 from kvleased.core.shape import CacheShape
+from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer
 from kvleased.keeper import Kept
@@ -41,6 +39,7 @@ from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry
 from kvleased.settings import Settings, TenantSettings
 from kvleased.tiers import Tiers
 from kvleased.verbs import inspecting, plans
+from kvleased.verbs.deleting import Deleter
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.figures import pools_of
 from kvleased.verbs.limits import Rules, limits_of, named, with_tenants
@@ -50,8 +49,6 @@ from kvleased.verbs.resizing import given_back_bytes
 from kvleased.verbs.runner import Verb
 from kvleased.verbs.shapes import shape_of
 
-_WORKERS_NAMED_MAX: Final = 8
-"""Workers that a refusal names."""
 _LOG = structlog.get_logger()
 
 Earlier = tuple[Mapping[WorkerId, int], float, Mapping[WorkerId, Place], Mapping[WorkerId, int]]
@@ -83,6 +80,7 @@ class CacheVerbs:
         self._events = events
         self._registering = asyncio.Lock()
         self._maker = Maker(registry, settings, keeper=keeper, tiers=tiers, shape_of=self._shape_of)
+        self._deleter = Deleter(registry, self._maker, tiers, events)
         self._root_secret = b""
 
     def take_secret(self, root_secret: bytes) -> None:
@@ -101,7 +99,7 @@ class CacheVerbs:
             "register_cache": self.register_cache,
             "get_cache": self.get_cache,
             "list_caches": self.list_caches,
-            "delete_cache": self.delete_cache,
+            "delete_cache": self._deleter.delete_cache,
             "stats": self.stats,
             "inspect": self.inspect,
         }
@@ -126,22 +124,6 @@ class CacheVerbs:
         """Describe all caches."""
         return pb.ListCachesResponse(caches=[entry.info() for entry in self._registry])
 
-    def delete_cache(self, request: pb.DeleteCacheRequest, _: Caller) -> Answer:
-        """Free a cache that no worker is attached to."""
-        entry = self._registry.cache(request.cache)
-        if entry.num_workers:
-            named = [one for one in self._registry.by_id.values() if one.entry is entry]
-            ids = ", ".join(str(one.worker_id) for one in named[:_WORKERS_NAMED_MAX])
-            message = (
-                f"{entry.num_workers} workers are attached to cache {entry.name} ({ids}); "
-                "end their processes, or detach those whose death cannot be proven"
-            )
-            raise CacheInUseError(message, resource="workers", need=0, available=entry.num_workers)
-        self._maker.delete(entry)
-        self._events.append("cache_deleted", entry.name)
-        _LOG.info("cache_deleted", cache=entry.name)
-        return pb.DeleteCacheResponse()
-
     def stats(self, request: pb.StatsRequest, caller: Caller) -> Answer:
         """Describe pools, leases and counters."""
         name = request.cache or caller.cache
@@ -152,7 +134,12 @@ class CacheVerbs:
             name = own
         if name:
             self._registry.cache(name)
-        return pb.StatsResponse(epoch=self._epoch, caches=self.told(name))
+        return pb.StatsResponse(
+            epoch=self._epoch,
+            caches=self.told(name),
+            is_draining=self._registry.is_draining or self._registry.is_stopping,
+            is_stopping=self._registry.is_stopping,
+        )
 
     def told(self, name: str) -> list[pb.CacheStats]:
         """Describe the cache of a name, if there is one; all of them where there is no name."""
@@ -245,7 +232,7 @@ class CacheVerbs:
             entry.core.handle(limits, 0.0)
         entry.bytes_given_back = given_back_bytes(entry)
         if entry.is_draining or self._registry.is_draining:
-            entry.core.handle(c.Drain(), 0.0)
+            entry.core.handle(c.Drain(is_daemon=self._registry.is_draining), 0.0)
 
     async def stop(self) -> None:
         """End what runs in the background."""
@@ -271,7 +258,7 @@ class CacheVerbs:
                 message = (
                     "the daemon is being drained and takes no new caches; register with another"
                 )
-                raise DrainingError(message, resource="daemon")
+                raise draining(message)
             if entry is not None:
                 return _equal_registration(entry, planned, asked)
             self._registry.require_room_for_cache()

@@ -16,7 +16,7 @@ from kvleased.callers import Caller
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 
 if TYPE_CHECKING:
-    from kvleased.core.listing import LeaseFacts, MagazineFacts
+    from kvleased.core.listing import LeaseFacts, MagazineFacts, PinFacts
     from kvleased.core.tenants import TenantFacts
     from kvleased.core.waiting_list import WaitingFacts
 
@@ -66,23 +66,24 @@ def _workers(registry: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectR
 
 
 def _leases(registry: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
+    names = registry.tenant_names()
     if asked.own is None:
         found = entry.core.list_leases(asked.after_id, asked.limit, monotonic())
         return pb.InspectResponse(
-            num_total=entry.core.census().num_leases, leases=map(_lease, found)
+            num_total=entry.core.census().num_leases, leases=[_lease(one, names) for one in found]
         )
     ids = {one.worker_id for one in _seen_workers(registry, asked.own)}
     every = entry.core.list_leases(0, entry.core.census().num_leases, monotonic())
     seen = [one for one in every if one.worker_id in ids]
     page = [one for one in seen if one.lease_id > asked.after_id][: asked.limit]
-    return pb.InspectResponse(num_total=len(seen), leases=map(_lease, page))
+    return pb.InspectResponse(num_total=len(seen), leases=[_lease(one, names) for one in page])
 
 
-def _pins(_: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
+def _pins(registry: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
+    names, now = registry.tenant_names(), monotonic()
     seen = entry.core.list_pins(0, entry.core.census().num_pins, asked.own)
     page = [one for one in seen if one.pin_id > asked.after_id][: asked.limit]
-    pins = [pb.PinInfo(pin_id=one.pin_id, num_blocks=one.num_blocks) for one in page]
-    return pb.InspectResponse(num_total=len(seen), pins=pins)
+    return pb.InspectResponse(num_total=len(seen), pins=[_pin(one, names, now) for one in page])
 
 
 def _waiting(registry: Registry, entry: CacheEntry, asked: _Page) -> pb.InspectResponse:
@@ -149,10 +150,11 @@ def _worker(worker: WorkerEntry) -> pb.WorkerInfo:
         death_proof=worker.death_proof,
         num_leases=worker.entry.core.num_leases_of(worker.worker_id),
         age_ms=_milliseconds(time() - worker.attached_unix_seconds),
+        process_id=worker.process_id,
     )
 
 
-def _lease(facts: "LeaseFacts") -> pb.LeaseInfo:
+def _lease(facts: "LeaseFacts", names: Mapping[int, str]) -> pb.LeaseInfo:
     age_seconds = facts.age_seconds
     return pb.LeaseInfo(
         lease_id=facts.lease_id,
@@ -163,6 +165,17 @@ def _lease(facts: "LeaseFacts") -> pb.LeaseInfo:
         num_tokens=facts.num_tokens,
         age_ms=None if age_seconds is None else _milliseconds(age_seconds),
         left_ms=_milliseconds(facts.seconds_left),
+        tenant=tenant_name(names, facts.tenant_digest),
+    )
+
+
+def _pin(facts: "PinFacts", names: Mapping[int, str], now: float) -> pb.PinInfo:
+    digest = facts.tenant_digest
+    return pb.PinInfo(
+        pin_id=facts.pin_id,
+        num_blocks=facts.num_blocks,
+        tenant=tenant_name(names, digest) if digest else "",
+        age_ms=_milliseconds(now - facts.pinned_at),
     )
 
 
@@ -186,7 +199,7 @@ def _tenant(
 ) -> pb.TenantInfo:
     return pb.TenantInfo(
         tenant_id=number,
-        tenant=_tenant_name(names, facts.tenant_digest),
+        tenant=tenant_name(names, facts.tenant_digest),
         used_blocks=facts.used_blocks,
         held_blocks=facts.held_blocks,
         pinned_blocks=facts.pinned_blocks,
@@ -205,7 +218,7 @@ def _magazine(facts: "MagazineFacts", names: Mapping[int, str]) -> pb.MagazineIn
     return pb.MagazineInfo(
         magazine_id=facts.magazine_id,
         magazine_digest=f"{facts.name:016x}",
-        tenant=_tenant_name(names, facts.tenant_digest),
+        tenant=tenant_name(names, facts.tenant_digest),
         worker_ids=np.array(facts.worker_ids, "<i8").tobytes(),
         private_blocks=facts.num_private,
         held_blocks=facts.num_held,
@@ -214,7 +227,8 @@ def _magazine(facts: "MagazineFacts", names: Mapping[int, str]) -> pb.MagazineIn
     )
 
 
-def _tenant_name(names: Mapping[int, str], digest: int) -> str:
+def tenant_name(names: Mapping[int, str], digest: int) -> str:
+    """Return how a tenant is called in lists: by its name, or by its digest where that is not known."""
     return names.get(digest, f"{digest:016x}")
 
 

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
+import structlog
 from google.protobuf.message import Message
 
+from kvlease._checks import check_token_ids
 from kvlease.errors import InvalidError, NotYoursError
 from kvlease.ids import BYTES_PER_KEY, LeaseId, PinId, WorkerId
 from kvlease.keys import BlockKeys
@@ -16,11 +19,13 @@ from kvleased import checks
 from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.idempotency import Answer
-from kvleased.registry import Registry, WorkerEntry
+from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.settings import Settings
 from kvleased.verbs import replies
 from kvleased.verbs.explaining import Explainer, explain
 from kvleased.verbs.runner import Respond, Runner, Verb
+
+_LOG = structlog.get_logger()
 
 
 class LeaseVerbs:
@@ -139,7 +144,8 @@ class LeaseVerbs:
             num_blocks=checks.count("num_blocks", request.num_blocks, 0, checks.TOKENS_MAX),
             wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
         )
-        return self._run(entry, command, replies.evicted, command.wait_ms)
+        respond = _noted("evicted_by_operator", entry, caller, replies.evicted)
+        return self._run(entry, command, respond, command.wait_ms)
 
     def reload(self, request: pb.ReloadRequest, caller: Caller) -> Answer:
         """Bring blocks back into the device pool."""
@@ -178,7 +184,10 @@ class LeaseVerbs:
         """Hold cached blocks on the device."""
         checks.keys("keys", request.keys, self._keys_max)
         command = c.Pin(keys=request.keys, tenant_digest=self._tenant(caller))
-        return self._run(self._registry.cache_of(caller), command, replies.pinned)
+        entry = self._registry.cache_of(caller)
+        return self._run(
+            entry, command, _noted("pinned_by_operator", entry, caller, replies.pinned)
+        )
 
     def unpin(self, request: pb.UnpinRequest, caller: Caller) -> Answer:
         """End a pin."""
@@ -186,7 +195,9 @@ class LeaseVerbs:
             message = f"pin_id is {request.pin_id}; it must be one that pin returned"
             raise InvalidError(message, resource="pin_id")
         command = c.Unpin(pin_id=PinId(request.pin_id), tenant_digest=self._tenant(caller))
-        return self._run(self._registry.cache_of(caller), command, replies.unpinned)
+        entry, pin = self._registry.cache_of(caller), {"pin_id": request.pin_id}
+        respond = _noted("unpinned_by_operator", entry, caller, replies.unpinned, pin)
+        return self._run(entry, command, respond)
 
     def step(self, request: pb.StepRequest, caller: Caller) -> Answer:
         """Carry out the operations of one scheduler step."""
@@ -236,6 +247,8 @@ class LeaseVerbs:
                 raise InvalidError(message, resource="token_ids")
         if request.token_ids:
             checks.packed("token_ids", request.token_ids, 4, self._settings.max_tokens_hashed)
+            if request.num_tokens:
+                check_token_ids(request.token_ids, request.num_tokens)
         return c.Reserve(
             worker_id=worker.worker_id,
             request_id=checks.request_id(request.request_id, where + "request_id"),
@@ -265,7 +278,7 @@ class LeaseVerbs:
     ) -> Message:
         """Compute the keys off the loop, for a caller that has only token ids."""
         plan = worker.entry.plan
-        tokens = np.frombuffer(token_ids, "<i4")[: command.num_tokens]
+        tokens = np.frombuffer(token_ids, "<i4")
         naming = BlockKeys(worker.tenant_key, plan.layout_fingerprint, plan.model_digest)
         keys = await asyncio.to_thread(naming.chain, tokens, plan.hash_block_tokens)
         command = replace(command, keys=keys[: self._keys_max * BYTES_PER_KEY])
@@ -293,6 +306,26 @@ class LeaseVerbs:
             message = "a lease is its worker's; send the worker's token"
             raise NotYoursError(message, resource="lease_id")
         return None
+
+
+def _noted(
+    event: str,
+    entry: CacheEntry,
+    caller: Caller,
+    respond: Respond,
+    fields: Mapping[str, object] = MappingProxyType({}),
+) -> Respond:
+    """Return what responds to a call on cached blocks, and has the log tell of it where no worker called."""
+    if caller.token:
+        return respond
+
+    def note(reply: object) -> Message:
+        response = respond(reply)
+        told = {field.name: value for field, value in response.ListFields()}
+        _LOG.info(event, cache=entry.name, **fields, **told, **caller.who)
+        return response
+
+    return note
 
 
 def _lease(lease_id: int) -> LeaseId:

@@ -14,6 +14,7 @@ from kvlease.errors import BusyError, NeverFitsError
 from kvleased.core.commands import Limit
 from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape
+from kvleased.counted import counted
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.registry import tenant_digest, tenant_key
@@ -54,8 +55,8 @@ class Rules:
         if limits == _DEFAULTS:
             return {name: others for name, others in self.tenants.items() if name != tenant}
         if tenant not in self.tenants and len(self.tenants) >= self._max_tenants:
-            count = len(self.tenants)
-            message = f"{count} tenants have limits of their own, the most that are allowed; raise max_tenants"
+            told = counted(len(self.tenants), "tenant", "has", "have")
+            message = f"{told} limits of their own, as many as may; raise max_tenants"
             raise BusyError(
                 message, resource="tenants", need=1, available=0, limit=self._max_tenants
             )
@@ -159,8 +160,8 @@ def _minima(
     if num_left < 0:
         need = usable_blocks - num_left
         message = (
-            f"the minima of all tenants are {need} blocks together, but the pool grants {usable_blocks}; lower them, "
-            "or register a larger pool"
+            f"the minima of all tenants are {counted(need, 'block')} together, but the pool grants {usable_blocks}; "
+            "lower them, or register a larger pool"
         )
         raise NeverFitsError(
             message,

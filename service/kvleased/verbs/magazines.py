@@ -48,6 +48,7 @@ class MagazineVerbs:
             take_running=request.take_running,
             take_new=request.take_new,
             all_or_nothing=request.all_or_nothing,
+            missed_keys=request.missed_keys,
         )
         for name, blocks in (
             ("publish_blocks", command.publish_blocks),
@@ -58,6 +59,8 @@ class MagazineVerbs:
                 checks.packed(name, blocks, _BYTES_PER_BLOCK, self._entries_max)
         if command.hold_keys:
             checks.keys("hold_keys", command.hold_keys, self._entries_max)
+        if command.missed_keys:
+            checks.keys("missed_keys", command.missed_keys, self._entries_max)
         return self._run(worker.entry, command, _exchanged)
 
     def inventory(self, _: pb.InventoryRequest, caller: Caller) -> Answer:

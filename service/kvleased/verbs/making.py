@@ -303,8 +303,17 @@ class Maker:
                             of_bytes=entry.pool_bytes,
                         )
         except OSError as error:
-            _LOG.error("populating_failed", cache=entry.name, error=str(error))
-            self.drop(entry)
+            _LOG.error(
+                "populating_failed",
+                cache=entry.name,
+                error=error.strerror,
+                bytes_populated=entry.bytes_populated,
+                of_bytes=entry.pool_bytes,
+                advice="register it with fewer bytes, or have more memory, or huge pages, for it",
+            )
+            # Files in which nothing was found would keep the memory that the next try is short of.
+            has_blocks = entry.core.census().host["ready"]
+            (self.drop if has_blocks else self.delete)(entry)
             return
         self._make_ready(entry)
 

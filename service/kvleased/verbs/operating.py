@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from kvlease.errors import (
-    DrainingError,
     InvalidError,
     StaleRevisionError,
 )
@@ -20,6 +19,7 @@ from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Tier
+from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer
 from kvleased.keeper import Kept
@@ -91,7 +91,7 @@ class OperatorVerbs:
 
     # Drain
 
-    def drain(self, request: pb.DrainRequest, _: Caller) -> Answer:
+    def drain(self, request: pb.DrainRequest, caller: Caller) -> Answer:
         """Have a cache, or the daemon, grant nothing new; a second call tells how far the first has come."""
         entries = self._drained(request.cache)
         if request.cache:
@@ -100,20 +100,21 @@ class OperatorVerbs:
                 entry.is_draining = True
                 self._caches.note_store(entry)
                 self._events.append("cache_drained", entry.name)
+                _LOG.info("cache_drained", cache=entry.name, **caller.who)
         elif not self._registry.is_draining:
             self._registry.is_draining = True
             # The store keeps descriptors; that there is one says it all.
             stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             self._keeper.keep(_DRAIN, stand_in, {})
             os.close(stand_in)
-            _LOG.info("drain_begun", leases=self._registry.num_leases)
+            _LOG.info("drain_begun", leases=self._registry.num_leases, **caller.who)
         for entry in entries:
-            self._runner.apply(entry, c.Drain())
+            self._runner.apply(entry, c.Drain(is_daemon=self._registry.is_draining))
         return pb.DrainResponse(
             is_daemon_draining=self._registry.is_draining, caches=map(_progress, entries)
         )
 
-    def undrain(self, request: pb.UndrainRequest, _: Caller) -> Answer:
+    def undrain(self, request: pb.UndrainRequest, caller: Caller) -> Answer:
         """Have a cache, or the daemon, grant leases again; what was drained by itself stays so until it is named."""
         entries = self._drained(request.cache)
         if request.cache:
@@ -122,38 +123,53 @@ class OperatorVerbs:
                 entry.is_draining = False
                 self._caches.note_store(entry)
                 self._events.append("cache_undrained", entry.name)
+                _LOG.info("cache_undrained", cache=entry.name, **caller.who)
         elif self._registry.is_draining:
             self._registry.is_draining = False
             self._keeper.drop(_DRAIN)
-            _LOG.info("drain_ended", leases=self._registry.num_leases)
+            _LOG.info("drain_ended", leases=self._registry.num_leases, **caller.who)
         for entry in entries:
-            if not (entry.is_draining or self._registry.is_draining):
-                self._runner.apply(entry, c.Undrain())
+            self._runner.apply(entry, self._of_drains(entry))
         return pb.UndrainResponse(
             is_daemon_draining=self._registry.is_draining, caches=map(_progress, entries)
         )
 
+    def _of_drains(self, entry: CacheEntry) -> c.Drain | c.Undrain:
+        """Return what a cache is to be told, whose drains have just ended or changed."""
+        if entry.is_draining or self._registry.is_draining:
+            return c.Drain(is_daemon=self._registry.is_draining)
+        return c.Undrain()
+
     def _drained(self, cache: str) -> list[CacheEntry]:
         if self._registry.is_stopping:
             message = "the daemon was told to stop, which ends with its end"
-            raise DrainingError(message, resource="daemon")
+            raise draining(message)
         return [self._registry.cache(cache)] if cache else list(self._registry)
 
     # Clear and resize
 
-    def clear(self, request: pb.ClearRequest, _: Caller) -> Answer:
+    def clear(self, request: pb.ClearRequest, caller: Caller) -> Answer:
         """Drop what is cached, of one tenant or of all, but for what is held."""
         entry = self._registry.cache(request.cache)
         entry.require_ready()
-        checks.label("tenant", request.tenant)
+        checks.tenant(request.tenant)
         tenant = None
         if request.tenant:
-            tenant = tenant_digest(tenant_key(self.root_secret, request.tenant))
+            tenant = self._digest_of(entry, request.tenant)
         reply = self._runner.apply(entry, c.Clear(tenant_digest=tenant))
         assert isinstance(reply, e.Cleared), "clear answers Cleared"
         num_dropped = reply.num_device + reply.num_host + reply.num_disk
-        self._events.append("cache_cleared", entry.name, num_blocks=num_dropped)
-        _LOG.info("cache_cleared", cache=entry.name, blocks=num_dropped, held=reply.num_held)
+        self._events.append(
+            "cache_cleared", entry.name, num_blocks=num_dropped, tenant=request.tenant
+        )
+        _LOG.info(
+            "cache_cleared",
+            cache=entry.name,
+            tenant=request.tenant,
+            blocks=num_dropped,
+            held=reply.num_held,
+            **caller.who,
+        )
         return pb.ClearResponse(
             num_device=reply.num_device,
             num_host=reply.num_host,
@@ -166,32 +182,43 @@ class OperatorVerbs:
             keeps_remote=entry.has_tier(Tier.REMOTE),
         )
 
-    def resize(self, request: pb.ResizeRequest, _: Caller) -> Answer:
+    def _digest_of(self, entry: CacheEntry, tenant: str) -> int:
+        """Return the digest of a tenant by its name, or as lists write it where they know no name."""
+        shown = {
+            f"{one.tenant_digest:016x}": one.tenant_digest for one in entry.core.list_tenants()
+        }
+        return shown.get(tenant) or tenant_digest(tenant_key(self.root_secret, tenant))
+
+    def resize(self, request: pb.ResizeRequest, caller: Caller) -> Answer:
         """Take blocks of a pool out of use and give their memory back, or bring them back into use."""
         entry = self._registry.cache(request.cache)
         entry.require_ready()
-        return asyncio.ensure_future(self._resize(entry, request))
+        return asyncio.ensure_future(self._resize(entry, request, caller))
 
-    async def _resize(self, entry: CacheEntry, request: pb.ResizeRequest) -> pb.ResizeResponse:
+    async def _resize(
+        self, entry: CacheEntry, request: pb.ResizeRequest, caller: Caller
+    ) -> pb.ResizeResponse:
         response = await self._resizer.resize(entry, request)
         self._events.append("cache_resized", entry.name, num_blocks=response.num_blocks)
+        resized = {"tier": request.tier, "num_blocks": response.num_blocks}
+        _LOG.info("cache_resized", cache=entry.name, **resized, **caller.who)
         return response
 
     # Tenants
 
     def get_tenant(self, request: pb.GetTenantRequest, _: Caller) -> Answer:
         """Tell what a tenant may have, and the revision of that."""
-        tenant = checks.request_id(request.tenant, "tenant")
+        tenant = checks.request_id(checks.tenant(request.tenant), "tenant")
         return self._told(pb.GetTenantResponse, tenant)
 
-    def set_tenant(self, request: pb.SetTenantRequest, _: Caller) -> Answer:
+    def set_tenant(self, request: pb.SetTenantRequest, caller: Caller) -> Answer:
         """Give a tenant other limits in all caches, or in none; whoever comes late changes nothing.
 
         Raises:
             StaleRevisionError: the tenant has limits of this revision, or of a later one.
             KVLeaseError: in some cache they cannot be had.
         """
-        tenant = checks.request_id(request.tenant, "tenant")
+        tenant = checks.request_id(checks.tenant(request.tenant), "tenant")
         limits = _limits_from(request.limits)
         before, revision = self._rules.of(tenant)
         if revision and request.revision == revision and limits == before:
@@ -201,8 +228,8 @@ class OperatorVerbs:
         self._rules.set(tenant, limits, number)
         self._rules.keep(self._keeper, tenant)
         self._caches.name_tenants()
-        self._events.append("tenant_set", "")
-        _LOG.info("tenant_set", revision=number, **limits.model_dump())
+        self._events.append("tenant_set", "", tenant=tenant)
+        _LOG.info("tenant_set", tenant=tenant, revision=number, **limits.model_dump(), **caller.who)
         return self._told(pb.SetTenantResponse, tenant)
 
     def _rule(self, tenants: Mapping[str, TenantSettings]) -> None:

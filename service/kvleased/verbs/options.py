@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kvlease.errors import InvalidError
+from kvlease.options import WRITE_AFTER_HITS_MAX
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
@@ -18,8 +19,6 @@ INTEGRITIES: Final = ("xxh3", "none")
 WRITE_POLICIES: Final = tuple(policy.value for policy in WritePolicy)
 EVICTION_POLICIES: Final = POLICIES
 """The first of each is the default."""
-WRITE_AFTER_HITS_MAX: Final = 1 << 16
-"""More hits than a block is worth counting for."""
 
 
 def resolved(options: pb.CacheOptions) -> pb.CacheOptions:

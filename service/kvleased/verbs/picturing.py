@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from time import monotonic, time
 from typing import Final, NamedTuple
 
-from kvlease.errors import BY_CODE
 from kvleased import checks
 from kvleased.core.effects import Tier
 from kvleased.core.listing import LeaseFacts
@@ -16,18 +15,20 @@ from kvleased.core.picture import TENANTS_MAX, Picture
 from kvleased.core.waiting_list import WaitingFacts
 from kvleased.registry import CacheEntry, Registry
 from kvleased.verbs.figures import Figures, figures
+from kvleased.verbs.inspecting import tenant_name
+from kvleased.verbs.refused import Codes, refusals
 
 POOLS_MAX: Final = 16
 """Pools of which one onlooker sees pictures."""
 LEASES_SHOWN_MAX: Final = 50
+"""Leases that the page lists."""
 WAITING_SHOWN_MAX: Final = 20
+"""Waiting calls that the page lists."""
 FRESH_SECONDS: Final = 0.4
 """For so long what one onlooker was shown is shown to others, too."""
 
 Sheet = dict[str, object]
 """A part of what is told, ready to be written as JSON."""
-Codes = Mapping[tuple[str, str, str], int]
-"""Answered calls by verb, transport and code, which is "OK" or an error's."""
 
 
 class PoolName(NamedTuple):
@@ -105,7 +106,7 @@ class Gallery:
         digest = facts.tenant_digest
         del sheet["tenant_digest"]
         names = self._registry.tenant_names()
-        sheet["tenant"] = names.get(digest, f"{digest:016x}") if digest else ""
+        sheet["tenant"] = tenant_name(names, digest) if digest else ""
         sheet["leases"] = [asdict(one) | {"lease_id": str(one.lease_id)} for one in facts.leases]
         return sheet
 
@@ -127,36 +128,16 @@ class Gallery:
 
     def _make_sheet(self) -> Sheet:
         now = monotonic()
-        found = figures(self._registry)
+        found, names = figures(self._registry), self._registry.tenant_names()
         return {
             "epoch": str(self._epoch),
             "unix_seconds": time(),
             "is_stopping": self._registry.is_stopping,
             "is_draining": self._registry.is_draining,
-            "caches": [_cache(entry, found[entry.name], now) for entry in self._registry],
+            "caches": [_cache(entry, found[entry.name], names, now) for entry in self._registry],
             "movers": self._movers(),
-            "refusals": refusals(self._codes()),
+            "refusals": refusals(self._codes(), [entry.tally for entry in self._registry]),
         }
-
-
-def refusals(codes: Codes) -> list[Sheet]:
-    """Return how often each verb was refused and why, the most frequent first."""
-    counts: dict[tuple[str, str], int] = {}
-    for (verb, _, code), count in codes.items():
-        if code != "OK":
-            counts[verb, code] = counts.get((verb, code), 0) + count
-    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
-    return [
-        {"verb": verb, "code": code, "count": count, "why": _why(code)}
-        for (verb, code), count in ordered
-    ]
-
-
-def _why(code: str) -> str:
-    """Return what an error says of itself."""
-    kind = BY_CODE.get(code)
-    text = (kind.__doc__ or "") if kind is not None else ""
-    return text.strip().partition("\n")[0]
 
 
 def _tiers(entry: CacheEntry) -> Iterable[Tier]:
@@ -173,7 +154,7 @@ def _tier(entry: CacheEntry, written: str) -> Tier:
     return Tier(checks.one_of("tier", written, names))
 
 
-def _cache(entry: CacheEntry, found: Figures, now: float) -> Sheet:
+def _cache(entry: CacheEntry, found: Figures, names: Mapping[int, str], now: float) -> Sheet:
     plan, options = entry.plan, entry.options
     return {
         "cache": entry.name,
@@ -202,7 +183,7 @@ def _cache(entry: CacheEntry, found: Figures, now: float) -> Sheet:
             {"name": one.name, "keys": one.num_keys, "hits": one.num_hits} for one in found.ghosts
         ],
         "ghost_keys_dropped": found.num_ghost_keys_dropped,
-        "leases": [_lease(one) for one in entry.core.list_leases(0, LEASES_SHOWN_MAX, now)],
+        "leases": [_lease(one, names) for one in entry.core.list_leases(0, LEASES_SHOWN_MAX, now)],
         "waiting": [_waiting(one) for one in entry.core.list_waiting(0, WAITING_SHOWN_MAX, now)],
     }
 
@@ -218,10 +199,11 @@ def _tenants(found: Figures) -> list[Sheet]:
     ]
 
 
-def _lease(facts: LeaseFacts) -> Sheet:
+def _lease(facts: LeaseFacts, names: Mapping[int, str]) -> Sheet:
     return {
         "lease_id": str(facts.lease_id),
         "worker_id": str(facts.worker_id),
+        "tenant": tenant_name(names, facts.tenant_digest),
         "phase": facts.phase,
         "num_blocks": facts.num_blocks,
         "num_tokens": facts.num_tokens,

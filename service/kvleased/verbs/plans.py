@@ -59,8 +59,8 @@ def require_servable(planned: CachePlan) -> None:
         raise InvalidError(message, resource="layers", rule="keeps_nothing", need=1, available=0)
     if planned.blocks_per_slot != 1:
         message = (
-            f"blocks_per_slot is {planned.blocks_per_slot}; slots of several blocks can be planned but not yet "
-            "filled, so register the cache with blocks_per_slot 1"
+            f"blocks_per_slot is {planned.blocks_per_slot}; slots of several blocks can be planned, but a cache has "
+            "one block a slot: register it with blocks_per_slot 1, and with more tokens_per_block for larger slots"
         )
         raise InvalidError(
             message,

@@ -49,6 +49,13 @@ def _require_own(fd: int, peer_pid: int) -> None:
         raise InvalidError(message, resource="pidfd", rule="other_process")
 
 
+def process_of(pidfd: int) -> int:
+    """Return the number of a pidfd's process; 0 where another PID namespace hides it, or it has ended."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as info:  # noqa: PTH123 -- a file of the kernel
+        found = [int(line.removeprefix("Pid:")) for line in info if line.startswith("Pid:")]
+    return max(0, *found, 0)
+
+
 def same_process(one: int, other: int) -> bool:
     """Tell whether two pidfds are of one process; older kernels cannot tell processes apart and always say yes."""
     return os.fstat(one).st_ino == os.fstat(other).st_ino

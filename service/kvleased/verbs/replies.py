@@ -111,18 +111,23 @@ def pinned(reply: e.Pinned) -> pb.PinResponse:
 
 def stepped(reply: e.Stepped, explain: AddMisses = lambda told, _: told) -> pb.StepResponse:
     """Answer a step; `explain` adds what its reserves ask for."""
-    if not reply.reserves:
-        return pb.StepResponse(
-            codes=reply.codes, num_blocks=reply.num_blocks, block_ids=reply.block_ids
-        )
-    return pb.StepResponse(
-        codes=reply.codes,
-        num_blocks=reply.num_blocks,
-        block_ids=reply.block_ids,
-        reserves=[
-            pb.StepReserve(error=error_to_proto(one))
-            if isinstance(one, KVLeaseError)
-            else pb.StepReserve(granted=explain(reserved(one), one))
-            for one in reply.reserves
-        ],
+    answer = pb.StepResponse(
+        codes=reply.codes, num_blocks=reply.num_blocks, block_ids=reply.block_ids
+    )
+    for index, error in reply.errors:
+        answer.errors.add(index=index, error=error_to_proto(error))
+    for one in reply.reserves:
+        if isinstance(one, KVLeaseError):
+            answer.reserves.add(error=error_to_proto(one))
+        else:
+            answer.reserves.add(granted=explain(reserved(one), one))
+    return answer
+
+
+def beaten(reply: e.Beat) -> pb.HeartbeatResponse:
+    """Answer a heartbeat."""
+    return pb.HeartbeatResponse(
+        unknown_lease_ids=reply.unknown_lease_ids,
+        num_orphans_ended=reply.num_orphans_ended,
+        newest_lease_id=reply.newest_lease_id,
     )

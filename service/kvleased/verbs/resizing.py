@@ -92,7 +92,6 @@ class Resizer:
             # Also what was brought back in vain.
             await self._give_back(entry, tier)
         assert isinstance(reply, Resized), "resize answers Resized"
-        _LOG.info("cache_resized", cache=entry.name, tier=tier.value, num_blocks=num_blocks)
         return pb.ResizeResponse(
             num_blocks=reply.num_blocks,
             num_parked=reply.num_parked,

@@ -11,6 +11,7 @@ from kvleased.core.effects import Tier
 from kvleased.core.survey import Survey
 from kvleased.registry import CacheEntry, Registry
 from kvleased.tallies import Tally
+from kvleased.tenant_names import is_reserved
 from kvleased.verbs.figures import OTHERS, pools_of, waiting_by_priority
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ def _surveyed(entry: CacheEntry, named: Mapping[int, str]) -> Surveyed:
 
 
 def _named(registry: Registry) -> dict[int, str]:
-    known, names = registry.known_tenants, registry.tenant_names()
+    known = registry.known_tenants
+    # A worker of an earlier build may have a name that is no tenant's any more: two series must not be the same one.
+    names = {
+        digest: name for digest, name in registry.tenant_names().items() if not is_reserved(name)
+    }
     in_order = sorted(names, key=lambda digest: (digest not in known, names[digest]))
     return {digest: names[digest] for digest in in_order[:TENANTS_MAX]}
 

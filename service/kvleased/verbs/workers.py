@@ -9,12 +9,11 @@ from typing import Any, Final
 import structlog
 
 from kvlease.errors import (
-    DrainingError,
     InvalidError,
     KVLeaseError,
     LayoutMismatchError,
+    NoSuchWorkerError,
     NotYoursError,
-    UnknownWorkerError,
     WrongStateError,
 )
 from kvlease.ids import LeaseId, WorkerId
@@ -24,10 +23,13 @@ from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.ranks import Place
+from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer, Replies
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
+from kvleased.key_counting import KeyCounting
+from kvleased.memory.regions import device_kind
 from kvleased.registry import (
     TENANT_DEFAULT,
     CacheEntry,
@@ -38,8 +40,11 @@ from kvleased.registry import (
 )
 from kvleased.roles import Role
 from kvleased.settings import Settings
-from kvleased.verbs.proofs import has_ended, own_pidfd, require_proof, same_process
+from kvleased.verbs import replies
+from kvleased.verbs.proofs import has_ended, own_pidfd, process_of, require_proof
+from kvleased.verbs.resuming import require_same
 from kvleased.verbs.runner import Runner, Verb
+from kvleased.verbs.silent_workers import SilentWorkers
 
 _PREFIX: Final = "worker/"
 _LOG = structlog.get_logger()
@@ -65,6 +70,9 @@ class WorkerVerbs:
         self._epoch = epoch
         self._keeper = keeper
         self._events = events
+        self._silent = SilentWorkers(registry, settings, self._end)
+        self.counting = KeyCounting(epoch, settings.key_counts_bytes_max)
+        """Who reads which key counts."""
         self.root_secret = b""
         """What tenants' keys are derived from; set before the first call."""
 
@@ -77,7 +85,7 @@ class WorkerVerbs:
         """Make the caller a worker, or let it go on as the one it was."""
         checks.cache_name(request.cache)
         checks.label("worker_name", request.worker_name)
-        checks.label("tenant", request.tenant)
+        checks.tenant(request.tenant)
         if request.engine:
             checks.name("engine", request.engine)
         checks.label("magazine", request.magazine)
@@ -109,16 +117,19 @@ class WorkerVerbs:
             worker = self._resume(entry, request, caller, inventory)
         else:
             worker = self._admit(entry, request, caller)
-        return self._describe(worker, caller, is_resumed=bool(request.resume_token))
+        response = self._describe(worker, caller, is_resumed=bool(request.resume_token))
+        if request.wants_key_counts and caller.transport == "local":
+            response.regions.extend(self.counting.join(worker))
+        else:
+            self.counting.leave(worker.worker_id)
+        return response
 
     def detach(self, request: pb.DetachRequest, caller: Caller) -> Answer:
         """End the calling worker; or, on an operator's word, one whose death cannot be proven."""
         worker = self._worker_to_end(request, caller)
-        reply = self._runner.apply(worker.entry, c.Detach(worker_id=worker.worker_id))
-        assert isinstance(reply, e.Detached), "detach answers Detached"
-        self._forget(worker)
-        _LOG.info("worker_detached", worker=worker.worker_id, leases=reply.num_leases)
-        return pb.DetachResponse(num_leases=reply.num_leases)
+        response = pb.DetachResponse(num_leases=self._end(worker))
+        _LOG.info("worker_detached", **worker.told, leases=response.num_leases, **caller.who)
+        return response
 
     def _worker_to_end(self, request: pb.DetachRequest, caller: Caller) -> WorkerEntry:
         worker_id = request.worker_id
@@ -129,7 +140,7 @@ class WorkerVerbs:
             return own
         worker = self._registry.by_id.get(WorkerId(worker_id))
         if worker is None:
-            raise UnknownWorkerError(f"there is no worker {worker_id}", resource="worker_id")
+            raise NoSuchWorkerError(f"there is no worker {worker_id}", resource="worker_id")
         if worker.pidfd is not None and not request.force:
             raise WrongStateError(
                 f"the process of worker {worker_id} is watched; end the process, and the worker ends with it, or force "
@@ -151,7 +162,7 @@ class WorkerVerbs:
             lease_ids=tuple(LeaseId(lease_id) for lease_id in lease_ids),
             newest_lease_id=LeaseId(request.newest_lease_id),
         )
-        return self._runner.run(worker.entry, command, _beat)
+        return self._runner.run(worker.entry, command, replies.beaten)
 
     def living(self, kept: Iterable[Kept]) -> list[Kept]:
         """Return the kept workers that live; the others are dropped."""
@@ -160,7 +171,7 @@ class WorkerVerbs:
             if not item.name.startswith(_PREFIX):
                 continue
             if item.metadata["proof"] == "pidfd" and has_ended(item.fd):
-                _LOG.info("worker_died", worker=item.metadata["worker_id"], while_down=True)
+                _LOG.info("worker_died", **_told(item.metadata), while_down=True)
                 self._keeper.drop(item.name)
                 os.close(item.fd)
             else:
@@ -171,10 +182,8 @@ class WorkerVerbs:
         """Return the tenant digests of living workers, by cache and worker id."""
         found: dict[str, dict[WorkerId, int]] = {}
         for item in living:
-            metadata = item.metadata
-            found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = metadata[
-                "tenant_digest"
-            ]
+            metadata, digest = item.metadata, item.metadata["tenant_digest"]
+            found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = digest
         return found
 
     def places(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, Place]]:
@@ -198,7 +207,8 @@ class WorkerVerbs:
         return found
 
     def recover(self, living: Iterable[Kept]) -> None:
-        """Bring back the living workers, under the tokens that they have."""
+        """Bring back the living workers, under the tokens that they have, and look for silent ones from now on."""
+        self._silent.start()
         for item in living:
             entry = self._registry.caches.get(item.metadata["cache"])
             if entry is None:
@@ -210,8 +220,16 @@ class WorkerVerbs:
                 os.close(item.fd)
             self._watch(self._entry_of(entry, item.metadata, item.fd if has_pidfd else None))
 
+    def fds(self, worker_id: WorkerId) -> list[int]:
+        """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay ours."""
+        worker = self._registry.by_id[worker_id]
+        own = [worker.entry.fds[device_kind(worker.rank)], worker.entry.tables_read_only_fd]
+        return own + self.counting.fds(worker_id)
+
     def stop(self) -> None:
-        """Stop watching the workers."""
+        """Stop watching the workers, and telling them what is cached."""
+        self._silent.stop()
+        self.counting.close()
         for worker in self._registry.by_id.values():
             if worker.pidfd is not None:
                 asyncio.get_running_loop().remove_reader(worker.pidfd)
@@ -233,6 +251,7 @@ class WorkerVerbs:
             "magazine": request.magazine,
             "proof": "none" if pidfd is None else "pidfd",
             "is_joiner": is_joiner,
+            "process_id": 0 if pidfd is None else process_of(pidfd),
             "attached_unix_seconds": time.time(),
         }
         worker = self._entry_of(entry, metadata, pidfd)
@@ -253,21 +272,20 @@ class WorkerVerbs:
         self._events.append("worker_attached", entry.name, worker_id=worker_id)
         _LOG.info(
             "worker_attached",
-            worker=worker_id,
-            cache=entry.name,
+            **worker.told,
             worker_name=worker.name,
             rank=worker.rank,
-            transport=caller.transport,
             death_proof=worker.death_proof,
+            **caller.who,
         )
         return worker
 
     def _require_taking(self, entry: CacheEntry) -> None:
         """Refuse a new worker where nothing would be granted to it; one that was there before may go on."""
         if entry.is_draining or self._registry.is_draining:
-            whose = f"cache {entry.name}" if entry.is_draining else "the daemon"
+            whose = "the daemon" if self._registry.is_draining else f"cache {entry.name}"
             message = f"{whose} is being drained and takes no new workers; attach to another daemon"
-            raise DrainingError(message, resource="cache" if entry.is_draining else "daemon")
+            raise draining(message, "daemon" if self._registry.is_draining else "cache")
 
     def _resume(
         self,
@@ -277,36 +295,12 @@ class WorkerVerbs:
         inventory: tuple[int, ...],
     ) -> WorkerEntry:
         worker = self._registry.worker(request.resume_token)
-        if worker.entry is not entry:
-            message = f"resume_token is of a worker of cache {worker.entry.name}, not {entry.name}"
-            raise InvalidError(message, resource="resume_token")
-        if request.tenant and request.tenant != worker.tenant:
-            message = "tenant differs from the one that the worker attached with"
-            raise InvalidError(message, resource="tenant")
-        if request.engine and request.engine != worker.engine:
-            message = "engine differs from the one that the worker attached with"
-            raise InvalidError(message, resource="engine")
-        if request.magazine and request.magazine != worker.magazine:
-            message = "magazine differs from the one that the worker attached with"
-            raise InvalidError(message, resource="magazine")
-        if request.engine and request.rank != worker.rank:
-            message = f"rank is {request.rank}, but the worker attached as {worker.rank}"
-            raise InvalidError(message, resource="rank", need=request.rank, limit=worker.rank)
-        if (
-            worker.pidfd is not None
-            and caller.pidfd is not None
-            and not same_process(worker.pidfd, caller.pidfd)
-        ):
-            # The first process may still write; only its own end proves that it does not.
-            message = "resume_token is another process's; each process attaches for itself"
-            raise NotYoursError(message, resource="resume_token")
+        require_same(worker, entry, request, caller)
         lease_ids = tuple(LeaseId(lease_id) for lease_id in inventory)
         newest = max(lease_ids, default=LeaseId(0))
         beat = c.Heartbeat(worker_id=worker.worker_id, lease_ids=lease_ids, newest_lease_id=newest)
         self._runner.apply(entry, beat)
-        _LOG.info(
-            "worker_resumed", worker=worker.worker_id, cache=entry.name, transport=caller.transport
-        )
+        _LOG.info("worker_resumed", **worker.told, **caller.who)
         return worker
 
     def _describe(
@@ -345,6 +339,7 @@ class WorkerVerbs:
             engine=metadata.get("engine", ""),
             magazine=metadata.get("magazine", ""),
             is_joiner=metadata.get("is_joiner", False),
+            process_id=metadata.get("process_id", 0),
         )
 
     def _keep(self, worker: WorkerEntry, metadata: Mapping[str, Any]) -> None:
@@ -362,27 +357,29 @@ class WorkerVerbs:
             asyncio.get_running_loop().add_reader(worker.pidfd, self._died, worker)
 
     def _died(self, worker: WorkerEntry) -> None:
-        reply = self._runner.apply(worker.entry, c.WorkerDied(worker_id=worker.worker_id))
-        assert isinstance(reply, e.Detached), "a death answers Detached"
-        self._forget(worker)
+        num_leases = self._finish(worker, c.WorkerDied(worker_id=worker.worker_id))
         self._events.append("worker_died", worker.entry.name, worker_id=worker.worker_id)
-        _LOG.info(
-            "worker_died", worker=worker.worker_id, cache=worker.entry.name, leases=reply.num_leases
-        )
+        _LOG.info("worker_died", **worker.told, leases=num_leases)
 
-    def _forget(self, worker: WorkerEntry) -> None:
+    def _end(self, worker: WorkerEntry) -> int:
+        return self._finish(worker, c.Detach(worker_id=worker.worker_id))
+
+    def _finish(self, worker: WorkerEntry, command: c.Detach | c.WorkerDied) -> int:
+        """End a worker, and its leases with it; returns how many they were."""
+        reply = self._runner.apply(worker.entry, command)
+        assert isinstance(reply, e.Detached), "an end answers Detached"
         if worker.pidfd is not None:
             asyncio.get_running_loop().remove_reader(worker.pidfd)
+        self.counting.leave(worker.worker_id)
         self._registry.drop_worker(worker)
         self._keeper.drop(f"{_PREFIX}{worker.worker_id}")
+        return reply.num_leases
 
 
-def _beat(reply: e.Beat) -> pb.HeartbeatResponse:
-    return pb.HeartbeatResponse(
-        unknown_lease_ids=reply.unknown_lease_ids,
-        num_orphans_ended=reply.num_orphans_ended,
-        newest_lease_id=reply.newest_lease_id,
-    )
+def _told(metadata: Mapping[str, Any]) -> dict[str, object]:
+    """Return what a log line says of a worker that is only kept, as `WorkerEntry.told` does."""
+    found = {"worker": metadata["worker_id"], "cache": metadata["cache"]}
+    return {**found, "tenant": metadata["tenant"], "worker_pid": metadata.get("process_id", 0)}
 
 
 def _attach_command(worker: WorkerEntry) -> c.Attach:

@@ -32,8 +32,8 @@ class Authority:
             "2",
         )
 
-    def sign(self, common_name: str) -> Pair:
-        """Return a certificate of a name, good for loopback."""
+    def sign(self, common_name: str, days: int = 2) -> Pair:
+        """Return a certificate of a name, good for loopback and for some days."""
         cert, key = self._directory / f"{common_name}.pem", self._directory / f"{common_name}.key"
         request, more = (
             self._directory / f"{common_name}.csr",
@@ -52,7 +52,7 @@ class Authority:
             self._key,
             "-CAcreateserial",
         ]
-        _openssl(*signing, "-days", "2", "-extfile", more, "-out", cert)
+        _openssl(*signing, "-days", str(days), "-extfile", more, "-out", cert)
         return Pair(cert, key)
 
 

@@ -20,6 +20,7 @@ from kvleased.callers import Caller
 from kvleased.metrics import Metrics
 from kvleased.roles import LOOK_AT_ALL, Roles
 from kvleased.settings import Settings
+from kvleased.tracing import Tracing
 
 RESPONSES = {
     part.name: getattr(pb, part.message_type.name)
@@ -32,7 +33,7 @@ class ScriptedDaemon:
     """Answers every verb with an empty response, unless the script says otherwise."""
 
     epoch: int = 7
-    tracing: None = None
+    tracing: Tracing | None = None
     readiness: tuple[bool, str] = (True, "ready")
     script: dict[str, Message | KVLeaseError | Exception | asyncio.Future[Message]] = field(
         default_factory=dict
@@ -42,12 +43,17 @@ class ScriptedDaemon:
     descriptors: list[int] = field(default_factory=list)
     pidfd_inode: int = 0
     cancelled: list[asyncio.Future[Message]] = field(default_factory=list)
+    num_settled: int = 0
 
-    def admit(self, allowed: Roles, caller: Caller) -> Caller:
+    def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:  # noqa: ARG002 -- the contract
         """Admit everybody to everything, but whoever has a token not to what tells of all tenants."""
         if caller.token and allowed is LOOK_AT_ALL:
             raise NotYoursError
         return caller
+
+    def knows(self, token: str, /) -> bool:
+        """Know every token."""
+        return bool(token)
 
     def call(
         self, verb: str, request: Message, caller: Caller
@@ -68,7 +74,8 @@ class ScriptedDaemon:
         return self.call(verb, request, caller)
 
     def settle(self) -> None:
-        """There is nothing left to do."""
+        """There is nothing left to do but to count."""
+        self.num_settled += 1
 
     def cancel(self, future: asyncio.Future[Message]) -> None:
         """Forget a call."""

@@ -1,6 +1,7 @@
 """Laws of gRPC: every method is its verb, every refusal carries ErrorInfo."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -10,7 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from kvlease.errors import NeverFitsError, PoolFullError, UnknownCacheError
+from kvlease.errors import NeverFitsError, PoolFullError, TooLargeError, UnknownCacheError
+from kvlease.transports.base import Outgoing, parse_address
+from kvlease.transports.grpc import AsyncGrpcTransport
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1 import kvlease_pb2_grpc
 from tests.unit.api.scripted import Served
@@ -110,6 +113,7 @@ async def test_retry_info_only_when_a_retry_helps(
         pytest.param(b"\x08\1", (), "INVALID", id="wrong type"),
         pytest.param(b"\x0a\xff\xff\x03" + b"x" * 65535, (), "TOO_LARGE", id="above the limit"),
         pytest.param(b"", (("kvlease-epoch", "x"),), "INVALID", id="epoch"),
+        pytest.param(b"", (("kvlease-epoch", "-1"),), "INVALID", id="negative epoch"),
         pytest.param(b"", (("authorization", "tok"),), "UNKNOWN_WORKER", id="authorization"),
         pytest.param(
             b"",
@@ -144,10 +148,26 @@ async def test_message_above_the_limit_is_told_the_limit(
 
 async def test_message_far_above_the_limit_is_not_read(channel: grpc.aio.Channel) -> None:
     """What is much larger is given up on before it takes memory."""
-    error = await refused(channel, b"x" * (6 << 20))
+    error = await refused(channel, b"x" * (9 << 20))
 
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "larger than max" in (error.details() or "")
+
+
+@pytest.mark.parametrize("num_bytes", [6 << 20, 9 << 20], ids=["is read", "is not"])
+async def test_client_says_the_same_of_what_is_too_large(served: Served, num_bytes: int) -> None:
+    """Whether the daemon has read a message or gRPC gave up on it, the refusal names both numbers and what they are."""
+    address = parse_address(f"grpc+unix://{served.settings.runtime_dir}/grpc.sock")
+    transport = AsyncGrpcTransport(address)
+    request = pb.LookupRequest(keys=bytes(num_bytes))
+
+    with pytest.raises(TooLargeError) as caught:
+        await transport.send(Outgoing("lookup", request, time.monotonic() + 10))
+    await transport.close()
+
+    error = caught.value
+    assert (error.message, error.resource) == (TooLargeError().message, "message_bytes")
+    assert (error.need, error.limit) == (request.ByteSize(), served.settings.max_message_bytes)
 
 
 async def test_waiting_call_is_answered(served: Served, channel: grpc.aio.Channel) -> None:
@@ -159,6 +179,22 @@ async def test_waiting_call_is_answered(served: Served, channel: grpc.aio.Channe
     asyncio.get_running_loop().call_later(0, future.set_result, pb.ReserveResponse(lease_id=5))
 
     assert (await asked).lease_id == 5
+
+
+async def test_what_an_answer_leaves_is_done(served: Served, channel: grpc.aio.Channel) -> None:
+    """What a caller need not wait for is done after his answer or refusal, and before he waits for a later one."""
+    stub = kvlease_pb2_grpc.KVLeaseServiceStub(channel)
+    served.daemon.script["pin"] = UnknownCacheError()
+    served.daemon.script["reserve"] = asyncio.get_running_loop().create_future()
+
+    await stub.Map(pb.MapRequest())
+    after_answer = served.daemon.num_settled
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stub.Pin(pb.PinRequest())
+    after_refusal = served.daemon.num_settled
+    await refused(channel, b"", timeout=0.2)
+
+    assert (after_answer, after_refusal, served.daemon.num_settled) == (1, 2, 3)
 
 
 async def test_caller_that_leaves_is_forgotten(served: Served, channel: grpc.aio.Channel) -> None:

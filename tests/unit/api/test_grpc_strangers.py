@@ -4,7 +4,8 @@ import asyncio
 import socket
 import struct
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1.kvlease_pb2_grpc import KVLeaseServiceStub
 from kvleased.api.grpc_calls import CALLS_OF_STRANGERS_MAX
+from kvleased.api.sockets import hang_up
 from kvleased.roles import Role
 from tests.unit.api.guarded import Guarded, explained, guarded
 
@@ -142,37 +144,52 @@ async def test_reflection_of_strangers_gives_way(tcp: grpc.aio.Channel) -> None:
 async def test_strangers_who_do_not_read_shut_out_strangers_alone(
     serving: Guarded, tcp: grpc.aio.Channel
 ) -> None:
-    """What is being answered cannot be ended; when all places are held so, one more stranger is refused."""
-    head = b"".join(
-        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-        for name, value in {
-            b":method": b"POST", b":scheme": b"http", b":path": b"/grpc.health.v1.Health/Check",
-            b":authority": b"x", b"content-type": b"application/grpc", b"te": b"trailers",
-        }.items()
-    )  # fmt: skip
-    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, 0))
-    for number in range(CALLS_OF_STRANGERS_MAX):
-        sent += _frame(1, 4, 2 * number + 1, head) + _frame(0, 1, 2 * number + 1, bytes(5))
-    stuck = socket.create_connection(("127.0.0.1", serving.grpc.grpc_port))
-    stuck.sendall(sent)
-
-    async with asyncio.timeout(SECONDS):
+    """When all places are held by who does not read, one more stranger is refused, and nobody who has a token."""
+    with unread(serving, CALLS_OF_STRANGERS_MAX) as stuck:
         code = ""
-        while code != "BUSY":
-            try:
-                await HealthStub(tcp).Check(HealthCheckRequest())
-            except grpc.aio.AioRpcError as error:
-                code, _ = explained(error)
-    assert await lists(tcp, serving.tokens[Role.OPERATOR]) == 1
+        async with asyncio.timeout(SECONDS):
+            while code != "BUSY":
+                code = await checks(tcp)
+        assert await lists(tcp, serving.tokens[Role.OPERATOR]) == 1
 
-    stuck.close()
-    async with asyncio.timeout(SECONDS):
-        while code == "BUSY":
-            try:
-                await HealthStub(tcp).Check(HealthCheckRequest())
-                code = "OK"
-            except grpc.aio.AioRpcError as error:
-                code, _ = explained(error)
+        stuck.close()
+        async with asyncio.timeout(SECONDS):
+            while code == "BUSY":
+                code = await checks(tcp)
+
+
+async def test_strangers_who_do_not_read_lose_their_connections(
+    serving: Guarded, tcp: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place held by who does not read is another's when it was held too long, and so is all of that connection."""
+    with unread(serving, CALLS_OF_STRANGERS_MAX) as stuck:
+        async with asyncio.timeout(SECONDS):
+            while await checks(tcp) != "BUSY":
+                pass
+
+        monkeypatch.setattr("kvleased.api.grpc_calls.UNREAD_SECONDS_MAX", 0.0)
+
+        assert await checks(tcp) == "OK"
+        await asyncio.to_thread(read_to_end, stuck)
+
+
+def test_strangers_who_do_not_read_lose_connections_over_ipv6() -> None:
+    """The connection that is ended is told by both kinds of addresses."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        peer = socket.create_connection(listener.getsockname()[:2])
+        other = socket.create_connection(listener.getsockname()[:2])
+        ends = [listener.accept()[0] for _ in range(2)]
+        num_fds = len(list(Path("/proc/self/fd").iterdir()))
+
+        hang_up({f"ipv6:%5B::1%5D:{peer.getsockname()[1]}"})
+
+        assert len(list(Path("/proc/self/fd").iterdir())) == num_fds
+        assert peer.recv(1) == b""
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
+        for one in (peer, other, *ends):
+            one.close()
 
 
 async def test_no_role_takes_the_places_of_another(serving: Guarded, tcp: grpc.aio.Channel) -> None:
@@ -204,12 +221,61 @@ async def test_message_must_come_in_time() -> None:
                 assert await lists(local) == 1
 
 
+async def test_each_message_has_as_long() -> None:
+    """One timer serves all calls, and each of them ends in its own time, whichever came before it."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        async with guarded(Path(directory) / "run", body_seconds_max=0.2) as serving:
+            address = f"unix:{serving.settings.grpc_socket}"
+            async with grpc.aio.insecure_channel(address) as channel:
+                first = headless(channel)
+                await asyncio.sleep(0.1)
+                second = headless(channel)
+
+                assert await refusal_of(first) == ("INVALID", "message")
+                assert await refusal_of(second) == ("INVALID", "message")
+                assert await refusal_of(headless(channel)) == ("INVALID", "message")
+
+
 async def test_call_without_a_message_is_refused(local: grpc.aio.Channel) -> None:
     """Who ends his side without a message is told that one is missing."""
     call = headless(local)
     await call.done_writing()
 
     assert await refusal_of(call) == ("INVALID", "message")
+
+
+@contextmanager
+def unread(serving: Guarded, num_calls: int) -> Iterator[socket.socket]:
+    """A connection whose peer takes no byte of the answers to its calls."""
+    head = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in {
+            b":method": b"POST", b":scheme": b"http", b":path": b"/grpc.health.v1.Health/Check",
+            b":authority": b"x", b"content-type": b"application/grpc", b"te": b"trailers",
+        }.items()
+    )  # fmt: skip
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, 0))
+    for number in range(num_calls):
+        sent += _frame(1, 4, 2 * number + 1, head) + _frame(0, 1, 2 * number + 1, bytes(5))
+    with socket.create_connection(("127.0.0.1", serving.grpc.grpc_port), timeout=SECONDS) as stuck:
+        stuck.sendall(sent)
+        yield stuck
+
+
+def read_to_end(sock: socket.socket) -> None:
+    """Read until the other end has closed."""
+    with suppress(ConnectionResetError):
+        while sock.recv(1 << 16):
+            pass
+
+
+async def checks(channel: grpc.aio.Channel) -> str:
+    """Return the code with which a probe is answered."""
+    try:
+        await HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
+    except grpc.aio.AioRpcError as error:
+        return explained(error)[0]
+    return "OK"
 
 
 async def _succeeds(channel: grpc.aio.Channel, token: str) -> bool:

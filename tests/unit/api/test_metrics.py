@@ -15,11 +15,14 @@ from kvlease.plan import Waste
 from kvleased.core.census import Census
 from kvleased.core.departures import Departures
 from kvleased.core.effects import Tier
+from kvleased.core.phases import End
 from kvleased.core.states import State
 from kvleased.core.survey import Columns, Filling, Survey
 from kvleased.core.tenants import TenantFacts
 from kvleased.metrics import BUCKETS, STATES, Metrics
-from kvleased.metrics.catalogue import BY_NAME, Kind
+from kvleased.metrics.calls import Places
+from kvleased.metrics.catalogue import BY_NAME
+from kvleased.metrics.definitions import Kind
 from kvleased.metrics.exposition import SAMPLES_AT_ONCE, pieces
 from kvleased.movers.link import LinkFigures
 from kvleased.tallies import Tally
@@ -35,7 +38,8 @@ CENSUS = Census(
     magazines=((2, 5, 7),),
     counters={
         "prefix_tokens_device": 64, "prefix_tokens_host": 16, "blocks_forked": 4, "missed_evicted": 3,
-        "step_refused_POOL_FULL": 6,
+        "step_refused_POOL_FULL": 6, "leases_granted": 6, "leases_recovered": 2, "leases_released": 3,
+        "leases_ended_died": 1, "leases_ended_detached": 1,
     },
 )  # fmt: skip
 COLUMNS = Columns(
@@ -142,6 +146,21 @@ def test_states_add_up_to_the_pool(metrics: Metrics) -> None:
 
     assert value(metrics, "kvlease_blocks_held", cache="demo", tier="device") == 1
     assert value(metrics, "kvlease_available_blocks", cache="demo") == 9
+
+
+def test_leases_and_their_ends_add_up_to_the_grants(metrics: Metrics) -> None:
+    """What was granted, or came from an earlier life, lives or has ended for one of the reasons."""
+    ended = {
+        dict(labels)["reason"]: number
+        for (one, labels), number in samples(metrics).items()
+        if one == "kvlease_leases_ended_total"
+    }
+    live = sum(SURVEY.phases.values())
+    granted = value(metrics, "kvlease_leases_granted_total", cache="demo")
+    recovered = value(metrics, "kvlease_leases_recovered_total", cache="demo")
+
+    assert ended == {one.value: 0 for one in End} | {"released": 3, "died": 1, "detached": 1}
+    assert granted + recovered == live + sum(ended.values())
 
 
 def test_tiers_tell_whether_they_work(metrics: Metrics) -> None:
@@ -259,6 +278,52 @@ def test_stale_credentials_are_shown(metrics: Metrics) -> None:
 
     assert value(metrics, "kvlease_credentials_stale", what="tokens") == 1
     assert value(metrics, "kvlease_credentials_stale", what="certificate") == 0
+
+
+def test_end_of_the_certificate_is_shown(metrics: Metrics) -> None:
+    """It is a moment, so that an alert may be given long before; without TLS there is none."""
+    assert "\nkvlease_certificate_expires_timestamp_seconds" not in metrics.render().decode()
+
+    metrics.certificate_expires_at = 1.9e9
+
+    assert value(metrics, "kvlease_certificate_expires_timestamp_seconds") == 1.9e9
+
+
+def test_ends_of_processes_are_counted(metrics: Metrics) -> None:
+    """Control processes by why another was started, movers by what they copy."""
+    metrics.control_restarts = {"ended": 2, "silent": 1}
+    metrics.watch_mover_ends(lambda: {"memory": 3})
+
+    assert value(metrics, "kvlease_control_restarts_total", reason="silent") == 1
+    assert value(metrics, "kvlease_mover_ends_total", mover="memory") == 3
+
+
+def test_places_are_shown_beside_their_limits(metrics: Metrics) -> None:
+    """Whoever is about to be turned away can be seen coming."""
+    metrics.watch_places(
+        lambda: Places(
+            connections={"local": 7},
+            connections_max=8,
+            watchers=2,
+            watchers_max=4,
+            key_counts_bytes=5,
+            key_counts_bytes_max=6,
+            strangers={"rest_tcp": 3},
+            turned_away={("rest_tcp", "stranger"): 5},
+        )
+    )
+
+    assert value(metrics, "kvlease_connections", listener="local") == 7
+    assert value(metrics, "kvlease_connections_max") == 8
+    assert value(metrics, "kvlease_watchers") == 2
+    assert value(metrics, "kvlease_watchers_max") == 4
+    assert value(metrics, "kvlease_key_counts_bytes") == 5
+    assert value(metrics, "kvlease_key_counts_bytes_max") == 6
+    assert value(metrics, "kvlease_stranger_connections", listener="rest_tcp") == 3
+    turned_away = value(
+        metrics, "kvlease_connections_turned_away_total", listener="rest_tcp", who="stranger"
+    )
+    assert turned_away == 5
 
 
 def test_limits_of_nameless_tenants_are_not_shown(metrics: Metrics) -> None:

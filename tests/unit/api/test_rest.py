@@ -4,12 +4,13 @@ import asyncio
 import base64
 import os
 import socket
-from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 from google.protobuf.message import Message
 
 from kvlease.errors import PoolFullError, UnknownCacheError
+from kvlease.transports._rest import LISTED
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import http_server, rest_protocol
 from kvleased.api.rest_routes import ROUTES
@@ -48,12 +49,15 @@ WORDS: list[tuple[str, str, object, str, Message]] = [
     ("GET", "/v1/caches/demo", None, "get_cache", pb.GetCacheRequest(cache="demo")),
     ("GET", "/v1/caches", None, "list_caches", pb.ListCachesRequest()),
     ("DELETE", "/v1/caches/demo", None, "delete_cache", pb.DeleteCacheRequest(cache="demo")),
+    ("DELETE", "/v1/caches/demo?purge=1", None, "delete_cache", pb.DeleteCacheRequest(cache="demo", purge=True)),
     ("POST", "/v1/caches/demo/workers", {"worker_name": "w", "rank": 1, "engine": "e", "lease_ids": PACKED,
       "magazine": "m"}, "attach",
      pb.AttachRequest(cache="demo", worker_name="w", rank=1, engine="e", magazine="m",
                       lease_ids=(5).to_bytes(8, "little"))),
     ("DELETE", "/v1/workers/self", None, "detach", pb.DetachRequest()),
     ("DELETE", "/v1/workers/7?force=1", None, "detach", pb.DetachRequest(worker_id=7, force=True)),
+    ("DELETE", "/v1/workers/7?force=true", None, "detach", pb.DetachRequest(worker_id=7, force=True)),
+    ("DELETE", "/v1/workers/7?force=false", None, "detach", pb.DetachRequest(worker_id=7)),
     ("POST", "/v1/workers/self/heartbeat", {"lease_ids": PACKED, "newest_lease_id": 5}, "heartbeat",
      pb.HeartbeatRequest(lease_ids=(5).to_bytes(8, "little"), newest_lease_id=5)),
     ("POST", "/v1/leases", {"request_id": "r", "keys": KEY_TEXT, "num_tokens": 64, "wait_ms": 5}, "reserve",
@@ -194,14 +198,27 @@ BAD: list[tuple[str, str, object, dict[str, str], int, str]] = [
     ("POST", "/v1/leases", {"request_id": "\ud800"}, {}, 422, "INVALID"),
     ("POST", "/v1/leases", {}, {"Content-Type": "text/plain"}, 422, "INVALID"),
     ("POST", "/v1/leases", {}, {"KVLease-Epoch": "x"}, 422, "INVALID"),
+    ("POST", "/v1/leases", {}, {"KVLease-Epoch": "-1"}, 422, "INVALID"),
+    ("POST", "/v1/leases", b'{"request_id":"r","num_tokens":1,"num_tokens":2}', {}, 422, "INVALID"),
     ("POST", "/v1/leases", {}, {"Authorization": "Basic abc"}, 401, "UNKNOWN_WORKER"),
     ("POST", "/v1/leases?cache=c", {}, {}, 422, "INVALID"),
     ("POST", "/v1/plans", {"inputs": {"layers": [{**LAYER, "x": 1}]}}, {}, 422, "INVALID"),
     ("DELETE", "/v1/leases/one", None, {}, 422, "INVALID"),
     ("DELETE", "/v1/leases/99999999999999999999", None, {}, 422, "INVALID"),
     ("GET", "/v1/events?after_sequence=x", None, {}, 422, "INVALID"),
+    ("GET", "/v1/events?with_snapshot=yes", None, {}, 422, "INVALID"),
     ("POST", "/v1/leases", b" " * 65537, {}, 413, "TOO_LARGE"),
 ]
+
+
+@pytest.mark.parametrize("written", ["yes", "2", "", "True"])
+async def test_flag_says_how_it_is_written(served: Served, written: str) -> None:
+    """What is neither true nor false is refused with the words that are."""
+    answer = await http(served, "GET", f"/v1/events?with_snapshot={written}")
+
+    assert answer.json["detail"] == (
+        f"with_snapshot must be true or false, or 1 or 0, not {written!r}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,6 +244,18 @@ async def test_bad_input_is_a_problem_document(  # noqa: PLR0913 - one column ea
     assert not served.daemon.calls
 
 
+async def test_number_out_of_range_is_refused_by_its_name(served: Served) -> None:
+    """Where several parameters are numbers, the refusal says which of them is wrong."""
+    answer = await http(served, "GET", "/v1/caches/main/leases?after_id=3&limit=-1")
+
+    assert (answer.status, answer.json["code"], answer.json["resource"]) == (
+        422,
+        "INVALID",
+        "limit",
+    )
+    assert answer.json["detail"].startswith("limit is ")
+
+
 async def raw(served: Served, sent: bytes) -> HttpAnswer:
     """Send bytes as they are; returns what came until the connection was closed."""
     reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
@@ -242,15 +271,18 @@ async def raw(served: Served, sent: bytes) -> HttpAnswer:
     [
         pytest.param(b"nonsense\r\n\r\n", 400, id="no http"),
         pytest.param(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431, id="endless head"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, id="long head"),
     ],
 )
 async def test_what_is_no_request_is_a_problem_document(
-    served: Served, sent: bytes, status: int
+    served: Served, sent: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even what HTTP itself refuses is explained the same way."""
+    """Even what HTTP itself refuses is explained the same way, and nobody can fill the log with it."""
     answer = await raw(served, sent)
 
     assert (answer.status, answer.json["status"]) == (status, status)
+    assert caplog.records == []
+    assert answer.body.count(b"HTTP/1.1") == 0
 
 
 async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:
@@ -475,7 +507,9 @@ async def test_started_is_for_good(served: Served) -> None:
     ("method", "path", "argument"),
     [
         pytest.param("PUT", "/v1/caches/", "cache", id="no name"),
-        pytest.param("PUT", "/v1/caches/..%2Fx", "cache", id="slash in a name"),
+        pytest.param("POST", "/v1/caches//workers", "cache", id="no name amid a path"),
+        pytest.param("GET", "/v1/caches/main/foo", "what", id="no such list"),
+        pytest.param("GET", "/v1/tenants/", "tenant", id="no tenant"),
         pytest.param("DELETE", "/v1/pins/", "pin_id", id="no pin"),
         pytest.param("POST", "/v1/nothing/", "path", id="no route"),
     ],
@@ -489,6 +523,21 @@ async def test_argument_that_no_path_can_carry_is_named(
     assert (answer.json["code"], answer.json["resource"]) == ("INVALID", argument)
 
 
+def test_client_knows_the_lists_that_have_paths() -> None:
+    """It refuses the others before a path is made of them."""
+    listed = [what for route in ROUTES for name, what in route.settled if name == "what"]
+
+    assert listed == list(LISTED)
+
+
+@pytest.mark.parametrize("tenant", ["team/a b", "team/a/", "/", "a" + 30 * "/b"])
+async def test_tenant_may_have_a_slash_in_its_name(served: Served, tenant: str) -> None:
+    """Whoever may attach under a name may be given limits under it."""
+    answer = await http(served, "GET", f"/v1/tenants/{quote(tenant, safe='')}")
+
+    assert (answer.status, served.daemon.calls[0][1]) == (200, pb.GetTenantRequest(tenant=tenant))
+
+
 async def test_start_is_over_even_when_the_first_probe_meets_a_drain(served: Served) -> None:
     """Who asks late is not told that a daemon which ends has never started."""
     await served.rest.complete()
@@ -500,8 +549,7 @@ async def test_start_is_over_even_when_the_first_probe_meets_a_drain(served: Ser
 
 async def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection too many is told so."""
-    server = served.rest._servers[0]
-    monkeypatch.setattr(server, "_limits", replace(server._limits, connections_max=0))
+    monkeypatch.setattr(served.rest._servers[0].places, "members_max", 0)
 
     answer = await raw(served, b"")
 
@@ -522,6 +570,16 @@ async def test_boundless_body_is_refused_unread(served: Served) -> None:
     answer = await raw(served, head + b"Content-Length: 1099511627776\r\n\r\n")
 
     assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1 << 40, 65536)
+
+
+async def test_who_sends_a_boundless_body_sees_its_refusal(served: Served) -> None:
+    """A body is passed over for a while, so that a caller who sends all of it before he reads has his answer."""
+    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = b" " * (8 << 20)
+
+    answer = await raw(served, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 8 << 20, 65536)
 
 
 async def test_kernel_keeps_little_for_who_does_not_read(served: Served) -> None:
@@ -566,10 +624,37 @@ async def test_doors_are_bounded_one_by_one(
 ) -> None:
     """Who uses up the connections of TCP leaves those of the Unix socket."""
     _, over_tcp = served.rest._servers
-    monkeypatch.setattr(over_tcp, "_limits", replace(over_tcp._limits, connections_max=0))
+    monkeypatch.setattr(over_tcp.places, "members_max", 0)
+    headers = {"Authorization": "Bearer known"}
 
-    assert (await http(served, "GET", "/v1/stats", over_tcp=True)).status == 429
+    assert (await http(served, "GET", "/v1/stats", over_tcp=True, headers=headers)).status == 429
     assert (await http(served, "GET", "/v1/stats")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /v1/caches HTTP/1.1\r\n", 422),
+        (b"GET /v1/caches HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n", 422),
+        (b"GET http://evil.example/v1/caches HTTP/1.1\r\nHost: localhost\r\n", 422),
+        (b"GET http://localhost@evil.example:80/v1/caches HTTP/1.1\r\nHost: localhost\r\n", 422),
+        (b"GET http://[::2]:7070/v1/caches HTTP/1.1\r\nHost: localhost\r\n", 422),
+        (b"GET http://localhost:7070/v1/caches HTTP/1.1\r\nHost: evil.example\r\n", 200),
+        (b"GET http://[::1]:7070/v1/caches HTTP/1.1\r\nHost: localhost\r\n", 200),
+        (b"GET /v1/caches HTTP/1.1\r\nHost: 127.0.0.1:7070\r\n", 200),
+        (b"GET /v1/caches HTTP/1.0\r\n", 200),
+    ],
+)
+async def test_host_that_is_meant_is_looked_at(served: Served, head: bytes, status: int) -> None:
+    """Over loopback a call names loopback, once: in its Host, or in its whole address, beside which no Host counts."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
+    writer.write(head + b"Authorization: Bearer a\r\nConnection: close\r\n\r\n")
+    async with asyncio.timeout(10):
+        said = await reader.read()
+
+    writer.close()
+    assert said.split()[1] == b"%d" % status
+    assert (b'"resource":"host"' in said) is (status != 200)
 
 
 async def test_two_authorizations_are_refused(served: Served) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.api.sockets import listen_unix
+from kvleased.api.sockets import listen_beyond, listen_unix
 from tests.unit.api.scripted import Served
 
 
@@ -33,3 +33,17 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(PermissionError, match="12345"):
         listen_unix(tmp_path / "a.sock")
+
+
+def test_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    """Of several ports and sockets the error says which one it is about."""
+    with listen_beyond("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(OSError, match="Address already in use") as taken:
+            listen_beyond("127.0.0.1", port)
+    (tmp_path / "a.sock").mkdir()
+    with pytest.raises(OSError, match="directory") as blocked:
+        listen_unix(tmp_path / "a.sock")
+
+    assert taken.value.filename == f"127.0.0.1:{port}"
+    assert blocked.value.filename == str(tmp_path / "a.sock")

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import ssl
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from kvlease import (
     AsyncClient,
     Client,
     Credentials,
+    InvalidError,
     NotYoursError,
     UnavailableError,
     UnknownWorkerError,
 )
 from kvleased import tokens
-from kvleased.api.tls import TlsFiles, role_in, role_of_name
+from kvleased.api.tls import TlsFiles, expires_at, role_in, role_of_name
 from kvleased.directories import UnusableError
 from kvleased.roles import Role
 from kvleased.settings import Settings
@@ -85,6 +88,8 @@ async def test_worker_attaches_over_tls(authority: Authority) -> None:
                 lease = await worker.reserve("r", num_tokens=4)
                 assert len(lease.block_ids) == 1
                 assert worker.device is None
+                with pytest.raises(InvalidError, match="give the address of the local socket"):
+                    _ = worker.tables
 
 
 async def test_certificate_gives_a_role(
@@ -229,3 +234,33 @@ def test_token_files_of_a_mounted_secret_are_taken(tmp_path: Path) -> None:
     assert "k" * 8 not in repr(keyring)
     with pytest.raises(UnusableError, match="the same token"):
         tokens.ensure({Role.READER: tmp_path / "a", Role.OPERATOR: tmp_path / "data"})
+
+
+@pytest.mark.parametrize("year", ["2031", "2061"])
+def test_end_of_a_certificate_is_read(authority: Authority, tmp_path: Path, year: str) -> None:
+    """The very second that openssl says, be the year written with two digits or four, of the first of a chain."""
+    chain = tmp_path / "chain.pem"
+    leaf, moment = tmp_path / "leaf.pem", f"{year}0203040506Z"
+    made = authority.sign("ends")
+    command = ["openssl", "x509", "-in", str(made.cert_file), "-signkey", str(made.key_file)]
+    days = (datetime.strptime(moment, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC) - datetime.now(UTC)).days
+    subprocess.run(
+        [*command, "-days", str(days), "-out", str(leaf)], check=True, capture_output=True
+    )
+    chain.write_text(f"Some words before it.\n{leaf.read_text()}{authority.cert_file.read_text()}")
+
+    asked = ["openssl", "x509", "-in", str(leaf), "-noout", "-enddate"]
+    told = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert expires_at(chain) == ssl.cert_time_to_seconds(told.removeprefix("notAfter="))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
+def test_end_of_what_is_no_certificate_is_unknown(tmp_path: Path, text: str) -> None:
+    """Whoever tells of it has nothing to tell, and no reason to end."""
+    (tmp_path / "cert.pem").write_text(text)
+
+    assert expires_at(tmp_path / "cert.pem") is None
+    assert expires_at(tmp_path / "nowhere.pem") is None

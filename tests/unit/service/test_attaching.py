@@ -4,7 +4,14 @@ import os
 
 import pytest
 
-from kvlease.errors import BusyError, InvalidError, StaleRevisionError, WrongStateError
+from kvlease.errors import (
+    BusyError,
+    InvalidError,
+    NotYoursError,
+    StaleRevisionError,
+    UnknownWorkerError,
+    WrongStateError,
+)
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.roles import Role
@@ -72,6 +79,21 @@ async def test_operator_can_force_the_end_of_a_watched_worker(node: Node) -> Non
         await node.ask("detach", request)
 
         assert not daemon.registry.by_id
+
+
+async def test_operator_is_told_that_a_worker_is_not_there(node: Node) -> None:
+    """An operator who names nobody is no stranger: not found; a worker learns nothing of others, there or not."""
+    async with node.life():
+        await node.register()
+        own = await node.attach()
+
+        with pytest.raises(UnknownWorkerError) as caught:
+            await node.ask("detach", pb.DetachRequest(worker_id=99))
+        with pytest.raises(NotYoursError, match="another one than the caller"):
+            await node.ask("detach", pb.DetachRequest(worker_id=99), own)
+
+    assert (caught.value.code, caught.value.resource) == ("UNKNOWN_WORKER", "worker_id")
+    assert (caught.value.http_status, caught.value.grpc_status) == (404, "NOT_FOUND")
 
 
 async def test_joiners_leave_places_over_a_restart(node: Node) -> None:

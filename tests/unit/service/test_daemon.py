@@ -262,6 +262,42 @@ async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
         assert len(node.store) == kept_before
 
 
+async def test_deleted_cache_tells_how_many_pins_ended_with_it(node: Node) -> None:
+    """Pins do not keep a cache, and whoever deletes it learns of them; a purge of no disk store is a delete."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
+        await node.ask("commit", commit, worker)
+        await node.ask("pin", pb.PinRequest(keys=keys(1, 2)))
+        await node.ask("detach", pb.DetachRequest(), worker)
+
+        told = await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main", purge=True))
+
+        assert told == pb.DeleteCacheResponse(num_pins=1)
+        assert not daemon.registry.caches
+
+
+async def test_clear_takes_the_digest_that_lists_show(node: Node) -> None:
+    """A tenant whose name is not known any more can be cleared by what stands for it; another digest is nobody's."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach(tenant="acme")
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
+        await node.ask("commit", commit, worker)
+        await node.ask("detach", pb.DetachRequest(), worker)
+        listed = await node.ask("inspect", pb.InspectRequest(cache="main", what="tenants"))
+        (digest,) = [one.tenant for one in listed.tenants if one.used_blocks]
+
+        nobody = await node.ask("clear", pb.ClearRequest(cache="main", tenant="0" * 16))
+        found = await node.ask("clear", pb.ClearRequest(cache="main", tenant=digest))
+
+        assert len(digest) == 16
+        assert (nobody.num_device, found.num_device) == (0, 2)
+
+
 async def test_readiness_tells_who_drains(node: Node) -> None:
     """A cache that is drained is named where the daemon is ready; a daemon says how an operator's drain ends."""
     async with node.life() as daemon:
@@ -316,8 +352,9 @@ async def test_draining_daemon_admits_nobody(node: Node) -> None:
             ("attach", pb.AttachRequest(cache="main"), OPERATOR),
             ("reserve", pb.ReserveRequest(request_id="a", num_tokens=4), worker),
         ):
-            with pytest.raises(DrainingError):
+            with pytest.raises(DrainingError) as caught:
                 await node.ask(verb, request, caller)
+            assert (caught.value.resource, caught.value.retry_after_ms) == ("daemon", 5_000)
 
 
 async def test_operator_names_the_cache_when_there_are_several(node: Node) -> None:
@@ -389,6 +426,12 @@ MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
         pb.ReserveRequest(request_id="a", num_tokens=1, token_ids=bytes(4 * 131_073)),
         TooLargeError,
         "token_ids",
+    ),
+    (
+        "reserve",
+        pb.ReserveRequest(request_id="a", num_tokens=3, token_ids=bytes(16)),
+        InvalidError,
+        "token_ids has 4 tokens, num_tokens is 3",
     ),
     (
         "reserve",

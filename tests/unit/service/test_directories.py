@@ -1,5 +1,6 @@
 """Directories are entered by one daemon at a time, and only where nobody else may; secrets are nobody else's."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -179,6 +180,22 @@ def test_secret_that_cannot_be_made_ends_the_start(
 
     assert status == EX_CONFIG
     assert "--secret-file" in capsys.readouterr().err
+
+
+def test_secret_on_huge_pages_is_asked_for_elsewhere(
+    private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system whose files can be mapped but not written says so, and is left as it was."""
+
+    def write(fd: int, content: bytes) -> int:
+        raise OSError(errno.EINVAL, f"{len(content)} bytes not written to {fd}")
+
+    monkeypatch.setattr(os, "write", write)
+
+    with pytest.raises(UnusableError, match="huge pages cannot be written; name another by"):
+        secret.ensure(private / "secret")
+
+    assert not list(private.iterdir())
 
 
 def test_secret_in_use_is_written_again_where_it_has_gone(private: Path) -> None:

@@ -19,12 +19,15 @@ def guard() -> Guard:
     return Guard(Registry(1, max_caches=1, max_workers=1), Keyring({}))
 
 
-@pytest.mark.parametrize(("token", "what"), [("", "there is no"), ("guessed", "nobody has this")])
+@pytest.mark.parametrize(
+    ("token", "what"),
+    [("", "no token was sent"), ("guessed", "the token is none that this daemon knows")],
+)
 @pytest.mark.parametrize(
     ("allowed", "advice"),
     [
-        (roles.LOOK_AT_ALL, "that of an operator or a reader; docs/security.md"),
-        (roles.RULE, "that of an operator; docs/security.md"),
+        (roles.LOOK_AT_ALL, "that of an operator or a reader; kvlease reads it from the file"),
+        (roles.RULE, "that of an operator; kvlease reads it from the file"),
     ],
 )
 def test_unknown_caller_is_told_whose_token_it_takes(
@@ -35,24 +38,38 @@ def test_unknown_caller_is_told_whose_token_it_takes(
         guard.admit(allowed, STRANGER._replace(token=token))
 
     message = refused.value.message
-    assert message.startswith(f"{what} bearer token: ")
+    assert message.startswith(f"{what}: ")
     assert advice in message
     assert not message.endswith(".")
 
 
-@pytest.mark.parametrize(
-    ("allowed", "token"), [(roles.OWN, ""), (roles.OWN, "guessed"), (roles.USE, "guessed")]
-)
-def test_unknown_worker_is_told_to_attach(guard: Guard, allowed: Roles, token: str) -> None:
-    """Whose token may have been a worker's is told how to get one, as over the local socket."""
+@pytest.mark.parametrize("token", ["", "guessed"])
+def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
+    """Whose token can only have been a worker's is told how to get one, as over the local socket."""
     with pytest.raises(UnknownWorkerError, match="attach first and send the token"):
-        guard.admit(allowed, STRANGER._replace(token=token))
+        guard.admit(roles.OWN, STRANGER._replace(token=token))
 
 
-def test_caller_without_a_token_is_told_of_both(guard: Guard) -> None:
+@pytest.mark.parametrize("token", ["", "guessed"])
+async def test_caller_is_told_of_both(guard: Guard, token: str) -> None:
     """What a worker and an operator may do says where each has its token from."""
-    with pytest.raises(UnknownWorkerError, match=r"attach returns a worker's, docs/security\.md"):
-        guard.admit(roles.USE, STRANGER)
+    with pytest.raises(
+        UnknownWorkerError, match=r"attach returns a worker's, and .* KVLEASE_TOKEN_FILE"
+    ):
+        guard.admit(roles.USE, STRANGER._replace(token=token))
+
+
+def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
+    """A token that was lost reads the same of a detach over REST, which is a worker's own, as over the others."""
+    lost, messages = STRANGER._replace(token="lost"), set()
+    for allowed in (roles.OWN, roles.of_verb("detach")):
+        with pytest.raises(UnknownWorkerError) as refused:
+            guard.admit(allowed, lost, "detach")
+        messages.add(refused.value.message)
+
+    assert len(messages) == 1
+    with pytest.raises(UnknownWorkerError, match="attach first"):
+        guard.admit(roles.OWN, Caller(transport="rest", role=Role.OPERATOR), "detach")
 
 
 def test_known_caller_is_told_who_it_is(guard: Guard) -> None:

@@ -1,9 +1,12 @@
 """Laws of inspect: who uses a cache, a page at a time, and nobody's secrets."""
 
+import os
+
 import pytest
 
 from kvlease.errors import InvalidError, KVLeaseError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
 from kvleased.verbs.inspecting import ENTRIES_MAX
 from tests.unit.service.conftest import Node, keys
 
@@ -66,7 +69,25 @@ async def test_leases_and_pins_are_listed(node: Node) -> None:
     )
     assert one.HasField("age_ms")
     assert 0 < one.left_ms <= 30_000
-    assert pins.pins == [pb.PinInfo(pin_id=pin.pin_id, num_blocks=2)]
+    (pinned,) = pins.pins
+    assert (pinned.pin_id, pinned.num_blocks, pinned.tenant) == (pin.pin_id, 2, "default")
+    assert pinned.age_ms < 60_000
+    assert one.tenant == "default"
+
+
+async def test_process_of_a_worker_is_told_where_the_kernel_names_it(node: Node) -> None:
+    """Who attached over the local socket has a process id, also after a restart; who came over TCP has none."""
+    async with node.life():
+        await node.register()
+        local = Caller(transport="local", peer_pid=os.getpid())
+        await node.ask("attach", pb.AttachRequest(cache="main"), local)
+        await node.attach()
+        before = [one.process_id for one in (await inspect(node, "workers")).workers]
+
+    async with node.life():
+        after = [one.process_id for one in (await inspect(node, "workers")).workers]
+
+    assert before == after == [os.getpid(), 0]
 
 
 async def test_page_has_no_more_than_asked_for(node: Node) -> None:

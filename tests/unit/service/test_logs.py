@@ -1,6 +1,7 @@
 """Logs are JSON, one event a line, and carry no values of failed calls."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,9 @@ def test_logs_are_lines_of_json_without_values() -> None:
     assert all({"timestamp", "level", "event"} <= record.keys() for record in records)
     assert len({record["pid"] for record in records}) == 1
     assert not any("process" in record for record in records)
+    assert {tuple(record)[:4] for record in records} == {("timestamp", "level", "event", "pid")}
+    stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+    assert all(stamp.fullmatch(record["timestamp"]) for record in records)
     assert "it failed" in json.dumps(records[2])
     assert "it failed" in json.dumps(records[3])
     assert "CANARY" not in result.stderr

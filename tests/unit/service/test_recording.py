@@ -235,6 +235,21 @@ async def test_keys_of_an_exchange_are_told_as_a_request_that_has_ended() -> Non
     assert digests(told[1]) == digests(told[0])[:1]
 
 
+async def test_keys_that_nobody_was_asked_for_are_told_as_a_request_that_found_nothing() -> None:
+    """What a worker knew to be absent was wanted of the cache, too; nothing is kept where nobody records."""
+    observer = recording.Observer(a_cache(2), TOKENS_PER_BLOCK)
+    command = Exchange(worker_id=WorkerId(1), sequence=1, missed_keys=keys(0, 4))
+    observer.saw(command, exchanged(), 1.0)
+    trace = observer.record(0.0)
+    await anext(trace)
+
+    observer.saw(command, exchanged(), 1.5)
+
+    told = await anext(trace)
+    assert (told.input_tokens, told.hit_tokens) == (4 * TOKENS_PER_BLOCK, 0)
+    assert len(digests(told)) == 4
+
+
 def exchanged(*held: int) -> Exchanged:
     """Return the answer to an exchange that asked for blocks to be held."""
     return Exchanged(

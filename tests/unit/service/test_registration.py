@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvlease.errors import InvalidError, LayoutMismatchError, NeverFitsError, Po
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import secret
 from kvleased.keeper import Store
+from kvleased.memory import cpu
 from kvleased.memory.cpu import map_region
 from kvleased.settings import Settings
 from kvleased.verbs import making
@@ -281,6 +283,27 @@ class TestHostDirectory:
             blocks = struct.unpack("<3i", lease.block_ids)
             assert [set(device[block].tolist()) for block in blocks[:2]] == [{1}, {2}]
             assert not node.daemon.registry.cache("main").core.check()
+
+    async def test_pool_that_cannot_be_had_leaves_no_files(
+        self, node: Node, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Files in which nothing was found go with the cache, or they would keep what memory they got."""
+        populate = cpu.populate_chunks
+
+        def fail(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
+            if chunk_bytes == settings.populate_chunk_bytes:
+                raise OSError(errno.ENOSPC, "no more pages")
+            return populate(fd, region_bytes, chunk_bytes)
+
+        monkeypatch.setattr(cpu, "populate_chunks", fail)
+        assert settings.host_dir is not None
+
+        async with node.life() as daemon:
+            await node.ask("register_cache", _request())
+            while "main" in daemon.registry.caches:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0)
+
+            assert [path.name for path in settings.host_dir.iterdir()] == ["secret"]
 
     async def test_control_process_goes_on_over_the_files(self, node: Node) -> None:
         """A restart of the control process alone finds the files among what the supervisor keeps."""

@@ -50,6 +50,7 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--runtime-dir", ""], "it is empty", id="no directory"),
         pytest.param(["--runtime-dir", f"/{'d' * 100}"], "114 bytes", id="long socket path"),
         pytest.param(["--config", "/no/such/file"], "no such file", id="no file"),
+        pytest.param(["--config", "/"], "--config /: this is no file", id="directory"),
         pytest.param(["--remote-url", "http://:pw@host:1"], "its scheme is http", id="scheme"),
         pytest.param(["--remote-url", "pw@host"], "must start with one of redis", id="no scheme"),
         pytest.param(["--remote-url", "redis://:pw@"], "a host and a port", id="no host"),
@@ -269,6 +270,21 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
     assert end.value.code == 0
     assert all(f"--{name.replace('_', '-')}" in shown for name in Settings.model_fields)
     assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_help_calls_values_what_people_write(capsys: pytest.CaptureFixture[str]) -> None:
+    """No type of the program's language is in the help; bytes, times and files are called so, and examples follow."""
+    with pytest.raises(SystemExit):
+        load(["--help"])
+
+    shown = capsys.readouterr().out
+    values = set(re.findall(r"\[--[a-z0-9-]+ ([^|\]]+)\]", shown))
+    assert values == {
+        "ADDRESS", "BYTES", "DEVICE", "DIRECTORY", "FILE", "JSON", "MILLISECONDS", "N", "PORT", "SECONDS", "URL",
+        "{debug,info,warning,error}",
+    }  # fmt: skip
+    assert "--memory-bytes-max BYTES" in shown
+    assert "\n  kvleased serve --device cuda:0" in shown
 
 
 def test_settings_are_frozen() -> None:

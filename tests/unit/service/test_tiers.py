@@ -19,7 +19,7 @@ from kvleased.core.effects import MOVER_OF, Copy, Direction, Mover, Probe, Tier
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.plans import pool_map
-from kvleased.movers.protocol import Ask, Batch, Completion, Found, Status, Told
+from kvleased.movers.protocol import Ask, Batch, Completion, Found, Purge, Purged, Status, Told
 from kvleased.planning import plan
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
@@ -241,6 +241,7 @@ async def test_store_is_off_while_its_mover_is_replaced(
     assert await node.until() == [("deep", away)]
     assert node.tiers.away == "disk-mover"
     node.tiers.mover_died("disk-mover", 1)
+    assert node.tiers.mover_ends["disk"] == 1
     died = c.MoverDied(mover=Mover.DISK)
     assert node.take() == [("deep", died), ("shallow", died)]
 
@@ -410,3 +411,42 @@ async def test_answers_for_deleted_caches_are_dropped(
     assert not node.take()
     assert not node.scanned
     assert repr(node.tiers).startswith("<Tiers <MoverLink mover 1")
+
+
+async def _on(node: Node, end: socket.socket) -> CacheEntry:
+    """Have the disk store of the deep cache on; returns the cache."""
+    entry = node.registry.cache("deep")
+    end.send(Status(is_on=True, pool=entry.pool, file_id="01").encode())
+    await node.until()
+    _packets(end)
+    return entry
+
+
+@pytest.mark.parametrize("reason", ["", "it is on fire"])
+async def test_purge_is_answered_by_its_mover(
+    node: Node, ends: dict[str, socket.socket], reason: str
+) -> None:
+    """Whoever waits for a purge hears what the mover says of it, once for all who wait."""
+    entry = await _on(node, ends["disk-mover"])
+    asked = [asyncio.ensure_future(node.tiers.purge(entry)) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    (packet, _) = _packets(ends["disk-mover"])
+    ends["disk-mover"].send(Purged(pool=entry.pool, reason=reason).encode())
+
+    assert Purge.decode(packet) == Purge(pool=entry.pool)
+    assert await asyncio.wait_for(asyncio.gather(*asked), 5) == [reason] * 2
+
+
+async def test_purge_of_a_mover_that_ends_is_not_certain(
+    node: Node, ends: dict[str, socket.socket]
+) -> None:
+    """A mover that went before it answered may have left the file; the next purge is refused while none is there."""
+    entry = await _on(node, ends["disk-mover"])
+    asked = asyncio.ensure_future(node.tiers.purge(entry))
+    await asyncio.sleep(0)
+
+    ends["disk-mover"].close()
+
+    assert await asyncio.wait_for(asked, 5) == "its mover has ended"
+    assert await node.tiers.purge(entry) == "its mover is being started"

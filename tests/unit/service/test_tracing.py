@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvleased import tracing
 from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Direction
+from kvleased.movers.batches import Moved
 from kvleased.tracing import MissingOtelError, Tracing, traced
 
 pytest.importorskip("opentelemetry.sdk")
@@ -36,6 +38,24 @@ def written(spans: Tracing) -> list[dict[str, Any]]:
     spans.stop()
     assert spans._file is not None
     return [json.loads(line) for line in spans._file.read_text().splitlines()]
+
+
+def _microseconds(written_time: str) -> int:
+    """Return a time of a span, which is written to the microsecond, by way of a float: one more or less is the same."""
+    return round(datetime.fromisoformat(written_time).timestamp() * 1e6)
+
+
+def test_file_of_spans_is_this_users_alone(spans: Tracing) -> None:
+    """Whatever the umask; one that an operator has made keeps its mode."""
+    assert spans._file is not None
+    assert spans._file.stat().st_mode & 0o777 == 0o600
+
+    spans._file.chmod(0o640)
+    again = Tracing(endpoint="", file=spans._file, epoch=6)
+    again.start()
+    again.stop()
+
+    assert spans._file.stat().st_mode & 0o777 == 0o640
 
 
 def a_copy(number: int) -> Copy:
@@ -77,6 +97,33 @@ def test_copies_of_a_call_hang_below_it_and_tell_how_they_ended(spans: Tracing) 
     assert [one["attributes"]["kvlease.outcome"] for one in copies] == [
         "done", "failed", "lost", "mover died", "mover died",
     ]  # fmt: skip
+
+
+def test_what_the_mover_measured_is_a_span_below_the_copy(spans: Tracing) -> None:
+    """A copy is at its mover for a part of its time; what is left is the way there and the queue."""
+    span = spans.call("evict", "local", PARENT)
+    spans.copy_began(1, "main", a_copy(3))
+    spans.leave()
+    batch = Moved(
+        pool=1,
+        copy_id=CopyId(3),
+        direction="device_to_host",
+        num_bytes=64,
+        nanoseconds=7_000_000,
+        is_done=True,
+    )
+
+    spans.moved(batch)
+    spans.moved(batch._replace(copy_id=CopyId(4)))
+    spans.copy_ended(1, c.CopyDone(copy_id=CopyId(3)))
+    tracing.finish(span, "OK")
+    move, copy, _ = written(spans)
+
+    assert move["name"] == "kvlease.move device_to_host"
+    assert move["parent_id"] == copy["context"]["span_id"]
+    assert move["attributes"] == {"kvlease.bytes": 64, "kvlease.is_done": True}
+    took = _microseconds(move["end_time"]) - _microseconds(move["start_time"])
+    assert took == pytest.approx(7_000, abs=1)
 
 
 def test_copies_under_way_are_bounded(spans: Tracing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ const WAYS = [
   ["host → remote", "remote_stores", "host"], ["remote → device", "remote_loads", "remote"],
 ];
 const PHASES_ODD = new Set(["quarantined"]);
+const narrow = matchMedia("(max-width: 640px)");
 const THEMES = ["auto", "light", "dark"];
 const $ = (id) => document.getElementById(id);
 
@@ -25,6 +26,7 @@ const moved = new Map();
 let before = null;
 let newest = null;
 let chosen = new URLSearchParams(location.search).get("cache") ?? "";
+let astray = "";
 let isPaused = false;
 
 // What the stream brings
@@ -45,12 +47,12 @@ function state(name, why = "") {
 }
 
 function figures(sheet) {
-  state("live", drained(sheet));
+  choices(sheet.caches);
+  state("live", [astray && `there is no cache ${astray}, so all caches are shown`, drained(sheet)].filter(Boolean).join("; "));
   if (before && before.epoch !== sheet.epoch) { before = null; usage.clear(); hits.clear(); }
   newest = sheet;
   const caches = sheet.caches.filter((one) => !chosen || one.cache === chosen);
   const seconds = before ? sheet.unix_seconds - before.unix_seconds : 0;
-  choices(sheet.caches);
   map.figures(sheet.caches, chosen);
   if (!before || seconds > 0.2) {
     const now = summed(caches);
@@ -210,19 +212,31 @@ function tables(sheet, caches) {
   table($("waiting"), "Calls that wait", [["Call"], ["For"], ["Priority"], ["Needs", true], ["There are", true], ["Since", true]],
     caches.flatMap((one) => one.waiting.map((call) => [named(one, call.verb), call.reason, call.priority, count(call.num_blocks), count(call.available_blocks), age(call.age_seconds)])),
     "No call waits.");
-  table($("refusals"), "Refusals since the start", [["Verb"], ["Code"], ["Times", true], ["Why"]],
-    sheet.refusals.slice(0, 12).map((one) => [one.verb, one.code, count(one.count), one.why]),
+  table($("refusals"), "Refusals since the start", [["Verb"], ["Code"], ["Reason"], ["Times", true], ["What to do"]],
+    sheet.refusals.slice(0, 12).map((one) => [one.verb, one.code, one.reason, count(one.count), one.why]),
     "Nothing was refused.");
   movers(sheet, caches);
   ghosts(caches);
+  sums(sheet, caches);
+}
+
+/** Say beside the titles what is below them, for who has folded that. */
+function sums(sheet, caches) {
+  const tenants = new Set(caches.flatMap((one) => one.tenants.filter((tenant) => tenant.used).map((tenant) => tenant.tenant)));
+  const off = caches.flatMap((one) => one.tiers.filter((tier) => tier.status === "off").map((tier) => `${tier.tier} is off`));
+  const refused = sheet.refusals.reduce((total, one) => total + one.count, 0);
+  const waiting = caches.reduce((total, one) => total + one.num_waiting, 0);
+  text($("tenants-now"), tenants.size === 1 ? "1 tenant has blocks" : `${count(tenants.size)} tenants have blocks`);
+  text($("tiers-now"), [...new Set(off)].join(", "));
+  text($("refusals-now"), `${count(refused)} refused, ${count(waiting)} waiting`);
 }
 
 function leases(caches, named) {
   const all = caches.flatMap((one) => one.leases.map((lease) => [one, lease]));
   const total = caches.reduce((sum, one) => sum + one.num_leases, 0);
   text($("leases-now"), total > all.length ? `the ${count(all.length)} oldest of ${count(total)}` : total ? `${count(total)}, the oldest first` : "");
-  table($("leases"), "", [["Lease"], ["Phase"], ["Blocks", true], ["Tokens", true], ["Age", true], ["Expires in", true]],
-    all.map(([one, lease]) => [named(one, lease.lease_id), badge(lease.phase, PHASES_ODD.has(lease.phase)), count(lease.num_blocks), count(lease.num_tokens),
+  table($("leases"), "", [["Lease"], ["Tenant"], ["Phase"], ["Blocks", true], ["Tokens", true], ["Age", true], ["Expires in", true]],
+    all.map(([one, lease]) => [named(one, lease.lease_id), lease.tenant, badge(lease.phase, PHASES_ODD.has(lease.phase)), count(lease.num_blocks), count(lease.num_tokens),
       lease.age_seconds === null ? "earlier life" : age(lease.age_seconds), age(lease.seconds_left)]),
     "There is no lease.");
 }
@@ -271,7 +285,12 @@ function choices(caches) {
   if ([...select.options].map((one) => one.value).join("\n") !== names.join("\n")) {
     select.replaceChildren(...names.map((name) => el("option", { value: name }, name || "all")));
   }
-  if (chosen && !names.includes(chosen)) { chosen = ""; stream.start(chosen); }
+  if (chosen && !names.includes(chosen)) {
+    astray = chosen;
+    chosen = "";
+    before = null;
+    stream.start(chosen);
+  }
   select.value = chosen;
 }
 
@@ -288,6 +307,11 @@ function theme(name) {
   repaint();
 }
 
+/** On a narrow screen the lists are folded, each with its sum beside its title. */
+function fold() {
+  for (const one of document.querySelectorAll("details.fold")) one.open = !narrow.matches;
+}
+
 function repaint() {
   seriesLegends();
   legend();
@@ -298,6 +322,7 @@ function repaint() {
 
 $("cache").addEventListener("change", (event) => {
   chosen = event.target.value;
+  astray = "";
   const query = chosen ? `?cache=${encodeURIComponent(chosen)}` : "";
   history.replaceState(null, "", location.pathname + query);
   before = null;
@@ -329,7 +354,9 @@ $("token-form").addEventListener("submit", (event) => {
 });
 document.addEventListener("visibilitychange", go);
 colours.onModeChange(repaint);
+narrow.addEventListener("change", fold);
 
 takeToken();
+fold();
 theme(localStorage.getItem("kvlease-theme") ?? "auto");
 go();

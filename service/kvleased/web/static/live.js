@@ -2,6 +2,8 @@
 
 const RETRY_MS = [500, 1000, 2000, 4000];
 const KEPT = "kvlease-token";
+const UNKNOWN = "The daemon does not know who looks. `kvlease ui`, on its machine, prints this page's address with a reader's token in it; "
+  + "the token alone is in the file reader.token beside the daemon's socket.";
 
 /** Take a token that came behind the address, and take it out of the address. */
 export function takeToken() {
@@ -52,7 +54,9 @@ export class Stream {
         const query = this.cache ? `?cache=${encodeURIComponent(this.cache)}` : "";
         const answer = await fetch(`/ui/data/live${query}`, { headers: headers(), signal: controller.signal, cache: "no-store" });
         if (answer.status === 401 || answer.status === 403) {
-          this.tell("state", { state: "refused", why: (await answer.json()).detail ?? "not allowed" });
+          // The detail of a 401 is for programs, whose token is in a file.
+          const detail = answer.status === 401 ? UNKNOWN : (await answer.json()).detail;
+          this.tell("state", { state: "refused", why: detail ?? "not allowed" });
           return;
         }
         if (!answer.ok) {

@@ -40,15 +40,16 @@ export function table(room, caption, columns, rows, empty) {
     return;
   }
   if (!room._body) {
-    const head = el("tr", {}, ...columns.map(([title, isNumber]) => el("th", { scope: "col", class: isNumber ? "number" : "" }, title)));
-    room._body = el("tbody");
-    room.replaceChildren(el("table", {}, el("caption", {}, ""), el("thead", {}, head), room._body));
+    const head = el("tr", { role: "row" }, ...columns.map(([title, isNumber]) => el("th", { scope: "col", role: "columnheader", class: isNumber ? "number" : "" }, title)));
+    room._body = el("tbody", { role: "rowgroup" });
+    // The roles stay where a narrow screen stacks the cells; each has its column's title with it there.
+    room.replaceChildren(el("table", { role: "table" }, el("caption", {}, ""), el("thead", { role: "rowgroup" }, head), room._body));
   }
   text(room.querySelector("caption"), caption);
   const body = room._body;
   while (body.rows.length > rows.length) body.lastChild.remove();
   rows.forEach((cells, at) => {
-    const row = body.rows[at] ?? body.appendChild(el("tr", {}, ...columns.map(([, isNumber], column) => el("td", { class: isNumber ? "number" : column ? "" : "name" }))));
+    const row = body.rows[at] ?? body.appendChild(el("tr", { role: "row" }, ...columns.map(([title, isNumber], column) => el("td", { role: "cell", "data-title": title, class: isNumber ? "number" : column ? "" : "name" }))));
     cells.forEach((cell, column) => {
       const place = row.cells[column];
       if (typeof cell === "string") { if (place.childElementCount) place.replaceChildren(cell); else text(place, cell); }

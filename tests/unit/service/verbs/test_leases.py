@@ -216,7 +216,7 @@ async def test_token_ids_become_keys_of_hash_tokens() -> None:
     """A chain has a key for each hash_block_tokens, also where no block is as small; all else stays as asked."""
     planned = replace(hybrid_plan(), tokens_per_block=16, hash_block_tokens=4)
     verbs, runner = lease_verbs(GRANTED, planned)
-    tokens = np.arange(10, dtype="<i4")
+    tokens = np.arange(9, dtype="<i4")
     naming = BlockKeys(b"acme".ljust(32, b"\0"), planned.layout_fingerprint, planned.model_digest)
 
     await verbs.reserve(  # type: ignore[misc]  # keys are computed off the loop
@@ -228,6 +228,6 @@ async def test_token_ids_become_keys_of_hash_tokens() -> None:
 
     (command,) = runner.commands
     assert isinstance(command, c.Reserve)
-    assert command.keys == naming.chain(tokens[:9], 4)
+    assert command.keys == naming.chain(tokens, 4)
     assert (command.priority, command.num_tokens) == (checks.PRIORITIES.index("high"), 9)
     assert runner.num_settled == 1

@@ -8,7 +8,7 @@ from kvlease.errors import InvalidError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.picture import LOOKS
 from kvleased.verbs import picturing
-from kvleased.verbs.picturing import Gallery, PoolName, refusals
+from kvleased.verbs.picturing import Gallery, PoolName
 from tests.unit.service.conftest import OPERATOR, Node, keys
 
 DEVICE = PoolName("main", "device")
@@ -126,23 +126,3 @@ async def test_sheet_tells_of_leases_tenants_and_refusals(node: Node) -> None:
     assert {"tenant": "acme", "used": 2, "held": 2, "pinned": 0} in cache["tenants"]
     assert [(one["code"], one["count"]) for one in sheet["refusals"]] == [("POOL_FULL", 2)]
     assert worker.token not in str(sheet)
-
-
-def test_refusals_are_summed_over_transports_and_say_why() -> None:
-    """A refusal counts once, by whichever transport it was sent, the most frequent first, with what to do."""
-    codes = {
-        ("reserve", "local", "POOL_FULL"): 2,
-        ("reserve", "grpc", "POOL_FULL"): 3,
-        ("map", "rest", "UNKNOWN_LEASE"): 7,
-        ("map", "rest", "CANCELLED"): 1,
-        ("map", "rest", "OK"): 100,
-    }
-
-    found = refusals(codes)
-
-    assert [(one["verb"], one["code"], one["count"]) for one in found] == [
-        ("map", "UNKNOWN_LEASE", 7),
-        ("reserve", "POOL_FULL", 5),
-        ("map", "CANCELLED", 1),
-    ]
-    assert [bool(one["why"]) for one in found] == [True, True, False]

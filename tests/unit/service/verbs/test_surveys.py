@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvlease.errors import InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.effects import Tier
 from kvleased.settings import Settings, TenantSettings
@@ -38,6 +39,28 @@ async def test_tenants_are_told_by_name_and_bounded(
     spread: Any = found.survey.columns[Tier.DEVICE].by_tenant(found.digests)
     assert found.tenants == ("default", "zoe", "a", OTHERS)
     assert spread[:, 1:].tolist() == [[0, 0], [0, 0], [0, 0], [2, 0]]
+
+
+@pytest.mark.parametrize("name", [OTHERS, "(", "(nobody)"])
+async def test_names_of_the_metrics_own_are_no_tenants(node: Node, name: str) -> None:
+    """Wherever a tenant is named such a name is refused; one of an earlier build makes no second series."""
+    async with node.life() as daemon:
+        await node.register()
+        for verb, request in (
+            ("attach", pb.AttachRequest(cache="main", tenant=name)),
+            ("set_tenant", pb.SetTenantRequest(tenant=name, revision=1)),
+            ("get_tenant", pb.GetTenantRequest(tenant=name)),
+            ("clear", pb.ClearRequest(cache="main", tenant=name)),
+        ):
+            with pytest.raises(InvalidError, match="metrics use themselves"):
+                await node.ask(verb, request)
+        await node.attach(tenant="chat")
+        (worker,) = daemon.registry.by_id.values()
+        worker.tenant = name
+
+        (found,) = surveys(daemon.registry)
+
+    assert sorted(found.tenants) == sorted({"default", "zoe", OTHERS})
 
 
 async def test_sizes_are_those_of_the_plan(node: Node) -> None:

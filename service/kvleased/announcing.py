@@ -1,0 +1,75 @@
+"""Own how the daemon says where everything is: as an event of its log, and at a terminal so that people can read it."""
+
+import sys
+from collections.abc import Mapping
+from ipaddress import ip_address
+from time import process_time
+from typing import Final
+
+import structlog
+
+from kvleased.settings import Settings
+
+_IPV4: Final = 4
+_LOG = structlog.get_logger()
+
+
+def announce(epoch: int, addresses: Mapping[str, str], seconds: float) -> None:
+    """Say where everything is: as an event of the log, and at a terminal also so that people can read it."""
+    _LOG.info(
+        "ready",
+        epoch=epoch,
+        seconds=round(seconds, 3),
+        cpu_seconds=round(process_time(), 3),
+        **{name.lower().replace(" ", "_"): address for name, address in addresses.items()},
+    )
+    if sys.stdout.isatty():
+        lines = "".join(f"  {name:<13} {address}\n" for name, address in addresses.items())
+        sys.stdout.write(f"kvleased is ready after {seconds:.2f} s (epoch {epoch})\n{lines}")
+        sys.stdout.flush()
+
+
+def addresses_of(
+    settings: Settings, http_port: int, grpc_port: int, probe_port: int
+) -> dict[str, str]:
+    """Return where everything is, less what is not there."""
+    is_plain, host = settings.tls_cert_file is None, _in_url(settings.tcp_host)
+    http = f"{'http' if is_plain else 'https'}://{host}:{http_port}" if http_port else ""
+    probes = f"http://{_in_url(settings.probe_host)}:{probe_port}" if probe_port else ""
+    addresses = {
+        "local socket": f"unix://{settings.local_socket}",
+        "REST": f"http+unix://{settings.http_socket}",
+        "REST on TCP": http,
+        "REST docs": http and f"{http}/docs",
+        "page": http and f"{http}/ui",
+        "metrics": http and f"{http}/metrics",
+        "TCP open at": http and _where_open(settings.tcp_host, http_port),
+        "tokens": http and f"{settings.runtime_dir}/*.token",
+        "gRPC": f"grpc+unix://{settings.grpc_socket}" if settings.serve_grpc else "",
+        "gRPC on TCP": grpc_on_tcp(settings, grpc_port) if grpc_port else "",
+        "probes": probes and f"{probes}/readyz",
+    }
+    return {name: address for name, address in addresses.items() if address}
+
+
+def grpc_on_tcp(settings: Settings, port: int) -> str:
+    """Return where gRPC is on TCP, with this port."""
+    scheme = "grpc" if settings.tls_cert_file is None else "grpcs"
+    return f"{scheme}://{_in_url(settings.tcp_host)}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _in_url(host: str) -> str:
+    """Return a host as an address to open has it: where all are listened on, that of this machine."""
+    if (address := ip_address(host)).is_unspecified:
+        host = "127.0.0.1" if address.version == _IPV4 else "::1"
+    return bracketed(host)
+
+
+def _where_open(host: str, port: int) -> str:
+    """Say where others than this machine reach a port on all of its addresses; nothing where it has one alone."""
+    return f"{bracketed(host)}:{port}" if ip_address(host).is_unspecified else ""

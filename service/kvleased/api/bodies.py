@@ -1,0 +1,168 @@
+"""Own what is said of a JSON body that does not fit: each field, what it is and what it must be, in the daemon's words.
+
+The bounds are those of the published schema, which the daemon checks for all transports alike; see `kvleased.checks`.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from kvlease._checks import shown
+from kvlease.errors import InvalidError
+from kvleased.counted import counted
+
+ERRORS_MAX: Final = 16
+"""Fields that one refusal lists."""
+
+Schema = Mapping[str, Any]
+
+_WANTED: Final = {
+    "bool_type": "true or false",
+    "bytes_invalid_encoding": "base64",
+    "bytes_type": "base64",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_from_float": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_type": "text",
+}
+"""What a field must be, by the kind of what is wrong."""
+
+
+class FieldError(NamedTuple):
+    """What is wrong with one field."""
+
+    field: str
+    """Its place, such as reserves[0].num_tokens; empty for the body itself."""
+    pointer: str
+    """The same as JSON Pointer in a URI fragment, as RFC 9457 has it."""
+    detail: str
+    need: int | None = None
+    limit: int | None = None
+
+
+class InvalidBodyError(InvalidError):
+    """An argument is malformed or out of range."""
+
+    def __init__(self, errors: tuple[FieldError, ...], num_errors: int) -> None:
+        """Tell the first, and how many there are beside; `errors` has more of them."""
+        first, rest = errors[0], num_errors - 1
+        beside = f" ({rest} more, see errors)" if rest else ""
+        super().__init__(
+            f"{first.detail}{beside}",
+            resource=first.field or "body",
+            need=first.need,
+            limit=first.limit,
+        )
+        self.errors = errors
+
+
+def refusal_of(body_class: type[BaseModel], error: ValidationError) -> InvalidBodyError:
+    """Return the refusal of a body that pydantic found wrong."""
+    # A union finds fault with each of its kinds; what is deeper is of the one that was meant.
+    found: dict[tuple[str | int, ...], list[tuple[Any, Schema]]] = {}
+    for one in error.errors(include_url=False):
+        place, schema = _place(_schema(body_class), one["loc"])
+        found.setdefault(place, []).append((one, schema))
+    deepest = [place for place in found if not any(_is_within(other, place) for other in found)]
+    errors = tuple(_told(place, found[place]) for place in deepest[:ERRORS_MAX])
+    return InvalidBodyError(errors, len(deepest))
+
+
+@cache
+def _schema(body_class: type[BaseModel]) -> Schema:
+    return body_class.model_json_schema()
+
+
+def _is_within(place: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
+    return len(place) > len(outer) > 0 and place[: len(outer)] == outer
+
+
+def _place(root: Schema, loc: Iterable[str | int]) -> tuple[tuple[str | int, ...], Schema]:
+    """Return where a fault is, less pydantic's names for the kinds of a union, and the schema there."""
+    place: list[str | int] = []
+    at = _resolved(root, root)
+    for part in loc:
+        if isinstance(part, int):
+            at = _resolved(root, at.get("items", {}))
+        elif "properties" in at:
+            at = _resolved(root, at["properties"].get(part, {"beside": list(at["properties"])}))
+        else:
+            kind = "string" if part == "bytes" else "array"
+            at = next((one for one in at.get("anyOf", ()) if one.get("type") == kind), {})
+            continue
+        place.append(part)
+    return tuple(place), at
+
+
+def _resolved(root: Schema, schema: Schema) -> Schema:
+    """Return a schema behind its reference, or the only one that is not null."""
+    kinds = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    if len(kinds) == 1:
+        schema = {**kinds[0], **schema}
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return root["$defs"][name] if name else schema
+
+
+def _told(place: tuple[str | int, ...], faults: list[tuple[Any, Schema]]) -> FieldError:
+    field = ""
+    for part in place:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
+    pointer = "#" + "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in place)
+    name = field or "body"
+    one, schema = faults[0]
+    value = one["input"]
+    wanted = [_WANTED[fault["type"]] for fault, _ in faults if fault["type"] in _WANTED]
+    if wanted:
+        words = f"{name} is {_shown(value)}; it must be {' or '.join(wanted)}"
+        return FieldError(field, pointer, words)
+    if isinstance(value, int) and "minimum" in schema and "maximum" in schema:
+        least, most = schema["minimum"], schema["maximum"]
+        words = f"{name} is {shown(value)}; it must be from {least} to {most}"
+        return FieldError(field, pointer, words, value, most)
+    if one["type"] == "string_too_long":
+        return FieldError(field, pointer, _too_long(name, value, schema), len(value), _most(schema))
+    if one["type"] == "too_long":
+        most = one["ctx"]["max_length"]
+        words = f"{name} has {counted(len(value), 'item')}, the limit is {most}"
+        return FieldError(field, pointer, words, len(value), most)
+    return FieldError(field, pointer, _other_words(name, one, schema))
+
+
+def _other_words(name: str, one: Any, schema: Schema) -> str:
+    if one["type"] == "extra_forbidden":
+        near = get_close_matches(str(one["loc"][-1]), schema["beside"], 1)
+        advice = f"is {near[0]} meant?" if near else "leave it out"
+        return f"there is no field {name[:80]} here; {advice}"
+    if one["type"] == "json_invalid":
+        return f"the body is no JSON: {one['ctx']['error']}; send an object"
+    return f"{name}: {one['msg']}"
+
+
+def _too_long(name: str, value: str, schema: Schema) -> str:
+    least = schema.get("minLength", 0)
+    wanted = f"{least} to {_most(schema)}" if least else f"up to {_most(schema)}"
+    printable = "" if value.isprintable() else ", some of them not printable"
+    return f"{name} has {counted(len(value), 'character')}{printable}; it must have {wanted}, all printable"
+
+
+def _most(schema: Schema) -> int:
+    return int(schema.get("maxLength", 0))
+
+
+def _shown(value: object) -> str:
+    """Return what was sent, shortly; what is long or has parts is only called by its kind."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(shown(value))

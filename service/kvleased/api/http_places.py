@@ -1,0 +1,97 @@
+"""Own the places of a listener's connections: those of whoever was let in, and a few of strangers, who give way.
+
+A connection is a stranger's from the instant at which it is accepted until it has shown who it is; others look at that.
+"""
+
+from collections import Counter
+from typing import Final, Protocol
+
+from kvleased.strangers import Seldom
+
+STRANGERS_MAX: Final = 64
+"""Connections of strangers at once, of each listener of REST and of probes; of one more the oldest gives way."""
+
+WHO: Final = ("member", "stranger")
+"""Whose a connection may be."""
+
+
+class Guest(Protocol):
+    """A connection, from before its handshake on."""
+
+    @property
+    def host(self) -> str:
+        """Whence it comes, without the port; empty over a Unix socket."""
+        ...
+
+    def give_way(self) -> None:
+        """End at once: another has the place."""
+        ...
+
+
+class Places:
+    """Who is connected to one listener."""
+
+    def __init__(self, members_max: int, strangers_max: int, port: int) -> None:
+        """Take how many there may be of either, and the listener's port; 0 where it is a Unix socket's."""
+        self.members_max = members_max
+        self.strangers_max = strangers_max
+        self._port = port
+        self._members: set[Guest] = set()
+        self._strangers: dict[Guest, None] = {}
+        self.turned_away: Counter[str] = Counter()
+        """How many strangers gave way, and how many members found no place, so far."""
+        self._told = {who: Seldom("connections_turned_away") for who in WHO}
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Places {self.num_members} of members, {self.num_strangers} of strangers>"
+
+    @property
+    def num_members(self) -> int:
+        """Connections that have shown who they are."""
+        return len(self._members)
+
+    @property
+    def num_strangers(self) -> int:
+        """Connections that have not, or are in the middle of a handshake."""
+        return len(self._strangers)
+
+    def enter(self, guest: Guest) -> None:
+        """Give a connection a stranger's place, if need be that of the oldest: of the same host where it has any.
+
+        So who comes from one host takes the places of his own. A place that went to whoever is idle could be kept by
+        asking without end.
+        """
+        if len(self._strangers) >= self.strangers_max:
+            same = (one for one in self._strangers if one.host == guest.host)
+            oldest = next(same, None) or next(iter(self._strangers))
+            self.leave(oldest)
+            self._tell("stranger", oldest.host, self.strangers_max)
+            oldest.give_way()
+        self._strangers[guest] = None
+
+    def let_in(self, guest: Guest) -> bool:
+        """Give a connection a member's place; false where there is none, and then it keeps what it has."""
+        if guest in self._members:
+            return True
+        if len(self._members) >= self.members_max:
+            self._tell("member", guest.host, self.members_max)
+            return False
+        self._strangers.pop(guest, None)
+        self._members.add(guest)
+        return True
+
+    def show_out(self, guest: Guest) -> None:
+        """Give a connection a stranger's place in place of a member's."""
+        if guest in self._members:
+            self._members.remove(guest)
+            self.enter(guest)
+
+    def leave(self, guest: Guest) -> None:
+        """Take back the place of a connection, if it has one."""
+        self._members.discard(guest)
+        self._strangers.pop(guest, None)
+
+    def _tell(self, who: str, host: str, limit: int) -> None:
+        self.turned_away[who] += 1
+        self._told[who].tell(who=who, limit=limit, port=self._port, peer=host)

@@ -1,0 +1,70 @@
+"""Own what is told of refused calls: by verb, code and reason, each with what to do about it.
+
+What a cache refused has the reason that its metric has; who was refused before any cache was asked has none.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from kvlease.errors import BY_CODE, DeadlineError, PoolFullError, UnknownWorkerError
+from kvleased.core.reasons import Reason
+from kvleased.tallies import OTHER, Tally
+
+Codes = Mapping[tuple[str, str, str], int]
+"""Answered calls by verb, transport and code, which is "OK" or an error's."""
+
+ADVICE: Final[Mapping[str, str]] = {
+    Reason.BLOCKS.value: "The blocks are held, or there are too few. See who holds them (kvlease leases, pins, "
+    "tenants); register a larger pool, or let the engine run fewer requests.",
+    Reason.COPIES.value: "Enough blocks come free, but are being copied or zeroed yet. Let callers wait (wait_ms); "
+    "look at what the movers have to do.",
+    Reason.POSITION.value: "Others that wait come first. Let callers wait (wait_ms) rather than ask again at once.",
+    Reason.LIMITS.value: "Only the tenant's maximum, or what others are guaranteed, keeps it from blocks that are "
+    "there. Raise its maximum, or tell it.",
+    Reason.LEASES.value: "All rows of the block table are in use. Raise max_leases.",
+    Reason.TENANT_LEASES.value: "The tenant has as many leases as it may have. Raise its leases_max (kvlease tenants "
+    "set), or tell it; more memory changes nothing.",
+    Reason.KEPT_LEASES.value: "The rows of the block table that are free are kept for other tenants. Raise max_leases.",
+}
+"""What to do where there was no room, by the reason, as docs/runbooks/KvleasePoolExhausted.md has it."""
+_OF_ROOM: Final = frozenset({PoolFullError.code, DeadlineError.code})
+"""The codes of those who find no room; the others say themselves what to do."""
+
+_OF_CODE: Final[Mapping[str, str]] = {
+    UnknownWorkerError.code: "No token was sent, or nobody has it. A worker attaches again; kvlease reads any other "
+    "token from the file that KVLEASE_TOKEN_FILE names. The log says who it was (caller_refused).",
+}
+"""The same by the code, where the page is looked at by others than those who were refused."""
+
+
+def refusals(codes: Codes, tallies: Iterable[Tally] = ()) -> list[dict[str, object]]:
+    """Return how often each verb was refused and why, the most frequent first."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for tally in tallies:
+        counts.update({kind: count for kind, count in tally.refusals.items() if kind != OTHER})
+    of_caches: Counter[tuple[str, str]] = Counter()
+    for (verb, code, _), count in counts.items():
+        of_caches[verb, code] += count
+    answered: Counter[tuple[str, str]] = Counter()
+    for (verb, _, code), count in codes.items():
+        if code != "OK":
+            answered[verb, code] += count
+    # What no cache counted was refused before one was asked, or by one that was deleted since.
+    counts.update({(*kind, ""): count for kind, count in (answered - of_caches).items()})
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return [
+        {"verb": verb, "code": code, "reason": reason, "count": count, "why": _why(code, reason)}
+        for (verb, code, reason), count in ordered
+    ]
+
+
+def _why(code: str, reason: str) -> str:
+    """Return what to do: by the reason where there was no room, else what the error says of itself."""
+    if code in _OF_ROOM and reason in ADVICE:
+        return ADVICE[reason]
+    if code in _OF_CODE:
+        return _OF_CODE[code]
+    kind = BY_CODE.get(code)
+    text = (kind.__doc__ or "") if kind is not None else ""
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,64 @@
+"""Own the end of workers whose death nothing proves and of whom nothing is left: those that fell silent without leases.
+
+One that has a lease is kept for ever: time proves nothing, and it may still write into its blocks.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from kvleased.registry import Registry, WorkerEntry
+from kvleased.settings import Settings
+
+_LOG = structlog.get_logger()
+
+
+class SilentWorkers:
+    """Looks for such workers once in a heartbeat, from `start` to `stop`."""
+
+    def __init__(
+        self, registry: Registry, settings: Settings, end: Callable[[WorkerEntry], object]
+    ) -> None:
+        """Take who knows the workers, and who ends one."""
+        self._registry = registry
+        self._look_seconds = settings.heartbeat_seconds
+        self._silent_seconds_max = settings.lease_seconds
+        self._end = end
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
+
+    def start(self) -> None:
+        """Begin to look."""
+        loop = asyncio.get_running_loop()
+        self._looked_at = loop.time()
+        self._timer = loop.call_later(self._look_seconds, self._look_again)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def look(self, now: float) -> None:
+        """End whoever was silent for as long as a lease may go without renewal, now being that many seconds.
+
+        After a pause of this process nobody was silent: what they said meanwhile is yet to be read.
+        """
+        has_paused = now - self._looked_at > 2 * self._look_seconds
+        self._looked_at = now
+        for worker in [one for one in self._registry.by_id.values() if one.pidfd is None]:
+            if worker.is_heard or has_paused:
+                worker.is_heard, worker.heard_at = False, now
+            elif now - worker.heard_at >= self._silent_seconds_max:
+                self._consider(worker)
+
+    def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._look_seconds, self._look_again)
+        self.look(loop.time())
+
+    def _consider(self, worker: WorkerEntry) -> None:
+        """End a silent worker that neither has a lease nor waits for one."""
+        if worker.entry.core.is_idle(worker.worker_id):
+            _LOG.info("worker_silent", **worker.told)
+            self._end(worker)

@@ -1,0 +1,302 @@
+"""Laws of the places of HTTP: of the few of strangers the oldest gives way, and members lose none to them."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from kvleased.api.http_places import STRANGERS_MAX, Places
+from kvleased.api.http_server import HttpServer
+from kvleased.api.probes import LIMITS, ProbeServer
+from kvleased.api.turns import OneATurn
+from kvleased.roles import Role
+from tests.unit.api.certificates import Authority
+from tests.unit.api.guarded import Guarded, guarded
+
+PROBE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+MEMBERS_MAX = 2
+TOKENS = ("known", "other")
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Guest:
+    """A connection that tells whether it had to give way."""
+
+    def __init__(self, host: str = "a") -> None:
+        self.host = host
+        self.has_given_way = False
+
+    def give_way(self) -> None:
+        """Give way."""
+        self.has_given_way = True
+
+
+@pytest.fixture
+async def places() -> Places:
+    """Two places for members, three for strangers."""
+    return Places(2, 3, 7070)
+
+
+@pytest.fixture
+async def serving() -> AsyncIterator[Guarded]:
+    """A daemon with few places for members."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        async with guarded(Path(directory) / "run", max_connections=MEMBERS_MAX) as found:
+            yield found
+
+
+def over_tcp(serving: Guarded) -> HttpServer:
+    """Return the listener on TCP."""
+    return serving.rest._servers[1]
+
+
+@contextlib.asynccontextmanager
+async def held(port: int, count: int, sent: bytes) -> AsyncIterator[list[Line]]:
+    """Hold so many connections, each of which has sent something and had its answer, or has been ended."""
+    lines: list[Line] = []
+    try:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            lines.append((reader, writer))
+            if sent:
+                writer.write(sent)
+                await reader.readuntil(b"live\n")
+        yield lines
+    finally:
+        for _, writer in lines:
+            writer.close()
+        for _, writer in lines:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def ask(line: Line, token: str = "") -> int:
+    """Ask for the caches over a connection; returns the status, 0 where it has ended."""
+    reader, writer = line
+    shown = f"Authorization: Bearer {token}\r\n" if token else ""
+    writer.write(f"GET /v1/caches HTTP/1.1\r\nHost: localhost\r\n{shown}\r\n".encode())
+    async with asyncio.timeout(20):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length:")[2].split()[0])
+            await reader.readexactly(length)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return 0
+    return int(head.split()[1])
+
+
+async def ended(line: Line) -> bool:
+    """Wait until a connection has ended, whatever it is told before."""
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionError):
+            await line[0].read()
+    return True
+
+
+async def test_oldest_stranger_gives_way(places: Places) -> None:
+    """A new connection has a place at once, and the oldest of the same host ends; else the oldest of all."""
+    guests = [Guest("a"), Guest("b"), Guest("b"), Guest("b"), Guest("c")]
+
+    with capture_logs() as lines:
+        for guest in guests:
+            places.enter(guest)
+
+    assert [guest.has_given_way for guest in guests] == [True, True, False, False, False]
+    assert places.turned_away == {"stranger": 2}
+    assert [(line["event"], line["who"], line["count"]) for line in lines] == [
+        ("connections_turned_away", "stranger", 1)
+    ]
+    assert repr(places) == "<Places 0 of members, 3 of strangers>"
+
+
+async def test_members_give_way_to_nobody(places: Places) -> None:
+    """Whoever was let in keeps a place until the end, and where there is none nobody is let in."""
+    member, other, late = Guest(), Guest(), Guest()
+    for guest in (member, other):
+        places.enter(guest)
+        assert places.let_in(guest)
+    places.enter(late)
+
+    with capture_logs() as lines:
+        assert not places.let_in(late)
+    for _ in range(9):
+        places.enter(Guest())
+
+    assert (member.has_given_way, other.has_given_way, late.has_given_way) == (False, False, True)
+    assert (places.num_members, places.num_strangers) == (2, 3)
+    assert [(line["who"], line["limit"]) for line in lines] == [("member", 2)]
+
+
+async def test_member_without_its_token_is_a_stranger_again(places: Places) -> None:
+    """A place is whose the last request was."""
+    guest = Guest()
+    places.enter(guest)
+    assert places.let_in(guest)
+    assert places.let_in(guest)
+
+    places.show_out(guest)
+    places.show_out(guest)
+
+    assert (places.num_members, places.num_strangers) == (0, 1)
+    places.leave(guest)
+    assert places.num_strangers == 0
+
+
+@pytest.mark.parametrize("sent", [b"", PROBE], ids=["silent", "probing"])
+async def test_strangers_hold_off_nobody_with_a_token(serving: Guarded, sent: bytes) -> None:
+    """However many connections strangers hold, whoever has a token connects, is served, and stays connected."""
+    port, token = serving.rest.http_port, serving.tokens[Role.READER]
+
+    async with held(port, 1, b"") as (mine,):
+        assert await ask(mine, token) == 200
+        async with held(port, 2 * STRANGERS_MAX, sent) as lines:
+            status, _ = await serving.over_rest("GET", "/v1/caches", token)
+            ends = [await ended(line) for line in lines[:STRANGERS_MAX]]
+            assert over_tcp(serving).num_connections <= STRANGERS_MAX + MEMBERS_MAX
+            assert await ask(mine, token) == 200
+            assert await ask(lines[-1]) == 401
+
+    assert status == 200
+    assert all(ends)
+
+
+async def test_guessed_token_has_no_members_place(serving: Guarded) -> None:
+    """What somebody shows counts only where it is a token of ours."""
+    port = serving.rest.http_port
+
+    async with held(port, MEMBERS_MAX + 1, b"") as lines:
+        assert [await ask(line, "0" * 32) for line in lines] == [401] * len(lines)
+        assert over_tcp(serving).places.num_members == 0
+        async with held(port, 1, b"") as (mine,):
+            assert await ask(mine, serving.tokens[Role.READER]) == 200
+            assert over_tcp(serving).places.num_members == 1
+            assert await ask(mine) == 401
+            assert over_tcp(serving).places.num_members == 0
+
+
+async def test_member_too_many_is_told_so_before_its_call(serving: Guarded) -> None:
+    """Where all places of members are taken, one more is refused, and nothing of its call is done."""
+    port, token = serving.rest.http_port, serving.tokens[Role.OPERATOR]
+
+    async with held(port, MEMBERS_MAX, b"") as lines:
+        assert [await ask(line, token) for line in lines] == [200] * MEMBERS_MAX
+        status, problem = await serving.over_rest("POST", "/v1/drain", token)
+
+    assert (status, problem["code"], problem["resource"]) == (429, "BUSY", "connections")
+    assert not serving.node.daemon.registry.is_draining
+    async with asyncio.timeout(20):
+        while over_tcp(serving).num_connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0.01)
+    assert (await serving.over_rest("GET", "/v1/caches", token))[0] == 200
+
+
+async def test_stranger_does_not_go_on_for_ever(
+    serving: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time that a connection may be idle a stranger's next answer is its last; a member's is not."""
+    monkeypatch.setattr(over_tcp(serving)._protocol, "idle_seconds_max", 0.0)
+    token = serving.tokens[Role.READER]
+
+    async with held(serving.rest.http_port, 2, b"") as (stranger, member):
+        assert [await ask(stranger), await ask(stranger)] == [401, 0]
+        assert [await ask(member, token), await ask(member, token)] == [200, 200]
+
+
+async def test_handshakes_hold_off_nobody_with_a_token() -> None:
+    """Under TLS, too, where a stranger need not even begin; who comes first gives way first."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        authority = Authority(Path(directory))
+        pair = await asyncio.to_thread(authority.sign, "server")
+        files = {"tls_cert_file": pair.cert_file, "tls_key_file": pair.key_file}
+        async with guarded(Path(directory) / "run", **files) as serving:
+            port, token = serving.rest.http_port, serving.tokens[Role.READER]
+            trusting = ssl.create_default_context(cafile=authority.cert_file)
+
+            def ask_over_tls() -> int:
+                connection = HTTPSConnection("127.0.0.1", port, timeout=20, context=trusting)
+                connection.request(
+                    "GET", "/v1/caches", headers={"Authorization": f"Bearer {token}"}
+                )
+                status = connection.getresponse().status
+                connection.close()
+                return status
+
+            async with held(port, 2 * STRANGERS_MAX, b"") as lines:
+                status = await asyncio.to_thread(ask_over_tls)
+                assert await ended(lines[0])
+                num_connections = over_tcp(serving).num_connections
+            async with asyncio.timeout(20):
+                while over_tcp(serving).num_connections:  # noqa: ASYNC110 -- nothing tells of it
+                    await asyncio.sleep(0.01)
+
+    assert status == 200
+    assert num_connections <= STRANGERS_MAX + 1
+
+
+async def test_connection_that_was_closed_already_has_no_place(
+    serving: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who opens and closes faster than anybody accepts takes nobody's place, and none is made for him."""
+    port, server, made = serving.rest.http_port, over_tcp(serving), []
+    make = server._make
+    monkeypatch.setattr(server, "_make", lambda *about: made.append(about) or make(*about))
+
+    async with held(port, 1, PROBE) as (line,):
+        # While the loop is held here nothing is accepted.
+        for _ in range(2 * STRANGERS_MAX):
+            socket.create_connection(("127.0.0.1", port), timeout=20).close()
+        assert await ask(line) == 401
+        assert (await serving.over_rest("GET", "/v1/caches", serving.tokens[Role.READER]))[0] == 200
+        assert await ask(line) == 401
+
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("sent", [b"", PROBE], ids=["silent", "probing"])
+async def test_liveness_gets_through(serving: Guarded, sent: bytes) -> None:
+    """On the port of probes all are strangers, and a new one always has a place."""
+    server = ProbeServer(serving.rest.probes)
+    await server.start("127.0.0.1", 0)
+
+    def probe() -> int:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.request("GET", "/livez", headers={"Connection": "close"})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    async with held(server.port, 2 * LIMITS.strangers_max, sent):
+        statuses = [await asyncio.to_thread(probe) for _ in range(5)]
+    await server.stop()
+
+    assert statuses == [200] * 5
+
+
+async def test_lost_connections_have_no_turn() -> None:
+    """Requests whose connection has ended in line are not begun, and hold up nobody."""
+    begun: list[int] = []
+
+    async def app(scope: object, *_: object) -> None:
+        begun.append(scope["number"])  # type: ignore[index]  # as it is made below
+
+    async def nothing(*_: object) -> dict[str, object]:
+        return {}
+
+    paced = OneATurn(app)
+    lost = {"is_lost": False}
+    scopes = [{"number": 0}, *({"number": n, "extensions": lost} for n in (1, 2, 3)), {"number": 4}]
+    tasks = [asyncio.ensure_future(paced(scope, nothing, nothing)) for scope in scopes]
+    await asyncio.sleep(0)
+    lost["is_lost"] = True
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+    assert begun == [0, 4]
+    assert all(task.done() for task in tasks)

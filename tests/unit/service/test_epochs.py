@@ -1,0 +1,67 @@
+"""Laws of the numbers of lives: they grow, whatever the clock says and however they are remembered."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kvleased.epochs import FILE, Epochs
+
+CLOCK = 1_800_000_000
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A clock that is set by hand."""
+    found = [CLOCK]
+    monkeypatch.setattr(time, "time", lambda: float(found[0]))
+    return found
+
+
+def test_life_is_numbered_by_the_clock(tmp_path: Path) -> None:
+    """The seconds of the wall clock, or one more in the same second."""
+    epochs = Epochs([tmp_path])
+
+    assert [epochs.begin(), epochs.begin()] == [CLOCK, CLOCK + 1]
+    assert repr(epochs) == f"<Epochs last {CLOCK + 1}>"
+
+
+def test_clock_that_is_set_back_takes_no_number_back(tmp_path: Path, clock: list[int]) -> None:
+    """Another daemon over the same directory goes on above the last, and with the clock once that is ahead."""
+    Epochs([tmp_path]).begin()
+    clock[0] -= 3600
+    assert Epochs([tmp_path]).begin() == CLOCK + 1
+
+    clock[0] = CLOCK + 60
+    assert Epochs([tmp_path]).begin() == CLOCK + 60
+
+
+def test_number_is_remembered_in_each_directory(tmp_path: Path, clock: list[int]) -> None:
+    """The directory of the sockets may go with the service, and that of the disk store stays."""
+    runtime_dir, disk_dir = tmp_path / "run", tmp_path / "disk"
+    for directory in (runtime_dir, disk_dir):
+        directory.mkdir()
+    Epochs([runtime_dir, disk_dir]).begin()
+    clock[0] -= 3600
+    (runtime_dir / FILE).unlink()
+
+    assert Epochs([runtime_dir, disk_dir]).begin() == CLOCK + 1
+    assert (runtime_dir / FILE).read_text() == f"{CLOCK + 1}\n"
+    assert (runtime_dir / FILE).stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in runtime_dir.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize("content", [b"", b"soon\n", b"9" * 40, b"-1\n", b"\xff\xfe\n"])
+def test_file_that_is_no_number_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    """What somebody else has written there keeps no daemon from its start."""
+    (tmp_path / FILE).write_bytes(content)
+
+    assert Epochs([tmp_path]).begin() == CLOCK
+
+
+def test_number_that_cannot_be_kept_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A life begins even so."""
+    assert Epochs([tmp_path / "gone"]).begin() == CLOCK
+    assert "epoch_not_kept" in capfd.readouterr().err + capfd.readouterr().out

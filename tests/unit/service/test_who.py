@@ -1,0 +1,136 @@
+"""The log tells who did what: each act of an operator with role, transport and peer, each worker with its tenant."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.callers import Caller
+from kvleased.roles import Role
+from kvleased.settings import Settings
+from tests.unit.service.conftest import Node
+from tests.unit.service.verbs.test_figures import cached
+
+REMOTE = Caller(transport="rest", role=Role.OPERATOR, address="10.0.0.7:4711")
+LOCAL = Caller(transport="local", role=Role.OPERATOR, peer_pid=17, peer_uid=1000)
+ACTS: list[tuple[str, Any, str, dict[str, object]]] = [
+    ("drain", pb.DrainRequest(), "drain_begun", {}),
+    ("undrain", pb.UndrainRequest(), "drain_ended", {}),
+    ("drain", pb.DrainRequest(cache="main"), "cache_drained", {"cache": "main"}),
+    ("undrain", pb.UndrainRequest(cache="main"), "cache_undrained", {"cache": "main"}),
+    (
+        "set_tenant",
+        pb.SetTenantRequest(tenant="chat", limits=pb.TenantLimits(weight=2), revision=1),
+        "tenant_set",
+        {"tenant": "chat", "weight": 2.0},
+    ),
+    ("pin", pb.PinRequest(), "pinned_by_operator", {"cache": "main"}),
+    ("unpin", pb.UnpinRequest(pin_id=1), "unpinned_by_operator", {"cache": "main", "pin_id": 1}),
+    ("evict", pb.EvictRequest(num_blocks=1), "evicted_by_operator", {"cache": "main"}),
+    (
+        "clear",
+        pb.ClearRequest(cache="main", tenant="chat"),
+        "cache_cleared",
+        {"cache": "main", "tenant": "chat"},
+    ),
+    (
+        "resize",
+        pb.ResizeRequest(cache="main", tier="device", num_blocks=8),
+        "cache_resized",
+        {"cache": "main", "tier": "device", "num_blocks": 8},
+    ),
+    ("delete_cache", pb.DeleteCacheRequest(cache="main"), "cache_deleted", {"cache": "main"}),
+]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a small daemon."""
+    return Settings(runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("caller", "peer"),
+    [
+        pytest.param(REMOTE, {"transport": "rest", "peer": "10.0.0.7:4711"}, id="remote"),
+        pytest.param(LOCAL, {"transport": "local", "peer_pid": 17, "peer_uid": 1000}, id="local"),
+    ],
+)
+async def test_acts_of_an_operator_name_him(
+    node: Node, caller: Caller, peer: dict[str, object]
+) -> None:
+    """One line of each act has what it was about, the role, the transport and where it came from."""
+    async with node.life():
+        await node.register()
+        await cached(node, "gone")
+        found = {}
+        for verb, request, event, _ in ACTS:
+            with capture_logs() as lines:
+                await node.ask(verb, request, caller)
+            found[event] = [line for line in lines if line["event"] == event]
+
+    for _, _, event, fields in ACTS:
+        (line,) = found[event]
+        assert (line | fields | peer | {"role": "operator"}) == line, event
+
+
+async def test_events_of_a_tenant_name_it(node: Node) -> None:
+    """Whose limits were set, and whose blocks were dropped; where that was all of them, nobody is named."""
+    acts = {
+        "set_tenant": pb.SetTenantRequest(tenant="chat", revision=1),
+        "clear": pb.ClearRequest(cache="main", tenant="chat"),
+    }
+    async with node.life() as daemon:
+        await node.register()
+        for verb, request in acts.items():
+            await node.ask(verb, request, LOCAL)
+        await node.ask("clear", pb.ClearRequest(cache="main"), LOCAL)
+        watch = daemon.events.watch(0, "")
+        told = [await anext(watch) for _ in range(4)]
+
+    assert [(one.kind, one.tenant) for one in told] == [
+        ("cache_registered", ""), ("tenant_set", "chat"), ("cache_cleared", "chat"), ("cache_cleared", ""),
+    ]  # fmt: skip
+
+
+async def test_workers_are_told_with_tenant_and_process(node: Node) -> None:
+    """Who attaches, detaches or dies is named with its tenant and process, and never with its token."""
+    attach = pb.AttachRequest(cache="main", tenant="chat", worker_name="w")
+    pidfd = os.pidfd_open(os.getpid())
+    caller = Caller(
+        transport="local", role=Role.OPERATOR, pidfd=pidfd, peer_pid=os.getpid(), peer_uid=0
+    )
+    async with node.life() as daemon:
+        await node.register()
+        with capture_logs() as lines:
+            dying = await node.ask("attach", attach, caller)
+            daemon._workers._died(daemon.registry.by_token[dying.token])
+            ended = await node.ask("attach", attach, caller)
+            request = pb.DetachRequest(worker_id=ended.worker_id, force=True)
+            await node.ask("detach", request, REMOTE)
+    os.close(pidfd)
+
+    told = [line for line in lines if line["event"].startswith("worker_")]
+    assert [line["event"] for line in told] == [
+        "worker_attached", "worker_died", "worker_attached", "worker_detached",
+    ]  # fmt: skip
+    for line in told:
+        assert (line["tenant"], line["cache"], line["worker_pid"]) == ("chat", "main", os.getpid())
+    assert (told[3]["role"], told[3]["peer"]) == ("operator", "10.0.0.7:4711")
+    assert dying.token not in str(lines)
+    assert ended.token not in str(lines)
+
+
+async def test_workers_own_calls_are_no_news(node: Node) -> None:
+    """What workers do to cached blocks all the time leaves no line."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach(tenant="chat")
+        with capture_logs() as lines:
+            await node.ask("pin", pb.PinRequest(), worker)
+            await node.ask("evict", pb.EvictRequest(num_blocks=1), worker)
+
+    assert not lines
