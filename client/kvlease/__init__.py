@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RefusedError,
         StaleEpochError,
         StaleError,
+        StaleRevisionError,
         StartingError,
         TooLargeError,
         UnavailableError,
@@ -43,6 +44,15 @@ if TYPE_CHECKING:
     from kvlease.layout import Layout
     from kvlease.lease import AsyncLease, Lease
     from kvlease.magazine import AsyncMagazine, Magazine
+    from kvlease.operating import (
+        Cleared,
+        Deleted,
+        Drained,
+        DrainedCache,
+        Resized,
+        TenantLimits,
+        TenantRule,
+    )
     from kvlease.options import CacheOptions
     from kvlease.plan import (
         BackendInputs,
@@ -126,6 +136,7 @@ __all__ = [
     "Credentials",
     "CrossAttention",
     "DeadlineError",
+    "Deleted",
     "Drained",
     "DrainedCache",
     "DrainingError",
@@ -221,7 +232,7 @@ _HOMES: Final = {
     "kvlease.magazine": ("AsyncMagazine", "Magazine"),
     "kvlease.credentials": ("Credentials",),
     "kvlease.operating": (
-        "Cleared", "Drained", "DrainedCache", "Resized", "TenantLimits", "TenantRule",
+        "Cleared", "Deleted", "Drained", "DrainedCache", "Resized", "TenantLimits", "TenantRule",
     ),
     "kvlease.options": ("CacheOptions",),
     "kvlease.plan": (

@@ -70,7 +70,12 @@ def info(message: pb.CacheInfo) -> CacheInfo:
 
 def stats(reply: pb.StatsResponse) -> Stats:
     """Return all caches at one instant."""
-    return Stats(epoch=reply.epoch, caches=tuple(map(_cache_stats, reply.caches)))
+    return Stats(
+        epoch=reply.epoch,
+        caches=tuple(map(_cache_stats, reply.caches)),
+        is_draining=reply.is_draining,
+        is_stopping=reply.is_stopping,
+    )
 
 
 def _cache_stats(message: pb.CacheStats) -> CacheStats:

@@ -1,15 +1,21 @@
 """Own the doing of what flows ask for on an event loop; what they ask for is `_flows`' business."""
 
 import asyncio
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvlease import _flows
+from kvlease._given_up import GivenUp
 from kvlease._session import Session
-from kvlease.errors import KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.transports.base import AsyncTransport, Outgoing, past_deadline
 from kvlease.worker import logger
 
 R = TypeVar("R")
+
+_OTHER_LOOP: Final = (
+    "this client or worker belongs to another event loop, in which it made its first call; make one for each loop, or "
+    "close it in its own loop first"
+)
 
 
 class AsyncPort:
@@ -20,10 +26,42 @@ class AsyncPort:
         self.transport = transport
         self._session = session
         self._attaching = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop whose connection it is, from the first call until a close."""
+        self._given_up: GivenUp | None = None
+        if session is not None and not transport.undoes:
+            self._given_up = GivenUp(transport, session, self.run)
+
+    async def close(self) -> None:
+        """Close the connection, once what was given up is undone, or after a moment.
+
+        The next call may be of another event loop.
+
+        Raises:
+            InvalidError: rule other_loop.
+        """
+        self.bind()
+        if self._given_up is not None:
+            await self._given_up.close()
+        await self.transport.close()
+        self._loop = None
+
+    def bind(self) -> None:
+        """Have the connection belong to the running event loop, if it belongs to none yet.
+
+        Raises:
+            InvalidError: rule other_loop; it is another event loop's, which would never wake this one.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InvalidError(_OTHER_LOOP, resource="event loop", rule="other_loop")
 
     async def run(self, flow: _flows.Flow[R]) -> R:
-        """Carry out a flow and return its result."""
+        """Carry out a flow and return its result; raises InvalidError in another event loop than it belongs to."""
         try:
+            self.bind()
             action = next(flow)
             while True:
                 try:
@@ -39,12 +77,17 @@ class AsyncPort:
             flow.close()
 
     async def _perform(self, action: _flows.Action) -> Any:
+        given_up = self._given_up
         if isinstance(action, Outgoing):
-            return await self.transport.send(action)
+            sent = self.transport.send(action)
+            return await (sent if given_up is None else given_up.exchange(action, sent))
         if isinstance(action, _flows.Pause):
             return await asyncio.sleep(action.seconds)
         if isinstance(action, _flows.Attach):
-            return await self.transport.attach(action.call)
+            attached = self.transport.attach(action.call)
+            return await (
+                attached if given_up is None else given_up.exchange(action.call, attached)
+            )
         return await self._reattach(action)
 
     async def _reattach(self, action: _flows.Reattach) -> None:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
 from kvlease import _answers
-from kvlease._checks import check_range
+from kvlease._checks import check_range, check_token_ids, check_type
 from kvlease._fields import from_zero, given, packed
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
@@ -60,6 +60,7 @@ class Ask(NamedTuple, Generic[R]):
 
 def plan(inputs: PlanInputs) -> Ask[CachePlan]:
     """Ask for a plan."""
+    check_type("inputs", inputs, PlanInputs)
     return ask(
         "plan",
         lambda: pb.PlanRequest(inputs=inputs.to_proto()),
@@ -69,6 +70,8 @@ def plan(inputs: PlanInputs) -> Ask[CachePlan]:
 
 def explain(inputs: PlanInputs, changes: Sequence[str]) -> Ask[ExplainedPlan]:
     """Ask for a plan with its equations, and for what changes would change."""
+    check_type("inputs", inputs, PlanInputs)
+    check_type("changes", changes, tuple[str, ...])
     return ask(
         "plan",
         lambda: pb.PlanRequest(inputs=inputs.to_proto(), report=True, what_if=changes),
@@ -82,10 +85,12 @@ def explain(inputs: PlanInputs, changes: Sequence[str]) -> Ask[ExplainedPlan]:
 
 def register(cache: str, inputs: PlanInputs, options: CacheOptions) -> Ask[CacheInfo]:
     """Ask for a cache to be created or found."""
+    check_type("inputs", inputs, PlanInputs)
+    check_type("options", options, CacheOptions)
     return ask(
         "register_cache",
         lambda: pb.RegisterCacheRequest(
-            cache=cache, inputs=inputs.to_proto(), options=options.to_proto()
+            **given(cache=cache), inputs=inputs.to_proto(), options=options.to_proto()
         ),
         lambda reply: _answers.info(reply.info),
     )
@@ -105,11 +110,6 @@ def list_caches() -> Ask[tuple[CacheInfo, ...]]:
     return ask(
         "list_caches", pb.ListCachesRequest, lambda reply: tuple(map(_answers.info, reply.caches))
     )
-
-
-def delete_cache(cache: str) -> Ask[None]:
-    """Ask for a cache to be freed."""
-    return ask("delete_cache", lambda: pb.DeleteCacheRequest(**given(cache=cache)), lambda _: None)
 
 
 def stats(cache: str) -> Ask[Stats]:
@@ -222,13 +222,17 @@ def reserve(  # noqa: PLR0913 - one parameter a field
 ) -> Ask[pb.ReserveResponse]:
     """Ask for blocks for one request."""
     try:
-        request = pb.ReserveRequest(request_id=request_id, **given(num_tokens=num_tokens))
+        # Whether a plain number is too large protobuf sees by itself.
+        if type(num_tokens) is not int or num_tokens <= 0:
+            given(num_tokens=num_tokens)
+        request = pb.ReserveRequest(request_id=request_id, num_tokens=num_tokens)
         if keys:
             request.keys = keys
         if wait_ms:
             request.wait_ms = wait_ms
         if token_ids:
             request.token_ids = token_ids
+            check_token_ids(token_ids, num_tokens)
         if priority != "normal":
             request.priority = priority
         if retain_seconds:
@@ -240,13 +244,17 @@ def reserve(  # noqa: PLR0913 - one parameter a field
             request.retain_priority = retain_priority
     except _WRONG as error:
         given(request_id=request_id, num_tokens=num_tokens, wait_ms=wait_ms, priority=priority)
-        given(retain_seconds=retain_seconds)
+        given(retain_seconds=retain_seconds, keys=keys, token_ids=token_ids)
+        check_type("explain", explain, bool)
+        check_type("retain_priority", retain_priority, int | None)
         raise InvalidError(f"reserve: {error}") from error
     return Ask("reserve", request, _answers.itself, wait_ms)
 
 
 def reserve_of(spec: ReserveSpec, wait_ms: int = 0) -> Ask[pb.ReserveResponse]:
     """Ask for blocks for one request of a step."""
+    if type(spec) is not ReserveSpec:
+        check_type("reserves", spec, ReserveSpec)
     return reserve(
         request_id=spec.request_id,
         num_tokens=spec.num_tokens,
@@ -354,7 +362,7 @@ def step(  # noqa: PLR0913 - one parameter a column
             num_tokens=packed(num_tokens, _INT32),
             num_keys=b"" if num_keys is None else packed(num_keys, _INT32),
             first_blocks=b"" if first_blocks is None else packed(first_blocks, _INT32),
-            keys=keys,
+            **given(keys=keys),
             reserves=[cast("pb.ReserveRequest", reserve_of(spec).request) for spec in reserves],
         ),
         _answers.itself,

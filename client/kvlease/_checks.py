@@ -14,9 +14,12 @@ from kvlease.errors import InvalidError
 
 _TEXT_CHARACTERS_MAX: Final = 256
 """Characters of a name, as every wire carries it."""
+_SECONDS_MAX: Final = 1_000_000
+"""Seconds of the longest wait, 11 days: not all timers below take more than 24."""
 _SHOWN_BITS_MAX: Final = 128
 """Bits of the largest integer that a refusal spells out."""
 _SHOWN_CHARACTERS_MAX: Final = 40
+_BYTES_PER_TOKEN_ID: Final = 4
 
 
 def check_type(
@@ -77,10 +80,36 @@ def check_range(field: str, value: int, least: int, most: int, *, of: str = "") 
 def check_deadline(deadline_seconds: float) -> None:
     """Refuse a deadline that no call could honour."""
     check_type("deadline_seconds", deadline_seconds, int | float)
-    if not 0 < deadline_seconds < float("inf"):
+    _check_seconds("deadline_seconds", deadline_seconds, "")
+
+
+def check_idle(idle_seconds: float | None) -> None:
+    """Refuse a silence that no stream could wait for."""
+    check_type("idle_seconds", idle_seconds, int | float | None)
+    if idle_seconds is not None:
+        _check_seconds("idle_seconds", idle_seconds, ", or None to wait for ever")
+
+
+def _check_seconds(field: str, seconds: float, instead: str) -> None:
+    if not 0 < seconds <= _SECONDS_MAX:
+        message = f"{field} must be a positive number, at most {_SECONDS_MAX}{instead}, not {shown(seconds)}"
+        raise InvalidError(message, resource=field, limit=_SECONDS_MAX)
+
+
+def check_token_ids(token_ids: bytes, num_tokens: int) -> None:
+    """Refuse more token ids, packed as int32, than the lease shall cover tokens.
+
+    Raises:
+        InvalidError: rule too_many_tokens; the message names both numbers.
+    """
+    num_ids = len(token_ids) // _BYTES_PER_TOKEN_ID
+    if num_ids > num_tokens:
+        message = (
+            f"token_ids has {num_ids} tokens, num_tokens is {num_tokens}; "
+            "send no more than the lease shall cover"
+        )
         raise InvalidError(
-            f"deadline_seconds must be a positive number, not {deadline_seconds}",
-            resource="deadline_seconds",
+            message, resource="token_ids", rule="too_many_tokens", need=num_ids, limit=num_tokens
         )
 
 
@@ -153,7 +182,7 @@ class _Shortened(Repr):
 
 _SHORTENED: Final = _Shortened()
 
-_ONE: Final = {int: "an integer", str: "a string", bool: "true or false"}
+_ONE: Final = {int: "an integer", str: "a string", bool: "true or false", bytes: "bytes"}
 _SEVERAL: Final = {int: "integers", str: "strings"}
 
 
@@ -175,3 +204,15 @@ def _several(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"lists of {_several(get_args(hint)[0])}"
     return _SEVERAL.get(hint) or str(hint.__name__)
+
+
+def check_alone(**others: object) -> None:
+    """Refuse what is given beside a lease, which says already what is meant.
+
+    Raises:
+        InvalidError: one of them is; the message names it.
+    """
+    for name, value in others.items():
+        if value:
+            message = f"{name} is given beside a lease; give one of them"
+            raise InvalidError(message, resource=name)

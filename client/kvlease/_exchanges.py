@@ -3,6 +3,7 @@
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease._calls import Ask, ask
 from kvlease._fields import packed
@@ -11,6 +12,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 _INT32: Final = np.dtype("<i4")
 _UINT32: Final = np.dtype("<u4")
+_NO_CODES: Final = np.frombuffer(b"", np.uint8)
+_NO_NUMBERS: Final = np.frombuffer(b"", _INT32)
 
 
 def exchange(order: ExchangeOrder, sequence: int) -> Ask[Exchanged]:
@@ -31,6 +34,7 @@ def exchange(order: ExchangeOrder, sequence: int) -> Ask[Exchanged]:
             take_new=order.take_new,
             all_or_nothing=order.all_or_nothing,
             sequence=sequence,
+            missed_keys=order.missed_keys,
         ),
         _exchanged,
     )
@@ -42,19 +46,27 @@ def inventory() -> Ask[Inventory]:
 
 
 def _exchanged(reply: pb.ExchangeResponse) -> Exchanged:
-    taken = np.frombuffer(reply.taken_blocks, _INT32)
+    taken = _numbers(reply.taken_blocks)
     return Exchanged(
-        published=np.frombuffer(reply.published, np.uint8),
-        retracted=np.frombuffer(reply.retracted, np.uint8),
-        dropped=np.frombuffer(reply.dropped, np.uint8),
-        held=np.frombuffer(reply.held_blocks, _INT32),
-        held_all_blocks=np.frombuffer(reply.held_all_blocks, _INT32),
+        published=_codes(reply.published),
+        retracted=_codes(reply.retracted),
+        dropped=_codes(reply.dropped),
+        held=_numbers(reply.held_blocks),
+        held_all_blocks=_numbers(reply.held_all_blocks),
         held_all_keys=reply.held_all_keys,
         taken_running=taken[: reply.num_taken_running],
         taken_new=taken[reply.num_taken_running :],
         num_available=reply.num_available,
         num_magazines=reply.num_magazines,
     )
+
+
+def _codes(told: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(told, np.uint8) if told else _NO_CODES
+
+
+def _numbers(told: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(told, _INT32) if told else _NO_NUMBERS
 
 
 def _inventory(reply: pb.InventoryResponse) -> Inventory:

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 
 from kvlease._checks import check_encodable, check_range, wrong_type
 from kvlease.errors import InvalidError
+from kvlease.replies import SECONDS_RETAINED_MAX
+from kvlease.units import TOKENS_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 
 _BOUNDS: Final[Mapping[int, tuple[int, int]]] = {
@@ -24,7 +26,7 @@ def given(**arguments: Any) -> dict[str, Any]:
     """Return the arguments of a call, none of which is None: protobuf would take that for nothing said.
 
     Raises:
-        InvalidError: one is None, or no number or text that a field of its name carries; the message names it.
+        InvalidError: one is None, or no number, text or bytes that a field of its name carries; the message names it.
     """
     for name, value in arguments.items():
         if value is None:
@@ -33,6 +35,8 @@ def given(**arguments: Any) -> dict[str, Any]:
             _check_integer(name, value)
         elif name in _TEXTS:
             _check_text(name, value)
+        elif name in _BYTES and not isinstance(value, bytes):
+            raise wrong_type(name, "", "bytes, such as an array's tobytes()", value)
     return arguments
 
 
@@ -49,6 +53,8 @@ def from_zero(num_tokens: Any) -> Any:
 
 def _check_integer(name: str, value: Any) -> None:
     least, most = _INTEGERS[name]
+    if isinstance(value, bool):
+        raise wrong_type(name, "", "an integer", value)
     try:
         number = operator.index(value)
     except TypeError:
@@ -76,14 +82,20 @@ def _fields(*types: int) -> dict[str, int]:
 
 
 _INTEGERS: Final = {name: _BOUNDS[kind] for name, kind in _fields(*_BOUNDS).items()} | {
-    "num_tokens": (1, 2**31 - 1)
+    "num_tokens": (1, TOKENS_MAX),
+    "first_block": (0, TOKENS_MAX),
+    "num_blocks": (0, TOKENS_MAX),
+    "retain_seconds": (0, SECONDS_RETAINED_MAX),
 }
-"""By name; of tokens, what the daemon takes where it wants some."""
+"""By name; where the daemon takes less than the wire carries, what it takes; of tokens, where it wants some."""
 _TEXTS: Final = frozenset(_fields(FieldDescriptor.TYPE_STRING))
+_BYTES: Final = frozenset(_fields(FieldDescriptor.TYPE_BYTES))
 
 
 def packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
     """Pack a column; numbers that its type cannot carry are refused, not wrapped."""
+    if isinstance(column, tuple) and not column:
+        return b""  # most columns of an exchange, which an array takes longer to make than all the rest
     told = np.asarray(column)
     if told.dtype == dtype:
         return told.tobytes()

@@ -5,6 +5,7 @@ It neither waits nor touches a connection, so the blocking and the asynchronous 
 in the doing.
 """
 
+import logging
 from collections.abc import Generator
 from contextlib import suppress
 from os import getpid
@@ -12,20 +13,25 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from kvlease import _calls
 from kvlease._calls import Ask
+from kvlease._checks import check_idle
 from kvlease._link import Link
 from kvlease._session import Session
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
+    NotYoursError,
     StaleEpochError,
     StartingError,
     UnavailableError,
+    UnknownCacheError,
     UnknownWorkerError,
 )
 from kvlease.transports.base import Attached, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
 R = TypeVar("R")
+
+_logger: Final = logging.getLogger("kvlease")
 
 ATTACHES_MAX: Final = 3
 """Times that one call attaches again, or reserves again because the daemon restarted meanwhile."""
@@ -64,8 +70,13 @@ def told(link: Link, ask: Ask[R]) -> Flow[R]:
     return ask.read(response)
 
 
-def streamed(link: Link, ask: Ask[Any]) -> Outgoing:
-    """Return the call of a stream, whose first answer must come before the deadline."""
+def streamed(link: Link, ask: Ask[Any], idle_seconds: float | None) -> Outgoing:
+    """Return the call of a stream, whose first answer must come before the deadline.
+
+    Raises:
+        InvalidError: a stream cannot end after so many seconds without an answer, or this is a forked child.
+    """
+    check_idle(idle_seconds)
     link.check_process()
     return Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds)
 
@@ -89,6 +100,8 @@ def first_try(link: Link, ask: Ask[Any]) -> Outgoing:
     """Return the first try of a call."""
     if getpid() != link.process_id:
         link.check_process()
+    if link.is_detached:
+        link.check_attached()
     verb, request, _, wait_ms, cache = ask
     deadline_at = link.clock() + link.deadline_seconds
     if wait_ms:
@@ -145,11 +158,19 @@ def attach(session: Session) -> Flow[None]:
 
 
 def reattach(session: Session, deadline_at: float) -> Flow[None]:
-    """Make the session a worker of the restarted daemon, with the leases that survived."""
+    """Make the session a worker of the restarted daemon, with the leases that survived.
+
+    The cases: the daemon knows the worker; the cache alone; or, where its memory ended too, neither, and the cache is
+    registered again by a worker that knows how.
+    """
+    # What is cached now, nobody counts in them any more.
+    session.key_counts = None
     try:
         attached = yield from _attached(session.link, session.resume_request(), deadline_at)
         resumed = True
-    except UnknownWorkerError:
+    except (UnknownWorkerError, UnknownCacheError) as error:
+        if isinstance(error, UnknownCacheError):
+            yield from _registered(session, error, deadline_at)
         attached = yield from _attached(session.link, session.request, deadline_at)
         resumed = False
     yield from _adopted(session, attached, deadline_at, resumed=resumed)
@@ -158,6 +179,20 @@ def reattach(session: Session, deadline_at: float) -> Flow[None]:
         # The worker was closed meanwhile, and its detach may have gone out under the old token: nobody else will.
         yield from _detached(link.token, deadline_at)
         raise UnknownWorkerError("the worker has detached")
+
+
+def _registered(session: Session, error: UnknownCacheError, deadline_at: float) -> Flow[None]:
+    """Register the cache of a worker again; raises `error` where it cannot, or where somebody has deleted the cache."""
+    if session.registration is None:
+        raise error
+    try:
+        stats: pb.StatsResponse = yield Outgoing("stats", pb.StatsRequest(), deadline_at)
+    except (NotYoursError, UnknownWorkerError):
+        # Who may not look cannot tell a deleted cache from one that ended with its daemon.
+        raise error from None
+    if stats.epoch == session.link.epoch:
+        raise error
+    yield Outgoing("register_cache", session.registration, deadline_at)
 
 
 def _adopted(
@@ -200,26 +235,75 @@ def heartbeat(session: Session) -> Flow[None]:
 
 
 def detach(session: Session) -> Flow[int]:
-    """End the worker; where the daemon is away, the end of this process will do the same."""
+    """End the worker; where the daemon is away, until it is back or the deadline is near.
+
+    A worker that cannot be ended stays, with its leases, until this process has ended: the log says so.
+    """
     link = session.link
     link.check_process()
+    if link.has_ended:
+        if session.raises:
+            link.check_attached()
+        return 0
     # Before the token is read: who attaches again right now gives us the new one, or sees that it must detach.
     link.is_detached = True
     ask = _calls.detach()
     # No epoch: a worker that wants to end does so in whatever life of the daemon.
     call = Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds, link.token)
     try:
-        try:
-            response = yield call
-        except UnavailableError:  # perhaps but a connection that the daemon's restart broke
-            response = yield call
-    except KVLeaseError:
+        response = yield from _insisted(link, call)
+    except UnknownWorkerError:
+        link.has_ended = True
+        if session.raises:
+            raise
+        return 0
+    except KVLeaseError as error:
+        _warn_of_leftover(session, error)
         if session.raises:
             raise
         return 0
     finally:
         session.forget_all()
+    link.has_ended = True
     return ask.read(response)
+
+
+def _insisted(link: Link, call: Outgoing) -> Flow[pb.DetachResponse]:
+    """Send a detach until it is answered or its deadline is near; one that an earlier try carried out is done."""
+    num_failures = 0
+    while True:
+        try:
+            response: pb.DetachResponse = yield call
+        except (UnavailableError, StartingError) as error:
+            # The first time it is perhaps but a connection that the daemon's restart broke.
+            if num_failures:
+                yield from _pause(link, error, num_failures, call.deadline_at)
+            num_failures += 1
+            call = call._replace(token=link.token)
+        except UnknownWorkerError:
+            if not num_failures:
+                raise
+            return pb.DetachResponse()
+        else:
+            return response
+
+
+def _warn_of_leftover(session: Session, error: KVLeaseError) -> None:
+    force = " --force" if session.death_proof == "pidfd" else ""
+    # Who does not answer has perhaps ended, and its memory with it: then nobody is kept from anything.
+    if_there = "if it is there yet, " if isinstance(error, UnavailableError) else ""
+    _logger.warning(
+        "worker %d of cache %r could not be detached: %sthe daemon keeps its blocks from others until it knows that "
+        "process %d has ended, or until an operator says so by: kvlease detach %d%s (%s)",
+        session.worker_id,
+        session.request.cache,
+        if_there,
+        session.link.process_id,
+        session.worker_id,
+        force,
+        error,
+        extra={"action": "detach", "worker_id": session.worker_id, "code": error.code},
+    )
 
 
 def missed(session: Session, ask: Ask[R], idle: R) -> Flow[R]:

@@ -102,7 +102,8 @@ class Grant:
     def put(self, packed: bytes, num_places: Sequence[int] = ()) -> None:  # noqa: ARG002 - of groups
         """Replace the blocks by packed int32 ids; `num_places` says how many each of several groups has."""
         self._parts = [packed] if packed else []
-        self._count(len(packed) // _BYTES_PER_BLOCK_ID)
+        self.num_blocks = num_blocks = len(packed) // _BYTES_PER_BLOCK_ID
+        self.covered_tokens = num_blocks * self._tokens_per_block
 
     def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:  # noqa: ARG002 - of groups
         """Append packed int32 ids, so many to each group, which an extend to `num_tokens` brought."""
@@ -110,7 +111,8 @@ class Grant:
         if len(parts) >= _PARTS_MAX:
             parts = self._parts = [b"".join(parts)]
         parts.append(packed)
-        self._count(self.num_blocks + len(packed) // _BYTES_PER_BLOCK_ID)
+        self.num_blocks = num_blocks = self.num_blocks + len(packed) // _BYTES_PER_BLOCK_ID
+        self.covered_tokens = num_blocks * self._tokens_per_block
 
     def unknown(self, packed: bytes, num_added: Sequence[int]) -> tuple[bytes, Sequence[int]]:
         """Return what an extend brought less what is known from the table, which has other ranks' blocks, too."""
@@ -135,10 +137,6 @@ class Grant:
         num_kept = blocks_covering(num_tokens, self._tokens_per_block)
         if num_kept < self.num_blocks:
             self.put(b"".join(self._parts)[: num_kept * _BYTES_PER_BLOCK_ID])
-
-    def _count(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self.covered_tokens = num_blocks * self._tokens_per_block
 
 
 class GroupedGrant(Grant):
@@ -174,12 +172,6 @@ class GroupedGrant(Grant):
         """The places before these are known to be empty."""
         self._version = 0
         self._tables: list[tuple[int, NDArray[np.int32]]] = [(-1, _NOTHING_READ[2])] * len(groups)
-
-    @property
-    def hit_tokens(self) -> int:
-        """Tokens of the prefix that were found, in whichever tier."""
-        below = self.host_hit_tokens + self.disk_hit_tokens + self.remote_hit_tokens
-        return self.device_hit_tokens + below
 
     @property
     def block_ids(self) -> NDArray[np.int32]:

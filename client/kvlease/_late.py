@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvlease import _calls
+from kvlease import _calls, _flows
 from kvlease._session import Session
 from kvlease.transports.base import Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
@@ -22,6 +22,18 @@ def undoing(session: Session, reply: pb.Reply) -> Iterator[Outgoing]:
     for ask in asks:
         deadline_at = link.clock() + link.deadline_seconds
         yield Outgoing(ask.verb, ask.request, deadline_at, link.token, link.epoch)
+
+
+def disowning(session: Session) -> _flows.Flow[None]:
+    """Have the daemon end what was granted by answers that never came.
+
+    Not whatever is granted while reserves of others are on their way: heartbeats to come end that.
+    """
+    newest = session.inventory()[1]
+    yield from _flows.heartbeat(session)
+    # The first tells how far ids were issued meanwhile; only the next one can speak of those.
+    if session.inventory()[1] > newest:
+        yield from _flows.heartbeat(session)
 
 
 def _granted(reply: pb.Reply) -> list[pb.ReserveResponse]:

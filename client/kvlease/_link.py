@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kvlease.errors import InvalidError
+from google.protobuf.message import Message
+
+from kvlease.errors import InvalidError, UnknownWorkerError
 from kvlease.tracing import Traceparent
 
 RESTART_SECONDS: Final = 2.0
@@ -31,7 +33,11 @@ class Link:
     patience_ends_at: float | None = None
     """Monotonic seconds until which calls wait for a daemon that was never reached; None before the first failure."""
     is_detached: bool = False
-    """Whether the caller has said that it is done; then nothing attaches again."""
+    """Whether the caller has said that it is done; then nothing attaches again, and no call goes out."""
+    has_ended: bool = False
+    """Whether the daemon, too, knows that it is done."""
+    registrations: dict[str, Message] = field(default_factory=dict)
+    """What caches were registered by, by name: workers that attach next can do it again."""
     traceparent: Traceparent | None = None
     """What tells the span that calls are made in; None where nothing is traced."""
     process_id: int = field(default_factory=os.getpid)
@@ -56,6 +62,15 @@ class Link:
         if os.getpid() != self.process_id:
             message = f"this session belongs to process {self.process_id}; a forked child must open and attach its own"
             raise InvalidError(message, resource="process")
+
+    def check_attached(self) -> None:
+        """Refuse to call for a worker that was closed.
+
+        Raises:
+            UnknownWorkerError: it was.
+        """
+        if self.is_detached:
+            raise UnknownWorkerError("this worker was closed; attach another")
 
     def is_worth_waiting(self) -> bool:
         """Tell whether a daemon that cannot be reached may be back soon.

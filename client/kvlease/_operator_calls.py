@@ -6,10 +6,12 @@ import numpy as np
 
 from kvlease import _answers
 from kvlease._calls import Ask, ask
+from kvlease._checks import check_type
 from kvlease._fields import given
 from kvlease._records import from_proto
 from kvlease.operating import (
     Cleared,
+    Deleted,
     Drained,
     DrainedCache,
     Resized,
@@ -34,6 +36,15 @@ def clear(cache: str, tenant: str) -> Ask[Cleared]:
     return ask("clear", lambda: pb.ClearRequest(**given(cache=cache, tenant=tenant)), _cleared)
 
 
+def delete_cache(cache: str, *, purge: bool) -> Ask[Deleted]:
+    """Ask for a cache to be freed, and for its disk store to be removed with it."""
+    return ask(
+        "delete_cache",
+        lambda: pb.DeleteCacheRequest(**given(cache=cache), purge=purge),
+        _answers.reader(Deleted),
+    )
+
+
 def resize(cache: str, tier: str, num_blocks: int) -> Ask[Resized]:
     """Ask for a pool to grant so many blocks."""
     return ask(
@@ -45,6 +56,7 @@ def resize(cache: str, tier: str, num_blocks: int) -> Ask[Resized]:
 
 def set_tenant(tenant: str, limits: TenantLimits, revision: int) -> Ask[TenantRule]:
     """Ask for a tenant to have other limits."""
+    check_type("limits", limits, TenantLimits)
     return ask(
         "set_tenant",
         lambda: pb.SetTenantRequest(

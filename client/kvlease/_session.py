@@ -2,14 +2,17 @@
 
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from weakref import ReferenceType, ref
 
 import numpy as np
+from google.protobuf.message import Message
 
 from kvlease._answers import misses
 from kvlease._grants import Grant, GroupedGrant
 from kvlease._link import Link
 from kvlease.errors import (
+    IdReusedError,
     InvalidError,
     KVLeaseError,
     NotYoursError,
@@ -18,8 +21,9 @@ from kvlease.errors import (
     UnknownLeaseError,
 )
 from kvlease.groups import GroupShape, Keeps
+from kvlease.key_counts import KeyCounts
 from kvlease.keys import BlockKeys
-from kvlease.memory import WorkerMemory, identity_of
+from kvlease.memory import KEY_COUNTS, WorkerMemory, identity_of
 from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
 from kvlease.transports._frames import close_all
@@ -40,10 +44,19 @@ class Floor:
 class Session:
     """A worker as it knows itself; threads share it, so what goes together changes under its lock."""
 
-    def __init__(self, link: Link, request: pb.AttachRequest, *, raises: bool) -> None:
+    def __init__(
+        self,
+        link: Link,
+        request: pb.AttachRequest,
+        *,
+        raises: bool,
+        registration: Message | None = None,
+    ) -> None:
         """Remember how to attach, now and after every restart of the daemon."""
         self.link = link
         self.request = request
+        self.registration = registration
+        """How to have the cache again, where it ended with the daemon; None where another has registered it."""
         self.raises = raises
         self.worker_id = 0
         self.memory_generation = 0
@@ -51,12 +64,18 @@ class Session:
         self.death_proof = "none"
         self.plan: CachePlan
         self.groups: tuple[GroupShape, ...] = ()
+        self.has_plain_leases = False
+        """Whether leases have one group that keeps everything, with no place ever empty."""
         self.keys: BlockKeys
         self.memory: WorkerMemory | None = None
+        self.key_counts: KeyCounts | None = None
+        """Those of the attachment that there is; None where none came with it, or it has ended."""
         self.lock = threading.Lock()
         self.grants: dict[int, Grant] = {}
         self.doubtful: set[int] = set()
         """Leases that an extend may have reached whose answer did not reach us."""
+        self.refused_in_steps: set[int] = set()
+        """Leases whose `refusal` is that of an operation of a step."""
         self._newest_lease_id = 0
         self._floors: dict[ReferenceType[Floor], int] = {}
         self._given_back: dict[int, int] = {}
@@ -77,9 +96,11 @@ class Session:
                 self.memory_generation += 1
                 if old is not None:
                     old.close()
+            key_counts = _key_counts(attached)
         finally:
             close_all(attached.fds)
         self.plan, self.groups = plan, groups_of(plan)
+        self.has_plain_leases = [one.keeps for one in self.groups] == [Keeps.EVERYTHING]
         self.keys = BlockKeys(response.tenant_key, plan.layout_fingerprint, plan.model_digest)
         self.worker_id = response.worker_id
         self.heartbeat_seconds = response.heartbeat_seconds or self.heartbeat_seconds
@@ -103,6 +124,7 @@ class Session:
                     )
             self.link.token = response.token
             self.link.epoch = response.epoch
+            self.key_counts = key_counts
 
     def resume_request(self) -> pb.AttachRequest:
         """Return the attach that goes on with the leases of this worker."""
@@ -113,12 +135,6 @@ class Session:
         return request
 
     # Leases
-
-    @property
-    def has_plain_leases(self) -> bool:
-        """Whether leases have one group that keeps everything, with no place ever empty."""
-        groups = self.groups
-        return len(groups) == 1 and groups[0].keeps is Keeps.EVERYTHING
 
     def fresh_grant(self, request_id: str, refusal: KVLeaseError | None = None) -> Grant:
         """Return what will be known of a lease that is asked for, or why there is none."""
@@ -168,9 +184,10 @@ class Session:
             return True
 
     def enter(self, grant: Grant, response: pb.ReserveResponse, epoch: int) -> Grant | None:
-        """Take over a granted lease; an id that we have keeps its grant.
+        """Take over a granted lease; one that we have is refused, for two would write its blocks.
 
-        None where the daemon restarted since, or where the lease is a leftover and must be released.
+        A retry is part of one call, and so comes here once. None where the daemon restarted since, or where the lease
+        is a leftover and must be released.
         """
         lease_id = response.lease_id
         with self.lock:
@@ -178,28 +195,35 @@ class Session:
                 return None
             known = self.grants.get(lease_id)
             if known is not None:
-                return known
+                grant.refusal = _held_already(known)
+                return grant
             came_as = response.joined_id or lease_id
             # As in `is_leftover`; a call less counts in the verb that is called most.
             if came_as <= min(self._floors.values()) or lease_id in self._given_back:
                 return None
             grant.lease_id, grant.row = lease_id, response.row
-            grant.cover(response.covered_tokens)
-            grant.put(response.block_ids, unpacked(response.num_blocks))
             grant.device_hit_tokens = response.device_hit_tokens
             grant.host_hit_tokens = response.host_hit_tokens
             grant.disk_hit_tokens = response.disk_hit_tokens
             grant.remote_hit_tokens = response.remote_hit_tokens
             if response.misses:
                 grant.misses = misses(response.misses)
-            grant.compute(grant.hit_tokens)
+            if grant.has_groups:
+                grant.cover(response.covered_tokens)
+                grant.put(response.block_ids, unpacked(response.num_blocks))
+                grant.compute(grant.hit_tokens)
+            else:
+                grant.put(response.block_ids)
             grant.is_live, grant.refusal = True, None
             self.grants[lease_id] = grant
             self._newest_lease_id = max(self._newest_lease_id, came_as)
             return grant
 
     def extended(self, added: Iterable[Added], epoch: int) -> None:
-        """Add blocks to leases, and make sure that each covers what it should, else it is lost."""
+        """Add blocks to leases, and make sure that each covers what it should, else it is lost.
+
+        Answers to calls made at once come in any order; what the table has told by then is not added again.
+        """
         doubtful, is_apart = self.doubtful, bool(self.request.engine)
         with self.lock:
             grant_of, is_same_life = self.grants.get, self.link.epoch == epoch
@@ -207,12 +231,12 @@ class Session:
                 grant = grant_of(lease_id)
                 if grant is None:
                     continue
-                if is_same_life and is_apart:
-                    grant.add(*grant.unknown(packed, num_added), num_tokens)
-                elif is_same_life:
-                    grant.add(packed, num_added, num_tokens)
-                else:
+                if not is_same_life:
                     self._recall(grant)
+                elif is_apart or grant.has_groups:
+                    grant.add(*grant.unknown(packed, num_added), num_tokens)
+                elif not packed or grant.covered_tokens < covered_tokens:
+                    grant.add(packed, num_added, num_tokens)
                 # Blocks that we were not told of leave no hole to be seen where places may be empty.
                 is_unsure = doubtful and grant.has_groups and lease_id in doubtful
                 if is_unsure or grant.covered_tokens < covered_tokens:
@@ -274,6 +298,7 @@ class Session:
 
     def forget_all(self) -> None:
         """End every lease, because the worker has ended."""
+        self.key_counts = None
         with self.lock:
             for grant in list(self.grants.values()):
                 self._lose(
@@ -340,6 +365,14 @@ class Session:
     def _forget(self, grant: Grant) -> None:
         self.grants.pop(grant.lease_id, None)
         self.doubtful.discard(grant.lease_id)
+        self.refused_in_steps.discard(grant.lease_id)
+
+
+def _held_already(grant: Grant) -> IdReusedError:
+    message = f"request {grant.request_id!r} has lease {grant.lease_id}, which this worker holds; "
+    return IdReusedError(
+        f"{message}use that one, release it, or give the request another id", resource="request_id"
+    )
 
 
 def unpacked(counts: bytes) -> list[int]:
@@ -350,3 +383,12 @@ def unpacked(counts: bytes) -> list[int]:
 def is_doubt(error: KVLeaseError) -> bool:
     """Tell whether a call that failed like this may have been carried out all the same."""
     return not isinstance(error, RefusedError | StaleError | NotYoursError | InvalidError)
+
+
+def _key_counts(attached: Attached) -> KeyCounts | None:
+    """Map the key counts that came with an attach, if any did and they can be mapped: who has none asks."""
+    for region, fd in zip(attached.response.regions, attached.fds, strict=True):
+        if region.kind == KEY_COUNTS:
+            with suppress(OSError, ValueError):
+                return KeyCounts.mapped(fd, region.region_bytes, attached.response.epoch)
+    return None

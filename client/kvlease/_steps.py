@@ -1,6 +1,7 @@
 """Own a scheduler step: what its columns did to the leases, or may have done; retries are the flows' business."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -15,8 +16,6 @@ from kvlease.errors import (
     InternalError,
     InvalidError,
     KVLeaseError,
-    NotYoursError,
-    StaleError,
     UnavailableError,
 )
 from kvlease.faults import error_from_proto
@@ -87,12 +86,14 @@ def apply_step(
         codes=np.frombuffer(packed_codes, _INT32),
         num_blocks=_by_group(session, response.num_blocks),
         block_ids=np.frombuffer(packed_ids, _INT32),
+        errors={one.index: error_from_proto(one.error) for one in response.errors},
     )
     lease_ids = np.frombuffer(sent.lease_ids, _INT64)
     # Nearly always every operation was done; bytes are compared faster than an array is searched.
     all_done = packed_codes == bytes(len(packed_codes))
     at = _changed(session, verbs, lease_ids, columns)
     if len(at):
+        added: Iterable[Added]
         num_tokens = np.frombuffer(sent.num_tokens, _INT32)[at].tolist()
         extended = lease_ids[at].tolist()
         if is_plain:
@@ -106,8 +107,8 @@ def apply_step(
         for lease_id, tokens in _commits(sent, columns.codes == 0):
             if grant := session.grants.get(lease_id):
                 session.computed(grant, tokens)
-    if not all_done:
-        _end_refused(session, lease_ids.tolist(), columns.codes.tolist())
+    if session.refused_in_steps or not all_done:
+        _tell(session, lease_ids.tolist(), columns)
     if _RELEASE_BYTE in verbs:
         is_release = np.frombuffer(verbs, np.uint8) == _RELEASE
         _end_released(session, lease_ids[is_release & (columns.codes == 0)])
@@ -116,14 +117,14 @@ def apply_step(
 
 def _plain_added(
     lease_ids: list[int], num_added: list[int], num_tokens: list[int], packed_ids: bytes
-) -> list[Added]:
+) -> Iterable[Added]:
     """Return what each lease of one group that keeps everything got of the added blocks."""
-    parts: list[Added] = []
+    parts: list[bytes] = []
     end = 0
-    for lease_id, added, tokens in zip(lease_ids, num_added, num_tokens, strict=True):
+    for added in num_added:
         begin, end = end, end + added * _BYTES_PER_BLOCK_ID
-        parts.append((lease_id, packed_ids[begin:end], (), tokens, tokens))
-    return parts
+        parts.append(packed_ids[begin:end])
+    return zip(lease_ids, parts, repeat(()), num_tokens, num_tokens, strict=False)
 
 
 def _grouped_added(
@@ -182,22 +183,31 @@ def doubt_step(session: Session, sent: pb.StepRequest, error: KVLeaseError) -> S
     for lease_id, tokens in _commits(sent, np.ones(len(verbs), np.bool_)):
         if grant := session.grants.get(lease_id):
             grant.give_back(tokens)
+    for grant in filter(None, map(session.grants.get, lease_ids.tolist())):
+        grant.refusal = error
+        session.refused_in_steps.add(grant.lease_id)
     _end_released(session, lease_ids[verbs == _RELEASE])
     return StepColumns(
         codes=np.full(len(verbs), error.number, np.int32),
         num_blocks=_by_group(session, bytes(len(verbs) * len(session.groups) * _INT32.itemsize)),
         block_ids=np.zeros(0, np.int32),
+        errors=dict.fromkeys(range(len(verbs)), error),
     )
 
 
-def _end_refused(session: Session, lease_ids: list[int], codes: list[int]) -> None:
-    for lease_id, code in zip(lease_ids, codes, strict=True):
-        if not code:
-            continue
-        error = BY_NUMBER.get(code, InternalError)
+def _tell(session: Session, lease_ids: list[int], columns: StepColumns) -> None:
+    """Note for each lease why its last operation was refused, or that it was done; what the daemon lost is lost."""
+    for index, (lease_id, code) in enumerate(zip(lease_ids, columns.codes.tolist(), strict=True)):
         grant = session.grants.get(lease_id)
-        if grant is not None and issubclass(error, StaleError | NotYoursError):
-            session.refused(grant, error())
+        if grant is None:
+            continue
+        if code:
+            error = columns.errors.get(index) or BY_NUMBER.get(code, InternalError)()
+            session.refused_in_steps.add(lease_id)
+            session.refused(grant, error)
+        elif lease_id in session.refused_in_steps:
+            session.refused_in_steps.discard(lease_id)
+            grant.refusal = None
 
 
 def _end_released(session: Session, lease_ids: NDArray[np.int64]) -> None:

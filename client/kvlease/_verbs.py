@@ -65,6 +65,8 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
             link.is_reached = True
             granted = ask.read(response)
             if entered := session.enter(grant, granted, epoch):
+                if entered.refusal is not None:
+                    raise entered.refusal
                 return entered
             if session.is_leftover(granted):
                 yield from _flows.attempts(link, _calls.release(granted.lease_id))

@@ -8,6 +8,7 @@ from kvlease import _calls, _flows, _late, _operator_calls, tracing
 from kvlease._async_port import AsyncPort
 from kvlease._calls import Ask
 from kvlease._link import Link
+from kvlease._unclosed import warn_unclosed
 from kvlease.aio_worker import AsyncWorker
 from kvlease.client import (
     DEADLINE_SECONDS,
@@ -19,7 +20,7 @@ from kvlease.client import (
     check_options,
 )
 from kvlease.credentials import Credentials
-from kvlease.operating import Cleared, Drained, Resized, TenantLimits, TenantRule
+from kvlease.operating import Cleared, Deleted, Drained, Resized, TenantLimits, TenantRule
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
@@ -76,6 +77,12 @@ class AsyncClient:
         """Show where it connects to."""
         return f"<AsyncClient {self._address}>"
 
+    def __del__(self) -> None:
+        """Warn where it was not closed."""
+        port = getattr(self, "_port", None)
+        if port is not None and port.transport.is_open and not self._link.is_forked:
+            warn_unclosed(self)
+
     async def __aenter__(self) -> Self:
         """Return the client; it connects at its first call."""
         return self
@@ -86,7 +93,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; workers stay attached."""
-        await self._port.transport.close()
+        await self._port.close()
 
     async def plan(self, inputs: PlanInputs) -> CachePlan:
         """Compute a cache's layout and capacity without changing anything."""
@@ -99,8 +106,14 @@ class AsyncClient:
     async def register(
         self, cache: str, inputs: PlanInputs, options: CacheOptions = DEFAULTS
     ) -> CacheInfo:
-        """Create a cache, or find an equal one that exists."""
-        return await self._told(_calls.register(cache, inputs, options))
+        """Create a cache, or find an equal one that exists.
+
+        A worker that attaches through this client then registers the cache again, should it have ended with the daemon.
+        """
+        ask = _calls.register(cache, inputs, options)
+        info = await self._told(ask)
+        self._link.registrations[cache] = ask.request
+        return info
 
     async def get_cache(self, cache: str) -> CacheInfo:
         """Describe one cache."""
@@ -110,9 +123,14 @@ class AsyncClient:
         """Describe all caches."""
         return await self._told(_calls.list_caches())
 
-    async def delete_cache(self, cache: str) -> None:
-        """Free a cache that no worker is attached to."""
-        await self._told(_calls.delete_cache(cache))
+    async def delete_cache(self, cache: str, *, purge: bool = False) -> Deleted:
+        """Free a cache that no worker is attached to; its pins end with it.
+
+        Its disk store stays for when it is registered again, unless it is purged; that may take up to
+        `mover_seconds_max` of the daemon, and is refused as WRONG_STATE where the store is off.
+        """
+        self._link.registrations.pop(cache, None)
+        return await self._told(_operator_calls.delete_cache(cache, purge=purge))
 
     async def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""
@@ -231,16 +249,17 @@ class AsyncClient:
         )
         session = attaching(request, self._link, deadline_seconds, raises=self._raises)
         transport = open_async_transport(self._address, partial(_late.undoing, session))
+        port = AsyncPort(transport, session)
         try:
-            await AsyncPort(transport).run(_flows.attach(session))
+            await port.run(_flows.attach(session))
         except BaseException:
-            await transport.close()
+            await port.close()
             raise
         session.link.deadline_seconds = deadline_seconds or self._link.deadline_seconds
         return AsyncWorker(session, transport).start()
 
     async def _stream(self, ask: Ask[R], idle_seconds: float | None) -> AsyncIterator[R]:
-        call = _flows.streamed(self._link, ask)
+        call = _flows.streamed(self._link, ask, idle_seconds)
         async for message in self._port.transport.stream(call, idle_seconds):
             yield ask.read(message)
 

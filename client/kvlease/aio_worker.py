@@ -1,15 +1,18 @@
 """Own the worker for an event loop; what its calls mean it shares with the blocking one, and clients are in `aio`."""
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
 from numpy.typing import ArrayLike
 
-from kvlease import _calls, _flows, _steps, _verbs
+from kvlease import _calls, _flows, _late, _steps, _verbs
 from kvlease._async_port import AsyncPort, beat
+from kvlease._checks import check_alone
 from kvlease._session import Session
+from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
 from kvlease.lease import AsyncLease, GrantView
 from kvlease.magazine import AsyncMagazine
@@ -36,15 +39,23 @@ class AsyncWorker(WorkerView):
         super().__init__(session)
         self._port = AsyncPort(transport, session)
         self._task: asyncio.Task[None] | None = None
-        self._is_detached = False
         self._magazine: AsyncMagazine | None = None
 
     def start(self) -> Self:
-        """Begin the heartbeats."""
+        """Begin the heartbeats; the worker belongs to the running event loop from here on."""
+        self._port.bind()
         self._task = asyncio.create_task(
             beat(self._session, self._port), name=f"kvlease-worker-{self.worker_id}"
         )
+        # The task does not hold the worker, so one that is dropped without close stops its heartbeats, too.
+        weakref.finalize(self, _end, self._task).atexit = False
         return self
+
+    def __del__(self) -> None:
+        """Warn where it was not closed: its leases are held until this process ends."""
+        link = self._session.link
+        if self._task is not None and not link.is_detached and not link.is_forked:
+            warn_unclosed(self)
 
     async def __aenter__(self) -> Self:
         """Return the worker."""
@@ -139,6 +150,7 @@ class AsyncWorker(WorkerView):
     ) -> Evicted:
         """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
         if lease is not None:
+            check_alone(keys=keys, num_blocks=num_blocks)
             return await self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return await self._port.run(_flows.missed(self._session, ask, Evicted()))
@@ -146,15 +158,19 @@ class AsyncWorker(WorkerView):
     async def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
     ) -> Reloaded:
-        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool."""
+        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool.
+
+        A lease that was mapped before it was evicted must be mapped again.
+        """
         if lease is not None:
+            check_alone(keys=keys)
             return await self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return await self._port.run(
             _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
         )
 
     async def map(self, lease: GrantView) -> int:
-        """Publish a lease's row of the block table; returns its kernel blocks."""
+        """Publish a lease's row of the block table, until it is evicted or ends; returns its kernel blocks."""
         return await self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
 
     async def release(self, lease: GrantView) -> bool:
@@ -208,23 +224,35 @@ class AsyncWorker(WorkerView):
         return self._magazine
 
     async def heartbeat(self) -> None:
-        """Renew the leases now; a task does so all the time."""
-        await self._port.run(_flows.heartbeat(self._session))
+        """Renew the leases now, and end those whose answers were lost; a task does so all the time."""
+        await self._port.run(_late.disowning(self._session))
 
     async def detach(self) -> int:
-        """End the worker and all its leases; returns how many the daemon ended."""
-        self._is_detached = True
+        """End the worker and all its leases, as `Worker.detach` does; returns how many the daemon ended."""
         return await self._port.run(_flows.detach(self._session))
 
     async def close(self) -> None:
-        """Detach if that was not done, and close connections and memory; views that callers keep stay valid."""
+        """Detach if that was not done, and close connections and memory, as `Worker.close` does.
+
+        One that was cancelled may be called again.
+
+        Raises:
+            InvalidError: it is called in another event loop than the worker's own.
+        """
+        self._port.bind()
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        if not self._is_detached and not self._session.link.is_forked:
+            # Unlike the task itself, this raises only what is meant for the caller.
+            await asyncio.wait([self._task])
+        if not self._session.link.has_ended and not self._session.link.is_forked:
             with suppress(KVLeaseError):
                 await self.detach()
-        await self._port.transport.close()
+        await self._port.close()
         if self._session.memory is not None:
             self._session.memory.close()
+
+
+def _end(task: asyncio.Task[None]) -> None:
+    """End the heartbeats of a worker that was dropped, from whatever thread that is noticed in."""
+    with suppress(RuntimeError):  # the loop was closed, and nothing beats
+        task.get_loop().call_soon_threadsafe(task.cancel)

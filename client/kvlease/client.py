@@ -6,11 +6,13 @@ from typing import Final, Literal, Self, TypeVar
 from kvlease import _calls, _flows, _operator_calls, tracing
 from kvlease._calls import Ask
 from kvlease._checks import check_deadline
+from kvlease._fields import given
 from kvlease._link import Link
 from kvlease._session import Session
+from kvlease._unclosed import warn_unclosed
 from kvlease.credentials import Credentials
 from kvlease.errors import InvalidError
-from kvlease.operating import Cleared, Drained, Resized, TenantLimits, TenantRule
+from kvlease.operating import Cleared, Deleted, Drained, Resized, TenantLimits, TenantRule
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan
@@ -81,6 +83,12 @@ class Client:
         """Show where it connects to."""
         return f"<Client {self._address}>"
 
+    def __del__(self) -> None:
+        """Warn where it was not closed."""
+        port = getattr(self, "_port", None)
+        if port is not None and port.transport.is_open and not self._link.is_forked:
+            warn_unclosed(self)
+
     def __enter__(self) -> Self:
         """Return the client; it connects at its first call."""
         return self
@@ -104,8 +112,14 @@ class Client:
     def register(
         self, cache: str, inputs: PlanInputs, options: CacheOptions = DEFAULTS
     ) -> CacheInfo:
-        """Create a cache, or find an equal one that exists."""
-        return self._told(_calls.register(cache, inputs, options))
+        """Create a cache, or find an equal one that exists.
+
+        A worker that attaches through this client then registers the cache again, should it have ended with the daemon.
+        """
+        ask = _calls.register(cache, inputs, options)
+        info = self._told(ask)
+        self._link.registrations[cache] = ask.request
+        return info
 
     def get_cache(self, cache: str) -> CacheInfo:
         """Describe one cache."""
@@ -115,9 +129,14 @@ class Client:
         """Describe all caches."""
         return self._told(_calls.list_caches())
 
-    def delete_cache(self, cache: str) -> None:
-        """Free a cache that no worker is attached to."""
-        self._told(_calls.delete_cache(cache))
+    def delete_cache(self, cache: str, *, purge: bool = False) -> Deleted:
+        """Free a cache that no worker is attached to; its pins end with it.
+
+        Its disk store stays for when it is registered again, unless it is purged; that may take up to
+        `mover_seconds_max` of the daemon, and is refused as WRONG_STATE where the store is off.
+        """
+        self._link.registrations.pop(cache, None)
+        return self._told(_operator_calls.delete_cache(cache, purge=purge))
 
     def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""
@@ -222,6 +241,7 @@ class Client:
         layout_fingerprint: str = "",
         engine: str = "",
         magazine: str = "",
+        key_counts: bool = False,
         deadline_seconds: float | None = None,
     ) -> Worker:
         """Make this process a worker of a cache, over connections of its own that this client's end does not close.
@@ -229,6 +249,7 @@ class Client:
         Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. Where each
         rank of an engine calls for itself, `engine` names the engine, and its ranks share the leases of its requests.
         `magazine` names what all processes of an engine share that keeps its own block tables; see `Worker.magazine`.
+        With `key_counts`, `Worker.absent` tells without a call what is surely not cached.
         The worker's calls end after `deadline_seconds`; left out, after the client's, as attaching itself always does.
 
         Raises:
@@ -243,6 +264,7 @@ class Client:
             layout_fingerprint=layout_fingerprint,
             engine=engine,
             magazine=magazine,
+            key_counts=key_counts,
         )
         session = attaching(request, self._link, deadline_seconds, raises=self._raises)
         port = Port(open_transport(self._address))
@@ -255,7 +277,7 @@ class Client:
         return Worker(session, port, open_transport(self._address)).start()
 
     def _stream(self, ask: Ask[R], idle_seconds: float | None) -> Iterator[R]:
-        call = _flows.streamed(self._link, ask)
+        call = _flows.streamed(self._link, ask, idle_seconds)
         yield from map(ask.read, self._port.transport.stream(call, idle_seconds))
 
     def _told(self, ask: Ask[R]) -> R:
@@ -271,10 +293,15 @@ def attach_request(  # noqa: PLR0913 - the fields of an attach
     layout_fingerprint: str,
     engine: str,
     magazine: str,
+    key_counts: bool = False,
 ) -> pb.AttachRequest:
-    """Build the request by which a worker attaches, the first time and after restarts."""
-    try:
-        return pb.AttachRequest(
+    """Build the request by which a worker attaches, the first time and after restarts.
+
+    Raises:
+        InvalidError: an argument is not what its field carries; the message names it.
+    """
+    return pb.AttachRequest(
+        **given(
             cache=cache,
             worker_name=worker_name,
             rank=rank,
@@ -282,9 +309,9 @@ def attach_request(  # noqa: PLR0913 - the fields of an attach
             layout_fingerprint=layout_fingerprint,
             engine=engine,
             magazine=magazine,
+            wants_key_counts=key_counts,
         )
-    except (TypeError, ValueError) as error:
-        raise InvalidError(f"attach: {error}") from error
+    )
 
 
 def attaching(
@@ -301,7 +328,7 @@ def attaching(
     own = Link(
         deadline_seconds=link.deadline_seconds, is_reached=True, traceparent=link.traceparent
     )
-    return Session(own, request, raises=raises)
+    return Session(own, request, raises=raises, registration=link.registrations.get(request.cache))
 
 
 def check_options(deadline_seconds: float, on_doubt: str) -> None:

@@ -99,8 +99,8 @@ def readers_file(named: str, host: str, port: int, directory: Path) -> str:
     # As for an operator's token: what listens there might be anybody's.
     if host not in _LOOPBACK or not _is_own(port):
         message = (
-            f"no daemon of this user listens at {host}:{port}; start it, or name the file of a reader's token there by "
-            f"--token-file or {TOKEN_FILE_VARIABLE}"
+            f"no daemon of this user listens at {host}:{port}; start it, name its port by --address http://HOST:PORT, "
+            f"or the file of a reader's token there by --token-file or {TOKEN_FILE_VARIABLE}"
         )
         raise InvalidError(message, resource="address")
     return str(directory / _READERS)

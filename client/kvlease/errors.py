@@ -20,6 +20,7 @@ The tree::
     │   ├── StaleEpochError    STALE_EPOCH      attach again
     │   ├── UnknownLeaseError  UNKNOWN_LEASE    reserve again
     │   ├── UnknownWorkerError UNKNOWN_WORKER   attach again
+    │   │   └── NoSuchWorkerError                   an operator named one that is not there
     │   ├── UnknownCacheError  UNKNOWN_CACHE    register it
     │   └── IdReusedError      ID_REUSED        use a fresh id
     ├── NotYoursError          NOT_YOURS        another worker's, or not for this role
@@ -208,12 +209,19 @@ class UnknownLeaseError(StaleError):
 
 
 class UnknownWorkerError(StaleError):
-    """There is no such worker; attach first and send the token that attach returned."""
+    """Nobody has this token, or none was sent; a worker must attach first and send the token that attach returned."""
 
     code = "UNKNOWN_WORKER"
     number = 9
     http_status = 401
     grpc_status = "UNAUTHENTICATED"
+
+
+class NoSuchWorkerError(UnknownWorkerError):
+    """No worker has this id; it has ended, or never was."""
+
+    http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class UnknownCacheError(StaleError):

@@ -1,9 +1,15 @@
 """Own what an exchange of a magazine is asked to do and what it did; the fields are those of the protocol."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+
+def packable(numbers: Sequence[int], dtype: type[np.int32] | type[np.uint32]) -> ArrayLike:
+    """Return a column of an order as it is packed fastest; none at all, as most are, needs no array."""
+    return np.array(numbers, dtype) if numbers else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +40,8 @@ class ExchangeOrder:
     """Blocks wanted to admit new requests."""
     all_or_nothing: bool = False
     """Whether fewer blocks than were wanted are none at all, of each of the two."""
+    missed_keys: bytes = b""
+    """32-byte keys that were sought and that nobody was asked for, as they were surely absent: told to be counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,6 +10,11 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 BYTES_OF_LENGTH: Final = 4
 """Bytes of a frame before its message: a little-endian uint32."""
+GRPC_SLACK_BYTES: Final = 7 << 20
+"""Bytes above the limit up to which a daemon reads a message of gRPC, so that its refusal can say what the limit is.
+
+A client takes them off what gRPC itself says of a message that is larger still.
+"""
 
 _WIRE_VARINT: Final = 0
 _WIRE_BYTES: Final = 2

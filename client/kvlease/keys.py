@@ -18,6 +18,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from kvlease._checks import check_type
 from kvlease.errors import InvalidError
 from kvlease.geometry import floor_div, full_blocks
 from kvlease.ids import BYTES_PER_KEY
@@ -75,6 +76,7 @@ class BlockKeys:
             InvalidError: a token is no int32, the parent no key, an item none, or the tenant's key not 32 bytes.
         """
         checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
+        check_type("parent", parent, bytes)
         if parent and len(parent) != BYTES_PER_KEY:
             message = f"a parent key has {BYTES_PER_KEY} bytes, not {len(parent)}"
             raise InvalidError(

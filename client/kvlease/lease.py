@@ -1,7 +1,7 @@
 """Own what a lease looks like to an engine: its blocks, its life and its verbs; their course is the flows' business."""
 
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Self
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,7 @@ class GrantView:
 
     @property
     def row(self) -> int:
-        """The row of the block table, once the lease is mapped."""
+        """The row of the block table, from the reserve on; it can be read while the lease is mapped."""
         return self.grant.row
 
     @property
@@ -177,15 +177,18 @@ class Lease(GrantView):
         return self._worker.trim(self, num_tokens)
 
     def evict(self, *, wait_ms: int = 0) -> Evicted:
-        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload."""
+        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload.
+
+        The lease is not mapped any more.
+        """
         return self._worker.evict(self, wait_ms=wait_ms)
 
     def reload(self, *, wait_ms: int = 0) -> Reloaded:
-        """Bring the blocks back, to new places."""
+        """Bring the blocks back, to new places; to read its row, map the lease again."""
         return self._worker.reload(self, wait_ms=wait_ms)
 
     def map(self) -> int:
-        """Publish the row of the block table; returns its kernel blocks."""
+        """Publish the row of the block table, until the lease is evicted or ends; returns its kernel blocks."""
         return self._worker.map(self)
 
     def release(self) -> bool:
@@ -209,11 +212,13 @@ class AsyncLease(GrantView):
         """Release the lease."""
         await self.release()
 
-    def extend(self, num_tokens: int, *, wait_ms: int = 0) -> Awaitable[bool]:
+    def extend(self, num_tokens: int, *, wait_ms: int = 0) -> Coroutine[Any, Any, bool]:
         """Cover `num_tokens` in all; returns whether the lease does."""
         return self._worker.extend(self, num_tokens, wait_ms=wait_ms)
 
-    def commit(self, num_tokens: int, keys: bytes, first_block: int = 0) -> Awaitable[Committed]:
+    def commit(
+        self, num_tokens: int, keys: bytes, first_block: int = 0
+    ) -> Coroutine[Any, Any, Committed]:
         """Make the full blocks among the first `num_tokens`, all of them computed, findable under `keys`.
 
         What no later token needs leaves the lease, such as blocks before a window.
@@ -222,30 +227,33 @@ class AsyncLease(GrantView):
 
     def fork(
         self, request_id: str, num_tokens: int, *, wait_ms: int = 0
-    ) -> Awaitable["AsyncLease"]:
+    ) -> Coroutine[Any, Any, "AsyncLease"]:
         """Lease blocks to a second request that goes on from here; committed ones are shared, written ones copied."""
         return self._worker.fork(self, request_id, num_tokens, wait_ms=wait_ms)
 
-    def explain(self) -> Awaitable[Explanation]:
+    def explain(self) -> Coroutine[Any, Any, Explanation]:
         """Tell why the rest of the prefix was not found when the lease was granted."""
         return self._worker.explain(self)
 
-    def trim(self, num_tokens: int) -> Awaitable[int]:
+    def trim(self, num_tokens: int) -> Coroutine[Any, Any, int]:
         """Take back the blocks behind those that cover `num_tokens`; returns how many."""
         return self._worker.trim(self, num_tokens)
 
-    def evict(self, *, wait_ms: int = 0) -> Awaitable[Evicted]:
-        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload."""
+    def evict(self, *, wait_ms: int = 0) -> Coroutine[Any, Any, Evicted]:
+        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload.
+
+        The lease is not mapped any more.
+        """
         return self._worker.evict(self, wait_ms=wait_ms)
 
-    def reload(self, *, wait_ms: int = 0) -> Awaitable[Reloaded]:
-        """Bring the blocks back, to new places."""
+    def reload(self, *, wait_ms: int = 0) -> Coroutine[Any, Any, Reloaded]:
+        """Bring the blocks back, to new places; to read its row, map the lease again."""
         return self._worker.reload(self, wait_ms=wait_ms)
 
-    def map(self) -> Awaitable[int]:
-        """Publish the row of the block table; returns its kernel blocks."""
+    def map(self) -> Coroutine[Any, Any, int]:
+        """Publish the row of the block table, until the lease is evicted or ends; returns its kernel blocks."""
         return self._worker.map(self)
 
-    def release(self) -> Awaitable[bool]:
+    def release(self) -> Coroutine[Any, Any, bool]:
         """End the lease; returns whether it was there."""
         return self._worker.release(self)

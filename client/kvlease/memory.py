@@ -19,6 +19,9 @@ from kvlease.tables import RowTable, TableLayout, TablePart
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 
+KEY_COUNTS: Final = "key_counts"
+"""The kind of a region that is no memory of the cache: every attachment may bring another."""
+
 PHASE_ACTIVE: Final = 2
 """The phase of a row whose lease is on the device; the daemon's records have the same number, which a test holds."""
 
@@ -136,11 +139,12 @@ class WorkerMemory:
 
 
 def identity_of(attached: Attached) -> Identity:
-    """Return which memory an attach handed over."""
+    """Return which memory of the cache an attach handed over."""
     stats = (os.fstat(fd) for fd in attached.fds)
     return tuple(
         (region.kind, stat.st_dev, stat.st_ino)
         for region, stat in zip(attached.response.regions, stats, strict=True)
+        if region.kind != KEY_COUNTS
     )
 
 

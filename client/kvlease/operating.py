@@ -1,4 +1,4 @@
-"""Own what an operator tells a running daemon, and is told: drains, what was cleared, sizes, and limits of tenants."""
+"""Own what an operator tells a running daemon, and is told: drains, what was cleared or deleted, sizes, and limits."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -55,6 +55,18 @@ class Cleared:
     num_in_magazines: int
     keeps_remote: bool
     """Whether there is a remote store, of which nothing is dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """What ended with a cache, and what is left of it."""
+
+    num_pins: int
+    """Pins that ended with it."""
+    keeps_disk: bool
+    """Whether its disk store stays, for when it is registered again."""
+    keeps_remote: bool
+    """Whether there is a remote store, of which nothing is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,9 @@ from typing import Final, Self
 from kvlease._records import check_record, from_proto, to_proto
 from kvlease.v1 import kvlease_pb2 as pb
 
+WRITE_AFTER_HITS_MAX: Final = 1 << 16
+"""More hits than a block is worth counting for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.errors import KVLeaseError
 from kvlease.options import DEFAULTS, CacheOptions
 from kvlease.plan import CachePlan
 
@@ -14,6 +15,8 @@ Priority = Literal["low", "normal", "high"]
 """How soon a request is served, and how long its blocks stay cached."""
 RETAIN_PRIORITY_MAX: Final = 100
 """The largest number that says how long blocks stay cached; 0 is what low is, 50 normal, 100 high."""
+SECONDS_RETAINED_MAX: Final = 7 * 86_400
+"""Seven days: no block is worth more patience."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,10 @@ class Stats:
 
     epoch: int
     caches: tuple[CacheStats, ...]
+    is_draining: bool = False
+    """Whether the daemon as a whole grants nothing new: it is drained, or stops."""
+    is_stopping: bool = False
+    """Whether the daemon was told to stop: it grants nothing new, and ends with its leases, or after drain_seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +123,8 @@ class WorkerInfo:
     num_leases: int
     age_ms: int
     """Since it attached."""
+    process_id: int = 0
+    """Its process, as the daemon's PID namespace numbers it; 0 where the daemon cannot tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +143,7 @@ class LeaseInfo:
     """Since it was granted; None where that was in an earlier life of the daemon."""
     left_ms: int
     """Until it expires unless it is renewed."""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +152,10 @@ class PinInfo:
 
     pin_id: int
     num_blocks: int
+    tenant: str = ""
+    """Whose blocks they are; empty where an operator pinned those of several."""
+    age_ms: int = 0
+    """Since it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +256,8 @@ class Event:
     unix_nanoseconds: int
     snapshot: CacheStats | None = None
     """Of a "snapshot": what the cache was just after the event of this sequence number."""
+    tenant: str = ""
+    """Whose limits were set, or whose blocks were dropped, where that was one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,3 +368,5 @@ class StepColumns:
     """Blocks that each operation added; [operations, groups] where there are several groups."""
     block_ids: NDArray[np.int32]
     """The added blocks, one operation after the other."""
+    errors: Mapping[int, KVLeaseError] = field(default_factory=dict)
+    """Why operations were refused, by index: of the first 64 that were; of the others `codes` alone tells."""

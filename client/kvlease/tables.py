@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvlease._checks import shown
 from kvlease.columns import Buffer, Column, ColumnLayout
-from kvlease.errors import InvalidError, UnavailableError, UnknownLeaseError
+from kvlease.errors import InvalidError, UnavailableError, UnknownLeaseError, WrongStateError
 from kvlease.geometry import exact_div, round_up
 from kvlease.units import BLOCKS_MAX, TOKENS_MAX, checked_count
 
@@ -117,8 +117,9 @@ class TableLayout:
 class RowTable:
     """Read the block table that the daemon publishes; every answer is checked to be whole and of the lease asked for.
 
-    All of its methods raise UnknownLeaseError where a row is not, or no longer, of its lease, and UnavailableError
-    where the daemon does not end what it is writing, as when it is killed; once it is back, the same call succeeds.
+    All of its methods raise UnknownLeaseError where a row is not, or no longer, of its lease; WrongStateError, rule
+    row_not_mapped, where the lease was not mapped, or not again since it was evicted; and UnavailableError where the
+    daemon does not end what it is writing, as when it is killed; once it is back, the same call succeeds.
     """
 
     def __init__(self, layout: TableLayout, region: Buffer) -> None:
@@ -142,7 +143,7 @@ class RowTable:
         )
 
     def kernel_ids(self, row: int, lease_id: int, group: int = 0) -> NDArray[np.int32]:
-        """Return a copy of what a lease has of a group, as kernels count it, in token order; none before it is mapped.
+        """Return a copy of what a mapped lease has of a group, as kernels count it, in token order.
 
         A place that needs no block, such as one before a window, reads as block 0.
 
@@ -167,7 +168,7 @@ class RowTable:
         """Return the table of one group for the requests of a step: [requests, width] kernel ids, then zeros.
 
         A request that is none has the row NO_ROW, and reads as zeros. Without `width`, the table is as wide as the
-        longest of the rows.
+        longest of the rows. What lies behind a row's ids is padding: no token of the lease may be looked for there.
 
         Raises:
             InvalidError: rule no_such_group; block_table_row_overflow, where a row is longer than `width`; or
@@ -222,7 +223,8 @@ class RowTable:
             asked, owners = rows[places], lease_ids[places]
             self._check(asked, owners)
             before = self._sequence[asked]
-            counts = self._num_published[asked, group]
+            published = self._num_published[asked]
+            counts = published[:, group]
             most = int(counts.max(initial=0))
             first = self._kernel_firsts[group]
             is_of_row = np.arange(most) < counts[:, None]
@@ -230,6 +232,7 @@ class RowTable:
             is_whole = (before & 1 == 0) & (self._sequence[asked] == before)
             # The daemon clears a row's lease id before it hands the row on: an id still there vouches for the copy.
             self._check(asked, owners)
+            _check_mapped(published, is_whole, owners)
             end = int(counts[is_whole].max(initial=0))
             if end > table.shape[1]:
                 raise _overflow(end, table.shape[1])
@@ -359,6 +362,19 @@ def whole_numbers(name: str, values: object) -> NDArray[np.integer[Any]]:
         return found
     message = f"{name} must be a sequence of whole numbers that int64 holds, not {shown(values)}"
     raise InvalidError(message, resource=name, rule="not_whole_numbers")
+
+
+def _check_mapped(
+    published: NDArray[np.int32], is_whole: NDArray[np.bool_], lease_ids: NDArray[np.int64]
+) -> None:
+    """Refuse leases of which nothing is published, [requests, groups]: padding would read as somebody's block 0."""
+    is_unmapped = is_whole & ~published.any(axis=1)
+    if is_unmapped.any():
+        message = (
+            f"lease {lease_ids[is_unmapped.argmax()]} is not mapped: map it after its reserve, and again after a "
+            "reload, before its row is read"
+        )
+        raise WrongStateError(message, resource="tables", rule="row_not_mapped")
 
 
 def _overflow(longest: int, width: int) -> InvalidError:

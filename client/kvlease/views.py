@@ -42,7 +42,7 @@ class LayerTensors:
 
 def layer_views(
     plan: CachePlan,
-    device_region: memoryview | NDArray[np.uint8] | DeviceMemory,
+    device_region: memoryview | NDArray[np.uint8] | DeviceMemory | None,
     rank: int = 0,
     *,
     kernel: bool = False,
@@ -54,8 +54,9 @@ def layer_views(
     gives tensors of that GPU.
 
     Raises:
-        InvalidError: the region is read-only, ends before the plan does, starts off an element's boundary or is on a
-            GPU that torch cannot use, or the plan breaks a rule of `kvlease.strides.view_of`.
+        InvalidError: there is no region, as in a worker that has no memory; it is read-only, ends before the plan does,
+            starts off an element's boundary or is on a GPU that torch cannot use; or the plan breaks a rule of
+            `kvlease.strides.view_of`.
     """
     if not 0 <= rank < len(plan.ranks):
         message = f"there is no rank {rank}; the plan is for {len(plan.ranks)}"
@@ -85,12 +86,18 @@ def layer_views(
     ]
 
 
-def _writable(device_region: memoryview | NDArray[np.uint8]) -> memoryview:
+def _writable(device_region: memoryview | NDArray[np.uint8] | None) -> memoryview:
     """Return the region as bytes that can be written.
 
     Raises:
-        InvalidError: it is read-only.
+        InvalidError: there is none, or it is read-only.
     """
+    if device_region is None:
+        message = (
+            "there is no device region: REST and gRPC hand over no memory, so give the address of the local socket, "
+            "unix:///…/kvlease.sock; a pool on a GPU is worker.gpu"
+        )
+        raise InvalidError(message, resource="device_region", rule="no_memory")
     buffer = device_region.data if isinstance(device_region, np.ndarray) else device_region
     region = memoryview(buffer).cast("B")
     if region.readonly:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvlease.replies import RETAIN_PRIORITY_MAX
+from kvlease.options import WRITE_AFTER_HITS_MAX
+from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
 from kvlease.wire_fields import Body, Bytes, Count, Id, Millis, Name
 from kvlease.wire_plans import PlanInputs
 
@@ -20,8 +21,10 @@ CHANGES_MAX: Final = 32
 """Changes that one plan is compared with."""
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_length=2**20)]
-RequestId = Annotated[Name, Field(json_schema_extra={"maxLength": 128})]
-Tokens = Annotated[Count, Field(json_schema_extra={"maximum": INT32_MAX})]
+RequestId = Annotated[Name, Field(json_schema_extra={"minLength": 1, "maxLength": 128})]
+Label = Annotated[Name, Field(json_schema_extra={"maxLength": 128})]
+Tokens = Annotated[Count, Field(json_schema_extra={"minimum": 1, "maximum": INT32_MAX})]
+Index = Annotated[Count, Field(json_schema_extra={"maximum": INT32_MAX})]
 Keys = Annotated[bytes, Field(description="32-byte block keys, one after the other, as base64.")]
 Blocks = Annotated[bytes, Field(description="Packed little-endian int32 block ids, as base64.")]
 LeaseIds = Annotated[bytes, Field(description="Packed little-endian int64 lease ids, as base64.")]
@@ -62,7 +65,9 @@ class CacheOptions(Body):
         description='When blocks are copied down: "on-evict" (where empty), "write-through" or "after-n-hits".',
     )
     write_after_hits: Count | None = Field(
-        default=None, description="For after-n-hits: hits after which a block is copied."
+        default=None,
+        description="For after-n-hits: hits after which a block is copied.",
+        json_schema_extra={"minimum": 1, "maximum": WRITE_AFTER_HITS_MAX},
     )
     eviction_policy: Name = Field(
         default="",
@@ -89,17 +94,20 @@ class RegisterCacheBody(Body):
 class AttachBody(Body):
     """Become a worker of a cache; over REST without memory."""
 
-    worker_name: Name = Field(default="", description="A name for people to read.")
+    worker_name: Label = Field(default="", description="A name for people to read.")
     rank: Count = Field(default=0, description="The rank of this process in its engine.")
-    tenant: Name = Field(default="", description="The tenant whose blocks the worker may share.")
+    tenant: Label = Field(default="", description="The tenant whose blocks the worker may share.")
     resume_token: Name = Field(default="", description="The token of an earlier attach.")
     lease_ids: LeaseIds = b""
     layout_fingerprint: Name = Field(default="", description="Expected layout; empty: any.")
     engine: Name = Field(
         default="", description="The engine whose rank this is; empty: it calls for all ranks."
     )
-    magazine: Name = Field(
+    magazine: Label = Field(
         default="", description="The magazine shared with the engine's other processes, if any."
+    )
+    wants_key_counts: bool = Field(
+        default=False, description="Whether to read its tenant's key counts; over the local socket."
     )
 
 
@@ -132,6 +140,7 @@ class ReserveBody(Body):
     retain_seconds: Count = Field(
         default=0,
         description="Seconds for which committed blocks are retained so after their last use; 0: while cached.",
+        json_schema_extra={"maximum": SECONDS_RETAINED_MAX},
     )
     explain: bool = Field(
         default=False, description="Whether to tell why the rest of the prefix was not found."
@@ -177,8 +186,8 @@ class TrimBody(Body):
 class CommitBody(Body):
     """Say that blocks hold what their keys say."""
 
-    num_tokens: Tokens = Field(default=0, description="Tokens from the start that are written.")
-    first_block: Count = Field(
+    num_tokens: Index = Field(default=0, description="Tokens from the start that are written.")
+    first_block: Index = Field(
         default=0, description="Index of the first key in the request's chain of keys."
     )
     keys: Keys = b""
@@ -194,7 +203,7 @@ class EvictBody(Body):
     """Evict cached blocks: those of keys, or the coldest."""
 
     keys: Keys = b""
-    num_blocks: Count = Field(default=0, description="How many of the coldest cached blocks.")
+    num_blocks: Index = Field(default=0, description="How many of the coldest cached blocks.")
     wait_ms: WaitMs = 0
 
 
@@ -214,14 +223,14 @@ class KeysBody(Body):
 class ClearBody(Body):
     """Drop cached blocks that nobody holds."""
 
-    tenant: Name = Field(default="", description="Only what this tenant has cached; empty: all.")
+    tenant: Label = Field(default="", description="Only what this tenant has cached; empty: all.")
 
 
 class ResizeBody(Body):
     """Say how many blocks a pool is to grant."""
 
     tier: Name = Field(default="", description='The pool: "device" or "host".')
-    num_blocks: Count = Field(
+    num_blocks: Index = Field(
         default=0, description="Blocks, or slots, that can be granted then; at most as registered."
     )
 
@@ -305,6 +314,9 @@ class ExchangeBody(Body):
     sequence: Id = Field(
         default=0, description="One more than that of the magazine's last exchange."
     )
+    missed_keys: Keys = Field(
+        default=b"", description="Keys that were surely absent and not asked for; to be counted."
+    )
 
 
 class Holding(BaseModel):
@@ -315,6 +327,16 @@ class Holding(BaseModel):
     owner: str = Field(description='"you", "others" or "nobody".')
     state: str = Field(description="What the blocks are held by, or what is done to them.")
     num_blocks: int = Field(description="How many.")
+
+
+class FieldProblem(BaseModel):
+    """What is wrong with one field of a body."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pointer: str = Field(description="The field as JSON Pointer in a URI fragment.")
+    field: str = Field(description="The same as it is written in programs.")
+    detail: str = Field(description="What it is, and what it must be.")
 
 
 class Problem(BaseModel):
@@ -335,6 +357,9 @@ class Problem(BaseModel):
     retry_after_ms: int | None = Field(default=None, description="When to try again.")
     rule: str | None = Field(
         default=None, description="The stable name of the rule that was broken."
+    )
+    errors: list[FieldProblem] | None = Field(
+        default=None, description="Where a body does not fit: its fields that do not, 16 at most."
     )
     remedies: list[str] | None = Field(
         default=None,

@@ -10,8 +10,10 @@ from typing import Any, Final, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from kvlease import _calls, _flows, _steps, _verbs
+from kvlease import _calls, _flows, _late, _steps, _verbs
+from kvlease._checks import check_alone
 from kvlease._session import Session
+from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
 from kvlease.lease import GrantView, Lease
 from kvlease.magazine import Magazine
@@ -27,6 +29,7 @@ from kvlease.replies import (
     StepColumns,
 )
 from kvlease.transports.base import Outgoing, Transport, past_deadline
+from kvlease.transports.local import LocalTransport
 from kvlease.worker_view import WorkerView
 
 R = TypeVar("R")
@@ -113,10 +116,32 @@ class Worker(WorkerView):
         # The thread does not hold the worker, so one that is dropped without close stops its heartbeats, too.
         weakref.finalize(self, self._stop.set)
 
+    def absent(self, keys: Sequence[bytes]) -> list[bool]:
+        """Tell without a call of each 32-byte key of this tenant whether surely no tier of the node has its block.
+
+        False says nothing: the block may be cached, the daemon may be away, or the worker attached without key counts,
+        over another transport than the local socket, or to a cache with a remote store. What anybody commits is absent
+        no more from then on. The daemon does not hear of the question, so no metric, ghost cache or trace knows of it.
+        """
+        session, transport = self._session, self._port.transport
+        counts = session.key_counts
+        nothing = [False] * len(keys)
+        if counts is None or session.link.is_forked or (found := counts.absent(keys)) == nothing:
+            return nothing
+        # Only now, so that it was being written to when it was read. Counts come over the local socket alone.
+        is_written = isinstance(transport, LocalTransport) and transport.has_peer
+        return found if is_written else nothing
+
     def start(self) -> Self:
         """Begin the heartbeats."""
         self._thread.start()
         return self
+
+    def __del__(self) -> None:
+        """Warn where it was not closed: its leases are held until this process ends, or they expire."""
+        thread, link = getattr(self, "_thread", None), self._session.link
+        if thread is not None and thread.ident and not link.is_detached and not link.is_forked:
+            warn_unclosed(self)
 
     def __enter__(self) -> Self:
         """Return the worker."""
@@ -210,6 +235,7 @@ class Worker(WorkerView):
     ) -> Evicted:
         """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
         if lease is not None:
+            check_alone(keys=keys, num_blocks=num_blocks)
             return self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return self._port.run(_flows.missed(self._session, ask, Evicted()))
@@ -217,15 +243,19 @@ class Worker(WorkerView):
     def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
     ) -> Reloaded:
-        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool."""
+        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool.
+
+        A lease that was mapped before it was evicted must be mapped again.
+        """
         if lease is not None:
+            check_alone(keys=keys)
             return self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return self._port.run(
             _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
         )
 
     def map(self, lease: GrantView) -> int:
-        """Publish a lease's row of the block table; returns its kernel blocks."""
+        """Publish a lease's row of the block table, until it is evicted or ends; returns its kernel blocks."""
         return self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
 
     def release(self, lease: GrantView) -> bool:
@@ -283,17 +313,26 @@ class Worker(WorkerView):
         return self._magazine
 
     def heartbeat(self) -> None:
-        """Renew the leases now; a thread does so all the time."""
-        self._port.run(_flows.heartbeat(self._session))
+        """Renew the leases now, and end those whose answers were lost; a thread does so all the time."""
+        self._port.run(_late.disowning(self._session))
 
     def detach(self) -> int:
-        """End the worker and all its leases; returns how many the daemon ended."""
+        """End the worker and all its leases; returns how many the daemon ended.
+
+        Where the daemon is away, this tries until the deadline. What then is left is for `close` to say.
+        """
         self._stop.set()
         return self._port.run(_flows.detach(self._session))
 
     def close(self) -> None:
-        """Detach if that was not done, and close connections and memory; views that callers keep stay valid."""
-        if not self._stop.is_set() and not self._session.link.is_forked:
+        """Detach if that was not done, and close connections and memory; views that callers keep stay valid.
+
+        Where the daemon is away, as for a second while it restarts, detaching is tried until the deadline. After that
+        the log warns, and may name what an operator can do: the daemon quarantines the worker's leases, and has its
+        blocks back once this process is known to have ended, as it is over the local socket, or once an operator ends
+        the worker by `kvlease detach`. Closing again tries again.
+        """
+        if not self._session.link.has_ended and not self._session.link.is_forked:
             with suppress(KVLeaseError):
                 self.detach()
         self._stop.set()

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from kvlease._checks import check_deadline
 from kvlease._session import Session
 from kvlease.cuda import DeviceMemory
+from kvlease.errors import InvalidError
 from kvlease.keys import BlockKeys
 from kvlease.memory import Identity as MemoryIdentity
 from kvlease.plan import CachePlan
@@ -67,10 +68,21 @@ class WorkerView:
         return None if memory is None else memory.gpu
 
     @property
-    def tables(self) -> RowTable | None:
-        """The block table; None where the transport hands over no memory."""
+    def tables(self) -> RowTable:
+        """The block table.
+
+        Raises:
+            InvalidError: rule no_memory: the transport hands over no memory, or the worker was closed.
+        """
         memory = self._session.memory
-        return None if memory is None else memory.tables
+        tables = None if memory is None else memory.tables
+        if tables is None:
+            message = (
+                "this worker has no block table: it was closed, or it calls over REST or gRPC, which hand over no "
+                "memory; give the address of the local socket, unix:///…/kvlease.sock"
+            )
+            raise InvalidError(message, resource="tables", rule="no_memory")
+        return tables
 
     @property
     def memory_generation(self) -> int:

@@ -8,13 +8,19 @@ from kvlease.replies import CacheInfo, Stats
 
 UNDRAIN: Final = "kvlease drain --undo has it grant leases again, with --cache NAME a cache that was drained by itself"
 """What ends a drain."""
+STOPPING: Final = "the daemon was told to stop and ends with its leases or after drain_seconds; nothing takes that back"
+"""Why no drain can be ended."""
 
 
 def of(found: Sequence[CacheInfo], stats: Stats) -> Iterator[str]:
     """Yield a sentence for each thing that an operator may want to change."""
     drained = [one.cache for one in found if one.is_draining]
-    if drained:
+    if stats.is_stopping:
+        yield STOPPING
+    elif drained:
         yield printable(f"drained: {', '.join(drained)}; {UNDRAIN}")
+    elif stats.is_draining:
+        yield f"the daemon is drained; {UNDRAIN}"
     counters = {one.cache: one.counters for one in stats.caches}
     evicted = {
         one.cache: told["evictions"]

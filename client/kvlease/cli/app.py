@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from kvlease._version import installed_version
-from kvlease.cli import advice, operating, tables
+from kvlease.cli import advice, operating, printing, tables
 from kvlease.cli.connecting import Address, Json, connected
 from kvlease.cli.listing import first_of
 from kvlease.cli.misses import explanation
 from kvlease.cli.naming import Named, OnlyCache, either, explained
 from kvlease.cli.page import ui
 from kvlease.cli.plan import PlanCommand, plan_command
-from kvlease.cli.printing import say
+from kvlease.cli.printing import counted, say
 from kvlease.cli.trace import trace_app
 from kvlease.client import Listed
 from kvlease.replies import Inspection
@@ -35,12 +35,15 @@ app = typer.Typer(
 app.command("plan", cls=PlanCommand)(plan_command)
 app.add_typer(trace_app, name="trace")
 app.command("drain")(operating.drain)
+app.command("undrain")(operating.undrain)
 app.command("clear")(operating.clear)
 app.command("resize")(operating.resize)
 app.command("delete")(operating.delete)
+app.command("unpin")(operating.unpin)
 app.command("ui")(ui)
 tenants_app = typer.Typer(invoke_without_command=True)
 tenants_app.command("set")(operating.set_tenant)
+tenants_app.command("get")(operating.get_tenant)
 app.add_typer(tenants_app, name="tenants")
 
 CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]
@@ -81,7 +84,8 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
         _print_json(dataclasses.asdict(stats))
         return
     console = Console()
-    console.print(f"epoch {stats.epoch}, {len(stats.caches)} caches", highlight=False)
+    told = f"epoch {stats.epoch}, {counted(len(stats.caches), 'cache')}"
+    console.print(told, highlight=False)
     for table in (
         tables.caches(caches, stats),
         tables.pools(stats),
@@ -113,7 +117,7 @@ def caches(*, address: Address = "", as_json: Json = False) -> None:
 def workers(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the workers with their leases, and whether their death can be proven."""
+    """List the workers with their processes and leases, and whether their death can be proven."""
     _list("workers", address, cache, limit, as_json=as_json)
 
 
@@ -121,7 +125,7 @@ def workers(
 def leases(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the leases with their workers, blocks and ages."""
+    """List the leases with their workers, tenants, blocks and ages."""
     _list("leases", address, cache, limit, as_json=as_json)
 
 
@@ -129,7 +133,7 @@ def leases(
 def pins(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the pins with their blocks."""
+    """List the pins with their tenants, blocks and ages; kvlease unpin ends one."""
     _list("pins", address, cache, limit, as_json=as_json)
 
 
@@ -150,7 +154,7 @@ def tenants(
     limit: Limit = 100,
     as_json: Json = False,
 ) -> None:
-    """List the tenants with what they have and may have; or set that, with the command below."""
+    """List the tenants with what they have and may have; or tell and set limits, with the commands below."""
     if context.invoked_subcommand is None:
         _list("tenants", address, cache, limit, as_json=as_json)
 
@@ -193,12 +197,18 @@ def evict(
     cache: OnlyCache = "",
     wait_ms: Annotated[int, typer.Option(min=0, help="Milliseconds to wait for the copies.")] = 0,
     address: Address = "",
+    as_json: Json = False,
 ) -> None:
     """Move the coldest cached blocks out of the device pool."""
     cache = either(name, cache)
     with connected(address) as client:
         gone = client.evict(num_blocks=blocks, wait_ms=wait_ms, cache=cache)
-    typer.echo(f"{gone.num_evicted} blocks evicted, {gone.num_offloaded} copied to the host pool")
+    if as_json:
+        _print_json(dataclasses.asdict(gone))
+        return
+    typer.echo(
+        f"{counted(gone.num_evicted, 'block')} evicted, {gone.num_offloaded:,} copied to the host pool"
+    )
 
 
 @app.command()
@@ -211,11 +221,15 @@ def detach(
         bool, typer.Option("--force", help="Also one whose process is watched and lives.")
     ] = False,
     address: Address = "",
+    as_json: Json = False,
 ) -> None:
     """End a worker that has gone and whose death cannot be proven: your word that it writes no more."""
     with connected(address) as client:
         num_leases = client.detach(worker_id, force=force)
-    typer.echo(f"worker {worker_id} ended, and {num_leases} leases with it")
+    if as_json:
+        _print_json({"worker_id": worker_id, "num_leases": num_leases})
+        return
+    typer.echo(f"worker {worker_id} ended, and {counted(num_leases, 'lease')} with it")
 
 
 @app.command()
@@ -241,24 +255,34 @@ def events(
 
 
 @app.command()
-def health(*, address: Address = "") -> None:
+def health(*, address: Address = "", as_json: Json = False) -> None:
     """Say how the daemon does, for scripts by the exit status.
 
     0: it answers; what has no cache, or a cache that is drained beside others that are not, is healthy, too.
-    1: it does not answer, or refuses. 3: it answers and grants nothing new, as it or every cache is drained.
+    1: it does not answer, or refuses. 3: it answers and grants nothing new, as it or every cache is drained, or it was
+    told to stop.
     """
     with connected(address) as client:
         stats = client.stats()
         found = client.list_caches()
     num_leases = sum(cache.num_leases for cache in stats.caches)
-    told = f"epoch {stats.epoch}, {len(stats.caches)} caches, {num_leases} leases"
     drained = [one.cache for one in found if one.is_draining]
-    if not drained or len(drained) < len(found):
+    state = "stopping" if stats.is_stopping else "ok"
+    is_drained = stats.is_draining or (drained and len(drained) == len(found))
+    if is_drained and not stats.is_stopping:
+        state = "draining"
+    if as_json:
+        facts = {"epoch": stats.epoch, "num_caches": len(stats.caches), "num_leases": num_leases}
+        _print_json({"status": state, **facts, "drained": drained})
+    else:
         also = f"; drained: {', '.join(drained)}" if drained else ""
-        say(f"ok: {told}{also}")
-        return
-    typer.echo(f"draining: {told}; {advice.UNDRAIN}")
-    raise typer.Exit(operating.NOT_SO)
+        also = {"stopping": f"; {advice.STOPPING}", "draining": f"; {advice.UNDRAIN}"}.get(
+            state, also
+        )
+        count = f"{counted(len(stats.caches), 'cache')}, {counted(num_leases, 'lease')}"
+        say(f"{state}: epoch {stats.epoch}, {count}{also}")
+    if state != "ok":
+        raise typer.Exit(operating.NOT_SO)
 
 
 @app.command()
@@ -271,11 +295,14 @@ def top(
     every_seconds: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Show pools, hit rates, leases and what waits on one live screen; q leaves it."""
+    if not printing.has_terminal():
+        message = "top needs a terminal; kvlease status says the same once, also as --json"
+        raise typer.BadParameter(message)
     # Imported here: no other command draws a screen.
     from kvlease.cli.top import run  # noqa: PLC0415
 
     with connected(address, on_doubt="raise") as client:
-        client.stats()
+        client.stats(cache)
         run(client, cache, every_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Own the commands by which an operator changes what runs: drain, clear, resize, delete, and the limits of tenants."""
+"""Own the commands by which an operator changes what runs: drains, clears, sizes, ends, and limits of tenants."""
 
 import dataclasses
 import json
@@ -8,17 +8,20 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvlease.cli.connecting import Address, Json, connected
-from kvlease.cli.naming import Named, OneCache, either, required
-from kvlease.cli.printing import say
+from kvlease.cli.naming import Named, OneCache, OnlyCache, either, required
+from kvlease.cli.printing import counted, say
 from kvlease.client import Client, Resizable
 from kvlease.errors import InvalidError
-from kvlease.operating import Cleared, Drained, TenantLimits
+from kvlease.operating import Cleared, Drained, TenantLimits, TenantRule
 from kvlease.units import parse_bytes
 
 _LOOK_SECONDS: Final = 0.2
 """Seconds between two looks at how far a drain has come."""
 _NAMED_MAX: Final = 8
 """Leases and pins that are named in a line."""
+_UNTIL: Final = (
+    "this holds until the whole daemon ends; write it into the daemon's settings to keep it longer"
+)
 NOT_SO: Final = 3
 """The exit status where it is not as it was asked for, such as of a drain that has not come to its end in time."""
 
@@ -58,6 +61,18 @@ def drain(
         raise typer.Exit(NOT_SO)
 
 
+def undrain(
+    name: Named = "",
+    *,
+    address: Address = "",
+    cache: Annotated[str, typer.Option(help="Only this cache.", show_default="the daemon")] = "",
+    as_json: Json = False,
+) -> None:
+    """Grant leases again after a drain; the same as drain --undo."""
+    with connected(address) as client:
+        _tell_drain(client.undrain(cache=either(name, cache)), as_json=as_json)
+
+
 def _drained(client: Client, cache: str, wait_seconds: float) -> Drained:
     deadline = time.monotonic() + wait_seconds
     while (found := client.drain(cache=cache)).num_leases and time.monotonic() < deadline:
@@ -69,12 +84,17 @@ def _tell_drain(found: Drained, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
-    say(f"the daemon {'grants nothing new' if found.is_daemon_draining else 'is not drained'}")
+    say(f"the daemon {_state(is_draining=found.is_daemon_draining)}")
     for one in found.caches:
-        state = "grants nothing new" if one.is_draining else "grants leases"
+        state = _state(is_draining=one.is_draining)
         say(
-            f"{one.cache} {state}: {one.num_leases} leases, {one.num_waiting} calls waiting, {one.num_workers} workers"
+            f"{one.cache} {state}: {counted(one.num_leases, 'lease')}, {counted(one.num_waiting, 'call')} waiting, "
+            f"{counted(one.num_workers, 'worker')}"
         )
+
+
+def _state(*, is_draining: bool) -> str:
+    return "grants nothing new" if is_draining else "grants leases"
 
 
 def clear(
@@ -83,7 +103,11 @@ def clear(
     address: Address = "",
     cache: OneCache = "",
     tenant: Annotated[
-        str, typer.Option(help="Only what this tenant has cached.", show_default="everybody's")
+        str,
+        typer.Option(
+            help="Only what this tenant has cached; its name, or the digest that kvlease tenants shows.",
+            show_default="everybody's",
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -95,10 +119,15 @@ def clear(
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
     say(
-        f"dropped {found.num_device} blocks, {found.num_host} host slots, {found.num_disk} disk slots"
+        f"dropped {counted(found.num_device, 'block')}, {counted(found.num_host, 'host slot')}, "
+        f"{counted(found.num_disk, 'disk slot')}"
     )
+    if tenant and not (found.num_device or found.num_host or found.num_disk or found.num_held):
+        say(
+            f"nothing of a tenant {tenant!r} is cached in {cache}; kvlease tenants lists who has something"
+        )
     if found.num_held:
-        say(f"{found.num_held} are held: {_holders(found)}")
+        say(f"{found.num_held} {'is' if found.num_held == 1 else 'are'} held: {_holders(found)}")
     if found.keeps_remote:
         say("the remote store keeps what it has")
 
@@ -153,12 +182,68 @@ def resize(
     )
 
 
-def delete(name: Named = "", *, cache: OneCache = "", address: Address = "") -> None:
-    """Free a cache with all that it has in device, host and disk; refused while a worker is attached to it."""
+def delete(
+    name: Named = "",
+    *,
+    cache: OneCache = "",
+    purge: Annotated[
+        bool,
+        typer.Option("--purge", help="Remove its disk store, too; refused where that is off."),
+    ] = False,
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Free a cache with its device and host pools and its pins; refused while a worker is attached to it.
+
+    Its disk store stays, with all that was cached, for when the cache is registered again, unless it is purged.
+    What a remote store has stays in any case.
+    """
     cache = required(name, cache)
     with connected(address) as client:
-        client.delete_cache(cache)
-    say(f"{cache} is deleted")
+        found = client.delete_cache(cache, purge=purge)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        return
+    also = f", and {counted(found.num_pins, 'pin')} with it" if found.num_pins else ""
+    say(f"{cache} is deleted{also}")
+    if found.keeps_disk:
+        say("its disk store stays for when it is registered again; --purge would have removed it")
+    if found.keeps_remote:
+        say("the remote store keeps what it has")
+
+
+def unpin(
+    pin_id: Annotated[
+        int, typer.Argument(metavar="PIN", min=1, help="The pin, as kvlease pins names it.")
+    ],
+    *,
+    cache: OnlyCache = "",
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """End a pin, whoever made it: its blocks stay cached, and may leave when their room is needed."""
+    with connected(address) as client:
+        was_there = client.unpin(pin_id, cache=cache)
+    if as_json:
+        typer.echo(json.dumps({"pin_id": pin_id, "released": was_there}, indent=2))
+    elif was_there:
+        say(f"pin {pin_id} has ended")
+    else:
+        typer.echo(f"there is no pin {pin_id}, or it has ended; kvlease pins lists them", err=True)
+    if not was_there:
+        raise typer.Exit(1)
+
+
+def get_tenant(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")],
+    *,
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Tell the limits of a tenant, and their revision; one that was never heard of has the defaults."""
+    with connected(address) as client:
+        rule = client.get_tenant(tenant)
+    _tell_rule(rule, as_json=as_json)
 
 
 def set_tenant(
@@ -203,6 +288,12 @@ def set_tenant(
         limits |= {name: value for name, value in named.items() if value is not None}
         wanted = before.revision + 1 if revision is None else revision
         rule = client.set_tenant(tenant, TenantLimits(**limits), revision=wanted)
+    _tell_rule(rule, as_json=as_json)
+    if not as_json:
+        say(_UNTIL)
+
+
+def _tell_rule(rule: TenantRule, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(rule), indent=2))
         return

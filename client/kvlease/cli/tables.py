@@ -185,14 +185,14 @@ def tiers(found: Sequence[CacheInfo]) -> Table:
 
 def workers(cache: str, page: Inspection) -> Table:
     """Return one row per worker of a cache."""
-    table = _table(
-        f"Workers of {cache}", "worker", "name", "tenant", "rank", "leases", "death", "age"
-    )
+    columns = ("worker", "name", "tenant", "process", "rank", "leases", "death", "age")
+    table = _table(f"Workers of {cache}", *columns)
     for one in page.workers:
         table.add_row(
             str(one.worker_id),
             one.worker_name,
             one.tenant,
+            str(one.process_id or ""),
             str(one.rank),
             f"{one.num_leases:,}",
             one.death_proof,
@@ -203,13 +203,13 @@ def workers(cache: str, page: Inspection) -> Table:
 
 def leases(cache: str, page: Inspection) -> Table:
     """Return one row per lease of a cache; `left` is the time until it expires unless it is renewed."""
-    table = _table(
-        f"Leases of {cache}", "lease", "worker", "phase", "blocks", "tokens", "age", "left"
-    )
+    columns = ("lease", "worker", "tenant", "phase", "blocks", "tokens", "age", "left")
+    table = _table(f"Leases of {cache}", *columns, gap=0)
     for one in page.leases:
         table.add_row(
             str(one.lease_id),
             str(one.worker_id),
+            one.tenant,
             one.phase,
             f"{one.num_blocks:,}",
             f"{one.num_tokens:,}",
@@ -221,9 +221,11 @@ def leases(cache: str, page: Inspection) -> Table:
 
 def pins(cache: str, page: Inspection) -> Table:
     """Return one row per pin of a cache."""
-    table = _table(f"Pins of {cache}", "pin", "blocks")
+    table = _table(f"Pins of {cache}", "pin", "tenant", "blocks", "age")
     for one in page.pins:
-        table.add_row(str(one.pin_id), f"{one.num_blocks:,}")
+        table.add_row(
+            str(one.pin_id), one.tenant or "several", f"{one.num_blocks:,}", show_age(one.age_ms)
+        )
     return table
 
 
@@ -318,6 +320,7 @@ def event_line(event: Event) -> str:
     at = datetime.fromtimestamp(event.unix_nanoseconds / _NANOSECONDS, UTC)
     words = [f"{at:%H:%M:%S.%f}"[:12], str(event.sequence), event.kind]
     words += [f"cache={event.cache}"] if event.cache else []
+    words += [f"tenant={event.tenant}"] if event.tenant else []
     for name in ("worker_id", "lease_id", "num_blocks"):
         if number := getattr(event, name):
             words.append(f"{name}={number}")

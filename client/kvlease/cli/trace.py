@@ -15,6 +15,7 @@ from kvlease.cli.drawing import drawing
 from kvlease.cli.simulator import find_simulator
 from kvlease.cli.trace_record import REQUESTS_MAX, Recorded, record, written_at_the_end
 from kvlease.cli.trace_replay import TENANT, replay
+from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace, write_trace
 from kvlease.traces import Simulated, Trace, gathered
 
@@ -84,6 +85,11 @@ def record_command(
     """Record what a cache is asked for: times, sizes and digests of keys, and nothing of the tokens."""
     with told(status=1), written_at_the_end(output, may_replace=force) as file:
         recorded = asyncio.run(record(address, cache, seconds or None, requests))
+        if not recorded.requests:
+            message = (
+                f"no lease of {cache} ended meanwhile, and nothing is written; record for longer"
+            )
+            raise InvalidError(message, resource="requests")
         trace = gathered(recorded.requests)
         write_trace(trace, file)
     # Whatever was recorded is there, also where the recording ended early.

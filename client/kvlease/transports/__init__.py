@@ -28,7 +28,7 @@ def open_async_transport(address: Address, undo: Undo | None = None) -> AsyncTra
     """Return a transport to `address` for the running event loop; it connects at its first call.
 
     `undo` says what to do about answers that come all the same after their callers were cancelled; over REST and gRPC
-    none do.
+    that is the business of whoever sends.
     """
     if address.protocol == "unix":
         from kvlease.transports.local_async import AsyncLocalTransport  # noqa: PLC0415

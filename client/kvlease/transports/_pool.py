@@ -50,7 +50,19 @@ class ConnectionPool(Generic[ConnectionT]):
 
     def __repr__(self) -> str:
         """Show life: whether a connection is open, of those that no call uses."""
-        return "connected" if any(one.is_open for one in self._idle) else "closed"
+        return "connected" if self.is_open else "closed"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection is open, of those that no call uses."""
+        return any(one.is_open for one in self._idle)
+
+    def newest(self) -> ConnectionT | None:
+        """Return the connection that would be taken next, to look at; None where none is idle."""
+        try:
+            return self._idle[-1]
+        except IndexError:
+            return None
 
     def take(self, call: Outgoing) -> tuple[ConnectionT, int]:
         """Return a connection for one call, the one that was used last, and what `put_back` wants.

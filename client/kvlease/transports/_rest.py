@@ -3,13 +3,20 @@
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from http.client import BadStatusLine
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kvlease.errors import InternalError, KVLeaseError, UnavailableError
+from kvlease.errors import (
+    InternalError,
+    InvalidError,
+    KVLeaseError,
+    UnavailableError,
+    UnknownCacheError,
+)
 from kvlease.faults import error_from_proto
 from kvlease.transports.base import Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
@@ -58,6 +65,9 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
 STREAMS: Final = frozenset({"watch", "trace"})
 """The verbs that are answered without end."""
 
+LISTED: Final = ("workers", "leases", "pins", "waiting", "tenants", "magazines")
+"""What of a cache can be listed: each has a path of its own."""
+
 WITHOUT_LEASE: Final[Mapping[str, tuple[str, str]]] = {
     "evict": ("POST", "/v1/evict"),
     "reload": ("POST", "/v1/reload"),
@@ -97,6 +107,7 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
     method, path = _route_of(call.verb, fields)
     for name in ("cache", "what", "lease_id", "pin_id", "worker_id", "tenant"):
         if f"{{{name}}}" in path:
+            _check_in_path(call.verb, name, str(fields.get(name, "")))
             path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, "")), safe=""))
     query = {"cache": call.cache} if call.cache else {}
     if method in ("GET", "DELETE"):
@@ -119,6 +130,24 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
     if call.epoch:
         headers["KVLease-Epoch"] = str(call.epoch)
     return Rest(method, path, body, headers)
+
+
+def _check_in_path(verb: str, name: str, value: str) -> None:
+    """Refuse what a path cannot carry as the daemon does over the other transports: it would see another path.
+
+    Raises:
+        InvalidError: there is no such list, or a cache is called nothing.
+        UnknownCacheError: no cache is called nothing.
+    """
+    if name == "what" and value not in LISTED:
+        message = f"what is {value[:40]!r}; it must be one of {', '.join(LISTED)}"
+        raise InvalidError(message, resource=name)
+    if name != "cache" or value:
+        return
+    if verb not in ("register_cache", "attach"):
+        raise UnknownCacheError("there is no cache ''; register it first", resource=name)
+    message = "cache is ''; it must be 1 to 63 of a-z, 0-9 and '-', starting with a letter"
+    raise InvalidError(message, resource=name)
 
 
 def _route_of(verb: str, fields: Json) -> tuple[str, str]:
@@ -206,6 +235,15 @@ def _problem(status: int, body: bytes) -> KVLeaseError:
 def _not_ours(status: int, body: bytes) -> KVLeaseError:
     text = f"HTTP {status} with an answer that is not kvlease's: {body[:PROBLEM_BYTES_SHOWN]!r}"
     return UnavailableError(text) if status >= 500 else InternalError(text)  # noqa: PLR2004 - HTTP's own boundary
+
+
+def in_words(error: Exception) -> str:
+    """Return what a failed exchange says of itself, but not the bytes of whoever else listens at the address."""
+    text = str(error)
+    # http.client's, but for one that says only that the server hung up; and aiohttp's, which has a status of its own.
+    is_strange = isinstance(error, BadStatusLine) and not isinstance(error, OSError)
+    is_strange |= hasattr(error, "status") or not text.isprintable()
+    return "what answers there does not speak HTTP" if is_strange else text
 
 
 class SseReader:

@@ -66,6 +66,11 @@ Undo = Callable[[pb.Reply], Iterable[Outgoing]]
 class Transport(Protocol):
     """A blocking way to the daemon; connects at the first call, and again after a failure."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        ...
+
     def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
         ...
@@ -85,6 +90,14 @@ class Transport(Protocol):
 
 class AsyncTransport(Protocol):
     """The same as `Transport`, for callers on an event loop."""
+
+    undoes: bool
+    """Whether it undoes by itself what those are granted who were cancelled meanwhile."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        ...
 
     async def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
@@ -24,6 +25,8 @@ from kvlease.errors import (
     UnavailableError,
 )
 from kvlease.faults import error_from_proto, fitting, holdings_from_text
+from kvlease.framing import GRPC_SLACK_BYTES
+from kvlease.transports._silence import PING_SECONDS, SILENT_SECONDS_MAX, hung
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -39,10 +42,17 @@ OPTIONS: Final = (
     # Retries are ours, because they carry the idempotency key; proxies have no place on a node.
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
+    # A stream may be quiet for hours: whether its daemon lives is asked beside it.
+    ("grpc.keepalive_time_ms", int(PING_SECONDS * 1000)),
+    ("grpc.keepalive_timeout_ms", int((SILENT_SECONDS_MAX - PING_SECONDS) * 1000)),
+    # Newer ones wait so long, too, and a minute unless they are told.
+    ("grpc.http2.ping_timeout_ms", int((SILENT_SECONDS_MAX - PING_SECONDS) * 1000)),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 """Options of every channel."""
 
 _DETAILS: Final = "grpc-status-details-bin"
+_LARGER: Final = re.compile(r"SERVER: .*larger than max \((\d+) vs\. (\d+)\)")
 _NUMBERS: Final = ("need", "available", "limit", "retry_after_ms")
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["KVLeaseService"]
 _METHODS: Final[dict[str, str]] = {
@@ -67,6 +77,11 @@ class GrpcTransport:
     def __repr__(self) -> str:
         """Show life: whether there is a channel."""
         return f"<GrpcTransport {self._address} {'open' if self._channel else 'closed'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        return self._channel is not None
 
     def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
@@ -126,12 +141,19 @@ class GrpcTransport:
 class AsyncGrpcTransport:
     """Calls over one channel of the running event loop."""
 
+    undoes = False
+
     def __init__(self, address: Address) -> None:
         """Remember where the daemon listens."""
         self._address = address
         self._bearer = address.bearer
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, Any] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        return self._channel is not None
 
     async def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
@@ -227,10 +249,20 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
     message = f"{error.details() or status.name} ({address})"
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # gRPC itself gives up on what is far above the limit, and on calls above its number.
-        return TooLargeError(message) if "larger" in message else BusyError(message)
+        return _too_large(message) if "larger" in message else BusyError(message)
+    if "ping timeout" in message or "keepalive" in message:
+        return hung(address)
     if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return InvalidError(message)
     return UnavailableError(message)
+
+
+def _too_large(message: str) -> TooLargeError:
+    """Return what a daemon says of what is above its limit; gRPC names the bytes up to which it reads instead."""
+    if (found := _LARGER.search(message)) is None:
+        return TooLargeError(message)
+    need, limit = int(found[1]), int(found[2]) - GRPC_SLACK_BYTES
+    return TooLargeError(resource="message_bytes", need=need, limit=limit)
 
 
 def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:

@@ -8,7 +8,8 @@ from google.protobuf.message import Message
 
 from kvlease.errors import UnavailableError
 from kvlease.transports._pool import ConnectionPool
-from kvlease.transports._rest import SseReader, request_of, response_of
+from kvlease.transports._rest import SseReader, in_words, request_of, response_of
+from kvlease.transports._silence import Silence
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -24,6 +25,11 @@ class HttpTransport:
     def __repr__(self) -> str:
         """Show life: whether it is connected."""
         return f"<HttpTransport {self._address} {self._pool}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        return self._pool.is_open
 
     def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
@@ -48,19 +54,25 @@ class HttpTransport:
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
         """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
-        connection, is_heard = _Connection(self._address), False
+        connection = _Connection(self._address)
+        silence: Silence | None = None
         try:
             answer = connection.begin(call)
-            is_heard = True
             if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
                 response_of(call.verb, answer.status, answer.read())
-            connection.limit(idle_seconds)
+            silence = Silence(self._address, idle_seconds, can_ask=False)
             events = SseReader(call.verb)
+            connection.limit(silence.wait_seconds())
             while chunk := answer.read1(2**16):
-                yield from events.feed(chunk)
+                for event in events.feed(chunk):
+                    yield event
+                    silence.note_event()
+                connection.limit(silence.wait_seconds())
         except TimeoutError as error:
-            if not is_heard:
+            if silence is None:
                 raise past_deadline(call.verb) from error
+            if not silence.ends_stream:
+                silence.ask()
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
@@ -72,7 +84,7 @@ class HttpTransport:
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         return UnavailableError(
-            f"the daemon at {self._address} cannot be reached ({error}); check that it runs and the address"
+            f"the daemon at {self._address} cannot be reached ({in_words(error)}); check that it runs and the address"
         )
 
 
@@ -106,10 +118,24 @@ class _Connection:
             connection = self._connection = self._open(call.seconds_left())
         else:
             self.limit(call.seconds_left())
-        connection.request(
-            request.method, request.path, body=request.body or None, headers=request.headers
-        )
+        try:
+            connection.request(
+                request.method, request.path, body=request.body or None, headers=request.headers
+            )
+        except (BrokenPipeError, ConnectionResetError) as error:
+            return self._answer_before(error)
         return connection.getresponse()
+
+    def _answer_before(self, error: OSError) -> http.client.HTTPResponse:
+        """Return the answer of a daemon that did not want to read all of a request; raises `error` if there is none."""
+        if (connection := self._connection) is None or connection.sock is None:
+            raise error
+        try:
+            return connection.getresponse()
+        except TimeoutError:
+            raise
+        except (OSError, http.client.HTTPException):
+            raise error from None
 
     def limit(self, seconds: float | None) -> None:
         """Have every read and write end after so many seconds."""

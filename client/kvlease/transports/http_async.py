@@ -8,7 +8,8 @@ import aiohttp
 from google.protobuf.message import Message
 
 from kvlease.errors import UnavailableError
-from kvlease.transports._rest import SseReader, request_of, response_of
+from kvlease.transports._rest import SseReader, in_words, request_of, response_of
+from kvlease.transports._silence import Silence
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -16,11 +17,18 @@ from kvlease.v1 import kvlease_pb2 as pb
 class AsyncHttpTransport:
     """Calls over a pool of kept-alive connections."""
 
+    undoes = False
+
     def __init__(self, address: Address) -> None:
         """Remember where the daemon listens."""
         self._address = address
         self._bearer = address.bearer
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        return self._session is not None
 
     async def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
@@ -50,27 +58,31 @@ class AsyncHttpTransport:
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
         """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
         request = request_of(call, call.token or self._bearer.token)
-        is_heard, url = False, self._url(request.path)
+        url = self._url(request.path)
+        silence: Silence | None = None
         try:
             async with asyncio.timeout(call.seconds_left()):
                 answer = await self._opened().get(
                     url, headers=request.headers, timeout=aiohttp.ClientTimeout(total=None)
                 )
-            is_heard = True
+            silence = Silence(self._address, idle_seconds, can_ask=False)
             async with answer:
                 if answer.status >= 400:  # noqa: PLR2004 - HTTP's own boundary
                     response_of(call.verb, answer.status, await answer.read())
                 events = SseReader(call.verb)
                 while True:
-                    async with asyncio.timeout(idle_seconds):
+                    async with asyncio.timeout(silence.wait_seconds()):
                         chunk = await answer.content.readany()
                     if not chunk:
                         return
                     for event in events.feed(chunk):
                         yield event
+                        silence.note_event()
         except TimeoutError as error:
-            if not is_heard:
+            if silence is None:
                 raise past_deadline(call.verb) from error
+            if not silence.ends_stream:
+                silence.ask()
         except (OSError, aiohttp.ClientError) as error:
             raise self._unreachable(error) from error
 
@@ -99,5 +111,5 @@ class AsyncHttpTransport:
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         return UnavailableError(
-            f"the daemon at {self._address} cannot be reached ({error}); check that it runs and the address"
+            f"the daemon at {self._address} cannot be reached ({in_words(error)}); check that it runs and the address"
         )

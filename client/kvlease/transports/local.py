@@ -4,6 +4,7 @@ The kernel's own socket timeouts are used, not Python's: those poll before every
 """
 
 import math
+import select
 import socket
 import struct
 import time
@@ -29,6 +30,7 @@ from kvlease.transports._frames import (
     unreachable,
 )
 from kvlease.transports._pool import ConnectionPool
+from kvlease.transports._silence import Silence
 from kvlease.transports.base import Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -37,6 +39,9 @@ UNDO_SECONDS: Final = 1.0
 """Seconds that an attach whose caller has gone may take to be undone."""
 _TICKS_PER_SECOND: Final = 100
 """Kernel timeouts are set in steps of 10 ms, so that calls of one deadline share one setting."""
+_EARLY: Final = 7 / 8
+"""Of the time that a call has left, after which a read wakes: the kernel may be an eighth of a timeout late."""
+_MS_PER_SECOND: Final = 1000
 
 
 class LocalTransport:
@@ -50,6 +55,17 @@ class LocalTransport:
     def __repr__(self) -> str:
         """Show life: whether it is connected."""
         return f"<LocalTransport {self._path} {self._pool}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        return self._pool.is_open
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether the process that answered last has its end of an idle connection open, as far as the kernel knows."""
+        connection = self._pool.newest()
+        return connection is not None and connection.has_peer
 
     def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
@@ -134,12 +150,24 @@ class _Connection:
     def is_open(self) -> bool:
         return self._socket is not None
 
+    @property
+    def has_peer(self) -> bool:
+        sock = self._socket
+        if sock is None:
+            return False
+        try:
+            return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def exchange(self, call: Outgoing) -> pb.Reply:
         try:
             self._call_number += 1
             frame = encode(call, self._call_number)
             sock = self._socket or self._connect(call)
-            self._limit(sock, call.seconds_left())
+            self._limit_call(sock, call.seconds_left())
             self._send_all(sock, frame)
             return self._receive(sock, call)
         except BaseException:
@@ -170,27 +198,34 @@ class _Connection:
                 self.exchange(Outgoing("detach", pb.DetachRequest(), until, token))
 
     def answers(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
-        pending = bytearray()
+        pending, ping = bytearray(), encode_ping(PING_NUMBER)
         sock = self._connect(call)
-        frame, is_heard = self._encode(call), False
-        sock.sendall(frame + encode_ping(PING_NUMBER))
+        sock.sendall(self._encode(call) + ping)
+        silence = Silence(f"unix://{self._path}", idle_seconds, can_ask=True)
+        is_heard = False
         while True:
             while len(pending) >= BYTES_OF_LENGTH and len(pending) >= (end := frame_bytes(pending)):
                 reply = decode(pending[BYTES_OF_LENGTH:end])
                 del pending[:end]
-                if not is_heard:
-                    is_heard = True
-                    self._limit(sock, idle_seconds or 0)
+                is_heard = True
                 if reply.call_number != PING_NUMBER:
                     yield response_of(reply)
+                    silence.note_event()
+            if is_heard:
+                self._limit(sock, silence.wait_seconds())
             try:
                 chunk = sock.recv(_FIRST_BUFFER_BYTES)
             except BlockingIOError as error:
-                if is_heard:
+                if not is_heard:
+                    raise past_deadline(call.verb) from error
+                if silence.ends_stream:
                     return
-                raise past_deadline(call.verb) from error
-            _more(len(chunk))
-            pending += chunk
+                silence.ask()
+                sock.sendall(ping)
+            else:
+                silence.note_sign()
+                _more(len(chunk))
+                pending += chunk
 
     def surrender(self) -> socket.socket:
         sock, self._socket = self._socket, None
@@ -214,13 +249,19 @@ class _Connection:
         return sock
 
     def _limit(self, sock: socket.socket, seconds: float) -> None:
-        """Have the kernel end every read and write of this socket after `seconds`; free while that stays the same."""
+        """Have the kernel end every read and write of this socket after `seconds`."""
+        self._ticks = 0
+        ticks = math.ceil(seconds * _TICKS_PER_SECOND)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _interval(ticks))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _interval(ticks))
+
+    def _limit_call(self, sock: socket.socket, seconds: float) -> None:
+        """Do the same for a call, whose reads wake early to wait for the rest; free while `seconds` stay the same."""
         ticks = math.ceil(seconds * _TICKS_PER_SECOND)
         if ticks != self._ticks:
-            whole, rest = divmod(ticks, _TICKS_PER_SECOND)
-            interval = struct.pack("@ll", whole, rest * (1_000_000 // _TICKS_PER_SECOND))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+            early = max(1, int(ticks * _EARLY))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _interval(early))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _interval(ticks))
             self._ticks = ticks
 
     def _send_all(self, sock: socket.socket, frame: bytes) -> None:
@@ -232,7 +273,7 @@ class _Connection:
 
     def _receive(self, sock: socket.socket, call: Outgoing) -> pb.Reply:
         buffer = self._buffer
-        num_received = sock.recv_into(buffer)
+        num_received = _receive_into(sock, buffer, call)
         if num_received != BYTES_OF_LENGTH + int.from_bytes(buffer[:BYTES_OF_LENGTH], "little"):
             num_received = self._receive_rest(sock, call, num_received)
         reply = decode(buffer[BYTES_OF_LENGTH:num_received])
@@ -252,10 +293,28 @@ class _Connection:
         while num_received < BYTES_OF_LENGTH or num_received < frame_bytes(buffer):
             if num_received == len(buffer):
                 buffer.extend(bytes(frame_bytes(buffer) - num_received))
-            self._limit(sock, call.seconds_left())
+            self._limit_call(sock, call.seconds_left())
             with memoryview(buffer) as whole, whole[num_received:] as rest:
-                num_received += _more(sock.recv_into(rest))
+                num_received += _more(_receive_into(sock, rest, call))
         return num_received
+
+
+def _receive_into(sock: socket.socket, buffer: bytearray | memoryview, call: Outgoing) -> int:
+    """Receive some bytes of an answer; what came by the deadline is taken, and at the deadline there is an end."""
+    try:
+        return sock.recv_into(buffer)
+    except BlockingIOError:
+        # The kernel's timeout of a socket is coarse; that of a poll is not.
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        if not poll.poll(max(0.0, call.deadline_at - time.monotonic()) * _MS_PER_SECOND):
+            raise
+        return sock.recv_into(buffer)
+
+
+def _interval(ticks: int) -> bytes:
+    whole, rest = divmod(ticks, _TICKS_PER_SECOND)
+    return struct.pack("@ll", whole, rest * (1_000_000 // _TICKS_PER_SECOND))
 
 
 def _more(num_bytes: int) -> int:

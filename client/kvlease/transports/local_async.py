@@ -20,6 +20,7 @@ from kvlease.transports._frames import (
     response_of,
     unreachable,
 )
+from kvlease.transports._silence import Silence
 from kvlease.transports.base import Attached, Outgoing, Undo, past_deadline
 from kvlease.transports.local import LocalTransport
 from kvlease.v1 import kvlease_pb2 as pb
@@ -28,12 +29,19 @@ from kvlease.v1 import kvlease_pb2 as pb
 class AsyncLocalTransport:
     """Calls over one connection, any number at once."""
 
+    undoes = True
+
     def __init__(self, path: str, undo: Undo | None = None) -> None:
         """Remember where the socket is, and what to do about answers whose callers have gone."""
         self._path = path
         self._undo = undo
         self._connecting = asyncio.Lock()
         self._stream: _Stream | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds what `close` would give back."""
+        return self._stream is not None and not self._stream.is_closed
 
     async def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
@@ -72,20 +80,26 @@ class AsyncLocalTransport:
             raise unreachable(self._path, error) from error
         try:
             writer.write(encode(call, 1) + encode_ping(PING_NUMBER))
-            is_heard = False
+            silence, is_heard = Silence(f"unix://{self._path}", idle_seconds, can_ask=True), False
             while True:
-                limit = idle_seconds if is_heard else call.seconds_left()
+                limit = silence.wait_seconds()
                 try:
-                    async with asyncio.timeout(limit):
+                    async with asyncio.timeout(limit if is_heard else call.seconds_left()):
                         head = await reader.readexactly(BYTES_OF_LENGTH)
                 except TimeoutError as error:
-                    if is_heard:
+                    if not is_heard:
+                        raise past_deadline(call.verb) from error
+                    if silence.ends_stream:
                         return
-                    raise past_deadline(call.verb) from error
+                    silence.ask()
+                    writer.write(encode_ping(PING_NUMBER))
+                    continue
                 reply = decode(await reader.readexactly(frame_bytes(head) - BYTES_OF_LENGTH))
                 is_heard = True
+                silence.note_sign()
                 if reply.call_number != PING_NUMBER:
                     yield response_of(reply)
+                    silence.note_event()
         except (OSError, EOFError) as error:
             raise unreachable(self._path, error) from error
         finally:
@@ -183,7 +197,8 @@ class _Stream(asyncio.Protocol):
         ):  # the daemon refuses the connection, not a call
             self._end(error_from_proto(reply.error))
         future = self._waiting.get(reply.call_number)
-        if future is None:
+        # One that was cancelled in this very turn of the loop is still here, and its caller has not been told yet.
+        if future is None or future.cancelled():
             self._take_back(reply)
         elif not future.done():
             future.set_result(reply)

@@ -586,14 +586,22 @@ class ListCachesResponse(_message.Message):
     def __init__(self, caches: _Optional[_Iterable[_Union[CacheInfo, _Mapping]]] = ...) -> None: ...
 
 class DeleteCacheRequest(_message.Message):
-    __slots__ = ("cache",)
+    __slots__ = ("cache", "purge")
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    PURGE_FIELD_NUMBER: _ClassVar[int]
     cache: str
-    def __init__(self, cache: _Optional[str] = ...) -> None: ...
+    purge: bool
+    def __init__(self, cache: _Optional[str] = ..., purge: _Optional[bool] = ...) -> None: ...
 
 class DeleteCacheResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_pins", "keeps_disk", "keeps_remote")
+    NUM_PINS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_DISK_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_REMOTE_FIELD_NUMBER: _ClassVar[int]
+    num_pins: int
+    keeps_disk: bool
+    keeps_remote: bool
+    def __init__(self, num_pins: _Optional[int] = ..., keeps_disk: _Optional[bool] = ..., keeps_remote: _Optional[bool] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ("kind", "region_bytes", "read_only", "device_uuid", "mapped_bytes")
@@ -610,7 +618,7 @@ class Region(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., region_bytes: _Optional[int] = ..., read_only: _Optional[bool] = ..., device_uuid: _Optional[str] = ..., mapped_bytes: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("cache", "worker_name", "rank", "tenant", "resume_token", "lease_ids", "layout_fingerprint", "engine", "magazine")
+    __slots__ = ("cache", "worker_name", "rank", "tenant", "resume_token", "lease_ids", "layout_fingerprint", "engine", "magazine", "wants_key_counts")
     CACHE_FIELD_NUMBER: _ClassVar[int]
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -620,6 +628,7 @@ class AttachRequest(_message.Message):
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MAGAZINE_FIELD_NUMBER: _ClassVar[int]
+    WANTS_KEY_COUNTS_FIELD_NUMBER: _ClassVar[int]
     cache: str
     worker_name: str
     rank: int
@@ -629,7 +638,8 @@ class AttachRequest(_message.Message):
     layout_fingerprint: str
     engine: str
     magazine: str
-    def __init__(self, cache: _Optional[str] = ..., worker_name: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[str] = ..., resume_token: _Optional[str] = ..., lease_ids: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., engine: _Optional[str] = ..., magazine: _Optional[str] = ...) -> None: ...
+    wants_key_counts: bool
+    def __init__(self, cache: _Optional[str] = ..., worker_name: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[str] = ..., resume_token: _Optional[str] = ..., lease_ids: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., engine: _Optional[str] = ..., magazine: _Optional[str] = ..., wants_key_counts: _Optional[bool] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("worker_id", "token", "epoch", "tenant_key", "info", "regions", "heartbeat_seconds", "lease_seconds", "lease_ids", "death_proof")
@@ -1018,6 +1028,14 @@ class StepRequest(_message.Message):
     reserves: _containers.RepeatedCompositeFieldContainer[ReserveRequest]
     def __init__(self, verbs: _Optional[bytes] = ..., lease_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_keys: _Optional[bytes] = ..., first_blocks: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., reserves: _Optional[_Iterable[_Union[ReserveRequest, _Mapping]]] = ...) -> None: ...
 
+class StepError(_message.Message):
+    __slots__ = ("index", "error")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    error: Error
+    def __init__(self, index: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
 class StepReserve(_message.Message):
     __slots__ = ("granted", "error")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
@@ -1027,19 +1045,21 @@ class StepReserve(_message.Message):
     def __init__(self, granted: _Optional[_Union[ReserveResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("codes", "num_blocks", "block_ids", "reserves")
+    __slots__ = ("codes", "num_blocks", "block_ids", "reserves", "errors")
     CODES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     RESERVES_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
     codes: bytes
     num_blocks: bytes
     block_ids: bytes
     reserves: _containers.RepeatedCompositeFieldContainer[StepReserve]
-    def __init__(self, codes: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., reserves: _Optional[_Iterable[_Union[StepReserve, _Mapping]]] = ...) -> None: ...
+    errors: _containers.RepeatedCompositeFieldContainer[StepError]
+    def __init__(self, codes: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., reserves: _Optional[_Iterable[_Union[StepReserve, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[StepError, _Mapping]]] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("publish_blocks", "publish_keys", "publish_positions", "retract_blocks", "drop_blocks", "hold_keys", "stops_at_miss", "brings", "holds_all", "take_running", "take_new", "all_or_nothing", "sequence")
+    __slots__ = ("publish_blocks", "publish_keys", "publish_positions", "retract_blocks", "drop_blocks", "hold_keys", "stops_at_miss", "brings", "holds_all", "take_running", "take_new", "all_or_nothing", "sequence", "missed_keys")
     PUBLISH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_KEYS_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -1053,6 +1073,7 @@ class ExchangeRequest(_message.Message):
     TAKE_NEW_FIELD_NUMBER: _ClassVar[int]
     ALL_OR_NOTHING_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MISSED_KEYS_FIELD_NUMBER: _ClassVar[int]
     publish_blocks: bytes
     publish_keys: bytes
     publish_positions: bytes
@@ -1066,7 +1087,8 @@ class ExchangeRequest(_message.Message):
     take_new: int
     all_or_nothing: bool
     sequence: int
-    def __init__(self, publish_blocks: _Optional[bytes] = ..., publish_keys: _Optional[bytes] = ..., publish_positions: _Optional[bytes] = ..., retract_blocks: _Optional[bytes] = ..., drop_blocks: _Optional[bytes] = ..., hold_keys: _Optional[bytes] = ..., stops_at_miss: _Optional[bool] = ..., brings: _Optional[bool] = ..., holds_all: _Optional[bool] = ..., take_running: _Optional[int] = ..., take_new: _Optional[int] = ..., all_or_nothing: _Optional[bool] = ..., sequence: _Optional[int] = ...) -> None: ...
+    missed_keys: bytes
+    def __init__(self, publish_blocks: _Optional[bytes] = ..., publish_keys: _Optional[bytes] = ..., publish_positions: _Optional[bytes] = ..., retract_blocks: _Optional[bytes] = ..., drop_blocks: _Optional[bytes] = ..., hold_keys: _Optional[bytes] = ..., stops_at_miss: _Optional[bool] = ..., brings: _Optional[bool] = ..., holds_all: _Optional[bool] = ..., take_running: _Optional[int] = ..., take_new: _Optional[int] = ..., all_or_nothing: _Optional[bool] = ..., sequence: _Optional[int] = ..., missed_keys: _Optional[bytes] = ...) -> None: ...
 
 class ExchangeResponse(_message.Message):
     __slots__ = ("published", "retracted", "dropped", "held_blocks", "held_all_blocks", "held_all_keys", "taken_blocks", "num_taken_running", "num_available", "num_magazines")
@@ -1117,7 +1139,7 @@ class WatchRequest(_message.Message):
     def __init__(self, after_sequence: _Optional[int] = ..., cache: _Optional[str] = ..., with_snapshot: _Optional[bool] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("sequence", "kind", "cache", "worker_id", "lease_id", "num_blocks", "unix_nanoseconds", "snapshot")
+    __slots__ = ("sequence", "kind", "cache", "worker_id", "lease_id", "num_blocks", "unix_nanoseconds", "snapshot", "tenant")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
@@ -1126,6 +1148,7 @@ class WatchResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UNIX_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: str
     cache: str
@@ -1134,7 +1157,8 @@ class WatchResponse(_message.Message):
     num_blocks: int
     unix_nanoseconds: int
     snapshot: CacheStats
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., cache: _Optional[str] = ..., worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., unix_nanoseconds: _Optional[int] = ..., snapshot: _Optional[_Union[CacheStats, _Mapping]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., cache: _Optional[str] = ..., worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., unix_nanoseconds: _Optional[int] = ..., snapshot: _Optional[_Union[CacheStats, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("cache",)
@@ -1352,12 +1376,16 @@ class CacheStats(_message.Message):
     def __init__(self, cache: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ..., num_leases: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., ghosts: _Optional[_Iterable[_Union[GhostStats, _Mapping]]] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("epoch", "caches")
+    __slots__ = ("epoch", "caches", "is_draining", "is_stopping")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CACHES_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    IS_STOPPING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     caches: _containers.RepeatedCompositeFieldContainer[CacheStats]
-    def __init__(self, epoch: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheStats, _Mapping]]] = ...) -> None: ...
+    is_draining: bool
+    is_stopping: bool
+    def __init__(self, epoch: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheStats, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., is_stopping: _Optional[bool] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
     __slots__ = ("cache", "what", "limit", "after_id")
@@ -1372,7 +1400,7 @@ class InspectRequest(_message.Message):
     def __init__(self, cache: _Optional[str] = ..., what: _Optional[str] = ..., limit: _Optional[int] = ..., after_id: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "worker_name", "tenant", "rank", "death_proof", "num_leases", "age_ms")
+    __slots__ = ("worker_id", "worker_name", "tenant", "rank", "death_proof", "num_leases", "age_ms", "process_id")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -1380,6 +1408,7 @@ class WorkerInfo(_message.Message):
     DEATH_PROOF_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     worker_name: str
     tenant: str
@@ -1387,10 +1416,11 @@ class WorkerInfo(_message.Message):
     death_proof: str
     num_leases: int
     age_ms: int
-    def __init__(self, worker_id: _Optional[int] = ..., worker_name: _Optional[str] = ..., tenant: _Optional[str] = ..., rank: _Optional[int] = ..., death_proof: _Optional[str] = ..., num_leases: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
+    process_id: int
+    def __init__(self, worker_id: _Optional[int] = ..., worker_name: _Optional[str] = ..., tenant: _Optional[str] = ..., rank: _Optional[int] = ..., death_proof: _Optional[str] = ..., num_leases: _Optional[int] = ..., age_ms: _Optional[int] = ..., process_id: _Optional[int] = ...) -> None: ...
 
 class LeaseInfo(_message.Message):
-    __slots__ = ("lease_id", "worker_id", "request_digest", "phase", "num_blocks", "num_tokens", "age_ms", "left_ms")
+    __slots__ = ("lease_id", "worker_id", "request_digest", "phase", "num_blocks", "num_tokens", "age_ms", "left_ms", "tenant")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -1399,6 +1429,7 @@ class LeaseInfo(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     worker_id: int
     request_digest: str
@@ -1407,15 +1438,20 @@ class LeaseInfo(_message.Message):
     num_tokens: int
     age_ms: int
     left_ms: int
-    def __init__(self, lease_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., request_digest: _Optional[str] = ..., phase: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_tokens: _Optional[int] = ..., age_ms: _Optional[int] = ..., left_ms: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, lease_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., request_digest: _Optional[str] = ..., phase: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_tokens: _Optional[int] = ..., age_ms: _Optional[int] = ..., left_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class PinInfo(_message.Message):
-    __slots__ = ("pin_id", "num_blocks")
+    __slots__ = ("pin_id", "num_blocks", "tenant", "age_ms")
     PIN_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
     pin_id: int
     num_blocks: int
-    def __init__(self, pin_id: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    tenant: str
+    age_ms: int
+    def __init__(self, pin_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., tenant: _Optional[str] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class WaitingInfo(_message.Message):
     __slots__ = ("call_id", "worker_id", "verb", "position", "priority", "num_blocks", "available_blocks", "reason", "age_ms", "left_ms")

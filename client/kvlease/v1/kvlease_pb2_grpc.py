@@ -277,7 +277,7 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Map(self, request, context):
-        """Map publishes a lease's row in the shared block table.
+        """Map publishes a lease's row in the shared block table, until the lease is evicted or ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,6 +41,8 @@ class FrameServer:
     epoch: int = 1
     fds: Sequence[int] = ()
     """Descriptors that go out beside the answer to an attach."""
+    hang_after: int | None = None
+    """The calls after which nothing is answered any more, those without a request included; None for never."""
     calls: list[pb.Call] = field(default_factory=list)
     received_fds: list[int] = field(default_factory=list)
 
@@ -74,6 +76,10 @@ class FrameServer:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def _hangs(self) -> bool:
+        return self.hang_after is not None and len(self.calls) > self.hang_after
+
     def verbs(self) -> list[str]:
         """Return the verbs of all calls so far, but for heartbeats."""
         verbs = [call.WhichOneof("request") or "" for call in self.calls]
@@ -106,7 +112,7 @@ class FrameServer:
                     call = pb.Call.FromString(bytes(received[4:end]))
                     del received[:end]
                     self.calls.append(call)
-                    if call.cancels:
+                    if call.cancels or self._hangs:
                         continue
                     with suppress(Hang):
                         self._reply(connection, call)

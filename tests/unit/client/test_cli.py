@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
 from kvlease.cli import connecting
+from kvlease.cli.tables import event_line
 from kvlease.errors import InvalidError, PoolFullError
 from kvlease.options import CacheOptions
 from kvlease.plan import PlanInputs
@@ -25,6 +26,7 @@ from kvlease.replies import (
     LeaseInfo,
     MagazineInfo,
     Miss,
+    PinInfo,
     PoolStats,
     Stats,
     TenantInfo,
@@ -68,10 +70,11 @@ INFO = CacheInfo(
 )  # fmt: skip
 WORKER = WorkerInfo(
     worker_id=7, worker_name="engine", tenant="acme", rank=1, death_proof="pidfd", num_leases=2, age_ms=7_200_000,
+    process_id=4242,
 )  # fmt: skip
 LEASE = LeaseInfo(
     lease_id=1, worker_id=7, request_digest="00", phase="active", num_blocks=2, num_tokens=1024, age_ms=None,
-    left_ms=29_999,
+    left_ms=29_999, tenant="acme",
 )  # fmt: skip
 WAITING = WaitingInfo(
     call_id=3, worker_id=7, verb="reserve", position=1, priority="high", num_blocks=2048, available_blocks=12,
@@ -271,7 +274,7 @@ def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     status, output, _ = run("workers")
 
     assert status == 0
-    assert ["7", "[/] [red]x", "\\x1b[2J", "1", "2", "pidfd", "2 h"] in rows(output)
+    assert ["7", "[/] [red]x", "\\x1b[2J", "4242", "1", "2", "pidfd", "2 h"] in rows(output)
 
 
 def test_json_is_the_snapshot() -> None:
@@ -325,8 +328,29 @@ def test_workers_are_a_table() -> None:
     status, output, _ = run("workers")
 
     assert status == 0
-    assert ["7", "engine", "acme", "1", "2", "pidfd", "2 h"] in rows(output)
+    assert ["7", "engine", "acme", "4242", "1", "2", "pidfd", "2 h"] in rows(output)
     assert json.loads(run("workers", "--json")[1])["demo"]["workers"] == [asdict(WORKER)]
+
+
+def test_leases_tell_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for who holds the blocks sees the tenant of each lease; long numbers are whole in 80 columns."""
+    lease = replace(LEASE, lease_id=7_708_950_994_944_001, worker_id=7_708_950_994_944_002)
+    monkeypatch.setitem(LISTS, "leases", Inspection(num_total=1, leases=(lease,)))
+
+    output = run("leases", COLUMNS="80")[1]
+
+    assert "7708950994944001 7708950994944002 acme active 2 1,024 29 s" in words(output)
+
+
+def test_pins_tell_whose_and_how_old_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds blocks without any request can be found, with what ends it; an operator's may be of several."""
+    found = (
+        PinInfo(pin_id=3, num_blocks=100, tenant="acme", age_ms=7_200_000),
+        PinInfo(pin_id=4, num_blocks=1),
+    )
+    monkeypatch.setitem(LISTS, "pins", Inspection(num_total=2, pins=found))
+
+    assert rows(run("pins")[1])[-2:] == [["3", "acme", "100", "2 h"], ["4", "several", "1", "0 s"]]
 
 
 def test_waiting_calls_are_a_table() -> None:
@@ -352,7 +376,7 @@ def test_list_tells_what_it_left_out() -> None:
     """A list is put together from pages; where it ends at the limit, it says how much there is."""
     _, output, _ = run("leases", "--limit", "299")
 
-    assert ["299", "7", "active", "2", "1,024", "29 s"] in rows(output)
+    assert "299 7 acme active 2 1,024 29 s" in words(output)
     assert "299 of 300 shown" in output
     assert "shown" not in run("leases", "--limit", "300")[1]
 
@@ -430,9 +454,16 @@ def test_events_are_lines() -> None:
     assert json.loads(run("events", "--json")[1])["lease_id"] == 2
 
 
+def test_event_of_a_tenant_names_it() -> None:
+    """Between the cache and the numbers, where there is one."""
+    event = replace(EVENT, kind="cache_cleared", worker_id=0, lease_id=0, tenant="chat")
+
+    assert event_line(event).endswith("cache_cleared cache=demo tenant=chat num_blocks=4")
+
+
 def test_health_is_a_status() -> None:
     """A daemon that answers is healthy."""
-    assert run("health") == (0, "ok: epoch 11, 1 caches, 5 leases\n", "")
+    assert run("health") == (0, "ok: epoch 11, 1 cache, 5 leases\n", "")
 
 
 def test_version_is_that_of_the_package() -> None:

@@ -10,7 +10,15 @@ from typer.testing import CliRunner
 from kvlease.cli import app as cli
 from kvlease.cli import connecting
 from kvlease.errors import UnavailableError, UnknownLeaseError
-from kvlease.operating import Cleared, Drained, DrainedCache, Resized, TenantLimits, TenantRule
+from kvlease.operating import (
+    Cleared,
+    Deleted,
+    Drained,
+    DrainedCache,
+    Resized,
+    TenantLimits,
+    TenantRule,
+)
 from kvlease.replies import CacheInfo, CacheStats, Evicted, Explanation, Stats
 from tests.unit.client.test_cli import CACHE, INFO
 
@@ -24,9 +32,11 @@ class Daemon:
     """A client of a daemon with some caches, which keeps what it was asked for."""
 
     caches: ClassVar[tuple[CacheInfo, ...]] = ()
+    is_draining: ClassVar[bool] = False
     counters: ClassVar[dict[str, int]] = {}
     leases: ClassVar[dict[str, tuple[int, ...]]] = {}
     asked: ClassVar[list[tuple[Any, ...]]] = []
+    deleted: ClassVar[Deleted] = Deleted(num_pins=0, keeps_disk=False, keeps_remote=False)
 
     def __init__(self, address: str | None, **_: object) -> None:
         """Be somewhere."""
@@ -44,10 +54,13 @@ class Daemon:
         if self.address == "stranger":
             raise UnavailableError("cannot be reached (\x1b]0;\x07\x00\u202e)")
         names = [one.cache for one in self.caches]
+        is_stopping = self.address == "stopping"
         found: list[CacheStats] = [
             replace(CACHE, cache=name, counters=self.counters) for name in names
         ]
-        return Stats(epoch=11, caches=tuple(found))
+        return Stats(
+            epoch=11, caches=tuple(found), is_draining=self.is_draining, is_stopping=is_stopping
+        )
 
     def list_caches(self) -> tuple[CacheInfo, ...]:
         """Return the caches."""
@@ -70,6 +83,16 @@ class Daemon:
         self.asked.append(("resize", cache, tier, num_blocks))
         return Resized(num_blocks=num_blocks, num_parked=0, num_evicted=0, bytes_given_back=0)
 
+    def unpin(self, pin_id: int, *, cache: str) -> bool:
+        """End a pin; there is but one."""
+        self.asked.append(("unpin", pin_id, cache))
+        return pin_id == 7
+
+    def detach(self, worker_id: int, *, force: bool) -> int:
+        """End a worker with one lease."""
+        self.asked.append(("detach", worker_id, force))
+        return 1
+
     def evict(self, *, num_blocks: int, wait_ms: int, cache: str) -> Evicted:
         """Evict."""
         self.asked.append(("evict", cache, num_blocks, wait_ms))
@@ -83,9 +106,15 @@ class Daemon:
         )
         return Drained(is_daemon_draining=False, caches=(one,))
 
-    def delete_cache(self, cache: str) -> None:
+    def undrain(self, *, cache: str) -> Drained:
+        """Undo it."""
+        self.asked.append(("undrain", cache))
+        return Drained(is_daemon_draining=False, caches=())
+
+    def delete_cache(self, cache: str, *, purge: bool) -> Deleted:
         """Delete it."""
-        self.asked.append(("delete", cache))
+        self.asked.append(("delete", cache, purge))
+        return replace(self.deleted, keeps_disk=self.deleted.keeps_disk and not purge)
 
     def get_tenant(self, tenant: str) -> TenantRule:
         """Return limits."""
@@ -123,7 +152,9 @@ def run(*arguments: str, address: str = "") -> tuple[int, str, str]:
         pytest.param(("resize", "--blocks", "3"), ("resize", "a", "device", 3), id="resize"),
         pytest.param(("evict", "--blocks", "3"), ("evict", "a", 3, 0), id="evict"),
         pytest.param(("drain",), ("drain", "a"), id="drain"),
-        pytest.param(("delete",), ("delete", "a"), id="delete"),
+        pytest.param(("drain", "--undo"), ("undrain", "a"), id="drain undone"),
+        pytest.param(("undrain",), ("undrain", "a"), id="undrain"),
+        pytest.param(("delete",), ("delete", "a", False), id="delete"),
     ],
 )
 def test_cache_is_named_in_either_way(
@@ -147,6 +178,12 @@ def test_what_takes_away_guesses_no_cache(daemon: type[Daemon], arguments: tuple
 
     assert (status, daemon.asked) == (2, [])
     assert "name the cache" in errors
+
+
+@pytest.mark.parametrize("arguments", [("drain", "--undo"), ("undrain",)])
+def test_undone_drain_says_what_holds_now(arguments: tuple[str, ...]) -> None:
+    """What was undone is told as what the daemon does now, not as a drain that there was none of."""
+    assert run(*arguments) == (0, "the daemon grants leases\n", "")
 
 
 def test_delete_says_what_is_gone() -> None:
@@ -211,6 +248,17 @@ def test_health_is_3_where_nothing_new_is_granted(daemon: type[Daemon]) -> None:
     assert output.startswith("draining: epoch 11, 2 caches, 10 leases; kvlease drain --undo")
 
 
+def test_drained_daemon_without_caches_is_not_well(daemon: type[Daemon]) -> None:
+    """A daemon that was drained as a whole is told so, whatever caches it has."""
+    daemon.caches, daemon.is_draining = (), True
+
+    status, output, _ = run("health")
+
+    assert status == 3
+    assert output.startswith("draining: epoch 11, 0 caches, 0 leases; kvlease drain --undo")
+    assert "the daemon is drained; kvlease drain --undo" in " ".join(run("status")[1].split())
+
+
 def test_health_says_its_statuses() -> None:
     """Whoever writes a script finds the exit statuses in the help."""
     said = " ".join(run("health", "--help")[1].split())
@@ -229,7 +277,9 @@ def test_what_a_peer_wrote_does_nothing_to_a_terminal() -> None:
 
 def test_bytes_of_a_tenant_may_have_a_unit(daemon: type[Daemon]) -> None:
     """As a plan's may; what is no number of bytes is refused with an example."""
-    assert run("tenants", "set", "chat", "--max-bytes", "8GiB", "--min-bytes", "4096")[0] == 0
+    status, told, _ = run("tenants", "set", "chat", "--max-bytes", "8GiB", "--min-bytes", "4096")
+    assert status == 0
+    assert "until the whole daemon ends" in told
     assert daemon.asked[0][2] == TenantLimits(max_bytes=8 << 30, min_bytes=4096)
 
     status, _, errors = run("tenants", "set", "chat", "--max-bytes", "8 gigs")
@@ -250,3 +300,81 @@ def test_host_pool_that_stays_empty_is_explained(daemon: type[Daemon]) -> None:
     assert "wait_ms above 0" in shown
     daemon.counters = {"evictions": 5572, "offloads": 1}
     assert "none copied" not in run("status")[1]
+
+
+def test_delete_tells_what_ended_and_what_is_left(daemon: type[Daemon]) -> None:
+    """Pins that end are counted; what stays in lower tiers is told, and a purge leaves no disk store."""
+    daemon.deleted = Deleted(num_pins=1, keeps_disk=True, keeps_remote=True)
+
+    kept, purged = run("delete", "a"), run("delete", "a", "--purge")
+
+    assert "a is deleted, and 1 pin with it\n" in kept[1]
+    assert "its disk store stays" in kept[1]
+    assert "disk store" not in purged[1]
+    assert "the remote store keeps what it has" in purged[1]
+    assert daemon.asked == [("delete", "a", False), ("delete", "a", True)]
+    assert json.loads(run("delete", "a", "--json")[1])["num_pins"] == 1
+
+
+def test_help_of_delete_says_what_stays() -> None:
+    """Whoever wants prompts gone learns from the help that a delete leaves them on the disk."""
+    told = " ".join(run("delete", "--help")[1].split())
+
+    assert "Its disk store stays, with all that was cached" in told
+    assert "--purge" in told
+
+
+def test_unpin_ends_the_pin_that_is_named(daemon: type[Daemon]) -> None:
+    """One that is not there is told and a status; a script reads which it was."""
+    assert run("unpin", "7", "--cache", "a") == (0, "pin 7 has ended\n", "")
+    status, _, errors = run("unpin", "8")
+    assert (status, "there is no pin 8" in errors) == (1, True)
+    assert daemon.asked == [("unpin", 7, "a"), ("unpin", 8, "")]
+    assert json.loads(run("unpin", "7", "--json")[1]) == {"pin_id": 7, "released": True}
+
+
+def test_tenants_get_tells_the_limits_of_one() -> None:
+    """As set does, and without changing any."""
+    assert run("tenants", "get", "chat")[1].startswith("chat, revision 0: min_percent 0")
+    assert json.loads(run("tenants", "get", "chat", "--json")[1])["revision"] == 0
+
+
+def test_clear_of_a_tenant_that_has_nothing_says_so(
+    daemon: type[Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt name is seen, though clearing nothing is no fault."""
+    nothing = replace(CLEARED, num_device=0, num_host=0, num_disk=0)
+    monkeypatch.setattr(daemon, "clear", lambda *_, **__: nothing)
+
+    status, output, _ = run("clear", "a", "--tenant", "nobody")
+
+    assert status == 0
+    assert "nothing of a tenant 'nobody' is cached in a; kvlease tenants lists" in output
+    assert "tenant" not in run("clear", "a")[1]
+
+
+def test_health_of_a_daemon_that_stops_advises_nothing_that_is_refused() -> None:
+    """What SIGTERM has begun no undrain ends; status says so, too."""
+    status, output, _ = run("health", address="stopping")
+
+    assert status == 3
+    assert "told to stop and ends with its leases" in output
+    assert "--undo" not in output + run("status", address="stopping")[1]
+    assert json.loads(run("health", "--json", address="stopping")[1])["status"] == "stopping"
+
+
+def test_machines_read_what_commands_did(daemon: type[Daemon]) -> None:
+    """Each command that changes or judges something has --json; one of a thing is called so."""
+    daemon.caches = daemon.caches[:1]
+
+    assert json.loads(run("evict", "a", "--blocks", "1", "--json")[1])["num_evicted"] == 0
+    assert json.loads(run("detach", "5", "--json")[1]) == {"worker_id": 5, "num_leases": 1}
+    assert run("detach", "5")[1] == "worker 5 ended, and 1 lease with it\n"
+    assert json.loads(run("health", "--json")[1]) == {
+        "status": "ok",
+        "epoch": 11,
+        "num_caches": 1,
+        "num_leases": 5,
+        "drained": [],
+    }
+    assert "1 cache," in run("health")[1]

@@ -2,16 +2,18 @@
 
 import re
 from dataclasses import replace
+from typing import Self
 
 import pytest
 from rich.console import Console, RenderableType
 from textual.widgets import DataTable, Static
 from typer.testing import CliRunner
 
+from kvlease.cli import connecting, printing
 from kvlease.cli import top_parts as parts
 from kvlease.cli.app import app
 from kvlease.cli.top import Moment, Top, read
-from kvlease.errors import UnavailableError
+from kvlease.errors import UnavailableError, UnknownCacheError
 from kvlease.replies import CacheStats, GhostStats, Inspection, LeaseInfo, PoolStats, Stats
 from kvlease.units import show_bytes
 from tests.unit.client.test_cli import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
@@ -143,14 +145,50 @@ async def test_new_life_begins_a_new_history() -> None:
         assert len(top.moments) == 1
 
 
-def test_daemon_that_is_not_there_is_a_sentence_and_a_status() -> None:
+def test_daemon_that_is_not_there_is_a_sentence_and_a_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The screen is not even begun where nobody answers; the address is that of every other command."""
+    monkeypatch.setattr(printing, "has_terminal", lambda: True)
     result = CliRunner().invoke(app, ["top", "--address", "unix:///nowhere/kvlease.sock"])
 
     assert (result.exit_code, "UNAVAILABLE" in result.output) == (1, True)
 
 
 # What the parts say ---------------------------------------------------------------------------------------------------
+
+
+def test_top_without_a_terminal_ends_at_once() -> None:
+    """In a pipe nobody could see it or leave it: it is refused before anything is asked."""
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["top", "--address", "unix:///nowhere"])
+
+    assert result.exit_code == 2
+    assert "top needs a terminal" in result.stderr
+
+
+def test_top_of_a_cache_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other cache is shown in its place."""
+
+    class Strict:
+        def __init__(self, *_: object, **__: object) -> None:
+            """Connect to nothing."""
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Have nothing to close."""
+
+        def stats(self, cache: str = "") -> Stats:
+            """Know no cache."""
+            raise UnknownCacheError(f"there is no cache {cache!r}; register it first")
+
+    monkeypatch.setattr(printing, "has_terminal", lambda: True)
+    monkeypatch.setattr(connecting, "Client", Strict)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["top", "--cache", "nosuch"])
+
+    assert result.exit_code == 1
+    assert "there is no cache 'nosuch'" in result.stderr
 
 
 def test_looks_add_up_to_the_pool() -> None:

@@ -1,9 +1,13 @@
 """Laws of the package's surface."""
 
+import ast
 import importlib
+import inspect
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, get_origin
 
 import kvlease
 from kvlease import errors
@@ -27,6 +31,30 @@ def test_every_name_is_listed_where_it_lives() -> None:
     assert sorted([*homes, *public_errors]) == sorted(kvlease.__all__)
     for home, names in kvlease._HOMES.items():
         assert all(hasattr(importlib.import_module(home), name) for name in names)
+
+
+def test_type_checkers_see_every_name_where_it_lives() -> None:
+    """What checkers are told to import is all that loads lazily, and from the same places."""
+    tree = ast.parse(Path(kvlease.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    homes = {
+        name.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    lazily = {name: home for home, names in kvlease._HOMES.items() for name in names}
+
+    assert homes == dict.fromkeys(kvlease.__all__, "kvlease.errors") | lazily
+
+
+def test_verbs_of_an_async_lease_make_tasks() -> None:
+    """What `asyncio.create_task` takes is a coroutine, so that is what they say to return."""
+    verbs = ("extend", "commit", "fork", "explain", "trim", "evict", "reload", "map", "release")
+
+    for verb in verbs:
+        told = inspect.get_annotations(getattr(kvlease.AsyncLease, verb))["return"]
+        assert get_origin(told) is Coroutine
 
 
 def test_all_names_import_nothing_heavy() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlease import _calls, _flows, _steps, _verbs
+from kvlease import Client, PlanInputs, _calls, _flows, _late, _operator_calls, _steps, _verbs
 from kvlease._link import Link
 from kvlease._session import Floor, Session
+from kvlease.client import attach_request
 from kvlease.errors import (
     DeadlineError,
+    IdReusedError,
     InternalError,
     InvalidError,
     KVLeaseError,
@@ -21,10 +23,12 @@ from kvlease.errors import (
     StaleEpochError,
     StartingError,
     UnavailableError,
+    UnknownCacheError,
     UnknownLeaseError,
     UnknownWorkerError,
     WrongStateError,
 )
+from kvlease.memory import Row
 from kvlease.replies import Evicted, Explanation, Found, Reloaded, ReserveSpec
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
@@ -221,6 +225,59 @@ def test_unknown_token_attaches_afresh_and_loses_all(session: Session, clock: Cl
     assert not grant.is_live
 
 
+REGISTRATION = pb.RegisterCacheRequest(cache="demo")
+
+
+def test_cache_that_ended_with_the_daemon_is_registered_again(
+    session: Session, clock: Clock
+) -> None:
+    """A worker that knows how its cache was made has it again, and goes on as another worker."""
+    grant = leased(session, clock, 5)
+    session.registration = REGISTRATION
+    played = Played(
+        session,
+        clock,
+        UnknownWorkerError(),
+        UnknownCacheError(),
+        pb.StatsResponse(epoch=2),
+        pb.RegisterCacheResponse(created=True),
+        StartingError(),
+        Attached(attached(epoch=2), []),
+        pb.LookupResponse(),
+    )
+
+    played.run(_flows.told(session.link, _calls.lookup(b"")))
+
+    assert [call.verb for call in played.sent] == ["lookup", "stats", "register_cache", "lookup"]
+    assert played.sent[2].request == REGISTRATION
+    assert [request.resume_token for request in played.attaches] == ["token 1", "", ""]
+    assert not grant.is_live
+
+
+@pytest.mark.parametrize(
+    ("registration", "told"),
+    [
+        pytest.param(None, (), id="another registers it"),
+        pytest.param(REGISTRATION, (pb.StatsResponse(epoch=1),), id="deleted in this life"),
+        pytest.param(REGISTRATION, (NotYoursError(),), id="may not look"),
+    ],
+)
+def test_cache_that_is_not_ours_to_make_stays_unknown(
+    session: Session,
+    clock: Clock,
+    registration: pb.RegisterCacheRequest | None,
+    told: tuple[Any, ...],
+) -> None:
+    """What an operator has deleted, or another program registers, is not made again behind their backs."""
+    session.registration = registration
+    played = Played(session, clock, UnknownWorkerError(), UnknownCacheError("gone"), *told)
+
+    with pytest.raises(UnknownCacheError, match="gone"):
+        played.run(_flows.told(session.link, _calls.lookup(b"")))
+
+    assert "register_cache" not in [call.verb for call in played.sent]
+
+
 def test_endless_restarts_end(session: Session, clock: Clock) -> None:
     """A daemon that calls every epoch stale is not believed for ever."""
     played = Played(session, clock, StaleEpochError())
@@ -303,6 +360,38 @@ def test_refused_extend_keeps_the_lease(session: Session, clock: Clock) -> None:
         is True
     )
     assert (grant.block_ids.tolist(), grant.refusal) == ([0, 3], None)
+
+
+class Table:
+    """The block table as the daemon has written it."""
+
+    def __init__(self, *blocks: int) -> None:
+        """Give every lease one row."""
+        self.blocks = blocks
+
+    def row(self, row: int, lease_id: int) -> Row:
+        """Return the row of a lease on the device."""
+        del row, lease_id
+        return Row(
+            is_active=True,
+            block_ids=np.array(self.blocks, np.int32),
+            num_blocks=np.array([len(self.blocks)], np.int32),
+        )
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_answers_to_extends_at_once_come_in_any_order(
+    session: Session, clock: Clock, order: tuple[int, int]
+) -> None:
+    """What was read from the table for the later one is not added again by the earlier one, in whatever place."""
+    grant = leased(session, clock, 5, 0)
+    session.memory = Table(0, 3, 4)  # type: ignore[assignment]  # of which the row alone is read
+    answers = [(5, ids(3), (), 32, 32), (5, ids(4), (), 48, 48)]
+
+    for at in order:
+        session.extended((answers[at],), session.link.epoch)
+
+    assert (grant.block_ids.tolist(), grant.is_live) == ([0, 3, 4], True)
 
 
 def test_extend_whose_answer_was_lost_is_never_papered_over(session: Session, clock: Clock) -> None:
@@ -438,6 +527,17 @@ def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock
     assert newest == [0, 50]
 
 
+def test_disowning_ends_a_lease_whose_answer_was_lost(session: Session, clock: Clock) -> None:
+    """A second heartbeat follows where the first tells of more leases, and only there."""
+    told = Played(session, clock, pb.HeartbeatResponse(newest_lease_id=50))
+
+    told.run(_late.disowning(session))
+    told.run(_late.disowning(session))
+
+    newest = [call.request.newest_lease_id for call in told.sent]  # type: ignore[attr-defined]  # heartbeats
+    assert newest == [0, 50, 50]
+
+
 def test_heartbeat_never_speaks_of_a_lease_on_its_way(session: Session, clock: Clock) -> None:
     """While a reserve has no answer, the inventory stays below whatever that may be, however it ends."""
     leased(session, clock, 5)
@@ -520,11 +620,15 @@ def test_new_worker_knows_no_newest_lease(session: Session) -> None:
     assert session.inventory()[1] == 0
 
 
-def test_same_request_reserved_twice_is_one_lease(session: Session, clock: Clock) -> None:
-    """A live request id answers with the lease it has, which stays one thing here as well."""
+def test_request_is_not_reserved_twice_at_once(session: Session, clock: Clock) -> None:
+    """The daemon takes a second reserve for a retry; two callers here would write the same blocks."""
     first = leased(session, clock, 5)
 
-    assert leased(session, clock, 5) is first
+    again = leased(session, clock, 5)
+
+    assert isinstance(again.refusal, IdReusedError)
+    assert not again.is_live
+    assert (first.is_live, session.inventory()[0]) == (True, np.int64(5).tobytes())
 
 
 def test_heartbeat_learns_of_leases_that_ended(session: Session, clock: Clock) -> None:
@@ -550,6 +654,71 @@ def test_detach_ends_every_lease(session: Session, clock: Clock) -> None:
     assert not grant.is_live
 
 
+def test_detach_waits_for_a_daemon_that_is_away(session: Session, clock: Clock) -> None:
+    """One that restarts is told of the end once it is back; whoever detaches again need not ask it."""
+    played = Played(session, clock, *[UnavailableError()] * 4, pb.DetachResponse(num_leases=2))
+
+    assert played.run(_flows.detach(session)) == 2
+
+    assert (len(played.sent), len(played.pauses), session.link.has_ended) == (5, 3, True)
+    again = Played(session, clock)
+    assert (again.run(_flows.detach(session)), again.sent) == (0, [])
+
+
+def test_detach_whose_first_try_was_carried_out_is_done(session: Session, clock: Clock) -> None:
+    """Where only the answer was lost, the daemon does not know the worker any more."""
+    session.raises = True
+    played = Played(session, clock, UnavailableError(), UnknownWorkerError())
+
+    assert played.run(_flows.detach(session)) == 0
+
+    assert session.link.has_ended
+
+
+@pytest.mark.parametrize(("proof", "how"), [("pidfd", "7 --force"), ("none", "7")])
+def test_worker_that_cannot_be_detached_is_warned_of(
+    session: Session, clock: Clock, caplog: pytest.LogCaptureFixture, proof: str, how: str
+) -> None:
+    """What a daemon that stays away keeps is said, with the worker and what ends it; closing again tries again."""
+    session.death_proof = proof
+
+    assert Played(session, clock, UnavailableError()).run(_flows.detach(session)) == 0
+
+    assert clock.now == pytest.approx(105, abs=_flows.LONGEST_PAUSE_SECONDS)
+    assert "worker 7 of cache 'demo' could not be detached" in caplog.text
+    assert f"kvlease detach {how} (" in caplog.text
+    assert "if it is there yet, the daemon keeps its blocks" in caplog.text
+    assert not session.link.has_ended
+    assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(_flows.detach(session)) == 1
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["miss", "raise"])
+def test_closed_worker_says_so_by_itself(session: Session, clock: Clock, raises: bool) -> None:
+    """Whatever is asked of a worker that was closed is answered here: nothing is sent to learn it."""
+    Played(session, clock, pb.DetachResponse()).run(_flows.detach(session))
+    session.raises = raises
+    step = _calls.step(
+        verbs=[1], lease_ids=[5], num_tokens=[9], num_keys=None, first_blocks=None, keys=b"",
+        reserves=[],
+    )  # fmt: skip
+    played = Played(session, clock)
+    closed = "this worker was closed"
+
+    if not raises:
+        assert closed in str(played.run(_verbs.reserve(session, SPEC, 0)).refusal)
+        columns, _ = played.run(_steps.step(session, step, []))
+        assert closed in columns.errors[0].message
+        assert played.run(_flows.missed(session, _calls.unpin(1), idle=False)) is False
+    else:
+        for flow in (
+            _verbs.reserve(session, SPEC, 0), _steps.step(session, step, []), _flows.detach(session),
+            _flows.missed(session, _calls.unpin(1), idle=False), _flows.heartbeat(session),
+        ):  # fmt: skip
+            with pytest.raises(UnknownWorkerError, match=closed):
+                played.run(flow)
+    assert played.sent == []
+
+
 # Blocks
 
 
@@ -559,7 +728,8 @@ def test_blocks_are_in_token_order_however_they_came(session: Session, clock: Cl
 
     for block in range(1, 200):
         answer = pb.ExtendResponse(block_ids=ids(block))
-        Played(session, clock, answer).run(_verbs.extend(session, grant, 16, 0))
+        num_tokens = (block + 1) * 16
+        Played(session, clock, answer).run(_verbs.extend(session, grant, num_tokens, 0))
         if block % 50 == 0:
             assert grant.block_ids.tolist() == list(range(block + 1))
 
@@ -607,6 +777,36 @@ def test_step_moves_its_leases_along(
     assert sorted(session.grants) == [5, 8]
 
 
+def test_refused_operation_of_a_step_says_why(
+    session: Session, clock: Clock, columns: dict[str, Any]
+) -> None:
+    """A lease keeps the reason for which its operation was refused, or its code alone, until one is done."""
+    one, two, _ = (leased(session, clock, lease_id, 0) for lease_id in (5, 6, 7))
+    full = pb.Error(
+        code="POOL_FULL", message="full", resource="device_blocks", need=3, available=1, limit=4
+    )
+    full.retry_after_ms = 40
+    refused = pb.StepResponse(
+        codes=ids(PoolFullError.number, PoolFullError.number, 0),
+        num_blocks=ids(0, 0, 0),
+        errors=[pb.StepError(index=0, error=full)],
+    )
+    step = _calls.step(**(columns | {"reserves": []}))
+
+    replies, _ = Played(session, clock, refused).run(_steps.step(session, step, []))
+
+    refusal = one.refusal
+    assert isinstance(refusal, PoolFullError)
+    assert (refusal.message, refusal.need, refusal.available, refusal.limit) == ("full", 3, 1, 4)
+    assert (refusal.resource, refusal.retry_after_ms) == ("device_blocks", 40)
+    assert replies.errors == {0: refusal}
+    assert (type(two.refusal), two.is_live) == (PoolFullError, True)
+
+    done = pb.StepResponse(codes=ids(0, 0, 0), num_blocks=ids(1, 0, 0), block_ids=ids(3))
+    Played(session, clock, done).run(_steps.step(session, step, []))
+    assert (one.refusal, two.refusal, session.refused_in_steps) == (None, None, set())
+
+
 def test_step_that_fails_is_a_miss_of_every_operation(
     session: Session, clock: Clock, columns: dict[str, Any]
 ) -> None:
@@ -618,7 +818,8 @@ def test_step_that_fails_is_a_miss_of_every_operation(
     )
 
     assert replies.codes.tolist() == [DeadlineError.number] * 3
-    assert [type(grant.refusal) for grant in grants] == [DeadlineError]
+    assert [type(grant.refusal) for grant in (*grants, extended)] == [DeadlineError] * 2
+    assert [type(replies.errors[index]) for index in range(3)] == [DeadlineError] * 3
     assert (extended.is_live, released.is_live, session.doubtful) == (True, False, {5})
 
 
@@ -668,10 +869,28 @@ def test_column_that_would_not_fit_is_refused(
         _calls.step(**(columns | wrong))
 
 
+INPUTS = PlanInputs(tokens_per_block=16)
+NO_COLUMNS: dict[str, Any] = {
+    "verbs": [], "lease_ids": [], "num_tokens": [], "num_keys": None, "first_blocks": None,
+    "keys": b"", "reserves": [],
+}  # fmt: skip
+
+
+def a_reserve(**wrong: Any) -> object:
+    """Ask for a lease with something else than usual."""
+    return _calls.reserve(**({"request_id": "r", "num_tokens": 1} | wrong))
+
+
+def an_attach(**wrong: Any) -> object:
+    """Ask to be a worker with something else than usual."""
+    names = ("cache", "worker_name", "tenant", "layout_fingerprint", "engine", "magazine")
+    return attach_request(**(dict.fromkeys(names, "name") | {"rank": 0} | wrong))
+
+
 @pytest.mark.parametrize(
     ("ask", "named"),
     [
-        (lambda: _calls.evict(num_blocks=2**40), "num_blocks must be from 0 to 4294967295"),
+        (lambda: _calls.evict(num_blocks=2**40), "num_blocks must be from 0 to 2147483647"),
         (lambda: _calls.evict(wait_ms=-1), "wait_ms must be from 0"),
         (lambda: _calls.explain_lease(2**63), "lease_id must be from"),
         (lambda: _calls.explain_lease(2**300), "lease_id must be from .* an integer of 301 bits"),
@@ -690,7 +909,35 @@ def test_column_that_would_not_fit_is_refused(
         (lambda: _calls.reserve(request_id="\ud800", num_tokens=1), "request_id must be text"),
         (lambda: _calls.reserve(request_id=5, num_tokens=1), "request_id must be a string"),  # type: ignore[arg-type]
         (lambda: _calls.stats(7), "cache must be a string, not 7"),  # type: ignore[arg-type]
-        (lambda: _calls.pin("ab"), "pin: "),  # type: ignore[arg-type]
+        (lambda: _calls.pin("ab"), "keys must be bytes, such as an array's tobytes"),  # type: ignore[arg-type]
+        (lambda: a_reserve(keys=np.zeros(32, np.uint8)), "keys must be bytes"),
+        (lambda: a_reserve(keys=bytearray(32)), "keys must be bytes, .* not bytearray"),
+        (lambda: a_reserve(token_ids=np.arange(32)), "token_ids must be bytes"),
+        (lambda: a_reserve(num_tokens=3, token_ids=bytes(16)), "4 tokens, num_tokens is 3; send"),
+        (lambda: a_reserve(num_tokens=True), "num_tokens must be an integer, not True"),
+        (lambda: a_reserve(retain_priority="high"), "retain_priority must be an integer, or left"),
+        (lambda: a_reserve(explain="no"), "explain must be true or false, not 'no'"),
+        (lambda: an_attach(cache=3), "cache must be a string, not 3"),
+        (lambda: an_attach(rank=-1), "rank must be from 0 to 4294967295, not -1"),
+        (lambda: _calls.register("z", "{}", None), "inputs must be a PlanInputs"),  # type: ignore[arg-type]
+        (
+            lambda: _calls.register("z", INPUTS, None),  # type: ignore[arg-type]
+            "options must be a CacheOptions, not None",
+        ),
+        (lambda: _calls.plan("{}"), "inputs must be a PlanInputs"),  # type: ignore[arg-type]
+        (
+            lambda: _calls.explain(INPUTS, (["what=1"],)),  # type: ignore[arg-type]
+            r"changes\[0\] must be a string",
+        ),
+        (
+            lambda: _operator_calls.set_tenant("t", {"min_percent": 4}, 5),  # type: ignore[arg-type]
+            "limits must be a TenantLimits, not {'min_percent': 4}",
+        ),
+        (
+            lambda: _calls.step(**(NO_COLUMNS | {"reserves": [{}]})),
+            "reserves must be a ReserveSpec, not {}",
+        ),
+        (lambda: _calls.step(**(NO_COLUMNS | {"keys": []})), "keys must be bytes"),
         (lambda: _calls.unpin(1.5), "pin_id must be an integer, not 1.5"),  # type: ignore[arg-type]
     ],
 )
@@ -700,6 +947,19 @@ def test_number_that_no_field_carries_is_refused_by_its_name(
     """Whoever gives a wrong number or text is told of which argument it was, and what it may be."""
     with pytest.raises(InvalidError, match=named):
         ask()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e10, 1e300, 10**400, "1"])
+def test_time_that_nobody_can_wait_is_refused(session: Session, seconds: Any) -> None:
+    """Deadlines and silences are positive and no timer's overflow; None alone waits for ever."""
+    watch = _calls.watch("", 0)
+    with pytest.raises(InvalidError, match="idle_seconds must be"):
+        _flows.streamed(session.link, watch, seconds)
+    with pytest.raises(InvalidError, match="deadline_seconds must be"):
+        Client(deadline_seconds=seconds)
+
+    assert _flows.streamed(session.link, watch, None).verb == "watch"
+    assert _flows.streamed(session.link, watch, 1_000_000).verb == "watch"
 
 
 def test_numbers_of_arrays_are_numbers() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,18 +141,23 @@ async def test_lease_granted_to_a_cancelled_task_is_released(
     assert worker.num_leases == 0
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
 async def test_answer_that_a_cancelled_task_never_read_is_taken_back(
-    scene: tuple[Held, AsyncWorker],
+    scene: tuple[Held, AsyncWorker], *, is_first: bool
 ) -> None:
-    """A task may be cancelled when its answer is there and it has only not run yet."""
+    """A task may be cancelled just before its answer comes, or just after, and not have run since."""
     server, worker = scene
     stream = worker._port.transport._stream  # type: ignore[attr-defined]  # it is the local transport
     task = asyncio.create_task(worker.reserve("r", num_tokens=16, wait_ms=20_000))
     await until(lambda: bool(calls(server, "reserve")))
 
     number = calls(server, "reserve")[0].call_number
-    stream._hand_over(pb.Reply(call_number=number, epoch=1, reserve=LEASE))
-    task.cancel()
+    steps = [
+        task.cancel,
+        partial(stream._hand_over, pb.Reply(call_number=number, epoch=1, reserve=LEASE)),
+    ]
+    for step in steps if is_first else reversed(steps):
+        step()
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: bool(calls(server, "release")))

@@ -49,6 +49,19 @@ def released(_: pb.Call) -> Message:
     return pb.ReleaseResponse(released=True)
 
 
+def test_end_of_the_peer_is_seen_without_a_call(tmp_path: Path) -> None:
+    """The kernel knows of it at once; where no connection is open, nobody can tell."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        before = transport.has_peer
+        transport.send(call())
+        meanwhile = transport.has_peer
+    afterwards = transport.has_peer
+    transport.close()
+
+    assert (before, meanwhile, afterwards, transport.has_peer) == (False, True, False, False)
+
+
 def test_call_carries_who_sends_it(tmp_path: Path) -> None:
     """Token, epoch and idempotency key travel with the request."""
     with FrameServer(path=tmp_path / "s", answer=released) as server:
@@ -108,6 +121,30 @@ def test_call_without_answer_ends_at_its_deadline(tmp_path: Path) -> None:
         transport.close()
 
     assert waited < 1
+
+
+def test_read_that_wakes_early_waits_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's timeout is coarse, so it ends early; an answer between it and the deadline is still taken."""
+    monkeypatch.setattr(local, "_EARLY", 0.0)
+    woken = threading.Event()
+
+    def late(_: pb.Call) -> Message:
+        woken.wait(10)
+        return pb.ReleaseResponse(released=True)
+
+    polled = select.poll
+
+    def poll() -> object:
+        woken.set()
+        return polled()
+
+    monkeypatch.setattr(local.select, "poll", poll)
+    with FrameServer(path=tmp_path / "s", answer=late) as server:
+        transport = LocalTransport(str(server.path))
+        assert transport.send(call(seconds=10)) == pb.ReleaseResponse(released=True)
+        transport.close()
 
 
 def hang(_: pb.Call) -> Message:

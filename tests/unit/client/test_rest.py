@@ -21,6 +21,7 @@ from kvlease.errors import (
     InternalError,
     KVLeaseError,
     NeverFitsError,
+    TooLargeError,
     UnavailableError,
 )
 from kvlease.transports._rest import ROUTES, SseReader, fill, request_of, response_of, to_json
@@ -125,7 +126,7 @@ def test_every_verb_has_a_path() -> None:
         ),
         ("evict", pb.EvictRequest(lease_id=5), "POST", "/v1/leases/5/evict?cache=c%201", {}),
         ("stats", pb.StatsRequest(cache="a"), "GET", "/v1/stats?cache=a", None),
-        ("get_cache", pb.GetCacheRequest(cache="a/b"), "GET", "/v1/caches/a%2Fb", None),
+        ("get_tenant", pb.GetTenantRequest(tenant="a/b"), "GET", "/v1/tenants/a%2Fb", None),
         (
             "inspect",
             pb.InspectRequest(cache="a", what="leases", limit=5, after_id=7),
@@ -151,6 +152,24 @@ def test_call_reads_as_a_path_and_a_body(
 
     assert (request.method, request.path) == (method, path)
     assert (json.loads(request.body) if request.body else None) == body
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_message", "code", "named"),
+    [
+        ("inspect", pb.InspectRequest(cache="m", what="foo"), "INVALID", "what is 'foo'; .* pins"),
+        ("attach", pb.AttachRequest(), "INVALID", "cache is ''; it must be 1 to 63"),
+        ("clear", pb.ClearRequest(), "UNKNOWN_CACHE", "there is no cache ''"),
+    ],
+)
+def test_argument_that_would_be_another_path_is_refused_by_its_name(
+    verb: str, request_message: Message, code: str, named: str
+) -> None:
+    """What no path carries is told as over the other transports, and not of the path that it would make."""
+    with pytest.raises(KVLeaseError, match=named) as refusal:
+        request_of(Outgoing(verb, request_message, 0.0))
+
+    assert refusal.value.code == code
 
 
 def test_identity_travels_in_headers() -> None:
@@ -313,6 +332,28 @@ def send(
 RELEASE = pb.ReleaseRequest(lease_id=5)
 
 
+def test_answer_is_read_though_the_request_was_not(tmp_path: Path) -> None:
+    """A daemon that refuses a body by its head and closes is not one that cannot be reached."""
+    problem = json.dumps({"code": "TOO_LARGE", "need": 9, "limit": 5}).encode()
+    head = b"HTTP/1.1 413 Refused\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(problem)
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        def refuse() -> None:
+            with listener.accept()[0] as peer:
+                peer.recv(1000)
+                peer.sendall(head + problem)
+
+        pool.submit(refuse)
+        transport = HttpTransport(parse_address(f"http+unix://{tmp_path}/s"))
+        with pytest.raises(TooLargeError) as caught:
+            transport.send(call("reserve", pb.ReserveRequest(keys=bytes(8 << 20))))
+        transport.close()
+
+    assert (caught.value.need, caught.value.limit) == (9, 5)
+
+
 def test_calls_share_a_kept_alive_connection(
     served: tuple[Any, str], send: Callable[[Outgoing], Message]
 ) -> None:
@@ -351,6 +392,22 @@ def test_broken_http_connection_is_unavailable(
             send(call("release", RELEASE))
     served[0].ways = []
     assert send(call("release", RELEASE)) == pb.ReleaseResponse(released=True)
+
+
+def test_server_of_another_protocol_is_not_quoted(
+    served: tuple[Any, str], send: Callable[[Outgoing], Message]
+) -> None:
+    """Who has the wrong address reads that it is wrong, and not the bytes of whatever listens there."""
+
+    def speak_frames(handler: Handler) -> None:
+        handler.wfile.write(b"\x01\x00\x00\x00\x08\x1b[2J\n\r\n\r\n")
+        handler.close_connection = True
+
+    served[0].ways = [speak_frames] * 2
+    with pytest.raises(UnavailableError, match="does not speak HTTP") as refusal:
+        send(call("release", RELEASE))
+
+    assert refusal.value.message.isprintable()
 
 
 def test_absent_server_is_unavailable(tmp_path: Path) -> None:

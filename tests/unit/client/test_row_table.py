@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlease.errors import InvalidError, UnavailableError, UnknownLeaseError
+from kvlease.errors import InvalidError, UnavailableError, UnknownLeaseError, WrongStateError
 from kvlease.groups import GroupShape, Keeps, keeps_everything
 from kvlease.slots import TokenRuns, run_slots
 from kvlease.tables import NO_ROW, RowTable, TableLayout, TablePart
@@ -60,14 +60,32 @@ def part_of(group: GroupShape) -> TablePart:
 def test_row_shows_what_is_published() -> None:
     """A reader sees the blocks of each group once they are published, as kernels and as plans count them."""
     it = Table(FULL, WINDOW)
-    it.columns["lease_id"][2] = 99
-    assert it.rows.kernel_ids(2, 99, 1).tolist() == []
 
     it.publish(2, 99, [5, 6], [NULL, 3])
 
     assert it.rows.kernel_ids(2, 99).tolist() == it.rows.block_ids(2, 99).tolist() == [5, 6]
     assert it.rows.kernel_ids(2, 99, 1).tolist() == [0, 1, 15, 16]
     assert it.rows.block_ids(2, 99, 1).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_row_that_is_not_mapped_is_not_served(group: int) -> None:
+    """A lease that is not mapped has no blocks for kernels, so it is refused: zeros would be somebody's block 0."""
+    it = Table(FULL, WINDOW)
+    it.publish(0, 98, [5], [1])
+    it.columns["lease_id"][2] = 99
+
+    for read in (it.rows.gather, it.rows.gather_blocks):
+        with pytest.raises(WrongStateError, match="lease 99 is not mapped: map it") as refusal:
+            read([NO_ROW, 0, 2], [0, 98, 99], group, width=6)
+        assert refusal.value.rule == "row_not_mapped"
+    with pytest.raises(WrongStateError):
+        it.rows.kernel_ids(2, 99, group)
+    it.publish(2, 99, [7], [])
+    assert it.rows.block_ids(2, 99, group).tolist() == [[7], []][group]
+    it.written.clear(2)
+    with pytest.raises(WrongStateError):
+        it.rows.block_ids(2, 99, group)
 
 
 def test_copy_outlives_what_is_written_later() -> None:

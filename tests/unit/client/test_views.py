@@ -248,6 +248,12 @@ def test_unknown_rank_is_refused(rank: int) -> None:
         layer_views(plan, region_of(plan), rank)
 
 
+def test_region_that_is_not_there_is_refused() -> None:
+    """A worker over REST or gRPC has no memory, and is told which address gives it some."""
+    with pytest.raises(InvalidError, match="local socket"):
+        layer_views(plan_of(layer()), None)
+
+
 def test_read_only_region_is_refused() -> None:
     """Views are for writing; memory that cannot be written is refused before a fault."""
     plan = plan_of(layer())

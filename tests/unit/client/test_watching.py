@@ -1,15 +1,18 @@
 """Laws of streams over each transport: a daemon that hangs is told from one that has nothing to tell."""
 
+import contextlib
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
 
-from kvlease.errors import DeadlineError
-from kvlease.transports import open_async_transport, open_transport
+from kvlease.errors import DeadlineError, UnavailableError
+from kvlease.transports import _silence, open_async_transport, open_transport
 from kvlease.transports.base import Outgoing, parse_address
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import FrameServer, Hang
@@ -75,3 +78,101 @@ async def test_quiet_async_watch_goes_on_past_its_deadline(tmp_path: Path) -> No
         transport = open_async_transport(parse_address(f"unix://{server.path}"))
 
         assert [event async for event in transport.stream(watch(0.2), 0.3)] == []
+
+
+# Once it has begun
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have streams miss signs of life early."""
+    monkeypatch.setattr(_silence, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(_silence, "SILENT_SECONDS_MAX", 0.3)
+
+
+@contextmanager
+def streaming(scheme: str, path: Path, *, num_signs: int) -> Iterator[str]:
+    """Give the address of a daemon whose streams tell of nothing, and which hangs after so many signs of life."""
+    if scheme == "unix":
+        with FrameServer(path=path, answer=quiet) as server:
+            server.hang_after = num_signs
+            yield f"unix://{path}"
+        return
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        over = threading.Event()
+        thread = threading.Thread(target=_comment, args=(listener, num_signs, over))
+        thread.start()
+        yield f"http+unix://{path}"
+        over.set()
+        thread.join()
+
+
+def _comment(listener: socket.socket, num_signs: int, over: threading.Event) -> None:
+    """Answer one watch with comments alone."""
+    connection, _ = listener.accept()
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with connection, contextlib.suppress(BrokenPipeError):
+        connection.sendall(head)
+        for _ in range(num_signs):
+            connection.sendall(b"4\r\n: \n\n\r\n")
+            if over.wait(0.05):
+                return
+        over.wait()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("idle_seconds", [60.0, None])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_watch_of_a_daemon_that_hangs_later_fails(
+    tmp_path: Path, scheme: str, idle_seconds: float | None
+) -> None:
+    """A daemon that gives no sign of life any more is told from one that has nothing to tell."""
+    with streaming(scheme, tmp_path / "s", num_signs=3) as address:
+        transport = open_transport(parse_address(address))
+
+        with pytest.raises(UnavailableError, match="no sign of life"):
+            list(transport.stream(watch(5), idle_seconds))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("idle_seconds", [60.0, None])
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_async_watch_of_a_daemon_that_hangs_later_fails(
+    tmp_path: Path, scheme: str, idle_seconds: float | None
+) -> None:
+    """So it is on an event loop."""
+    with streaming(scheme, tmp_path / "s", num_signs=3) as address:
+        transport = open_async_transport(parse_address(address))
+
+        with pytest.raises(UnavailableError, match="no sign of life"):
+            await _all(transport.stream(watch(5), idle_seconds))
+        await transport.close()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_signs_of_life_are_no_events(tmp_path: Path, scheme: str) -> None:
+    """A watch of a daemon that lives ends when there was no event for as long as its caller likes."""
+    with streaming(scheme, tmp_path / "s", num_signs=1000) as address:
+        transport = open_transport(parse_address(address))
+
+        assert list(transport.stream(watch(5), 0.6)) == []
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_signs_of_life_are_no_events_on_a_loop(tmp_path: Path, scheme: str) -> None:
+    """So does one on an event loop."""
+    with streaming(scheme, tmp_path / "s", num_signs=1000) as address:
+        transport = open_async_transport(parse_address(address))
+
+        assert await _all(transport.stream(watch(5), 0.6)) == []
+        await transport.close()
+
+
+async def _all(events: AsyncIterator[Message]) -> list[Message]:
+    return [event async for event in events]

@@ -611,6 +611,58 @@ async def test_async_worker_does_the_same(server: FrameServer, regions: Regions)
     assert server.verbs() == ["attach", "reserve", "map", "release", "detach"]
 
 
+async def test_close_of_an_async_worker_can_be_cancelled(
+    server: FrameServer, daemon: Daemon
+) -> None:
+    """Whoever cancels a close is heard, at whichever wait; a close that is called again ends the worker."""
+    async with AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client:
+        worker = await client.attach("demo")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await worker.close()
+        daemon.faults = [Hang()]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await worker.close()
+        await worker.close()
+
+    assert server.verbs() == ["attach", "detach", "", "detach"]  # with a cancel between
+
+
+async def test_dropped_async_worker_renews_nothing(server: FrameServer) -> None:
+    """The task that beats does not keep its worker: one that is dropped without a close falls silent."""
+    async with AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client:
+        worker = await client.attach("demo")
+        name = f"kvlease-worker-{worker.worker_id}"
+        lease, port = await worker.reserve("r", num_tokens=32), worker._port
+        await asyncio.sleep(0)
+        with pytest.warns(ResourceWarning, match="unclosed <AsyncWorker"):  # noqa: PT031 -- dropped, then collected
+            del worker, lease
+            gc.collect()
+
+        end = asyncio.get_running_loop().time() + 5
+        while any(task.get_name() == name for task in asyncio.all_tasks()):
+            assert asyncio.get_running_loop().time() < end
+            await asyncio.sleep(0.01)
+        await port.transport.close()
+
+
+def test_lease_is_moved_alone(server: FrameServer) -> None:
+    """Keys or a number of blocks beside a lease are refused, not passed over."""
+    with (
+        Client(f"unix://{server.path}", deadline_seconds=2) as client,
+        client.attach("demo") as worker,
+    ):
+        lease = worker.reserve("r", num_tokens=32)
+
+        with pytest.raises(InvalidError, match="num_blocks is given beside a lease"):
+            worker.evict(lease, num_blocks=3)
+        with pytest.raises(InvalidError, match="keys is given beside a lease"):
+            worker.reload(lease, keys=bytes(32))
+
+    assert "evict" not in {call.WhichOneof("request") for call in server.calls}
+
+
 async def test_async_lease_forks_and_is_trimmed(server: FrameServer) -> None:
     """The asynchronous lease has the same verbs."""
     async with (

@@ -81,10 +81,11 @@ def test_request_turns_each_hash_once_and_gives_any_part() -> None:
     assert sum(counted) == request.num_keys == 40
 
 
-def test_keys_of_names_of_several_groups_keep_their_order() -> None:
+@pytest.mark.parametrize("groups", [(), (3, 3, 3), (0, 1, 1, 0)], ids=["none", "one", "several"])
+def test_keys_of_names_of_any_groups_keep_their_order(groups: tuple[int, ...]) -> None:
     """Names of groups in any order give what each gives alone."""
     rekeyer = Rekeyer(b"t" * 32, b"d" * 32)
-    names = [bytes([at]) * 32 + group.to_bytes(4, "big") for at, group in enumerate((0, 1, 1, 0))]
+    names = [bytes([at]) * 32 + group.to_bytes(4, "big") for at, group in enumerate(groups)]
 
     assert rekeyer.of_names(names) == [rekeyer.key(name) for name in names]
 

@@ -1,0 +1,72 @@
+"""Own the key counts as a worker reads them: which keys of its tenant are surely not cached; the daemon writes them.
+
+A region of them is a head of HEAD_BYTES, little endian: magic, version, a word that is not 0 where nothing may be
+believed, the number of buckets, a power of two, and the epoch of the life that writes it; then a uint32 for each
+bucket, which counts the keys in it. A key's bucket is the low bits of its first 8 bytes.
+
+A reader that misses a change of this instant takes a block for absent that has just come, or for cached that has just
+left; neither lasts. A region whose writer has ended says nothing: the reader has to know that it lives.
+"""
+
+import mmap
+import struct
+from collections.abc import Sequence
+from typing import Final, Self
+
+MAGIC: Final = b"kvcounts"
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<8sIIQQ")
+HEAD_BYTES: Final = 64
+BYTES_PER_COUNT: Final = 4
+ASK_ALWAYS_AT: Final = 12
+"""Where the word is that says whether to believe nothing."""
+
+_BYTES_PER_WORD: Final = 8
+_ASK_ALWAYS_WORD: Final = ASK_ALWAYS_AT // BYTES_PER_COUNT
+_HEAD_WORDS: Final = HEAD_BYTES // BYTES_PER_COUNT
+
+
+def region_bytes(num_buckets: int) -> int:
+    """Return the bytes of a region with so many buckets."""
+    return HEAD_BYTES + num_buckets * BYTES_PER_COUNT
+
+
+class KeyCounts:
+    """The counts of one tenant's cached keys, mapped for reading."""
+
+    def __init__(self, mapped: mmap.mmap, num_buckets: int) -> None:
+        """Look at a region; `mapped` makes one."""
+        self._words = memoryview(mapped).cast("I")
+        self._mask = num_buckets - 1
+
+    def __repr__(self) -> str:
+        """Show life: how many buckets there are."""
+        return f"<KeyCounts {self._mask + 1} buckets>"
+
+    @classmethod
+    def mapped(cls, fd: int, num_bytes: int, epoch: int) -> Self | None:
+        """Map a region that came with an attach to this life of the daemon; None where it says something else.
+
+        The descriptor stays the caller's to close; the mapping ends with the object.
+        """
+        mapping = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        magic, version, _, num_buckets, life = HEAD.unpack_from(mapping)
+        if (magic, version, life) != (MAGIC, VERSION, epoch):
+            return None
+        is_whole = region_bytes(num_buckets) == num_bytes and num_buckets.bit_count() == 1
+        return cls(mapping, num_buckets) if is_whole else None
+
+    def absent(self, keys: Sequence[bytes]) -> list[bool]:
+        """Tell of each of some keys whether it is surely not cached in any tier of the node."""
+        words, mask, number = self._words, self._mask, int.from_bytes
+        found = [
+            not words[_HEAD_WORDS + (number(key[:_BYTES_PER_WORD], "little") & mask)]
+            for key in keys
+        ]
+        # Last, so that a writer who took leave meanwhile is not believed.
+        return [False] * len(keys) if words[_ASK_ALWAYS_WORD] else found
+
+
+def num_buckets_for(num_blocks: int, buckets_per_block: int) -> int:
+    """Return the least power of two that gives so many blocks so many buckets each."""
+    return 1 << max(0, num_blocks * buckets_per_block - 1).bit_length()

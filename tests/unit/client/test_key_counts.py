@@ -1,0 +1,89 @@
+"""Laws of key counts as a worker reads them."""
+
+import mmap
+import os
+import secrets
+import struct
+
+import pytest
+
+from kvlease.key_counts import (
+    ASK_ALWAYS_AT,
+    HEAD,
+    HEAD_BYTES,
+    MAGIC,
+    VERSION,
+    KeyCounts,
+    num_buckets_for,
+    region_bytes,
+)
+
+EPOCH = 9
+BUCKETS = 4
+
+
+def region(*, magic: bytes = MAGIC, version: int = VERSION, num_buckets: int = BUCKETS) -> int:
+    """Return a descriptor of a region with four buckets, of which the second has a key."""
+    fd = os.memfd_create("counts")
+    head = HEAD.pack(magic, version, 0, num_buckets, EPOCH).ljust(HEAD_BYTES, b"\0")
+    os.write(fd, head + struct.pack("<4I", 0, 1, 0, 0))
+    return fd
+
+
+def mapped(fd: int, epoch: int = EPOCH) -> KeyCounts | None:
+    """Map a region and close its descriptor."""
+    try:
+        return KeyCounts.mapped(fd, region_bytes(BUCKETS), epoch)
+    finally:
+        os.close(fd)
+
+
+def key(number: int) -> bytes:
+    """Return a key whose low bits are a number."""
+    return number.to_bytes(4, "little") + secrets.token_bytes(28)
+
+
+def test_key_is_absent_where_its_bucket_counts_nothing() -> None:
+    """Only the low bits of a key say in which bucket it is."""
+    counts = mapped(region())
+
+    assert counts is not None
+    assert repr(counts) == "<KeyCounts 4 buckets>"
+    assert counts.absent([key(0), key(1), key(5), key(6)]) == [True, False, False, True]
+
+
+def test_nothing_is_absent_once_the_writer_took_leave() -> None:
+    """What the region says then, nobody vouches for."""
+    fd = region()
+    counts = mapped(os.dup(fd))
+
+    with mmap.mmap(fd, 0) as writable:
+        writable[ASK_ALWAYS_AT] = 1
+    os.close(fd)
+
+    assert counts is not None
+    assert counts.absent([key(0), key(1)]) == [False, False]
+
+
+@pytest.mark.parametrize(
+    "fd",
+    [
+        pytest.param(lambda: region(magic=b"anything"), id="magic"),
+        pytest.param(lambda: region(version=2), id="version"),
+        pytest.param(lambda: region(num_buckets=3), id="buckets"),
+        pytest.param(lambda: region(num_buckets=8), id="bytes"),
+    ],
+)
+def test_region_of_another_kind_is_not_believed(fd) -> None:  # type: ignore[no-untyped-def]
+    """What this library does not know it does not read."""
+    assert mapped(fd()) is None
+
+
+def test_region_of_another_life_is_not_believed() -> None:
+    """The daemon that answers is the one that counts."""
+    assert mapped(region(), epoch=EPOCH + 1) is None
+
+
+def test_buckets_are_a_power_of_two() -> None:
+    """And no fewer for a block than were wanted."""
+    assert [num_buckets_for(one, 16) for one in (0, 1, 2, 3, 64)] == [1, 16, 32, 64, 1024]

@@ -1,0 +1,98 @@
+"""Laws of what is dropped without a close: a warning says so, as for files and sockets, and where it was made."""
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+
+from kvlease import AsyncClient, Client, UnavailableError
+from kvlease.v1 import kvlease_pb2 as pb
+from tests.unit.client.frame_server import FrameServer, Regions
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Give the address of a daemon."""
+    with Regions() as regions:
+
+        def answer(call: pb.Call) -> Message:
+            if call.WhichOneof("request") == "attach":
+                return regions.attached()
+            return pb.StatsResponse() if call.HasField("stats") else pb.DetachResponse()
+
+        with FrameServer(path=tmp_path / "s", answer=answer, fds=regions.fds) as server:
+            yield f"unix://{server.path}"
+
+
+def leaked(caught: list[warnings.WarningMessage], kind: str) -> list[object]:
+    """Return the sources of the warnings of what is unclosed, of a kind."""
+    return [one.source for one in caught if str(one.message).startswith(f"unclosed <{kind} ")]
+
+
+def test_client_that_is_dropped_open_warns(address: str) -> None:
+    """A client that has connected must be closed."""
+    client = Client(address)
+    client.stats()
+
+    with pytest.warns(ResourceWarning, match="unclosed <Client unix:"):
+        del client
+
+
+def test_worker_that_is_dropped_attached_warns(address: str) -> None:
+    """Nobody else would detach it while this process lives."""
+    with Client(address) as client:
+        worker = client.attach("demo")
+
+        with pytest.warns(ResourceWarning, match="unclosed <Worker 7 of 'demo'"):
+            del worker
+
+
+async def test_async_client_and_worker_that_are_dropped_warn(address: str) -> None:
+    """So must those for an event loop."""
+    client = AsyncClient(address)
+    worker = await client.attach("demo")
+    beating = worker._task
+    await client.stats()
+
+    with pytest.warns(ResourceWarning, match="unclosed <AsyncClient unix:"):
+        del client
+    with pytest.warns(ResourceWarning, match="unclosed <AsyncWorker 7 of 'demo'"):
+        del worker
+
+    assert beating is not None
+    beating.cancel()
+    await asyncio.wait({beating})
+
+
+@pytest.mark.parametrize("kind", ["Client", "Worker"])
+def test_what_was_closed_or_never_opened_is_dropped_in_silence(address: str, kind: str) -> None:
+    """Nothing is left of it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Client(address)
+        with Client(address) as client:
+            client.stats()
+            client.attach("demo").close()
+        with pytest.raises(UnavailableError):
+            Client("unix:///nowhere").stats()
+        del client
+
+    assert leaked(caught, kind) == []
+
+
+async def test_what_was_closed_is_dropped_in_silence_on_a_loop(address: str) -> None:
+    """Nothing is left of it either."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with AsyncClient(address) as client:
+            await client.stats()
+            async with await client.attach("demo"):
+                pass
+        del client
+
+    assert leaked(caught, "AsyncClient") + leaked(caught, "AsyncWorker") == []
