@@ -142,6 +142,13 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
         if key_states.shape[0] != 1 or key_states.dtype != pages.keys.dtype:
             message = f"A leased cache holds one sequence of {pages.keys.dtype}, not {key_states.shape[0]} of "
             raise InvalidError(f"{message}{key_states.dtype}.")
+        for states, kept in ((key_states, pages.keys), (value_states, pages.values)):
+            if (states.shape[1], states.shape[3]) != (kept.shape[1], kept.shape[3]):
+                message = (
+                    f"The cache keeps {kept.shape[1]} heads of {kept.shape[3]} elements in a layer, and the model has "
+                    f"{states.shape[1]} of {states.shape[3]}; register a cache from the config of this model."
+                )
+                raise InvalidError(message, resource="heads", rule="other_model")
         num_new = key_states.shape[-2]
         self._blocks.cover(self._num_tokens + num_new)
         blocks, offsets = self._blocks.places(pages.group, self._num_tokens, num_new)

@@ -15,9 +15,16 @@ import torch
 from transformers import Cache, DynamicCache
 
 from kvlease.cuda import DeviceMemory
-from kvlease.errors import InvalidError, KVLeaseError, UnknownLeaseError
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    NeverFitsError,
+    UnknownLeaseError,
+    WrongStateError,
+)
 from kvlease.geometry import floor_div
 from kvlease.ids import BYTES_PER_KEY
+from kvlease.integrations._models import model_digest, require_model
 from kvlease.integrations._pages import WAIT_MS, LayerPages, LeasedBlocks, LeasedLayer
 from kvlease.spec import FullAttention, SlidingWindow
 from kvlease.views import layer_views
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from kvlease.plan import LayerPlacement
     from kvlease.views import LayerTensors
 
-__all__ = ["Generation", "LeasedCache", "generate"]
+__all__ = ["Generation", "LeasedCache", "generate", "model_digest"]
 
 _LEASED_ATTEMPTS_MAX: Final = 3
 """Leases that `generate` tries for one request before it goes on without the daemon."""
@@ -79,14 +86,18 @@ class LeasedCache(Cache):
         token_ids: Sequence[int],
         *,
         request_id: str,
+        model: PreTrainedModel | None = None,
         num_tokens_max: int | None = None,
         wait_ms: int = WAIT_MS,
     ) -> Self:
         """Lease blocks for a prompt, reusing its longest cached prefix short of the last token.
 
+        Given the model that shall compute into it, a cache that was registered for another is refused (`InvalidError`).
         Raises the refusal when no lease is granted.
         """
         _device_of(worker)
+        if model is not None:
+            require_model(model, worker.plan)
         tokens_per_key = worker.plan.hash_block_tokens
         # The last token's logits are wanted, so at least that token has to be computed.
         num_keys = floor_div(len(token_ids) - 1, tokens_per_key)
@@ -134,6 +145,7 @@ class LeasedCache(Cache):
         num_keys = floor_div(min(len(token_ids), self.get_seq_length()), tokens_per_key)
         if num_keys <= first_key:
             return 0
+        self._require_all_layers()
         self.require_live()
         num_keyed = len(self._keys) // BYTES_PER_KEY
         fresh = token_ids[num_keyed * tokens_per_key : num_keys * tokens_per_key]
@@ -146,6 +158,17 @@ class LeasedCache(Cache):
         self.lease.commit(num_keys * tokens_per_key, keys, first_key)
         self.require_live()
         return num_keys - first_key
+
+    def _require_all_layers(self) -> None:
+        """Raise where the model computed some of the layers only: others would be served what it did not write."""
+        num_written = sum(layer.get_seq_length() == self.get_seq_length() for layer in self._pages)
+        if num_written < len(self._pages):
+            message = (
+                f"The model wrote {num_written} layers, and the cache keeps {len(self._pages)}."
+            )
+            raise WrongStateError(
+                message, resource="layers", need=len(self._pages), available=num_written
+            )
 
     def evict(self) -> int:
         """Move all blocks to the host pool; until `reload` the cache cannot be used. Return the device blocks freed."""
@@ -207,13 +230,13 @@ class Generation:
     tokens: tuple[int, ...]
     """The new tokens."""
     device_hit_tokens: int
-    """Prompt tokens whose states were in the device pool."""
+    """Prompt tokens whose states were in the device pool when the first lease was granted."""
     host_hit_tokens: int
-    """Prompt tokens whose states came back from the host pool."""
+    """Prompt tokens whose states came back from the host pool for the first lease."""
     computed_tokens: int
     """Tokens that ran through the model other than one by one: the rest of the prompt; all of it after a loss."""
     recomputes: int
-    """How often a lease was lost or refused, so that the sequence was computed again."""
+    """How often a lease was lost or could not grow, so that what was computed was computed again."""
 
 
 def generate(
@@ -228,18 +251,27 @@ def generate(
     """Generate greedily over leased blocks, and without them where the daemon cannot help.
 
     `on_step` gets the cache (None while there is no lease) and the number of new tokens, after each of
-    them; it may evict and reload. A lease that is lost or refused costs a recomputation; no
-    `KVLeaseError` reaches the caller.
+    them; it may evict and reload. A lease that is lost costs a recomputation, and one that is refused
+    the hits; neither reaches the caller.
+
+    Raises:
+        InvalidError: the call is malformed, or the cache was registered for another model.
     """
+    require_model(model, worker.plan)
     run = _GreedyRun(model, token_ids, max_new_tokens, on_step)
     for attempt in range(_LEASED_ATTEMPTS_MAX):
         try:
             run.with_lease(worker, f"{request_id}.{attempt}" if attempt else request_id)
+        except InvalidError:
+            raise
         except KVLeaseError as error:
-            run.recomputes += 1
             _logger.warning(
-                "A lease was lost or refused.", extra={"action": "recompute", "code": error.code}
+                "A lease was lost or refused: %s",
+                error.message,
+                extra={"action": "recompute", "code": error.code},
             )
+            if isinstance(error, NeverFitsError):
+                break
         else:
             return run.result()
     run.without_lease()
@@ -258,14 +290,14 @@ class _GreedyRun:
     ) -> None:
         if not token_ids:
             raise InvalidError("A prompt has at least one token.")
-        self.recomputes = 0
+        self._recomputes = 0
         self._model = model
         self._tokens = list(token_ids)
         self._num_prompt = len(token_ids)
         self._num_tokens_max = len(token_ids) + max_new_tokens
         self._on_step = on_step or (lambda _cache, _num_new: None)
-        self._device_hit_tokens = 0
-        self._host_hit_tokens = 0
+        self._hit_tokens: tuple[int, int] | None = None
+        """On the device and from the host, of the first lease."""
         self._computed_tokens = 0
 
     def with_lease(self, worker: Worker, request_id: str) -> None:
@@ -273,15 +305,23 @@ class _GreedyRun:
         with LeasedCache.reserve(
             worker, self._tokens, request_id=request_id, num_tokens_max=self._num_tokens_max
         ) as cache:
-            self._device_hit_tokens += cache.lease.device_hit_tokens
-            self._host_hit_tokens += cache.lease.host_hit_tokens
-            while not self._is_done:
-                token = self._next_token(cache)
-                # Only a lease that still holds proves that nobody else wrote what was just read.
-                cache.require_live()
-                cache.commit(self._tokens)
-                self._tokens.append(token)
-                self._on_step(cache, len(self._tokens) - self._num_prompt)
+            if self._hit_tokens is None:
+                self._hit_tokens = cache.lease.device_hit_tokens, cache.lease.host_hit_tokens
+            num_hit = cache.get_seq_length()
+            try:
+                self._go_on(cache)
+            except KVLeaseError:
+                self._recomputes += cache.get_seq_length() > num_hit
+                raise
+
+    def _go_on(self, cache: LeasedCache) -> None:
+        while not self._is_done:
+            token = self._next_token(cache)
+            # Only a lease that still holds proves that nobody else wrote what was just read.
+            cache.require_live()
+            cache.commit(self._tokens)
+            self._tokens.append(token)
+            self._on_step(cache, len(self._tokens) - self._num_prompt)
 
     def without_lease(self) -> None:
         """Go on to the end with memory of our own."""
@@ -292,12 +332,13 @@ class _GreedyRun:
 
     def result(self) -> Generation:
         """Return what was made."""
+        device_hit_tokens, host_hit_tokens = self._hit_tokens or (0, 0)
         return Generation(
             tokens=tuple(self._tokens[self._num_prompt :]),
-            device_hit_tokens=self._device_hit_tokens,
-            host_hit_tokens=self._host_hit_tokens,
+            device_hit_tokens=device_hit_tokens,
+            host_hit_tokens=host_hit_tokens,
             computed_tokens=self._computed_tokens,
-            recomputes=self.recomputes,
+            recomputes=self._recomputes,
         )
 
     @property

@@ -60,6 +60,8 @@ class Terms:
     """The rank whose memory this process maps; the scheduler's process takes 0."""
     magazine: str = ""
     """The engine's magazine, by `magazine_name`; empty for a process that has none."""
+    key_counts: bool = False
+    """Whether this process is to know without a call what is surely not cached."""
     disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
     """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
     takes_other_capacity: bool = False
@@ -122,6 +124,7 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
             # Attaching may take longer than a call.
             deadline_seconds=settings.deadline_seconds,
             magazine=terms.magazine,
+            key_counts=terms.key_counts,
         )
     if worker.gpu is not None:
         worker.close()

@@ -55,9 +55,11 @@ class Rekeyer:
 
     def of_names(self, names: Sequence[bytes]) -> list[bytes]:
         """Return the keys of such hashes with their groups' numbers, in order."""
-        keys: list[bytes] = []
         marks = [name[-BYTES_PER_GROUP:] for name in names]
         hashes = [name[:-BYTES_PER_GROUP] for name in names]
+        if marks and marks.count(marks[0]) == len(marks):
+            return self.each(hashes, int.from_bytes(marks[0], "big"))
+        keys: list[bytes] = []
         for mark, of_group in groupby(marks):
             first = len(keys)
             end = first + len(list(of_group))

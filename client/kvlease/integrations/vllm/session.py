@@ -23,7 +23,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
 import numpy as np
@@ -222,6 +222,13 @@ class EngineSession:
         if attached is None or attached.magazine is None:
             return None
         return self._surely(lambda: self._reconciled(attached), None, "inventory")
+
+    def absent(self, keys: Sequence[bytes]) -> list[bool]:
+        """Tell without a call of each key whether it is surely not cached; of none, where the terms want no counts."""
+        attached = self._attached
+        if attached is None or not self.is_on:
+            return [False] * len(keys)
+        return attached.worker.absent(keys)
 
     def call(self, function: Callable[[Worker], T], default: D, what: str) -> T | D:
         """Call a verb of the worker, such as `lambda worker: worker.pin(keys)`; its default where that fails."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
+from kvlease.integrations.vllm.offload.absences import Absent
 from kvlease.integrations.vllm.offload.requests import Seeker
 
 KNOWS_POSITIONS: Final = "_offload_key_positions" in {one.name for one in fields(ReqContext)}
@@ -52,11 +53,18 @@ class Arrivals:
             self._contexts.pop(request_id, None)
             self._early.pop(request_id, None)
 
-    def early(self, num_keys: int, seeker: Callable[[ReqContext], Seeker]) -> list[Question]:
-        """Return what to ask for ahead, beside so many keys; whoever is in it is early from now on."""
+    def early(
+        self, num_keys: int, seeker: Callable[[ReqContext], Seeker], absent: Absent
+    ) -> list[Question]:
+        """Return what to ask for ahead, beside so many keys; whoever is in it is early from now on.
+
+        What begins with a key that is surely absent needs no question, and waits for its turn.
+        """
         questions: list[Question] = []
         for request_id, context in list(self._contexts.items())[:REQUESTS_MAX]:
             keys = list(context._offload_key_positions)  # noqa: SLF001 - probed at import; there is no other list
+            if all(absent(keys[:1])):
+                continue
             num_keys += len(keys)
             if num_keys > KEYS_MAX:
                 break

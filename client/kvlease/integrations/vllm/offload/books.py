@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.exchanges import packable
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 
@@ -130,7 +131,9 @@ class Books:
 
     # Exchanges
 
-    def order(self, *, hold: Sequence[bytes] = (), take: int = 0) -> ExchangeOrder:
+    def order(
+        self, *, hold: Sequence[bytes] = (), take: int = 0, missed: Sequence[bytes] = ()
+    ) -> ExchangeOrder:
         """Return what to tell the daemon now; `settle` or `reconcile` must follow, as it answers or does not.
 
         Rows are taken as for new requests: what they had is written to the tiers below first, and they come later.
@@ -138,16 +141,18 @@ class Books:
         sent = self._sent = _Sent(sorted(self.written, key=_POSITION), self.leaving, self.wrong)
         self.written, self.leaving, self.wrong = [], [], []
         names = b"".join(one.name for one in sent.written)
+        leaving = [*(one.row for one in sent.written), *sent.leaving]
         assert len(names) == len(sent.written) * BYTES_PER_KEY
         return ExchangeOrder(
-            publish_blocks=_rows([one.row for one in sent.written]),
+            publish_blocks=packable([one.row for one in sent.written], np.int32),
             publish_keys=names,
-            publish_positions=np.array([one.position for one in sent.written], np.uint32),
-            retract_blocks=_rows(sent.wrong),
-            drop_blocks=_rows([*(one.row for one in sent.written), *sent.leaving]),
+            publish_positions=packable([one.position for one in sent.written], np.uint32),
+            retract_blocks=packable(sent.wrong, np.int32),
+            drop_blocks=packable(leaving, np.int32),
             hold_keys=b"".join(hold),
             brings=True,
             take_new=take,
+            missed_keys=b"".join(missed),
         )
 
     def settle(self, answer: Exchanged) -> None:
@@ -179,7 +184,3 @@ class Books:
         self.leaving = [row for row in there if row not in private and not self._num_holders[row]]
         self.wrong = [row for row in (*sent.wrong, *self.wrong) if row in there.keys() - private]
         return lost
-
-
-def _rows(rows: list[Row]) -> Rows:
-    return np.array(rows, np.int32)

@@ -181,6 +181,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             cache=f"{identity.cache_name(MODE)}{_chunk_mark(config)}",
             rank=rank,
             magazine=magazine_name(vllm_config, MODE),
+            key_counts=True,
             disagreements=row_disagreements(config),
             takes_other_capacity=True,
         )

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import numpy as np
 from vllm.v1.kv_offload.base import OffloadKey
 
+from kvlease.integrations.vllm.offload.absences import Absences
 from kvlease.integrations.vllm.offload.books import NO_ROWS, Books, Row, Rows
 from kvlease.integrations.vllm.rekey import RememberedKeys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
@@ -18,6 +19,8 @@ NAMES_MAX: Final = 16_384
 """Names that one exchange seeks at most; the daemon limits what a call names."""
 QUIET_SECONDS: Final = 0.1
 """Seconds without exchanges after one that failed, where the daemon is there."""
+PUT_OFF_MAX: Final = 4
+"""Steps in a row that an exchange may be put off for, which nobody waits for."""
 
 Lost = Callable[[Collection[Row] | None], None]
 Held = Callable[[], Iterable[tuple[bytes, Row]]]
@@ -42,12 +45,14 @@ class Desk:
         """Which memory the rows of the books are rows of; empty before there was any."""
         self.on_loss: Lost = lambda _: None
         """Told of rows that are held no more; None: of all rows."""
+        self.absences = Absences(self._absent)
         self.num_exchanges = 0
         self._session = session
         self._held = held
         self._clock = clock
         self._is_in_doubt = False
         self._quiet_until = 0.0
+        self._num_put_off = 0
         self._keys = RememberedKeys()
         self.poll()
 
@@ -60,6 +65,15 @@ class Desk:
         """Whether an exchange is worth trying."""
         return bool(self.pool) and self._session.is_on and self._clock() >= self._quiet_until
 
+    def is_due(self, *, has_new: bool) -> bool:
+        """Tell whether a step's end has something to tell; where the step has new requests, that waits for a later one.
+
+        Who waits for a first token need not wait for what others had. Any exchange before takes it along.
+        """
+        is_due = self.books.is_due
+        self._num_put_off = self._num_put_off + 1 if is_due and has_new else 0
+        return is_due and self._num_put_off % (PUT_OFF_MAX + 1) == 0
+
     def poll(self) -> None:
         """Take over what became of the session; other memory means other books."""
         event = self._session.poll()
@@ -67,17 +81,21 @@ class Desk:
             plan = self._session.plan
             self.pool = pool
             self.books.wipe(0 if plan is None else plan.num_blocks)
+            self.absences.clear()
             self._is_in_doubt = False
             self.on_loss(None)
 
-    def exchange(self, *, hold: Sequence[bytes] = (), take: int = 0) -> Rows | None:
+    def exchange(
+        self, *, hold: Sequence[bytes] = (), take: int = 0, is_waited_for: bool = False
+    ) -> Rows | None:
         """Tell the daemon what is due and ask for more; returns a row for each name, or None where that failed.
 
-        It is one exchange, but for more names than one can carry.
+        It is one exchange, but for more names than one can carry. What was absent is not told where a request waits.
         """
         if not self.is_ready or not self._is_certain():
             return None
-        rows = self._exchange_once(hold[:NAMES_MAX], take)
+        missed = [] if is_waited_for else self.names(self.absences.take())
+        rows = self._exchange_once(hold[:NAMES_MAX], take, missed)
         for first in range(NAMES_MAX, len(hold), NAMES_MAX):
             if rows is None:
                 break
@@ -86,13 +104,16 @@ class Desk:
         return rows
 
     def names(self, keys: Sequence[OffloadKey]) -> list[bytes]:
-        """Return the daemon's keys of vLLM's; none where there never was a daemon."""
+        """Return the daemon's keys of vLLM's; a desk that was never ready can be asked for none."""
+        if not keys:
+            return []
         rekeyer = self._session.rekeyer
         assert rekeyer is not None, "a desk that is ready has keys"
         return self._keys.of_names(rekeyer, keys)
 
     def begin_generation(self) -> None:
         """Make all keys others than before."""
+        self.absences.clear()
         self._session.reset()
 
     def shield(self, work: Callable[[], T], default: D, what: str) -> T | D:
@@ -103,8 +124,13 @@ class Desk:
         """Detach."""
         self._session.close()
 
-    def _exchange_once(self, hold: Sequence[bytes], take: int) -> Rows | None:
-        order = self.books.order(hold=hold, take=take)
+    def _absent(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        return self._session.absent(self.names(keys))
+
+    def _exchange_once(
+        self, hold: Sequence[bytes], take: int, missed: Sequence[bytes] = ()
+    ) -> Rows | None:
+        order = self.books.order(hold=hold, take=take, missed=missed)
         self.num_exchanges += 1
         answer = self._session.exchange(order, None)
         if answer is None:

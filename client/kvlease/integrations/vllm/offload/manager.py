@@ -31,7 +31,7 @@ from kvlease.integrations.vllm.offload.arrivals import KNOWS_POSITIONS, Arrivals
 from kvlease.integrations.vllm.offload.books import Row, Rows, Written
 from kvlease.integrations.vllm.offload.desk import Desk
 from kvlease.integrations.vllm.offload.jobs import Jobs
-from kvlease.integrations.vllm.offload.requests import BELOW, MISS, THERE, Seeker
+from kvlease.integrations.vllm.offload.requests import BELOW, MISS, NOWHERE, THERE, Seeker
 from kvlease.integrations.vllm.offload.specs import RowsSpec
 
 RELOAD_SECONDS: Final = 1.0
@@ -158,8 +158,8 @@ class PoolManager(OffloadingManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Make the step's one exchange: what was published and given up, blocks on their way, and new stock."""
-        del context
-        self._guarded(self._close_step, None, "step")
+        has_new = bool(context.new_req_ids)
+        self._guarded(lambda desk: self._close_step(desk, has_new=has_new), None, "step")
 
     def has_pending_work(self) -> bool:
         """Whether something waits for the next step's exchange."""
@@ -264,21 +264,26 @@ class PoolManager(OffloadingManager):
             _, keys = self._unasked.setdefault(context.req_id, (seeker, {}))
             keys[key] = None
             return LookupResult.RETRY
-        answers = seeker.answers
         positions = context._offload_key_positions  # noqa: SLF001 - probed at import; there is no other list
-        self._ask(desk, [one for one in positions if one not in answers], seeker)
-        return answers.setdefault(key, MISS)
+        if desk.absences.misses(seeker, key, positions):
+            self._arrivals.forget((context.req_id,))
+            return MISS
+        self._ask(desk, [one for one in positions if one not in seeker.answers], seeker)
+        return seeker.answers.setdefault(key, MISS)
 
     def _ask(self, desk: Desk, keys: list[OffloadKey], seeker: Seeker) -> None:
         """Make one exchange that holds what the pool has of the keys; all are misses where it fails."""
         self._arrivals.forget((seeker.request_id,))
         asked = []
         if keys and desk.books.num_held < desk.books.num_rows * HELD_SHARE_MAX:
-            asked = [(seeker, keys), *self._arrivals.early(len(keys), self._seeker)]
+            early = self._arrivals.early(len(keys), self._seeker, desk.absences.absent)
+            asked = [(seeker, keys), *early]
+            desk.absences.ask(seeker.request_id, keys)
         names = [desk.names(of_request) for _, of_request in asked]
-        rows = desk.exchange(hold=[one for own in names for one in own]) if asked else None
+        hold = [one for own in names for one in own]
+        rows = desk.exchange(hold=hold, is_waited_for=True) if asked else None
         if rows is None:
-            seeker.answers.update(dict.fromkeys(keys, MISS))
+            seeker.miss(keys)
             return
         for (asking, of_request), own in zip(asked, names, strict=True):
             there, rows = rows[: len(own)], rows[len(own) :]
@@ -287,6 +292,10 @@ class PoolManager(OffloadingManager):
     def _take_in(
         self, desk: Desk, seeker: Seeker, keys: list[OffloadKey], names: list[bytes], rows: Rows
     ) -> None:
+        if (found := rows.tolist()).count(NOWHERE) == len(found):
+            # As most that are new: then numpy has nothing to do, which takes its time even where there is little.
+            seeker.miss(keys)
+            return
         seeker.learn(keys, names, rows)
         desk.books.hold(rows[rows >= 0])
         if seeker.holds:
@@ -322,7 +331,7 @@ class PoolManager(OffloadingManager):
         spec = RowsSpec(desk.pool, np.array(rows, np.int32), b"".join(names))
         return PrepareStoreOutput(keys, spec, [])
 
-    def _close_step(self, desk: Desk) -> None:
+    def _close_step(self, desk: Desk, *, has_new: bool) -> None:
         desk.poll()
         for seeker in self._arrivals.end_step(self._holders.keys() | self._pending):
             self._release(seeker)
@@ -332,7 +341,7 @@ class PoolManager(OffloadingManager):
         lack = self._stock_target - len(books.stock)
         take = lack if lack > self._stock_target // 2 else 0
         names = [name for _, _, own in waiting for name in own]
-        if not desk.is_ready or not (names or take or books.is_due):
+        if not desk.is_ready or not (names or take or desk.is_due(has_new=has_new)):
             self._give_up_unasked()
             return
         rows = desk.exchange(hold=names, take=take)
@@ -372,7 +381,7 @@ class PoolManager(OffloadingManager):
 
     def _give_up_unasked(self) -> None:
         for seeker, keys in self._unasked.values():
-            seeker.answers.update(dict.fromkeys(keys, MISS))
+            seeker.miss(keys)
         self._unasked.clear()
 
     def _lose(self, rows: Collection[Row] | None) -> None:

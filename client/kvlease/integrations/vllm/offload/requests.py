@@ -56,8 +56,12 @@ class Seeker:
         self.names.extend(names)
         self.rows = np.concatenate([self.rows, rows])
         self._index = None
-        answers = map(_ANSWERS.__getitem__, rows.clip(BELOW, 0).tolist())
+        answers = map(_ANSWERS.__getitem__, np.minimum(rows, 0).tolist())
         self.answers.update(zip(keys, answers, strict=True))
+
+    def miss(self, keys: Iterable[OffloadKey]) -> None:
+        """Note keys that no tier has; there is nothing to load or to wait for."""
+        self.answers.update(dict.fromkeys(keys, MISS))
 
     def pending(self) -> list[int]:
         """Return the places of the keys whose blocks are on their way."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from kvlease.exchanges import packable
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.integrations.vllm.rekey import RememberedKeys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
@@ -161,11 +162,11 @@ class Dealer:
         assert rekeyer is not None, "orders are written while attached"
         turned = self._keys.of_names
         return ExchangeOrder(
-            publish_blocks=np.array([write.block_id for write in order.publish], np.int32),
+            publish_blocks=packable([write.block_id for write in order.publish], np.int32),
             publish_keys=b"".join(turned(rekeyer, [write.name for write in order.publish])),
-            publish_positions=np.array([write.position for write in order.publish], np.uint32),
-            retract_blocks=np.array(order.retract, np.int32),
-            drop_blocks=np.array(order.drop, np.int32),
+            publish_positions=packable([write.position for write in order.publish], np.uint32),
+            retract_blocks=packable(order.retract, np.int32),
+            drop_blocks=packable(order.drop, np.int32),
             hold_keys=b"".join(turned(rekeyer, wish.names)),
             stops_at_miss=wish.stops_at_miss,
             brings=bool(wish.names),

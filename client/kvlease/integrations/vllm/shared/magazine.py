@@ -204,18 +204,18 @@ class Books:
         returned_id = self.fence.returned_id
         self._hot = {block: step for block, step in self._hot.items() if step > returned_id}
         kept = {*wish.kept, *self._hot}
-        publish = tuple(
-            write
-            for write in self.fence.written(self._publish_max)
-            if self._standing[write.block_id] == _PRIVATE
-        )
-        leaving = [block for block in self._idle if block not in kept]
-        leaving = leaving[: min(DROPS_MAX, max(0, len(leaving) - wish.idle_max))]
+        written = self.fence.written(self._publish_max)
+        publish = tuple(one for one in written if self._standing[one.block_id] == _PRIVATE)
+        # Most exchanges give nothing back: then neither of the two is gone through.
+        leaving, surplus = [], []
+        if len(self._idle) > wish.idle_max:
+            leaving = [block for block in self._idle if block not in kept]
+            leaving = leaving[: min(DROPS_MAX, max(0, len(leaving) - wish.idle_max))]
         for block in leaving:
             del self._idle[block]
-        surplus = [block for block in self._stock if block not in kept]
-        surplus = surplus[: min(DROPS_MAX, max(0, len(self._stock) - wish.stock_max))]
-        if surplus:
+        if (excess := len(self._stock) - wish.stock_max) > 0:
+            surplus = [block for block in self._stock if block not in kept]
+            surplus = surplus[: min(DROPS_MAX, excess)]
             gone = set(surplus)
             self._stock = [block for block in self._stock if block not in gone]
         for block in (*leaving, *surplus):
