@@ -193,6 +193,9 @@ def extended(world: "World", worker: Worker, held: Held, num_tokens: int, reply:
     """Put the blocks that a lease got where it needs them."""
     added = numbers(reply.block_ids)
     counts = numbers(reply.num_blocks) or [len(added)]
+    if added and {*added} <= {block for part in held.parts for block in part}:
+        # The answer to another call was lost, and so the worker has read its row meanwhile.
+        return
     grow(world, worker, held, num_tokens, (counts, added))
     _compare_cover(world, held, num_tokens, reply.covered_tokens)
 

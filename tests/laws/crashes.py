@@ -30,10 +30,11 @@ class Crash:
 
     def is_in(self, frame: FrameType) -> bool:
         """Tell whether the lines of a frame count."""
+        if self.function not in ("", frame.f_code.co_name):
+            return False
         if f"/kvleased/core/{self.module}" not in frame.f_code.co_filename:
             return False
-        is_called = frame.f_back is not None and self.caller in ("", frame.f_back.f_code.co_name)
-        return is_called and self.function in ("", frame.f_code.co_name)
+        return frame.f_back is not None and self.caller in ("", frame.f_back.f_code.co_name)
 
 
 class InterruptedWorldError(Exception):

@@ -15,7 +15,7 @@ from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
 from kvleased.movers.cells import StoreShape
 from kvleased.movers.cpu import checksum
-from kvleased.movers.protocol import Batch, Completion, Found, Piece, PoolMap, Status
+from kvleased.movers.protocol import Batch, Completion, Found, Piece, PoolMap, Purge, Purged, Status
 
 POOL: Final = 5
 LAYOUT: Final = bytes(range(32))
@@ -91,6 +91,7 @@ class Driver:
         self.looked_through: set[int] = set()
         """Pools whose stores were."""
         self.completions: deque[Completion] = deque()
+        self.purges: deque[Purged] = deque()
         self._number = 0
         sizes = (
             pools.num_blocks * pools.bytes_per_block,
@@ -153,7 +154,17 @@ class Driver:
             self.statuses.append(Status.decode(packet))
         elif kind == protocol.FOUND:
             self._note(Found.decode(packet))
+        elif kind == protocol.PURGED:
+            self.purges.append(Purged.decode(packet))
         return kind
+
+    def purge(self) -> str:
+        """Have the store removed, and wait for the answer; returns why it was not."""
+        self.link.send(Purge(pool=POOL).encode())
+        while not self.purges:
+            if not self.hear():
+                raise ConnectionResetError
+        return self.purges.popleft().reason
 
     def until_on(self) -> None:
         """Wait until the store works."""

@@ -17,7 +17,7 @@ from kvleased.core.effects import (
     Released,
 )
 from tests.laws import crashes
-from tests.laws.actors import Worker
+from tests.laws.actors import Job, Worker
 from tests.laws.crashes import Crash
 from tests.laws.mover import land, move
 from tests.laws.picks import pick_lease, pick_worker
@@ -138,11 +138,21 @@ def kill_mover(world: World) -> None:
     """Kill a mover in the middle of its copies; the others go on with theirs."""
     world.faults["mover"] += 1
     mover = world.rng.choice(list(Mover)) if has_stores(world) else Mover.MEMORY
-    for job in [job for job in world.jobs.values() if MOVER_OF[job.copy.direction] is mover]:
+    for job in _jobs_of(world, mover):
         move(world, job, world.rng.randint(0, 2))
         tear(world, job)
+    bury_mover(world, mover)
+
+
+def bury_mover(world: World, mover: Mover) -> None:
+    """Let the core know of a mover's death, with which its jobs are gone."""
+    for job in _jobs_of(world, mover):
         del world.jobs[job.copy.copy_id]
     world.send(commands.MoverDied(mover=mover))
+
+
+def _jobs_of(world: World, mover: Mover) -> list[Job]:
+    return [job for job in world.jobs.values() if MOVER_OF[job.copy.direction] is mover]
 
 
 def repeat_copy(world: World) -> None:
@@ -287,7 +297,7 @@ _WRITERS: Final = (
     ("", "close", 8),
     ("", "enter", 5),
     ("", "expire", 10),
-    ("", "end_lease", 10),
+    ("", "forget_lease", 10),
     ("", "finish_evict", 12),
     ("", "_take_over", 16),
     ("", "retire_sources", 10),

@@ -16,6 +16,7 @@ from kvleased.core.effects import Mover, Outcome, Reserved, Tier
 from kvleased.core.states import State
 from tests.laws.actors import Worker
 from tests.laws.below import answer_one
+from tests.laws.faults import bury_mover
 from tests.laws.mover import land
 from tests.laws.needs import cost
 from tests.laws.picks import pick_chain
@@ -29,8 +30,6 @@ _TRIES: Final = 6
 _OTHER: Final = 2
 _REST_SECONDS: Final = 2.0
 """After so long a mover that failed is given work again."""
-_SHARES: Final = 10
-"""Shares after which a slot that the store does not take is given up."""
 _UNPINNED: Final = 0.7
 _WAIT_MS: Final = 60_000
 
@@ -64,9 +63,8 @@ def _end_faults(world: World) -> None:
         worker.is_stalled = False
     world.stores.failures = 0.0
     if world.rng.random() < 0.5:
-        world.jobs.clear()
         for mover in Mover if has_stores(world) else (Mover.MEMORY,):
-            world.send(commands.MoverDied(mover=mover))
+            bury_mover(world, mover)
     for tier in (Tier.DISK, Tier.REMOTE) if has_stores(world) else ():
         world.send(commands.TierChanged(tier=tier, is_on=True))
     _settle(world, all_of_them=False)
@@ -252,7 +250,8 @@ def _copy_down(world: World) -> None:
     if not state.dirt.writes_through:
         return
     is_ready, dirt = state.host.records.state == State.READY, state.dirt
-    for _ in range(_SHARES):
+    # Each that the store does not take makes it rest once, before all others have had their turn.
+    for _ in range(len(world.flipped) + 2):
         world.tick(_REST_SECONDS)
         _settle(world)
         is_ready = state.host.records.state == State.READY
@@ -282,3 +281,7 @@ def _drain(world: World) -> None:
         world.fail(f"calls {list(world.calls)} wait while nothing is granted")
     if not isinstance(world.send(_reserve(worker, "late", 1)), DrainingError):
         world.fail("a lease was granted after a drain had begun")
+    world.send(commands.Drain(is_daemon=True))
+    refused = world.send(_reserve(worker, "late", 1))
+    if not (isinstance(refused, DrainingError) and refused.resource == "daemon"):
+        world.fail("a drain of the daemon is told as one of the cache")

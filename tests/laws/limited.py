@@ -92,8 +92,8 @@ class LimitedWorld(World):
         num_pinned = Counter(one for ones in pinned for one in ones if len(ones) == 1)
         owed = sum(
             max(0, self._kept(one, self.shape.max_pins) - num_pinned[one])
-            for one in self.limits
-            if one != tenant
+            for one, limits in self.limits.items()
+            if one != tenant and limits.pinned_blocks_max
         )
         if len(pinned) + owed > self.shape.max_pins:
             self.fail(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvlease.errors import PoolFullError
+from kvlease.errors import KVLeaseError, PoolFullError
 from kvlease.ids import LeaseId
 from kvleased.core import (
     cache,
@@ -29,6 +29,7 @@ from kvleased.core.flights import Flight
 from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.loading import Loading
+from kvleased.core.phases import End
 from kvleased.core.pool import Pool
 from kvleased.core.states import State
 
@@ -39,6 +40,32 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 def released_lease_is_extended_in_the_same_step(patch: pytest.MonkeyPatch) -> None:
     """The extends of a step are done before its releases, also for a lease that it released before."""
     patch.setattr(LeaseBook, "are_distinct", lambda *_: True)
+
+
+def end_of_a_workers_leases_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """Leases that end with their worker, by its death or an operator's word, are in no counter."""
+    end_lease = ending.end_lease
+
+    def silent(
+        world: state.CacheState, lease: Lease, end: End, reason: KVLeaseError | None = None
+    ) -> None:
+        if end in (End.DETACHED, End.DIED):
+            ending.forget_lease(world, lease, reason)
+        else:
+            end_lease(world, lease, end, reason)
+
+    patch.setattr(ending, "end_lease", silent)
+
+
+def recovered_lease_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """After a restart more leases end than there ever were, as those that went on are in no counter."""
+    adopt = recovery._adopt
+
+    def silent(world: state.CacheState, row: int, now: float) -> None:
+        adopt(world, row, now)
+        del world.counters["leases_recovered"]
+
+    patch.setattr(recovery, "_adopt", silent)
 
 
 def restart_forgets_whose_bytes_a_free_block_holds(patch: pytest.MonkeyPatch) -> None:
@@ -191,5 +218,7 @@ MENDED: tuple[Mutation, ...] = (
     fork_does_not_say_who_has_the_pool,
     fork_heeds_no_minimum,
     refused_call_keeps_its_room_from_those_that_wait,
+    end_of_a_workers_leases_is_not_counted,
+    recovered_lease_is_not_counted,
 )
 """Every mended bug that the simulation can find."""

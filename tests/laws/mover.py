@@ -7,6 +7,7 @@ from kvleased.core.effects import Direction
 from kvleased.core.states import State
 from tests.laws import stores
 from tests.laws.actors import ZERO, Job
+from tests.laws.views import audit_shared
 from tests.laws.world import World
 
 
@@ -42,6 +43,8 @@ def land(world: World, job: Job) -> None:
     failed = tuple(sorted(job.failed))
     is_heeded = not job.is_lost
     world.send(commands.CopyDone(copy_id=job.copy.copy_id, checksums=checksums, failed=failed))
+    if job.copy.direction is Direction.OFFLOAD:
+        audit_shared(world)
     if is_heeded and job.copy.direction is Direction.LOAD:
         for at in failed:
             if world.records.disk.state[job.sources[at]] != State.BAD:

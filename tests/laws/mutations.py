@@ -13,8 +13,9 @@ from kvlease.errors import UnknownLeaseError
 from kvleased.core import cache, commands, ending, landing, leases, recovery, state
 from kvleased.core.effects import Detached, Done, Outcome
 from kvleased.core.ids import Ids
+from kvleased.core.key_counts import TierCounts
 from kvleased.core.leases import Lease
-from kvleased.core.phases import Phase
+from kvleased.core.phases import End, Phase
 from kvleased.core.pool import Pool
 from kvleased.core.states import Event, State
 from tests.laws.mended import MENDED, Mutation
@@ -30,7 +31,11 @@ from tests.laws.restarts import OF_RESTARTS
 
 def expiry_frees_memory(patch: pytest.MonkeyPatch) -> None:
     """A lease that was not renewed ends, as if time proved that its worker writes no more (Mooncake #975)."""
-    patch.setattr(landing, "expire", ending.end_lease)
+
+    def expire(world: state.CacheState, lease: Lease) -> None:
+        ending.end_lease(world, lease, End.EXPIRED)
+
+    patch.setattr(landing, "expire", expire)
 
 
 def failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
@@ -83,6 +88,12 @@ def release_counts_twice(patch: pytest.MonkeyPatch) -> None:
 def restart_forgets_leases(patch: pytest.MonkeyPatch) -> None:
     """A restart takes every block that is not committed for free (Mooncake #1336)."""
     patch.setattr(recovery, "_believed_rows", lambda _: set())
+
+
+def insertion_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """Of blocks that become findable together the first is missing in the key counts: its key is absent for good."""
+    add = TierCounts.add
+    patch.setattr(TierCounts, "add", lambda self, blocks: add(self, blocks[1:]))
 
 
 def held_block_is_evicted(patch: pytest.MonkeyPatch) -> None:
@@ -214,6 +225,7 @@ FIELD: Final[dict[str, Mutation]] = {
 MUTATIONS: Final[dict[str, Mutation]] = {
     **{f"{number} {one.__name__}": one for number, one in FIELD.items()},
     **{one.__name__: one for one in (held_block_is_evicted, lost_copy_frees_its_target)},
+    insertion_is_not_counted.__name__: insertion_is_not_counted,
     **{one.__name__: one for one in (*MENDED, *OF_RESTARTS, *OF_POLICIES)},
     **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES, *OF_OPERATING)},
     **{one.__name__: one for one, _ in (*OF_TIERS, *OF_ADOPTING)},

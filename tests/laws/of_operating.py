@@ -13,15 +13,18 @@ from kvleased.core import (
     forking,
     keeping,
     refusals,
+    requests,
     resizing,
 )
 from kvleased.core.charges import Charges
 from kvleased.core.effects import Done, Outcome
 from kvleased.core.ids import Ids
+from kvleased.core.leases import Lease
 from kvleased.core.pool import Pool
 from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
+from kvleased.core.tenants import check_tokens_fit
 from tests.laws.limited import LIMITS
 from tests.laws.mended import Mutation
 
@@ -48,6 +51,17 @@ def pins_are_not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keeping, "pins_by_tenant", lambda _: Counter(dict.fromkeys(LIMITS, 100)))
 
 
+def pins_are_capped_as_leases_are(patch: pytest.MonkeyPatch) -> None:
+    """Of the pins a tenant is kept no more than it may have leases."""
+
+    def rule(self: CacheState, shape: CacheShape) -> None:
+        honest(self, shape)
+        self.pin_allowances._most_of = self.row_allowances._most_of
+
+    honest = CacheState.rule
+    patch.setattr(CacheState, "rule", rule)
+
+
 def ended_lease_is_not_refunded(patch: pytest.MonkeyPatch) -> None:
     """A lease that has ended, or came to nothing, counts to its tenant for ever."""
     patch.setattr(Charges, "refund", lambda *_: None)
@@ -62,6 +76,18 @@ def lowered_limits_are_not_applied(patch: pytest.MonkeyPatch) -> None:
         return Outcome(reply=Done())
 
     patch.setitem(cache._VERBS, commands.Limit, limit)
+
+
+def lowered_limit_refuses_what_is_there(patch: pytest.MonkeyPatch) -> None:
+    """An extend by nothing is refused to a tenant that has more than it may have by now."""
+
+    def check(state: CacheState, num_tokens: int, lease: Lease | None = None) -> None:
+        honest(state, num_tokens, lease)
+        if lease is not None and state.is_limited:
+            check_tokens_fit(state, lease.tenant, num_tokens)
+
+    honest = requests.check_tokens
+    patch.setattr(requests, "check_tokens", check)
 
 
 def new_limits_do_not_heed_pins(patch: pytest.MonkeyPatch) -> None:
@@ -120,16 +146,24 @@ def smaller_pool_promises_what_the_larger_did(patch: pytest.MonkeyPatch) -> None
     patch.setattr(CacheState, "rule", rule)
 
 
-def drain_does_not_refuse(patch: pytest.MonkeyPatch) -> None:
-    """A drain is noted, and leases are granted all the same."""
-
+def _forget_of_a_drain(patch: pytest.MonkeyPatch, what: str) -> None:
     def drain(state: CacheState, command: commands.Drain, now: float) -> Outcome:
         outcome = begun(state, command, now)
-        state.is_draining = False
+        setattr(state, what, False)
         return outcome
 
     begun = cache._VERBS[commands.Drain]
     patch.setitem(cache._VERBS, commands.Drain, drain)
+
+
+def drain_does_not_refuse(patch: pytest.MonkeyPatch) -> None:
+    """A drain is noted, and leases are granted all the same."""
+    _forget_of_a_drain(patch, "is_draining")
+
+
+def drain_of_the_daemon_is_told_as_of_the_cache(patch: pytest.MonkeyPatch) -> None:
+    """Who is refused is told that the cache is drained, whoever drains."""
+    _forget_of_a_drain(patch, "drains_daemon")
 
 
 OF_OPERATING: tuple[tuple[Mutation, str], ...] = (
@@ -137,8 +171,10 @@ OF_OPERATING: tuple[tuple[Mutation, str], ...] = (
     (forks_are_not_charged, "operated"),
     (rows_are_not_kept, "limited"),
     (pins_are_not_kept, "limited"),
+    (pins_are_capped_as_leases_are, "operated"),
     (ended_lease_is_not_refunded, "operated"),
     (lowered_limits_are_not_applied, "operated"),
+    (lowered_limit_refuses_what_is_there, "operated"),
     (new_limits_do_not_heed_pins, "operated"),
     (clear_drops_what_is_held, "operated"),
     (clear_drops_what_others_have, "operated"),
@@ -146,5 +182,6 @@ OF_OPERATING: tuple[tuple[Mutation, str], ...] = (
     (restart_forgets_what_is_parked, "operated"),
     (smaller_pool_promises_what_the_larger_did, "operated"),
     (drain_does_not_refuse, "operated"),
+    (drain_of_the_daemon_is_told_as_of_the_cache, "operated"),
 )
 """Every bug of an operator's verbs, and the cache in which the simulation finds it."""

@@ -235,15 +235,22 @@ def parked_call_goes_on_twice(patch: pytest.MonkeyPatch) -> None:
 
 def remote_mark_outlives_its_slot(patch: pytest.MonkeyPatch) -> None:
     """What comes to a slot counts as shared because something else was that it held before."""
-    note_remote = Dirt._note_remote
+    take_over, note_remote = landing._take_over, Dirt._note_remote
+    before: list[Marks] = []
+
+    def remember(
+        state: CacheState, flight: Flight, failed: NDArray[np.bool_], checksums: bytes
+    ) -> None:
+        before[:] = [state.dirt.remote[1].copy()]
+        take_over(state, flight, failed, checksums)
 
     def keep(self: Dirt, direction: Direction, sources: Ids, targets: Ids) -> None:
-        before = self.remote[1].copy()
         note_remote(self, direction, sources, targets)
         if direction is Direction.OFFLOAD:
-            self.remote[1][targets] |= before[targets]
+            self.remote[1][targets] |= before[0][targets]
             self.share[targets] = ~self.remote[1][targets]
 
+    patch.setattr(landing, "_take_over", remember)
     patch.setattr(Dirt, "_note_remote", keep)
 
 
@@ -278,6 +285,17 @@ def share_that_was_cut_short_is_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Dirt, "_shared", hasty)
 
 
+def slot_that_is_not_taken_holds_up_the_others(patch: pytest.MonkeyPatch) -> None:
+    """What the remote store did not take is offered again first."""
+    note = Dirt.landed
+
+    def landed(self: Dirt, flight: Flight, good: NDArray[np.bool_], now: float) -> None:
+        note(self, flight, good, now)
+        self.share_tried[:] = 0
+
+    patch.setattr(Dirt, "landed", landed)
+
+
 def retired_slot_outlives_its_container(patch: pytest.MonkeyPatch) -> None:
     """A slot stays out of use because of bytes that were in other memory."""
     patch.setattr(recovery, "give_back_retired", lambda _: None)
@@ -306,6 +324,7 @@ OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (several_chores_of_one_mover, "through"),
     (mover_that_failed_rests_for_ever, "through"),
     (share_that_was_cut_short_is_done, "through"),
+    (slot_that_is_not_taken_holds_up_the_others, "through"),
     (retired_slot_outlives_its_container, "evict"),
 )
 """Every bug of lower tiers that the simulation can find, and the stores with which it does."""

@@ -1,6 +1,7 @@
 """Simulate on all cores until time is up: `make sim MINUTES=n`; or replay one history: `--seed N`.
 
-Ends with exit code 1 if a law was broken.
+A run plays all seeds from its first one on, which is a random one unless it is given, up to one that it names in the
+end; another run can go on from there, so that several add up. Ends with exit code 1 if a law was broken.
 """
 
 import argparse
@@ -9,9 +10,11 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from itertools import count
+from threading import Event
+from types import FrameType
 from typing import Final
 
 from tests.laws import exhaustive
@@ -39,37 +42,50 @@ def report(tally: Tally, seconds: float) -> None:
 
 
 def simulate(minutes: float, base_seed: int) -> Tally:
-    """Play fresh histories on all cores until time is up, or until Ctrl-C."""
+    """Play the histories from a seed on, on all cores, until time is up, or until Ctrl-C; those that were begun end."""
     tally, start = Tally(), time.monotonic()
     end, next_line = start + 60 * minutes, start + _SECONDS_BETWEEN_LINES
+    interrupted = _note_interrupts()
     chunks = (range(at, at + _SEEDS_AT_ONCE) for at in count(base_seed, _SEEDS_AT_ONCE))
     with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
-        try:
-            for part in _played(pool, chunks, end):
-                tally.add(part)
-                for violation in part.violations:
-                    say(str(violation))
-                if time.monotonic() >= next_line:
-                    report(tally, time.monotonic() - start)
-                    next_line += _SECONDS_BETWEEN_LINES
-        except KeyboardInterrupt:
-            say("interrupted")
-            pool.shutdown(cancel_futures=True)
+        for part in _played(pool, chunks, lambda: time.monotonic() >= end or interrupted.is_set()):
+            tally.add(part)
+            for violation in part.violations:
+                say(str(violation))
+            if time.monotonic() >= next_line:
+                report(tally, time.monotonic() - start)
+                next_line += _SECONDS_BETWEEN_LINES
     report(tally, time.monotonic() - start)
     return tally
 
 
-def _played(pool: ProcessPoolExecutor, chunks: Iterator[range], end: float) -> Iterator[Tally]:
-    """Go through the tallies of chunks as they come; no chunk is begun after the end."""
+def _played(
+    pool: Executor, chunks: Iterator[range], is_over: Callable[[], bool]
+) -> Iterator[Tally]:
+    """Go through the tallies of chunks as they come; none is begun when it is over, and each that was begun ends."""
     running: set[Future[Tally]] = set()
     while True:
-        while time.monotonic() < end and len(running) < 2 * (os.cpu_count() or 1):
+        while not is_over() and len(running) < 2 * (os.cpu_count() or 1):
             running.add(pool.submit(play, next(chunks)))
         if not running:
             return
         done, running = wait(running, return_when=FIRST_COMPLETED)
         for one in done:
             yield one.result()
+
+
+def _note_interrupts() -> Event:
+    """Return what the first Ctrl-C sets; the second one ends the process as ever."""
+    interrupted = Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        say("interrupted: the histories that were begun come to their ends")
+        interrupted.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    return interrupted
 
 
 def _ignore_interrupts() -> None:
@@ -95,7 +111,9 @@ def main() -> int:
     """Simulate, replay one history, or search small worlds exhaustively, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--base-seed", type=int, default=secrets.randbits(_SEED_BITS))
+    parser.add_argument(
+        "--base-seed", type=int, default=secrets.randbits(_SEED_BITS), help="the first seed to play"
+    )
     parser.add_argument("--seed", type=int, help="replay this history")
     parser.add_argument("--exhaustive", action="store_true", help="search small worlds instead")
     options = parser.parse_args()
@@ -109,6 +127,8 @@ def main() -> int:
     say("faults: " + ", ".join(f"{number:,} {kind}" for kind, number in tally.faults.most_common()))
     for violation in tally.violations:
         say(str(violation))
+    after = options.base_seed + tally.num_histories
+    say(f"played all seeds from {options.base_seed} to {after - 1}; go on with FROM={after}")
     return int(bool(tally.violations))
 
 

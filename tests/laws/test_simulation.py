@@ -1,8 +1,13 @@
 """No law breaks over many simulated histories full of faults."""
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
 import pytest
 
-from tests.laws.histories import play
+from tests.laws import simulate
+from tests.laws.histories import Tally, play
 
 _CHUNKS = 32
 _HISTORIES = 64
@@ -23,3 +28,22 @@ def test_no_law_breaks_under_faults(chunk: int) -> None:
     # All chunks together make a million operations and two hundred thousand faults.
     assert tally.num_operations >= _OPERATIONS / _CHUNKS
     assert tally.num_faults >= _FAULTS / _CHUNKS
+
+
+def test_runs_that_follow_one_another_play_each_seed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All histories that a run has begun count when it ends, so that the next one goes on after them."""
+    played: list[int] = []
+
+    def note(seeds: Iterable[int]) -> Tally:
+        played.extend(seeds)
+        return Tally(num_histories=len([*seeds]))
+
+    monkeypatch.setattr(simulate, "play", note)
+    first = 7
+    for _ in range(2):
+        calls, chunks = count(), (range(at, at + 4) for at in count(first, 4))
+        with ThreadPoolExecutor(1) as pool:
+            parts = [*simulate._played(pool, chunks, lambda calls=calls: next(calls) >= 5)]
+        first += sum(part.num_histories for part in parts)
+
+    assert played == [*range(7, first)]

@@ -126,15 +126,16 @@ def audit(world: World) -> None:
             if mark[0] != "flipped" and not is_of(mark, key):
                 world.fail(f"{name} {at} is findable and holds {mark}, not the bytes of {key!r}")
     _audit_disk(world)
-    _audit_shared(world)
+    audit_shared(world)
 
 
-def _audit_shared(world: World) -> None:
-    """What counts as shared has been in the remote store."""
+def audit_shared(world: World) -> None:
+    """What counts as shared has been in the remote store; by key alone, for a false label may name another tenant."""
     records = (world.records.device, world.records.host, world.records.disk)
+    ever_shared = {key for _, key in world.stores.ever_shared}
     for tier, marks in zip(records, world.cache._state.dirt.remote, strict=True):
         for key, at in _ready(tier).items() if marks.size else ():
-            if marks[at] and (int(tier.tenant[at]), key) not in world.stores.ever_shared:
+            if marks[at] and key not in ever_shared:
                 world.fail(f"{key!r} counts as shared and never was")
 
 

@@ -1,0 +1,61 @@
+"""Know histories in which seeded bugs show: for each that a search finds late, a seed that is tried before it searches.
+
+The table is `known_seeds.json`, from the name of a bug to a seed, which names the cache and its stores, too. It only
+saves time: where a known seed shows nothing any more, because the simulation has changed, the search is what it was,
+and the tests end with a note. `python -m tests.laws.known_seeds` searches anew for all bugs, and writes the table.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.laws.histories import play
+from tests.laws.mutations import CACHES, MUTATIONS, STORES
+from tests.laws.shapes import seeds_of
+
+HISTORIES: Final = 1_000
+"""Histories within which each bug must show."""
+_SOON: Final = 4
+"""Histories that are played within a second or so: what shows in one of these needs no place in the table."""
+_TABLE: Final = Path(__file__).with_suffix(".json")
+
+KNOWN_SEEDS: Final[dict[str, int]] = json.loads(_TABLE.read_text())
+"""The seed of a history that shows a bug, by the name of the bug."""
+
+
+def searched(name: str) -> Iterator[int]:
+    """Go through the seeds of the histories that a bug is searched in."""
+    return islice(seeds_of(CACHES.get(name, "one"), STORES.get(name, "")), HISTORIES)
+
+
+def shows(seed: int) -> bool:
+    """Tell whether a bug that is switched on breaks a law in a history."""
+    return bool(play([seed]).violations)
+
+
+def _first(name: str) -> tuple[int, int] | None:
+    """Return at which place of its search a bug shows first, and the seed there; None if it does not show."""
+    with pytest.MonkeyPatch.context() as patch:
+        MUTATIONS[name](patch)
+        return next(((at, seed) for at, seed in enumerate(searched(name)) if shows(seed)), None)
+
+
+def renew() -> int:
+    """Search for all bugs on all cores, and write the table; returns 1 if a bug shows in no history."""
+    with ProcessPoolExecutor() as pool:
+        found = dict(zip(MUTATIONS, pool.map(_first, MUTATIONS), strict=True))
+    late = {name: one[1] for name, one in found.items() if one is not None and one[0] >= _SOON}
+    _TABLE.write_text(json.dumps(late, indent=2) + "\n")
+    hidden = [name for name, one in found.items() if one is None]
+    sys.stdout.write(f"{len(late)} of {len(found)} bugs show late; in no history: {hidden}\n")
+    return int(bool(hidden))
+
+
+if __name__ == "__main__":
+    sys.exit(renew())
