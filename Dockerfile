@@ -3,6 +3,7 @@
 #   docker build -t kvlease:0.1.0 .
 #   docker build -t kvlease:0.1.0-cuda --build-arg FLAVOUR=cuda .
 #   docker build --target sbom --output build/sbom .
+#   docker build --build-arg PYTHON_IMAGE=docker.io/library/python@sha256:... .     # what was checked, and nothing newer
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG FLAVOUR=cpu
 
@@ -56,7 +57,9 @@ LABEL org.opencontainers.image.title="kvlease" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN groupadd --gid 10001 kvlease \
+# The base's own installer is not needed to run: the daemon's packages are in an environment of their own.
+RUN rm -rf /usr/local/bin/pip* /usr/local/bin/wheel /usr/local/lib/python3.*/ensurepip /usr/local/lib/python3.*/site-packages/* \
+    && groupadd --gid 10001 kvlease \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin kvlease \
     && install -d -m 0700 -o 10001 -g 10001 /run/kvlease
 COPY --from=packages /opt/kvlease /opt/kvlease

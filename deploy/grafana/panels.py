@@ -294,6 +294,29 @@ ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
             queries={"{{instance}}": "rate(process_cpu_seconds_total{@S}[$__rate_interval])"},
         ),
         Panel(
+            title="Processes that were replaced", unit=PER_SECOND,
+            text="Control processes and movers a second: kvlease_control_restarts_total and kvlease_mover_ends_total.",
+            queries={
+                "control, {{reason}}": "sum by (reason) (rate(kvlease_control_restarts_total{@S}[$__rate_interval]))",
+                "mover of {{mover}}": "sum by (mover) (rate(kvlease_mover_ends_total{@S}[$__rate_interval]))",
+            },
+        ),
+        Panel(
+            title="Connections and watchers, of what there may be", unit=RATIO, warns_above=0.8, alarms_above=0.95,
+            text="The part of the places that is taken: kvlease_connections and kvlease_watchers by their limits. "
+            "Strangers have places of their own, and the oldest gives way: see kvlease_connections_turned_away_total.",
+            queries={
+                "{{listener}} {{instance}}":
+                    "kvlease_connections{@S} / on (job, instance) group_left kvlease_connections_max{@S}",
+                "watchers {{instance}}": "kvlease_watchers{@S} / kvlease_watchers_max{@S}",
+            },
+        ),
+        Panel(
+            title="End of the certificate", unit=SECONDS,
+            text="Seconds until the one in use ends: kvlease_certificate_expires_timestamp_seconds.",
+            queries={"{{instance}}": "kvlease_certificate_expires_timestamp_seconds{@S} - time()"},
+        ),
+        Panel(
             title="Seconds of a scrape", unit=SECONDS,
             text="What it takes to compute all this once: kvlease_scrape_seconds.",
             queries={"{{instance}}": "kvlease_scrape_seconds{@S}"},

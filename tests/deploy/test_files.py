@@ -34,6 +34,31 @@ def test_dockerfile_is_clean(path: str) -> None:
     assert (done.stdout, done.returncode) == ("", 0)
 
 
+def test_daemon_has_no_installer_of_its_base(tmp_path: Path) -> None:
+    """What the last stage removes is all that Python's slim image installs by, and nothing that Python runs on."""
+    base = tmp_path / "usr" / "local"
+    library = base / "lib" / "python3.11"
+    for kept in ("bin/python3.11", "lib/python3.11/venv/__init__.py", "lib/python3.11/os.py"):
+        (base / kept).parent.mkdir(parents=True, exist_ok=True)
+        (base / kept).touch()
+    for name in ("pip", "setuptools", "wheel", "pkg_resources", "_distutils_hack"):
+        (library / "site-packages" / name).mkdir(parents=True)
+    (library / "site-packages" / "distutils-precedence.pth").touch()
+    (library / "ensurepip" / "_bundled").mkdir(parents=True)
+    for name in ("pip", "pip3", "pip3.11", "wheel"):
+        (base / "bin" / name).touch()
+    last = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    (command,) = re.findall(r"^RUN (rm -rf .*?) \\$", last, re.MULTILINE)
+
+    done = run("sh", "-euc", command.replace("/usr/local", str(base)))
+
+    assert done.returncode == 0
+    left = {str(path.relative_to(base)) for path in base.rglob("*") if path.is_file()}
+    assert left == {"bin/python3.11", "lib/python3.11/venv/__init__.py", "lib/python3.11/os.py"}
+    assert not any((library / "site-packages").iterdir())
+    assert not (library / "ensurepip").exists()
+
+
 def test_yaml_is_clean() -> None:
     """The linter of YAML has nothing to say, not even a warning."""
     done = run(VENV / "yamllint", "-s", "deploy", "helm")
@@ -113,6 +138,9 @@ def test_sidecar_is_valid_and_locked(helm: Helm) -> None:
     for version in ("1.29", "1.31", "1.33", "1.34", "1.37"):
         assert helm.validate(pod, version) == ""
     assert pod["spec"]["automountServiceAccountToken"] is False
+    (daemon,) = pod["spec"]["initContainers"]
+    # A daemon that is not ready keeps no engine from starting, and takes no traffic from it.
+    assert [name for name in daemon if name.endswith("Probe")] == ["livenessProbe"]
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
         context = container["securityContext"]
         assert context["readOnlyRootFilesystem"] is True

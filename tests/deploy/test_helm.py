@@ -186,20 +186,27 @@ def test_memory_includes_the_pools(helm: Helm, values: Values) -> None:
 
 @_every
 def test_daemon_has_its_probes(helm: Helm, values: Values) -> None:
-    """Each probe asks its own path, over the port where there is one, else by a command."""
+    """Each probe asks its own path, over the port where there is one, else by a command; two would gate an engine."""
     rendered = helm.render(values)
     if not rendered.pods:
         return
     has_port = values.get("metrics", {}).get("enabled", True)
+    has_api = "tls" in values
+    paths = {"startup": "startupz", "liveness": "livez", "readiness": "readyz"}
+    if values.get("mode") != "daemonset" and not values.get("probes", {}).get("gateEngine"):
+        paths = {"liveness": "livez"}
 
-    for probe, path in (("startup", "startupz"), ("liveness", "livez"), ("readiness", "readyz")):
+    assert {name for name in rendered.daemon if name.endswith("Probe")} == {
+        f"{probe}Probe" for probe in paths
+    }
+    for probe, path in paths.items():
         asked = rendered.daemon[f"{probe}Probe"]
         if has_port:
             assert asked["httpGet"] == {"path": f"/{path}", "port": "kvlease-metrics"}
         else:
             assert asked["exec"] == {"command": ["kvleased", "probe", path]}
     assert ("KVLEASED_PROBE_HOST" in rendered.environment) is has_port
-    assert ("ports" in rendered.daemon) is has_port
+    assert ("ports" in rendered.daemon) is (has_port or has_api)
 
 
 @_every
@@ -341,11 +348,21 @@ def test_readme_lists_every_value(helm: Helm) -> None:
 
 def test_notes_say_what_was_made(helm: Helm) -> None:
     """They name the memory, and what does not work together."""
-    rendered = helm.render({"mode": "daemonset", "remote": {"url": "redis://r:6379"}})
+    rendered = helm.render(
+        {
+            "mode": "daemonset",
+            "pools": {"hostMiB": 64},
+            "remote": {"url": "redis://r:6379"},
+            "tls": {"existingSecret": "t"},
+        }
+    )
 
-    assert "9216 MiB" in rendered.notes
+    assert "9280 MiB" in rendered.notes
     assert "networkPolicy.egress" in rendered.notes
+    assert "networkPolicy.apiFrom" in rendered.notes
     assert "sharedSecret" in rendered.notes
+    assert "of pools.hostMiB, remote it uses nothing otherwise" in rendered.notes
+    assert f"{8192 << 20}, {64 << 20} and 0 bytes" in rendered.notes
 
 
 def test_own_schemas_find_mistakes(helm: Helm) -> None:

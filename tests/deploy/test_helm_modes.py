@@ -1,11 +1,18 @@
 """Laws of what single values of the chart are for: modes, connectors, GPUs, settings, policies."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvleased import tokens
+from kvleased.roles import Role
+from kvleased.sources import load, unknown_variables
 from tests.deploy.helm.combinations import COMBINATIONS
-from tests.deploy.tools import ROOT, Helm, containers_of
+from tests.deploy.tools import ROOT, Document, Helm, containers_of
 
 pytestmark = pytest.mark.deploy
 
@@ -20,8 +27,7 @@ def test_default_daemon_is_a_native_sidecar(helm: Helm) -> None:
 
     (daemon,), (engine,) = pod["initContainers"], pod["containers"]
     assert daemon["restartPolicy"] == "Always"
-    (argument,) = (word for word in engine["args"] if word.startswith("--kv-transfer-config="))
-    config = json.loads(argument.partition("=")[2])
+    config = _transfer_config(engine)
     assert config["kv_connector_module_path"] == "kvlease.integrations.vllm"
     assert config["kv_connector"] == "KVLeaseOffloadingConnector"
     assert config["kv_connector_extra_config"] == {
@@ -29,6 +35,124 @@ def test_default_daemon_is_a_native_sidecar(helm: Helm) -> None:
         "pool_bytes": 8192 << 20,
     }
     assert {"name": "kvlease-run", "mountPath": "/run/kvlease"} in engine["volumeMounts"]
+
+
+def test_engine_asks_for_every_tier_that_is_paid_for(helm: Helm) -> None:
+    """The connector is told the bytes of each tier below its pool; what the user says of it counts more."""
+    values = {
+        "pools": {"deviceMiB": 65536, "hostMiB": 32768, "diskMiB": 204800},
+        "remote": {"existingSecret": "r"},
+        "engine": {"connectorConfig": {"disk_bytes": 1 << 30}},
+    }
+
+    (engine,) = helm.render(values).one("Deployment")["spec"]["template"]["spec"]["containers"]
+
+    extra = _transfer_config(engine)["kv_connector_extra_config"]
+    assert extra == {
+        "socket": "/run/kvlease/kvlease/kvlease.sock",
+        "pool_bytes": 65536 << 20,
+        "host_bytes": 32768 << 20,
+        "disk_bytes": 1 << 30,
+        "remote_bytes": 1 << 40,
+    }
+    # The connector knows each of these names.
+    ConnectorSettings.read(extra)
+
+
+def test_daemon_gates_no_engine_unless_told_to(helm: Helm) -> None:
+    """The kubelet waits for no probe of the sidecar, and liveness gives a start as long as the start's probe would."""
+    default, gated = helm.render({}).daemon, helm.render({"probes": {"gateEngine": True}}).daemon
+
+    assert "startupProbe" not in default
+    assert "readinessProbe" not in default
+    assert default["livenessProbe"]["initialDelaySeconds"] == 300
+    assert "startupProbe" in gated
+    assert "readinessProbe" in gated
+    assert "initialDelaySeconds" not in gated["livenessProbe"]
+
+
+def test_probes_are_served_to_both_families(helm: Helm) -> None:
+    """A cluster of IPv6 alone reaches them as one of IPv4 does; whoever wants one of them names it."""
+    default, one = helm.render({}), helm.render(COMBINATIONS["one address of metrics"])
+
+    assert default.environment["KVLEASED_PROBE_HOST"] == "::"
+    assert one.environment["KVLEASED_PROBE_HOST"] == "10.0.0.7"
+
+
+def test_upgrade_needs_no_second_gpu(helm: Helm) -> None:
+    """A pod ends before the next starts, and has longer to become ready than vLLM may take."""
+    spec = helm.render({}).one("Deployment")["spec"]
+
+    (engine,) = spec["template"]["spec"]["containers"]
+    probe = engine["startupProbe"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert spec["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_disk_of_the_node_is_asked_for(helm: Helm) -> None:
+    """The scheduler knows what emptyDirs may take of a node's disk, and none of them is without a limit."""
+    rendered = helm.render({"pools": {"hostMiB": 64, "diskMiB": 204800}})
+
+    pod = rendered.one("Deployment")["spec"]["template"]["spec"]
+    asked = sum(
+        int(container["resources"]["requests"].get("ephemeral-storage", "0Mi").removesuffix("Mi"))
+        for container in containers_of(pod)
+    )
+    on_disk = [
+        int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi"))
+        for volume in pod["volumes"]
+        if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory"
+    ]
+    assert asked == sum(on_disk) == 64 + 204800 + 64 + 10240 + 51200
+
+
+def test_certificate_and_tokens_come_from_secrets(
+    helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are mounted as whole directories for owner and group alone; the daemon takes their modes and a renewal."""
+    rendered = helm.render(COMBINATIONS["daemonset with TLS and tokens"])
+    spec = rendered.one("DaemonSet")["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounts = {mount["name"]: mount for mount in rendered.daemon["volumeMounts"]}
+
+    assert volumes["kvlease-tls"]["secret"] == {"secretName": "kvlease-tls", "defaultMode": 0o440}
+    assert volumes["kvlease-tokens"]["projected"]["defaultMode"] == 0o440
+    for name in ("kvlease-tls", "kvlease-tokens"):
+        assert mounts[name]["readOnly"] is True
+        assert "subPath" not in mounts[name]
+    assert [port["containerPort"] for port in rendered.daemon["ports"]] == [7072, 7070, 7071]
+    (rule,) = rendered.one("NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [7070, 7071]
+
+    for name, value in rendered.environment.items():
+        if name.startswith("KVLEASED_"):
+            monkeypatch.setenv(name, value)
+    settings = load([])
+    assert settings.tcp_host == "0.0.0.0"  # noqa: S104 - the value that is looked for
+    assert str(settings.tls_key_file) == "/etc/kvlease/tls/tls.key"
+    paths = {
+        role: tmp_path / path.relative_to("/etc/kvlease/tokens")
+        for role, path in settings.token_paths.items()
+    }
+    sources = volumes["kvlease-tokens"]["projected"]["sources"]
+    items = [source["secret"]["items"][0]["path"] for source in sources]
+    assert sorted(items) == sorted(path.name for path in paths.values())
+    _mount(tmp_path, "..1", items)
+    keyring = tokens.load(paths)
+    _mount(tmp_path, "..2", items)
+    renewed = tokens.load(paths)
+    assert keyring.role_of(f"..1-operator.token-{'x' * 16}") is Role.OPERATOR
+    assert renewed.role_of(f"..2-operator.token-{'x' * 16}") is Role.OPERATOR
+
+
+def test_egress_of_a_sidecar_is_closed_where_it_is_named(helm: Helm) -> None:
+    """A pod with an engine reaches all, as models must come from somewhere, unless the user says what it may reach."""
+    default = helm.render({}).one("NetworkPolicy")["spec"]
+    closed = helm.render(COMBINATIONS["closed sidecar"]).one("NetworkPolicy")["spec"]
+
+    assert default["policyTypes"] == ["Ingress"]
+    assert closed["policyTypes"] == ["Ingress", "Egress"]
+    assert closed["egress"] == [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +243,6 @@ def test_daemon_takes_its_environment(
     helm: Helm, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon's own settings accept what the chart tells it."""
-    from kvleased.sources import load, unknown_variables  # noqa: PLC0415 - after the environment
-
     for variable, value in helm.render(COMBINATIONS[name]).environment.items():
         monkeypatch.setenv(variable, value)
 
@@ -154,3 +276,22 @@ def test_rules_keep_their_own_templates(helm: Helm) -> None:
     rule = helm.render({"prometheusRule": {"enabled": True}}).one("PrometheusRule")
 
     assert "{{ $labels.instance }}" in json.dumps(rule)
+
+
+def _transfer_config(engine: Document) -> dict[str, Any]:
+    """Return what vLLM is told of its connector."""
+    (argument,) = (word for word in engine["args"] if word.startswith("--kv-transfer-config="))
+    config: dict[str, Any] = json.loads(argument.partition("=")[2])
+    return config
+
+
+def _mount(directory: Path, version: str, names: Sequence[str]) -> None:
+    """Have files in a directory as a kubelet mounts a secret: links by way of a link that a rename points elsewhere."""
+    (directory / version).mkdir()
+    for name in names:
+        (directory / version / name).write_text(f"{version}-{name}-{'x' * 16}\n")
+        (directory / version / name).chmod(0o440)
+        if not (directory / name).is_symlink():
+            (directory / name).symlink_to(f"..data/{name}")
+    (directory / "..data_tmp").symlink_to(version)
+    (directory / "..data_tmp").rename(directory / "..data")

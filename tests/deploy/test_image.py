@@ -22,6 +22,10 @@ _OF_THE_USER: Final = re.compile(
     r"etc/((passwd|group|shadow|gshadow|subuid|subgid)-?|\.pwd\.lock|hosts)|run/kvlease"
 )
 """What making a user changes, the directory that is the user's, and the builder's own names of hosts."""
+_REMOVED: Final = re.compile(
+    r"usr(/local(/bin|/lib(/python3\.\d+(/site-packages)?)?)?)?(/\.wh\.[^/]+)?"
+)
+"""The marks of what is removed of the base, and the directories that have them."""
 _TOOLS: Final = {"as", "c++", "cc", "clang", "cpp", "g++", "gcc", "ld", "make", "pip", "pip3", "uv"}
 _REMAINS: Final = {".cache", "ensurepip", "pip", "setuptools", "wheel", "wheels"}
 _LOCKDOWN: Final = (
@@ -85,6 +89,7 @@ def test_last_stage_adds_the_daemon_and_its_user(image: Image) -> None:
         for file in image.added
         if not file.path.startswith("opt/kvlease")
         and not _OF_THE_USER.fullmatch(file.path)
+        and not _REMOVED.fullmatch(file.path)
         and file.path not in directories
     ]
 

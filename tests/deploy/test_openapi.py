@@ -1,11 +1,13 @@
 """Whatever is asked of REST, by whomever, the answer is one that the document describes, and never a fault of ours."""
 
+import json
 import re
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,7 +22,25 @@ SCHEMATHESIS = ROOT / "build" / "venv-schemathesis" / "bin" / "schemathesis"
 EXAMPLES = {"worker": 15, "operator": 15}
 """Of each operation; those who may little are asked little."""
 STREAMS = r"^/v1/(events|caches/[^/]+/trace)$"
-"""These have no end; tests/unit/api/test_rest.py reads them."""
+"""These have no end, so only their beginnings are asked for."""
+ENDLESS = ("/v1/events?with_snapshot=1", "/v1/caches/main/trace")
+"""Streams that begin at once."""
+_READERS = {ENDLESS[0]: {"reader"}, ENDLESS[1]: set[str]()}
+"""Who may have a stream, beside operators."""
+MALFORMED = (
+    "/v1/events?after_sequence=x",
+    "/v1/events?after_sequence=-1",
+    "/v1/events?after_sequence=9223372036854775808",
+    "/v1/events?with_snapshot=maybe",
+    "/v1/events?with_snapshot=2",
+    "/v1/events?after=1",
+    "/v1/events?cache=nowhere",
+    "/v1/events?cache=a%20b",
+    "/v1/caches/nowhere/trace",
+    "/v1/caches/a%20b/trace",
+    "/v1/caches/main/trace?cache=other",
+)
+"""Streams that are not there, or that nobody can mean."""
 NOT_CHECKED = "negative_data_rejection,positive_data_acceptance"
 """Headers that nobody knows are allowed, and what fits the schema may contradict itself."""
 
@@ -110,3 +130,82 @@ def test_document_needs_no_token(api: Api) -> None:
     """Whoever comes can read how to ask."""
     with urllib.request.urlopen(f"{api.url}/openapi.json", timeout=20) as answer:  # noqa: S310 -- loopback
         assert answer.status == 200
+
+
+class Beginning(NamedTuple):
+    """How an answer begins."""
+
+    status: int
+    kind: str
+    body: bytes
+    """All of a problem, the first event of a stream."""
+
+
+def begun(api: Api, path: str, role: str) -> Beginning:
+    """Ask for a stream, and hang up after its first event."""
+    request = urllib.request.Request(f"{api.url}{path}")  # noqa: S310 -- loopback
+    if token := api.tokens[role]:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 -- loopback
+            lines = [*iter(answer.readline, b"\n")]
+            return Beginning(answer.status, answer.headers["content-type"], b"".join(lines))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Beginning(error.code, error.headers["content-type"], error.read())
+
+
+def described(api: Api, path: str) -> dict[str, Any]:
+    """Return what the document says of the answers to a stream, by status: kinds, and the fields of their schemas."""
+    with urllib.request.urlopen(f"{api.url}/openapi.json", timeout=20) as answer:  # noqa: S310 -- loopback
+        document = json.loads(answer.read())
+    route = "/v1/events" if path.startswith("/v1/events") else "/v1/caches/{cache}/trace"
+    return {
+        status: {
+            kind: _fields(document, content["schema"])
+            for kind, content in _found(document, told)["content"].items()
+        }
+        for status, told in document["paths"][route]["get"]["responses"].items()
+    }
+
+
+def _fields(document: Any, schema: Any) -> set[str]:
+    """Return the fields of what fits a schema."""
+    told = _found(document, schema)
+    parts = (_fields(document, part) for part in told.get("allOf", ()))
+    return set(told.get("properties", ())).union(*parts)
+
+
+def _found(document: Any, told: Any) -> Any:
+    """Return what is told, where need be where it says that it is."""
+    for name in told.get("$ref", "").split("/")[1:]:
+        document = document[name]
+    return document if "$ref" in told else told
+
+
+@pytest.mark.parametrize("role", ["stranger", "reader", "joiner", "worker", "operator"])
+@pytest.mark.parametrize("path", ENDLESS)
+def test_streams_begin_as_described(api: Api, path: str, role: str) -> None:
+    """Status and type are of the document, and so are the fields of the first event, or of the refusal."""
+    found = begun(api, path, role)
+
+    fields = described(api, path)[str(found.status)][found.kind]
+    data = found.body
+    if found.status == 200:
+        named = dict(line.split(b": ", 1) for line in found.body.splitlines())
+        assert named[b"event"] == (b"snapshot" if "events" in path else b"request")
+        data = named[b"data"]
+    assert json.loads(data).keys() <= fields
+    assert (found.status == 200) is (role in {"operator", *_READERS[path]})
+
+
+@pytest.mark.parametrize("path", MALFORMED)
+def test_malformed_streams_are_refused_as_described(api: Api, path: str) -> None:
+    """What is wrong with a parameter is a documented problem, before any stream begins."""
+    found = begun(api, path, "operator")
+
+    told = json.loads(found.body)
+    assert 400 <= found.status < 500
+    assert told.keys() <= described(api, path)[str(found.status)][found.kind]
+    assert told["status"] == found.status
+    assert told["code"]

@@ -7,7 +7,11 @@
 {{- define "kvlease.transferConfig" -}}
 {{- $extra := dict "socket" "/run/kvlease/kvlease/kvlease.sock" -}}
 {{- if eq .Values.engine.connector "offload" -}}
-{{- $_ := set $extra "pool_bytes" (int64 (mul .Values.pools.deviceMiB 1048576)) -}}
+{{- $tiers := dict "pool_bytes" .Values.pools.deviceMiB "host_bytes" .Values.pools.hostMiB "disk_bytes" .Values.pools.diskMiB -}}
+{{- if include "kvlease.hasRemote" . }}{{ $_ := set $tiers "remote_bytes" .Values.remote.capacityMiB }}{{ end -}}
+{{- range $name, $mebibytes := $tiers -}}
+{{- if $mebibytes }}{{ $_ := set $extra $name (int64 (mul $mebibytes 1048576)) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 {{- $extra = mergeOverwrite $extra (deepCopy .Values.engine.connectorConfig) -}}
 {{- dict "kv_connector" (include "kvlease.connectorName" .) "kv_connector_module_path" "kvlease.integrations.vllm" "kv_role" "kv_both" "kv_load_failure_policy" "recompute" "kv_connector_extra_config" $extra | toJson -}}
@@ -57,6 +61,7 @@
     requests:
       cpu: {{ $engine.resources.cpuRequest | quote }}
       memory: {{ $engine.resources.memoryMiB }}Mi
+      ephemeral-storage: {{ add $engine.tmpMiB (eq $engine.models.kind "emptyDir" | ternary $engine.models.capacityMiB 0) }}Mi
       {{- if eq .Values.gpu.kind "devicePlugin" }}
       {{ .Values.gpu.resourceName }}: {{ .Values.gpu.count }}
       {{- end }}
@@ -81,7 +86,7 @@
 {{- end -}}
 
 {{- define "kvlease.engineVolumes" -}}
-- {name: engine-tmp, emptyDir: {}}
+- {name: engine-tmp, emptyDir: {sizeLimit: {{ .Values.engine.tmpMiB }}Mi}}
 - {name: engine-shm, emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.shmMiB }}Mi}}
 - name: engine-models
   {{- if eq .Values.engine.models.kind "persistentVolumeClaim" }}

@@ -81,6 +81,53 @@ seccompProfile: {type: RuntimeDefault}
 {{- if gt (int .Values.pools.diskMiB) 0 }}true{{ end -}}
 {{- end -}}
 
+{{- define "kvlease.hasRemote" -}}
+{{- if or .Values.remote.url .Values.remote.existingSecret }}true{{ end -}}
+{{- end -}}
+{{/* The tiers that are asked for below the device pool, by their values. */}}
+{{- define "kvlease.lowerTiers" -}}
+{{- $asked := list -}}
+{{- if gt (int .Values.pools.hostMiB) 0 }}{{ $asked = append $asked "pools.hostMiB" }}{{ end -}}
+{{- if include "kvlease.hasDisk" . }}{{ $asked = append $asked "pools.diskMiB" }}{{ end -}}
+{{- if include "kvlease.hasRemote" . }}{{ $asked = append $asked "remote" }}{{ end -}}
+{{- join ", " $asked -}}
+{{- end -}}
+
+{{/* The roles whose tokens are secrets, each with its secret, as lines "operator: name". */}}
+{{- define "kvlease.tokenSecrets" -}}
+{{- range $role := list "operator" "joiner" "reader" -}}
+{{- with get $.Values.tokens (printf "%sSecret" $role) }}
+{{ $role }}: {{ . }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- define "kvlease.listensTcp" -}}
+{{- if ne (toString (get .Values.settings "listen_tcp")) "false" }}true{{ end -}}
+{{- end -}}
+{{/* The ports of REST and, where it is served, gRPC: a list, as JSON. */}}
+{{- define "kvlease.apiPorts" -}}
+{{- $settings := merge (dict) .Values.settings (dict "http_port" 7070 "grpc_port" 7071) -}}
+{{- $ports := list (dict "name" "kvlease-rest" "value" "settings.http_port" "port" $settings.http_port) -}}
+{{- if ne (toString (get .Values.settings "serve_grpc")) "false" -}}
+{{- $ports = append $ports (dict "name" "kvlease-grpc" "value" "settings.grpc_port" "port" $settings.grpc_port) -}}
+{{- end -}}
+{{- toJson $ports -}}
+{{- end -}}
+{{/* All ports that are listened at in one pod, with the values that name them: a list, as JSON. Those on loopback are the pod's, too. */}}
+{{- define "kvlease.podPorts" -}}
+{{- $ports := list -}}
+{{- if and (eq .Values.mode "sidecar") .Values.engine.enabled -}}
+{{- $ports = append $ports (dict "value" "engine.port" "port" .Values.engine.port) -}}
+{{- end -}}
+{{- if .Values.metrics.enabled -}}
+{{- $ports = append $ports (dict "value" "metrics.port" "port" .Values.metrics.port) -}}
+{{- end -}}
+{{- if include "kvlease.listensTcp" . -}}
+{{- $ports = concat $ports (include "kvlease.apiPorts" . | fromJsonArray) -}}
+{{- end -}}
+{{- toJson $ports -}}
+{{- end -}}
+
 {{/* Refuse values that are each good and together wrong. */}}
 {{- define "kvlease.check" -}}
 {{- $values := .Values -}}
@@ -102,16 +149,42 @@ seccompProfile: {type: RuntimeDefault}
 {{- fail (printf "engine.kvCacheMiB (%d) must be at most pools.deviceMiB (%d): with connector %s it is part of that pool" (int $values.engine.kvCacheMiB) (int $values.pools.deviceMiB) $values.engine.connector) -}}
 {{- end -}}
 {{- end -}}
+{{- with include "kvlease.lowerTiers" . -}}
+{{- if and (ne $values.engine.connector "offload") (eq $values.mode "sidecar") $values.engine.enabled -}}
+{{- fail (printf "engine.connector %s has no tier below its pool, so that %s would be paid for and stay empty; leave that out, or use connector offload" $values.engine.connector .) -}}
+{{- end -}}
+{{- if eq (int $values.pools.hostMiB) 0 -}}
+{{- fail (printf "%s needs pools.hostMiB above 0: blocks reach a store through the host pool only" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if ne $values.pools.device "cpu" -}}
 {{- if not (has $values.gpu.kind (list "dra" "runtimeClass")) -}}
-{{- fail (printf "pools.device %s is a GPU, which the daemon does not see with gpu.kind %s; use dra or runtimeClass" $values.pools.device $values.gpu.kind) -}}
+{{- fail (printf "pools.device %s is a GPU, which the daemon does not see with gpu.kind %s; use runtimeClass, or in mode sidecar dra" $values.pools.device $values.gpu.kind) -}}
 {{- end -}}
 {{- if and (eq $values.mode "sidecar") $values.engine.enabled -}}
 {{- fail (printf "vLLM's connectors use pools in CPU memory; with pools.device %s set engine.enabled to false" $values.pools.device) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq $values.mode "daemonset") (eq $values.gpu.kind "devicePlugin") -}}
-{{- fail "gpu.kind devicePlugin would take GPUs away from engines; with mode daemonset use none, dra or runtimeClass" -}}
+{{- fail "gpu.kind devicePlugin would take GPUs away from engines; with mode daemonset use none or runtimeClass" -}}
+{{- end -}}
+{{- if and (eq $values.mode "daemonset") (eq $values.gpu.kind "dra") -}}
+{{- fail "gpu.kind dra would give each daemon a claim, and so a GPU, that no engine shares; with mode daemonset use none or runtimeClass" -}}
+{{- end -}}
+{{- $needTcp := list -}}
+{{- if $values.tls.existingSecret }}{{ $needTcp = append $needTcp "tls.existingSecret" }}{{ end -}}
+{{- if include "kvlease.tokenSecrets" . }}{{ $needTcp = append $needTcp "tokens" }}{{ end -}}
+{{- if and $needTcp (not (include "kvlease.listensTcp" .)) -}}
+{{- fail (printf "%s is for callers over TCP, and settings.listen_tcp is false" (join " and " $needTcp)) -}}
+{{- end -}}
+{{- if and $values.tls.clientCaKey (not $values.tls.existingSecret) -}}
+{{- fail "tls.clientCaKey names a key of tls.existingSecret, which is empty" -}}
+{{- end -}}
+{{- if and (eq (toString $values.engine.maxSurge | trimSuffix "%") "0") (eq (toString $values.engine.maxUnavailable | trimSuffix "%") "0") -}}
+{{- fail "engine.maxSurge and engine.maxUnavailable are both 0, so that no upgrade could begin; raise one of them" -}}
+{{- end -}}
+{{- if le (int $values.engine.progressDeadlineSeconds) 1800 -}}
+{{- fail (printf "engine.progressDeadlineSeconds (%d) must be more than 1800, the seconds in which vLLM may start" (int $values.engine.progressDeadlineSeconds)) -}}
 {{- end -}}
 {{- if and $values.podMonitor.enabled (not $values.metrics.enabled) -}}
 {{- fail "podMonitor.enabled needs metrics.enabled: nothing beyond the pod can read the metrics otherwise" -}}
@@ -125,8 +198,15 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) (eq $values.mode "daemonset") -}}
 {{- fail "one claim cannot serve the daemons of several nodes: with mode daemonset use disk.kind hostPath or emptyDir" -}}
 {{- end -}}
-{{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) $values.engine.enabled (gt (int $values.engine.replicas) 1) -}}
-{{- fail (printf "disk.claimName names one claim, and engine.replicas is %d: each daemon needs a store of its own" (int $values.engine.replicas)) -}}
+{{- /* A store is one daemon's: a second one there ends, also beside a pod that is about to go. */ -}}
+{{- if and (ne $values.disk.kind "emptyDir") (include "kvlease.hasDisk" .) (eq $values.mode "sidecar") $values.engine.enabled -}}
+{{- $one := eq $values.disk.kind "hostPath" | ternary "disk.path names one directory of a node" "disk.claimName names one claim" -}}
+{{- if gt (int $values.engine.replicas) 1 -}}
+{{- fail (printf "%s, and engine.replicas is %d: each daemon needs a store of its own; use disk.kind emptyDir, or a release for each replica" $one (int $values.engine.replicas)) -}}
+{{- end -}}
+{{- if ne (toString $values.engine.maxSurge | trimSuffix "%") "0" -}}
+{{- fail (printf "%s, and engine.maxSurge is %v: the pods of an upgrade would want it at once; use engine.maxSurge 0" $one $values.engine.maxSurge) -}}
+{{- end -}}
 {{- end -}}
 {{- if ge (float64 (default 10 $values.settings.drain_seconds)) (float64 $values.terminationGracePeriodSeconds) -}}
 {{- fail (printf "settings.drain_seconds (%v) must be less than terminationGracePeriodSeconds (%d)" (default 10 $values.settings.drain_seconds) (int $values.terminationGracePeriodSeconds)) -}}
@@ -155,7 +235,20 @@ seccompProfile: {type: RuntimeDefault}
 {{- if ge (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB) -}}
 {{- fail (printf "engine.shmMiB (%d) must be less than engine.resources.memoryMiB (%d), which it is part of" (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
 {{- end -}}
-{{- if eq (int $values.engine.port) (int $values.metrics.port) -}}
-{{- fail (printf "engine.port and metrics.port are both %d; one pod has one of each" (int $values.metrics.port)) -}}
+{{- $seen := dict -}}
+{{- range include "kvlease.podPorts" . | fromJsonArray -}}
+{{- $port := int .port -}}
+{{- $value := .value -}}
+{{- with get $seen (toString $port) -}}
+{{- fail (printf "%s and %s are both %d, and one pod has one of each: name another by one of these values" . $value $port) -}}
+{{- end -}}
+{{- if $port }}{{ $_ := set $seen (toString $port) .value }}{{ end -}}
+{{- end -}}
+{{- if $values.tls.existingSecret -}}
+{{- range $name := list "http_port" "grpc_port" -}}
+{{- if eq (toString (get $values.settings $name)) "0" -}}
+{{- fail (printf "settings.%s is 0, any free port, and with tls.existingSecret others are to find it; name one" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -31,23 +31,31 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
   args: [serve]
   env:
     {{- include "kvlease.env" . | nindent 4 }}
-  {{- if .Values.metrics.enabled }}
+  {{- if or .Values.metrics.enabled .Values.tls.existingSecret }}
   ports:
+    {{- if .Values.metrics.enabled }}
     - {name: kvlease-metrics, containerPort: {{ .Values.metrics.port }}, protocol: TCP}
+    {{- end }}
+    {{- if .Values.tls.existingSecret }}
+    {{- range include "kvlease.apiPorts" . | fromJsonArray }}
+    - {name: {{ .name }}, containerPort: {{ .port }}, protocol: TCP}
+    {{- end }}
+    {{- end }}
   {{- end }}
-  {{- range $name, $path := dict "startup" "startupz" "liveness" "livez" "readiness" "readyz" }}
+  {{- range $name, $path := include "kvlease.probePaths" . | fromJson }}
   {{ $name }}Probe:
     {{- if $.Values.metrics.enabled }}
     httpGet: {path: /{{ $path }}, port: kvlease-metrics}
     {{- else }}
     exec: {command: [kvleased, probe, {{ $path }}]}
     {{- end }}
-    {{- toYaml (index $.Values.probes $name) | nindent 4 }}
+    {{- include "kvlease.patience" (dict "Values" $.Values "name" $name) | nindent 4 }}
   {{- end }}
   resources:
     requests:
       cpu: {{ .Values.resources.cpuRequest | quote }}
       memory: {{ include "kvlease.memoryMiB" . }}Mi
+      ephemeral-storage: {{ add 64 (and (eq (include "kvlease.hasDisk" .) "true") (eq .Values.disk.kind "emptyDir") | ternary (add .Values.pools.diskMiB 64) 0) }}Mi
     limits:
       {{- with .Values.resources.cpuLimit }}
       cpu: {{ . | quote }}
@@ -70,6 +78,32 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
     {{- if .Values.sharedSecret.existingSecret }}
     - {name: kvlease-own, mountPath: /var/lib/kvlease/own}
     {{- end }}
+    {{- if .Values.tls.existingSecret }}
+    - {name: kvlease-tls, mountPath: /etc/kvlease/tls, readOnly: true}
+    {{- end }}
+    {{- if include "kvlease.tokenSecrets" . }}
+    - {name: kvlease-tokens, mountPath: /etc/kvlease/tokens, readOnly: true}
+    {{- end }}
+{{- end -}}
+
+{{/* The probes that there are. In an engine's pod those of start and readiness would be the engine's gate, too: see install.md. */}}
+{{- define "kvlease.probePaths" -}}
+{{- $paths := dict "liveness" "livez" -}}
+{{- if or (ne .Values.mode "sidecar") .Values.probes.gateEngine -}}
+{{- $_ := set $paths "startup" "startupz" -}}
+{{- $_ := set $paths "readiness" "readyz" -}}
+{{- end -}}
+{{- toJson $paths -}}
+{{- end -}}
+
+{{/* How patient a probe is; without a probe of the start liveness gives the daemon the same time for it. */}}
+{{- define "kvlease.patience" -}}
+{{- $probes := .Values.probes -}}
+{{- $patience := deepCopy (index $probes .name) -}}
+{{- if and (eq .name "liveness") (eq .Values.mode "sidecar") (not $probes.gateEngine) (not (hasKey $patience "initialDelaySeconds")) -}}
+{{- $_ := set $patience "initialDelaySeconds" (int64 (mul $probes.startup.periodSeconds $probes.startup.failureThreshold)) -}}
+{{- end -}}
+{{- toYaml $patience -}}
 {{- end -}}
 
 {{- define "kvlease.env" -}}
@@ -81,7 +115,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 - {name: KVLEASED_MEMORY_BYTES_MAX, value: {{ include "kvlease.bytes" (include "kvlease.poolsMiB" .) | quote }}}
 - {name: KVLEASED_DEVICE_BYTES_DEFAULT, value: {{ include "kvlease.bytes" .Values.pools.deviceMiB | quote }}}
 {{- if .Values.metrics.enabled }}
-- {name: KVLEASED_PROBE_HOST, value: "0.0.0.0"}
+- {name: KVLEASED_PROBE_HOST, value: {{ .Values.metrics.host | quote }}}
 - {name: KVLEASED_PROBE_PORT, value: {{ .Values.metrics.port | quote }}}
 {{- end }}
 {{- if include "kvlease.hasHostDir" . }}
@@ -100,6 +134,17 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{- end }}
 {{- if .Values.sharedSecret.existingSecret }}
 - {name: KVLEASED_SECRET_FILE, value: /var/lib/kvlease/own/secret}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- {name: KVLEASED_TCP_HOST, value: {{ .Values.tls.host | quote }}}
+- {name: KVLEASED_TLS_CERT_FILE, value: {{ printf "/etc/kvlease/tls/%s" .Values.tls.certKey | quote }}}
+- {name: KVLEASED_TLS_KEY_FILE, value: {{ printf "/etc/kvlease/tls/%s" .Values.tls.keyKey | quote }}}
+{{- with .Values.tls.clientCaKey }}
+- {name: KVLEASED_TLS_CLIENT_CA_FILE, value: {{ printf "/etc/kvlease/tls/%s" . | quote }}}
+{{- end }}
+{{- end }}
+{{- range $role, $_ := include "kvlease.tokenSecrets" . | fromYaml }}
+- {name: KVLEASED_{{ upper $role }}_TOKEN_FILE, value: /etc/kvlease/tokens/{{ $role }}.token}
 {{- end }}
 {{- with .Values.tenants }}
 - {name: KVLEASED_TENANTS, value: {{ toJson . | quote }}}
@@ -165,7 +210,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{ end -}}
 - {name: kvlease-tmp, emptyDir: {sizeLimit: 64Mi}}
 {{- if include "kvlease.hasHostDir" . }}
-- {name: kvlease-host, emptyDir: {medium: Memory, sizeLimit: {{ .Values.pools.hostMiB }}Mi}}
+- {name: kvlease-host, emptyDir: {medium: Memory, sizeLimit: {{ add .Values.pools.hostMiB (div .Values.pools.hostMiB 64) 64 }}Mi}}
 {{- end }}
 {{- if include "kvlease.hasDisk" . }}
 - name: kvlease-disk
@@ -181,6 +226,19 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 - {name: kvlease-own, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
 - name: kvlease-secret
   secret: {secretName: {{ .Values.sharedSecret.existingSecret }}, defaultMode: 0440, items: [{key: {{ .Values.sharedSecret.key }}, path: secret}]}
+{{- end }}
+{{- /* Whole directories and no subPath: so a renewed secret comes to the daemon, which takes it while it runs. */}}
+{{- if .Values.tls.existingSecret }}
+- {name: kvlease-tls, secret: {secretName: {{ .Values.tls.existingSecret }}, defaultMode: 0440}}
+{{- end }}
+{{- with include "kvlease.tokenSecrets" . | fromYaml }}
+- name: kvlease-tokens
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- range $role, $secret := . }}
+      - secret: {name: {{ $secret }}, items: [{key: {{ $.Values.tokens.key }}, path: {{ $role }}.token}]}
+      {{- end }}
 {{- end }}
 {{- end -}}
 

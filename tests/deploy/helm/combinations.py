@@ -5,7 +5,9 @@ from typing import Any, Final
 Values = dict[str, Any]
 _ENGINE_OFF: Final[Values] = {"engine": {"enabled": False}}
 _DAEMONSET: Final[Values] = {"mode": "daemonset"}
-_DISK: Final[Values] = {"pools": {"diskMiB": 1024}}
+_DISK: Final[Values] = {"pools": {"hostMiB": 512, "diskMiB": 1024}}
+_HOST: Final[Values] = {"pools": {"hostMiB": 64}}
+_TLS: Final[Values] = {"tls": {"existingSecret": "kvlease-tls"}}
 _DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
 
 COMBINATIONS: Final[dict[str, Values]] = {
@@ -38,12 +40,17 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "daemonset, all tiers": {**_DAEMONSET, "remote": {"url": "redis://redis:6379"},
                              "sharedSecret": {"existingSecret": "s"},
                              "pools": {"hostMiB": 64, "hostOutlivesContainer": True, "diskMiB": 64}},
-    "remote": {"remote": {"url": "rediss://redis:6379/1"}},
-    "remote of a secret": {"remote": {"existingSecret": "redis", "key": "address"}},
+    "remote": {**_HOST, "remote": {"url": "rediss://redis:6379/1", "capacityMiB": 4096}},
+    "remote of a secret": {**_HOST, "remote": {"existingSecret": "redis", "key": "address"}},
     "shared secret": {"sharedSecret": {"existingSecret": "s", "key": "bytes"}},
     "tenants": {"tenants": {"chat": {"min_percent": 40, "weight": 3}, 'a "b" <c>': {"max_percent": 50.5}}},
     "settings": {"settings": {"lease_seconds": 60.5, "max_leases": 1048576, "serve_grpc": False, "log_level": "debug"}},
     "large numbers": {"settings": {"populate_chunk_bytes": 1 << 40}},
+    "no ports but the daemon's": {**_DAEMONSET, "engine": {"port": 7072}},
+    "ports of the API that nobody has": {"settings": {"listen_tcp": False}, "engine": {"port": 7070}},
+    "port of REST left to chance": {"settings": {"http_port": 0, "grpc_port": 0}},
+    "no port of metrics": {"metrics": {"enabled": False}, "engine": {"port": 7072}},
+    "one address of metrics": {"metrics": {"host": "10.0.0.7"}},
     "no TCP": {"settings": {"listen_tcp": False, "serve_grpc": False}, "metrics": {"enabled": False}},
     "no metrics": {"metrics": {"enabled": False}},
     "daemonset without metrics": {**_DAEMONSET, "metrics": {"enabled": False}},
@@ -54,7 +61,6 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "claim": {"gpu": {"kind": "dra", "count": 2}},
     "claim of v1beta2": {"gpu": {"kind": "dra", "dra": {"apiVersion": "resource.k8s.io/v1beta2"}}},
     "claim of v1beta1": {"gpu": {"kind": "dra", "dra": {"apiVersion": "resource.k8s.io/v1beta1"}}},
-    "daemonset with a claim": {**_DAEMONSET, "gpu": {"kind": "dra"}},
     "runtime class": {"gpu": {"kind": "runtimeClass", "visibleDevices": "0,1"}},
     "pools on a GPU": {**_DAEMONSET, "gpu": {"kind": "runtimeClass"}, "pools": {"device": "cuda:0", "hostMiB": 4096}},
     "daemonset with a runtime class": {**_DAEMONSET, "gpu": {"kind": "runtimeClass", "runtimeClassName": "nvidia-cdi"}},
@@ -81,10 +87,23 @@ COMBINATIONS: Final[dict[str, Values]] = {
         "prometheusRule": {"enabled": True, "runbookUrlPrefix": "https://example.com/kvlease/"}},
     "minima of all": {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 40}}},
     "short leases": {"settings": {"lease_seconds": 5, "heartbeat_seconds": 2.5}},
-    "a user of the store": {"remote": {"url": "redis://u@x:6379"}},
+    "a user of the store": {**_HOST, "remote": {"url": "redis://u@x:6379"}},
     "own path": {**_DAEMONSET, "daemonset": {
         "hostPath": "/var/run/kv", "prepareHostPath": False, "maxUnavailable": "10%"}},
     "no tests": {"tests": {"enabled": False}},
+    "TLS": _TLS,
+    "TLS with clients' certificates": {
+        "tls": {"existingSecret": "t", "certKey": "cert.pem", "keyKey": "key.pem", "clientCaKey": "ca.crt"},
+        "settings": {"http_port": 7443, "serve_grpc": False}, "metrics": {"enabled": False},
+        "networkPolicy": {"apiFrom": [{"podSelector": {"matchLabels": {"role": "operator"}}}]}},
+    "daemonset with TLS and tokens": {
+        **_DAEMONSET, **_TLS, "tokens": {"operatorSecret": "o", "joinerSecret": "j", "readerSecret": "r"},
+        "networkPolicy": {"apiFrom": [{"podSelector": {}}], "metricsFrom": []}},
+    "a token": {"tokens": {"readerSecret": "reader", "key": "bytes"}},
+    "engine that waits": {"probes": {"gateEngine": True}},
+    "liveness of one's own": {"probes": {"liveness": {"initialDelaySeconds": 30}}},
+    "surge": {"engine": {"replicas": 4, "maxSurge": "25%", "maxUnavailable": 0, "progressDeadlineSeconds": 7200}},
+    "closed sidecar": {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
 }  # fmt: skip
 
 REFUSED: Final[dict[str, tuple[Values, str]]] = {
@@ -96,7 +115,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "wrong mode": ({"mode": "statefulset"}, "/mode"),
     "wrong connector": ({"engine": {"connector": "copy"}}, "/engine/connector"),
     "pools on no device": ({"pools": {"device": "gpu"}}, "/pools/device"),
-    "pools on a GPU that is not seen": ({"pools": {"device": "cuda:0"}}, "use dra or runtimeClass"),
+    "pools on a GPU that is not seen": ({"pools": {"device": "cuda:0"}}, "use runtimeClass, or in mode sidecar dra"),
     "pools on a GPU under vLLM": (
         {"pools": {"device": "cuda:0"}, "gpu": {"kind": "dra"}}, "set engine.enabled to false"),
     "wrong kind of GPU": ({"gpu": {"kind": "mps"}}, "/gpu/kind"),
@@ -111,6 +130,33 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "cache above its pool": (
         {"engine": {"connector": "shared", "kvCacheMiB": 9000}}, "(9000) must be at most pools.deviceMiB (8192)"),
     "daemonset that takes GPUs": ({**_DAEMONSET, "gpu": {"kind": "devicePlugin"}}, "take GPUs away"),
+    "daemonset that claims GPUs": ({**_DAEMONSET, "gpu": {"kind": "dra"}}, "that no engine shares"),
+    "tiers without a user": (
+        {**_DISK, "engine": {"connector": "owned"}}, "pools.hostMiB, pools.diskMiB would be paid for"),
+    "host pool without a user": ({**_HOST, "engine": {"connector": "shared"}}, "no tier below its pool"),
+    "disk without a way": ({"pools": {"diskMiB": 1024}}, "pools.diskMiB needs pools.hostMiB"),
+    "remote store without a way": ({**_DAEMONSET, "remote": {"url": "redis://x"}}, "remote needs pools.hostMiB"),
+    "certificate without TCP": (
+        {**_TLS, "settings": {"listen_tcp": False}}, "tls.existingSecret is for callers over TCP"),
+    "token without TCP": (
+        {"tokens": {"readerSecret": "r"}, "settings": {"listen_tcp": False}}, "tokens is for callers over TCP"),
+    "authority without TLS": ({"tls": {"clientCaKey": "ca.crt"}}, "tls.existingSecret, which is empty"),
+    "unknown key of TLS": ({"tls": {"secret": "x"}}, "secret"),
+    "port of REST twice": (
+        {**_TLS, "engine": {"port": 7070}}, "engine.port and settings.http_port are both 7070"),
+    "port of REST twice, on loopback": (
+        {"engine": {"port": 7070}}, "engine.port and settings.http_port are both 7070"),
+    "port of gRPC twice, on loopback": (
+        {"engine": {"port": 7071}}, "engine.port and settings.grpc_port are both 7071"),
+    "port of metrics twice, on loopback": (
+        {"metrics": {"port": 7070}}, "metrics.port and settings.http_port are both 7070"),
+    "port of a daemonset twice": (
+        {**_DAEMONSET, "settings": {"http_port": 7072}}, "metrics.port and settings.http_port are both 7072"),
+    "port of REST and gRPC": (
+        {"settings": {"grpc_port": 7070}}, "settings.http_port and settings.grpc_port are both 7070"),
+    "port of REST left to chance": ({**_TLS, "settings": {"http_port": 0}}, "settings.http_port is 0"),
+    "no way to upgrade": ({"engine": {"maxSurge": 0, "maxUnavailable": "0%"}}, "both 0"),
+    "impatient upgrade": ({"engine": {"progressDeadlineSeconds": 600}}, "(600) must be more than 1800"),
     "monitor of nothing": ({"podMonitor": {"enabled": True}, "metrics": {"enabled": False}}, "metrics.enabled"),
     "claim without a name": ({**_DISK, "disk": {"kind": "persistentVolumeClaim"}}, "disk.claimName"),
     "path without a name": ({**_DISK, "disk": {"kind": "hostPath"}}, "disk.path"),
@@ -119,8 +165,18 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "one claim for all replicas": (
         {**_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "x"}, "engine": {"replicas": 2}},
         "store of its own"),
+    "one directory for all replicas": (
+        {**_DISK, "disk": {"kind": "hostPath", "path": "/data/kv"}, "engine": {"replicas": 3}},
+        "disk.path names one directory of a node, and engine.replicas is 3"),
+    "one directory for an upgrade": (
+        {**_DISK, "disk": {"kind": "hostPath", "path": "/data/kv"}, "engine": {"maxSurge": 1}},
+        "use engine.maxSurge 0"),
+    "one claim for an upgrade": (
+        {**_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "x"}, "engine": {"maxSurge": "25%"}},
+        "engine.maxSurge is 25%"),
+    "a file that grows": ({"settings": {"trace_file": "/tmp/spans"}}, "trace_file"),
     "models without a claim": ({"engine": {"models": {"kind": "persistentVolumeClaim"}}}, "engine.models.claimName"),
-    "two addresses": ({"remote": {"url": "redis://x", "existingSecret": "y"}}, "give one of them"),
+    "two addresses": ({**_HOST, "remote": {"url": "redis://x", "existingSecret": "y"}}, "give one of them"),
     "no memory beside /dev/shm": ({"engine": {"shmMiB": 16384}}, "engine.shmMiB (16384)"),
     "one port twice": ({"engine": {"port": 7072}}, "both 7072"),
     "drain longer than the pod": ({"settings": {"drain_seconds": 60}}, "terminationGracePeriodSeconds (60)"),
@@ -128,8 +184,8 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 60}}}, "add up to 120"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
-    "password in the clear": ({"remote": {"url": "redis://u:secret@x"}}, "remote.existingSecret"),
-    "password without a user": ({"remote": {"url": "rediss://:secret@x:6379/1"}}, "remote.existingSecret"),
+    "password in the clear": ({**_HOST, "remote": {"url": "redis://u:secret@x"}}, "remote.existingSecret"),
+    "password without a user": ({**_HOST, "remote": {"url": "rediss://:secret@x:6379/1"}}, "remote.existingSecret"),
     "runbooks nowhere": ({"prometheusRule": {"runbookUrlPrefix": "docs"}}, "runbookUrlPrefix"),
     "no rules": ({"prometheusRule": {"enabled": True, "groups": [{"name": "x"}]}}, "rules"),
 }  # fmt: skip

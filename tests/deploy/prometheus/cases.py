@@ -36,6 +36,7 @@ class Case:
     """Of the alert, besides severity, job and instance."""
     summary: str
     has_instance: bool = True
+    has_job: bool = True
     also_quiet: Sequence[Series] = ()
     """Further series over which it does not fire at any minute until then."""
 
@@ -46,6 +47,14 @@ ALERTS: Final[Mapping[str, Case]] = {
         quiet={"up": "0x1 1x20"},
         at_minutes=5,
         summary="kvlease at node:7070 cannot be scraped",
+    ),
+    "KvleaseAbsent": Case(
+        fires={'up{job="node"}': "1x20"},
+        quiet={"up": "0x20"},
+        at_minutes=12,
+        summary="no kvlease is scraped at all",
+        has_instance=False,
+        has_job=False,
     ),
     "KvleaseNotReady": Case(
         fires={"kvlease_ready": "0x20"},
@@ -58,6 +67,13 @@ ALERTS: Final[Mapping[str, Case]] = {
         quiet={"kvlease_epoch": "1x10 2x10"},
         at_minutes=19,
         summary="kvlease at node:7070 began 3 new lives within 30 minutes",
+    ),
+    "KvleaseMoversEnding": Case(
+        fires={'kvlease_mover_ends_total{mover="disk"}': "0x5 1x5 2x5 5x5"},
+        quiet={'kvlease_mover_ends_total{mover="disk"}': "0x5 1x15"},
+        at_minutes=19,
+        labels={"mover": "disk"},
+        summary="movers of disk at node:7070 end again and again",
     ),
     "KvleasePoolNearlyFull": Case(
         fires=FULL | {'kvlease_available_blocks{cache="main"}': "4x20"},
@@ -228,6 +244,27 @@ ALERTS: Final[Mapping[str, Case]] = {
         at_minutes=6,
         labels={"what": "tokens"},
         summary="kvlease at node:7070 cannot use its new tokens",
+    ),
+    "KvleaseCertificateExpires": Case(
+        fires={"kvlease_certificate_expires_timestamp_seconds": "601200x30"},
+        quiet={"kvlease_certificate_expires_timestamp_seconds": "606600x30"},
+        at_minutes=20,
+        summary="the certificate of kvlease at node:7070 ends in 6d 22h 40m 0s",
+    ),
+    "KvleaseConnectionsNearMax": Case(
+        fires={
+            'kvlease_connections{listener="rest_tcp"}': "900x20",
+            'kvlease_connections{listener="rest_unix"}': "3x20",
+            "kvlease_connections_max": "1024x20",
+        },
+        quiet={
+            'kvlease_connections{listener="rest_tcp"}': "900x3 800x20",
+            "kvlease_connections_max": "1024x20",
+            'kvlease_stranger_connections{listener="rest_tcp"}': "64x20",
+        },
+        at_minutes=7,
+        labels={"listener": "rest_tcp"},
+        summary="87.89% of the places at rest_tcp of node:7070 are taken",
     ),
     "KvleaseVersionSkew": Case(
         fires={

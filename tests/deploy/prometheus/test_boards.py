@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from kvleased.metrics.catalogue import BY_NAME, Kind
+from kvleased.metrics.catalogue import BY_NAME
+from kvleased.metrics.definitions import Kind
 from tests.deploy.prometheus.test_rules import BY_RECORD
 from tests.deploy.tools import ROOT, VENV
 

@@ -18,6 +18,7 @@ from tests.acceptance.serving import ROOT, Serving
 from tests.deploy.prometheus.load import loaded
 from tests.deploy.prometheus.test_rules import BY_ALERT, BY_RECORD, RULES
 from tests.servers.processes import free_port
+from tests.unit.api.certificates import Authority
 
 pytestmark = pytest.mark.deploy
 
@@ -90,27 +91,31 @@ def until(is_done: Callable[[], bool], what: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def http_of(serving: Serving) -> str:
-    """Return where a daemon's REST listens on TCP."""
+def probes_of(serving: Serving) -> str:
+    """Return where a daemon's probes and metrics are, without TLS."""
     for line in Path(serving.log.name).read_text().splitlines():
-        if line.startswith("{") and "rest_on_tcp" in line:
-            return str(json.loads(line)["rest_on_tcp"])
-    raise AssertionError("it does not listen on TCP")
+        if line.startswith("{") and "probes" in (told := json.loads(line)):
+            return str(told["probes"]).removesuffix("/readyz")
+    raise AssertionError("it has no port of probes")
 
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Run `make observability` over a daemon of three tiers under load."""
+    """Run `make observability` over a daemon of three tiers, which has a certificate, under load."""
     folder = tmp_path_factory.mktemp("observed")
     disk = folder / "disk"
     disk.mkdir(mode=0o700)
+    pair = Authority(folder).sign("server")
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
+    options += ["--tls-cert-file", str(pair.cert_file), "--tls-key-file", str(pair.key_file)]
+    options += ["--probe-host", "127.0.0.1", "--probe-port", "0"]
     options += ["--disk-dir", str(disk), "--tick-seconds", "0.1"]
     serving = Serving(folder / "run", *options)
     port = free_port()
     try:
         serving.wait_until_ready()
-        command = [sys.executable, str(OBSERVE), "--daemon", http_of(serving), "--port", str(port)]
+        command = [sys.executable, str(OBSERVE), "--port", str(port)]
+        command += ["--daemon", probes_of(serving)]
         command += ["--token-file", str(folder / "run" / "reader.token")]
         command += ["--interval-seconds", "1", "--directory", str(folder / "prometheus")]
         with loaded(serving), subprocess.Popen(command, stdout=subprocess.PIPE) as observing:

@@ -47,7 +47,9 @@ def evaluate(folder: Path, series: Series, **test: object) -> None:
 
 def _named(series: str) -> str:
     name, _, labels = series.rstrip("}").partition("{")
-    own = ['job="kvlease"', *filter(None, [labels])]
+    own = [*filter(None, [labels])]
+    if "job=" not in labels:
+        own.append('job="kvlease"')
     if "instance=" not in labels:
         own.append('instance="node:7070"')
     return name + "{" + ", ".join(own) + "}"
@@ -55,7 +57,9 @@ def _named(series: str) -> str:
 
 def _alert(name: str, case: Case) -> dict[str, object]:
     rule = BY_ALERT[name]
-    labels = {"job": "kvlease", **case.labels, **rule["labels"]}
+    labels = {**case.labels, **rule["labels"]}
+    if case.has_job:
+        labels["job"] = "kvlease"
     if case.has_instance:
         labels["instance"] = "node:7070"
     annotations = rule["annotations"] | {"summary": case.summary}

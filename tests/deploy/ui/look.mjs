@@ -30,6 +30,7 @@ const ACTS = {
   evaluate: (page, words) => page.evaluate(words),
   pause: async (page, ms) => { await page.waitForTimeout(ms); return true; },
   shot: async (page, name, isFull) => { await page.screenshot({ path: name, fullPage: Boolean(isFull) }); return true; },
+  show: async (page, html) => { await page.goto("about:blank"); await page.setContent(html); return true; },
   goto: async (page, url) => (await page.goto(url)).status(),
 };
 

@@ -1,5 +1,6 @@
 """The page in a real browser over a real daemon under load: it moves, tells, obeys keys, and can be read anywhere."""
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator
@@ -8,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from kvlease import Client
+from kvlease.cli.top import Top, read
 from tests.deploy.ui.browsing import Eyes, loaded
 
 pytestmark = pytest.mark.deploy
 
 SHOTS = Path(os.environ.get("KVLEASE_SHOTS", ""))
 """Where screenshots go, such as docs/ui; unset for a temporary directory."""
+MOMENTS = 45
+"""Looks of the terminal's screen before it is drawn, so that its timelines have something to tell."""
 WAIT = ("wait", "canvas.map >> nth=3")
 
 
@@ -161,6 +165,92 @@ def test_phone_view_fits(eyes: Eyes, shots: str) -> None:
     assert "Block" in tip
 
 
+async def test_terminal_shows_the_same_load(
+    eyes: Eyes, http: tuple[str, str, str], shots: str
+) -> None:
+    """`kvlease top` has pools, timelines, leases and tenants on one screen, which is drawn here by the browser."""
+    *_, address = http
+    with Client(address, on_doubt="raise") as client:
+        top = Top(lambda cache: read(client, cache), "llama-8b", 0.5)
+        async with top.run_test(size=(120, 46)) as pilot, asyncio.timeout(120):
+            while len(top.moments) < MOMENTS:
+                await pilot.pause(0.5)
+            drawing = top.export_screenshot(title="kvlease top")
+
+    # Its letters would come from another host.
+    drawing = re.sub(r"@font-face *{.*?}", "", drawing, flags=re.DOTALL)
+    _, said, _ = eyes.look(
+        ("show", f"<!doctype html><style>body {{ margin: 0 }}</style>{drawing}"),
+        ("evaluate", "document.querySelector('svg').textContent"),
+        ("shot", f"{shots}/top.png", True),
+        width=1500,
+        height=1180,
+    )
+    words = said.replace("\xa0", " ")
+    for part in ("device", "host", "cached, in use", "tokens hit", "would hit", "expires in"):
+        assert part in words
+    assert re.search(r"chat +\d+", words)
+
+
+CLIPPED = """
+  const PARTS = "td, th, caption, dd, dt, li, p, h2, figcaption span, .flow span, .line span";
+  [...document.querySelectorAll(PARTS)].filter((one) => {
+    const box = one.getBoundingClientRect();
+    const isInline = getComputedStyle(one).display === "inline";
+    return one.offsetParent && box.width && !one.closest("thead") && (box.right > innerWidth + 1 || box.left < -1
+      || (one.scrollWidth > one.clientWidth + 1 && !isInline));
+  }).map((one) => `${one.tagName} ${one.textContent.slice(0, 40)}`)"""
+"""What lies beside the screen, or is wider than its place."""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_phone_clips_nothing_and_folds_its_lists(eyes: Eyes, dark: bool) -> None:
+    """The lists are folded with their sums beside them; what is unfolded is whole, every cell with its title."""
+    unfold = "document.querySelectorAll('details').forEach((one) => { one.open = true; }), 1"
+    _, _, folded, clipped, sums, _, _, opened, titles = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("pause", 2500),
+        ("count", "details.fold:not([open])"),
+        ("evaluate", CLIPPED),
+        ("text", "#refusals-now"),
+        ("evaluate", unfold),
+        ("wait", "#refusals td"),
+        ("evaluate", CLIPPED),
+        (
+            "evaluate",
+            "getComputedStyle(document.querySelector('#refusals td + td'), '::before').content",
+        ),
+        width=375,
+        height=812,
+        mobile=True,
+        still=True,
+        dark=dark,
+    )
+
+    assert folded == 5
+    assert re.fullmatch(r"[\d,]+ refused, [\d,]+ waiting", sums)
+    assert (clipped, opened) == ([], [])
+    assert "Code" in titles
+
+
+def test_cache_that_is_not_there_is_told(eyes: Eyes) -> None:
+    """An address with the name of no cache shows all caches, and says so until another one is chosen."""
+    _, _, words, _, _, is_hidden = eyes.look(
+        ("wait", "#tiles .tile"),
+        ("wait", "#notice:visible:has-text('nosuch')"),
+        ("text", "#notice"),
+        ("select", "#cache", "gemma-2b"),
+        ("pause", 2500),
+        ("count", "#notice[hidden]"),
+        path="/ui?cache=nosuch",
+        misses="404",
+        still=True,
+    )
+
+    assert words == "There is no cache nosuch, so all caches are shown."
+    assert is_hidden == 1
+
+
 def test_figures_are_told(eyes: Eyes) -> None:
     """Leases, tenants, transfers, refusals with their reasons, magazines and ghosts are all there."""
     _, _, *texts = eyes.look(
@@ -178,6 +268,7 @@ def test_figures_are_told(eyes: Eyes) -> None:
     assert "chat" in tenants
     assert "device → host" in flows
     assert "NEVER_FITS" in refusals
+    assert re.search(r"POOL_FULL\s+(blocks|copies)", refusals)
     assert "ask for less" in refusals
     assert "48" in magazines
     assert "adaptive@2400" in ghosts
@@ -202,6 +293,21 @@ def test_blocks_that_were_given_back_are_not_used(eyes: Eyes) -> None:
     assert usable + gone == 480
     assert f"{gone} given back" in tile
     assert legend.endswith(str(gone))
+
+
+def test_stranger_is_told_how_to_look(http: tuple[str, str, str]) -> None:
+    """Who opens the page without a token is told what prints its address with one, in words for people."""
+    stranger = Eyes(http[0], "")
+    try:
+        words = stranger.look(("wait", "#token-form:visible"), ("text", "#notice"), misses="401")[
+            -1
+        ]
+    finally:
+        stranger.close()
+
+    assert "kvlease ui" in words
+    assert "reader.token" in words
+    assert "attach" not in words
 
 
 def test_drained_cache_is_told(eyes: Eyes, http: tuple[str, str, str]) -> None:
