@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,12 @@ transformers = pytest.importorskip("transformers")
 
 from kvlease import Client, EngineInputs, PlanInputs  # noqa: E402
 from kvlease.errors import InvalidError, KVLeaseError, WrongStateError  # noqa: E402
-from kvlease.integrations.transformers import LeasedCache, generate  # noqa: E402
+from kvlease.integrations.transformers import (  # noqa: E402
+    Generation,
+    LeasedCache,
+    generate,
+    model_digest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +80,7 @@ def worker(client: Client, model: LlamaForCausalLM) -> Iterator[Worker]:
         tokens_per_block=TOKENS_PER_BLOCK,
         device_blocks=DEVICE_BLOCKS,
         host_bytes=1 << 22,
+        model_digest=model_digest(model),
     )
     with attached(client, inputs) as worker:
         yield worker
@@ -142,6 +149,7 @@ def window_worker(client: Client, windowed: Gemma3ForCausalLM) -> Iterator[Worke
         host_bytes=1 << 22,
         longest_request_tokens=192,
         engine=EngineInputs(tokens_per_step=2 * TOKENS_PER_BLOCK),
+        model_digest=model_digest(windowed),
     )
     with attached(client, inputs) as worker:
         yield worker
@@ -284,6 +292,48 @@ def test_lost_lease_costs_a_recomputation(worker: Worker, model: LlamaForCausalL
     assert list(made.tokens) == plain(model, token_ids)
 
 
+def test_one_request_id_used_twice_at_once_mixes_nothing(
+    worker: Worker, model: LlamaForCausalLM
+) -> None:
+    """Two prompts that begin no block alike under one id have leases of their own, and commit what is theirs."""
+    outer, inner = prompt(7, seed=2), prompt(7, seed=3)
+    made: list[Generation] = []
+
+    def ask_within(_: LeasedCache | None, num_new: int) -> None:
+        if num_new == 2:
+            made.append(generate(model, worker, inner, max_new_tokens=NUM_NEW, request_id="one id"))
+
+    made.append(
+        generate(
+            model, worker, outer, max_new_tokens=NUM_NEW, request_id="one id", on_step=ask_within
+        )
+    )
+    wanted = [plain(model, inner), plain(model, outer)]
+    longer = [*outer, *wanted[1], 1]
+    later = generate(model, worker, longer, max_new_tokens=NUM_NEW, request_id="later")
+
+    assert [list(one.tokens) for one in made] == wanted
+    assert later.device_hit_tokens
+    assert list(later.tokens) == plain(model, longer)
+
+
+def test_hits_are_those_of_the_first_lease(worker: Worker, model: LlamaForCausalLM) -> None:
+    """However many leases a request needs, no prompt is told to have had more hits than tokens."""
+    token_ids = prompt(100)
+    generate(model, worker, token_ids, max_new_tokens=1, request_id="before")
+
+    def lose(cache: LeasedCache | None, num_new: int) -> None:
+        if cache is not None and num_new >= 10:
+            cache.lease.release()
+
+    made = generate(
+        model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="lost", on_step=lose
+    )
+
+    assert (made.device_hit_tokens, made.host_hit_tokens, made.recomputes) == (96, 0, 3)
+    assert list(made.tokens) == plain(model, token_ids)
+
+
 def test_request_beyond_the_pool_goes_on_without_it(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
@@ -302,6 +352,7 @@ def test_request_beyond_the_pool_goes_on_without_it(
 
     assert caches == [None] * NUM_NEW
     assert list(made.tokens) == plain(model, token_ids)
+    assert (made.recomputes, made.computed_tokens) == (0, len(token_ids))
 
 
 def test_cache_refuses_what_would_write_committed_blocks(
@@ -320,6 +371,98 @@ def test_cache_refuses_what_would_write_committed_blocks(
             cache.crop(-1)
         with pytest.raises(WrongStateError):
             cache.reset()
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "resource"),
+    [
+        pytest.param({"num_hidden_layers": 2}, "float32", "layers", id="layers"),
+        pytest.param({"num_key_value_heads": 4}, "float32", "heads", id="heads"),
+        pytest.param({}, "bfloat16", None, id="dtype"),
+    ],
+)
+def test_model_of_another_shape_is_refused(
+    client: Client,
+    model: LlamaForCausalLM,
+    change: dict[str, int],
+    dtype: str,
+    resource: str | None,
+) -> None:
+    """A model that the cache was not planned for is told so, by what differs, and nothing is done without the cache."""
+    config = transformers.LlamaConfig(**(model.config.to_dict() | change))
+    other = transformers.LlamaForCausalLM(config).eval().to(getattr(torch, dtype))
+
+    with attached(client, unnamed(model)) as worker, pytest.raises(InvalidError) as caught:
+        generate(other, worker, prompt(20), max_new_tokens=3, request_id="other")
+
+    assert caught.value.resource == resource
+    assert resource is not None or "bfloat16" in caught.value.message
+
+
+def test_model_of_other_weights_is_refused(worker: Worker, model: LlamaForCausalLM) -> None:
+    """Two models of one config never share a prefix where the cache says for which it is."""
+    other = transformers.LlamaForCausalLM(model.config).eval()
+
+    with pytest.raises(InvalidError) as caught:
+        generate(other, worker, prompt(20), max_new_tokens=3, request_id="other")
+    with pytest.raises(InvalidError):
+        LeasedCache.reserve(worker, prompt(20), request_id="other", model=other)
+
+    assert (caught.value.resource, caught.value.rule) == ("model_digest", "other_model")
+
+
+def test_cache_without_a_model_is_warned_of_once(
+    client: Client, model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cache that does not say for which model it is serves any of that shape; the log says so, once."""
+    # A layout that no other test warns of.
+    with attached(client, replace(unnamed(model), tokens_per_block=4)) as worker:
+        for request_id in ("one", "two"):
+            generate(model, worker, prompt(20), max_new_tokens=3, request_id=request_id)
+
+    assert [getattr(record, "action", "") for record in caplog.records] == ["model_unnamed"]
+
+
+def unnamed(model: PreTrainedModel) -> PlanInputs:
+    """Return the inputs of a cache that any model of that shape may use."""
+    return PlanInputs(
+        model_config=model.config.to_json_string(),
+        kv_dtype="float32",
+        tokens_per_block=TOKENS_PER_BLOCK,
+        device_blocks=DEVICE_BLOCKS,
+    )
+
+
+def test_digest_of_a_model_follows_its_weights(model: LlamaForCausalLM) -> None:
+    """Equal models have equal digests; one whose weights change has another."""
+    twin = transformers.LlamaForCausalLM(model.config).eval()
+    before = model_digest(twin)
+    twin.load_state_dict(model.state_dict())
+    loaded = model_digest(twin)
+    with torch.no_grad():
+        twin.lm_head.weight.mul_(1.5)
+
+    assert before != loaded == model_digest(model)
+    assert model_digest(twin) not in (before, loaded)
+
+
+def test_commit_refuses_layers_that_were_not_written(
+    client: Client, model: LlamaForCausalLM
+) -> None:
+    """No block becomes findable in which a model of fewer layers left some as they were."""
+    config = transformers.LlamaConfig(**(model.config.to_dict() | {"num_hidden_layers": 2}))
+    other = transformers.LlamaForCausalLM(config).eval()
+    token_ids = prompt(40)
+    with (
+        attached(client, unnamed(model)) as worker,
+        LeasedCache.reserve(worker, token_ids, request_id="layers") as cache,
+    ):
+        other(torch.tensor([token_ids]), past_key_values=cache)
+
+        with pytest.raises(WrongStateError) as caught:
+            cache.commit(token_ids)
+
+    assert (caught.value.need, caught.value.available) == (3, 2)
 
 
 def test_cache_refuses_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:

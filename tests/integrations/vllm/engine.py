@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.integrations.vllm.births import BUILD, SECONDS_MAX, Popened, nursery, until
 from tests.integrations.vllm.jobs import KV_BYTES, Job, Prompts, beside_offload, prompt
@@ -33,6 +33,9 @@ __all__ = [
     "prompt",
     "reference",
 ]
+
+_SIGNS_OF_BUGS: Final = ("A mistake of kvlease", "are not this engine's any more")
+"""What an engine's log says where a bug of ours was kept from it, or where it cannot trust its own blocks."""
 
 
 class Life:
@@ -149,6 +152,11 @@ class Life:
         """Return the end of the life's log."""
         return self.log.read_text(errors="replace")[-6000:]
 
+    def signs_of_bugs(self) -> list[str]:
+        """Return the lines of the whole log that tell of a bug of ours, whatever was done to the engine."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if any(sign in line for sign in _SIGNS_OF_BUGS)]
+
     def _write(self, words: Mapping[str, Any]) -> None:
         content = json.dumps(words).encode() + b"\n"
         while content:
@@ -180,6 +188,7 @@ def living(job: Job, folder: Path) -> Iterator[Life]:
         yield life
         if life.status is None:
             life.end()
+        assert not life.signs_of_bugs(), life.told()
     finally:
         life.close()
 

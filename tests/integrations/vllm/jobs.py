@@ -12,6 +12,11 @@ from tests.integrations.vllm.models import ROOT, path_of
 
 KV_BYTES: Final = 32 << 20
 """Bytes of an engine's cache where a test does not say."""
+PATIENT_MS: Final = 10_000
+"""The deadline of a hook's call where a test does not say; on a machine that is busy, an engine goes on without cache
+after one that is right for production, and finds nothing."""
+HASTY_MS: Final = 250
+"""The deadline of one whose daemon does not answer on purpose."""
 
 
 Prompts = Sequence[Sequence[int]]

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from kvlease import Client
 from kvlease.integrations.vllm.namespace import FIELDS, Identity
 from kvlease.integrations.vllm.offload import desk as desks
 from kvlease.integrations.vllm.offload import manager as managing
@@ -26,14 +27,13 @@ from vllm.v1.kv_offload.base import (
 
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
 PENDING, RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
-END = ScheduleEndContext((), ())
 NUM_ROWS = 64
 
 
 class Bench:
     """A manager over a small pool, and the part of vLLM that calls it."""
 
-    def __init__(self, address: str, *, host_bytes: int = 0) -> None:
+    def __init__(self, address: str, *, host_bytes: int = 0, key_counts: bool = False) -> None:
         layer = FullAttention(name="chunks", num_kv_heads=1, head_size=16, dtype="uint8")
         terms = Terms(
             identity=Identity(tuple("laws" for _ in FIELDS)),
@@ -42,6 +42,7 @@ class Bench:
             ),
             cache="laws",
             magazine="laws",
+            key_counts=key_counts,
         )
         settings = ConnectorSettings(socket=address, deadline_ms=5000, retry_seconds=0.1)
         self.manager = managing.PoolManager()
@@ -62,9 +63,9 @@ class Bench:
         self.manager.on_new_request(context)
         return context
 
-    def step(self) -> None:
-        """End a step."""
-        self.manager.on_schedule_end(END)
+    def step(self, *new: str) -> None:
+        """End a step, with the names of its new requests."""
+        self.manager.on_schedule_end(ScheduleEndContext(new, ()))
 
     def begin_store(
         self, context: ReqContext, keys: list[OffloadKey]
@@ -125,6 +126,63 @@ def requests_ask_once(address: str) -> None:
     assert bench.manager.has_pending_work()
     bench.step()
     assert bench.desk.books.num_held == 0
+    assert not bench.manager.has_pending_work()
+
+
+def absent_requests_ask_nobody(address: str) -> None:
+    """A request of which nothing is cached makes no exchange, and is counted all the same; what is stored is found."""
+    bench = Bench(address, key_counts=True)
+    bench.step()
+    keys = [*bench.keys(0, 4), *bench.keys(0, 4, group=1)]
+    context, before = bench.request("a", keys), bench.desk.num_exchanges
+    assert bench.looked_up(context, keys[:1]) == [MISS]
+    assert bench.looked_up(context, keys) == [MISS] * 8
+    job, stored = bench.begin_store(context, keys)
+    assert (len(stored), bench.desk.num_exchanges) == (8, before)
+    bench.end_store(job, context, stored, failed=False)
+    bench.manager.on_request_finished(context)
+    bench.step()
+    assert bench.desk.num_exchanges == before + 1
+    with Client(address) as client:
+        assert client.stats("laws").caches[0].counters["magazine_keys_missed"] == 8
+
+    other = bench.request("b", [*keys, *bench.keys(100, 4)])
+    assert bench.looked_up(other, keys) == [HIT] * 8
+    assert bench.desk.num_exchanges == before + 2
+
+
+def a_reset_forgets_what_was_not_told(address: str) -> None:
+    """What was absent under the keys of before is not told under those of now, and nothing of before is found."""
+    bench = Bench(address, key_counts=True)
+    bench.step()
+    keys = bench.keys(0, 4)
+    bench.store("a", keys)
+    bench.looked_up(bench.request("b", bench.keys(50, 4)), bench.keys(50, 1))
+    before = bench.desk.num_exchanges
+
+    bench.manager.reset_cache()
+
+    assert not bench.desk.absences.take()
+    assert bench.looked_up(bench.request("c", keys), keys[:1]) == [MISS]
+    assert bench.desk.num_exchanges == before
+
+
+def first_tokens_wait_for_no_news(address: str) -> None:
+    """A step with new requests makes no exchange only to tell something, but after some of them in a row."""
+    bench = Bench(address)
+    keys = bench.keys(0, 4)
+    bench.store("a", keys)
+    context = bench.request("b", keys)
+    assert bench.looked_up(context, keys) == [HIT] * 4
+    bench.manager.on_request_finished(context)
+    before = bench.desk.num_exchanges
+
+    for _ in range(desks.PUT_OFF_MAX):
+        bench.step("c")
+    assert bench.desk.num_exchanges == before
+    assert bench.manager.has_pending_work()
+    bench.step("c")
+    assert bench.desk.num_exchanges == before + 1
     assert not bench.manager.has_pending_work()
 
 
@@ -261,7 +319,10 @@ def main() -> None:
         one.__name__: one
         for one in (
             requests_ask_once,
+            absent_requests_ask_nobody,
+            a_reset_forgets_what_was_not_told,
             requests_that_wait_are_asked_for_together,
+            first_tokens_wait_for_no_news,
             long_requests_ask_more_than_once,
             keys_that_nobody_lists_are_asked_together,
             failed_stores_are_not_found,

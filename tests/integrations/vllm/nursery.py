@@ -41,11 +41,18 @@ def serve(path: Path) -> None:
 def _bear(listener: socket.socket, selector: selectors.BaseSelector) -> None:
     connection, _ = listener.accept()
     words, descriptors, _, _ = socket.recv_fds(connection, _BYTES_MAX, 3)
+    awaited, told = os.pipe()
     pid = os.fork()
     if pid == 0:
+        # Before anybody knows of the life, for it is killed by its session.
+        os.setsid()
+        os.close(awaited)
+        os.close(told)
         _live(descriptors, json.loads(words), selector, listener, connection)
-    for descriptor in descriptors:
+    for descriptor in (*descriptors, told):
         os.close(descriptor)
+    os.read(awaited, 1)
+    os.close(awaited)
     connection.send(str(pid).encode())
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
 
@@ -58,7 +65,6 @@ def _live(
     connection: socket.socket,
 ) -> None:
     """Become a life: nothing of the nursery's stays open but what was imported."""
-    os.setsid()
     for key in list(selector.get_map().values()):
         if key.data is not None:
             key.data[1].close()

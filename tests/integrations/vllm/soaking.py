@@ -30,8 +30,6 @@ ENGINE: Final[dict[str, Any]] = {
     "max_num_seqs": 4,
 }
 """Prompts take several steps, and few requests run at once."""
-SIGNS_OF_BUGS: Final = ("A mistake of kvlease", "are not this engine's any more")
-"""What an engine's log says where a bug of ours was kept from it, or where it cannot trust its own blocks."""
 _NUM_PROMPTS: Final = 96
 _NUM_FAMILIES: Final = 8
 _ROUNDS_MAX: Final = 6
@@ -279,12 +277,7 @@ class Seat:
     def _bury(self) -> None:
         assert self.life is not None
         self.life.close()
-        told = self.life.log.read_text(errors="replace")
-        self._tally.failed += [
-            f"{self.name}: {line}"
-            for line in told.splitlines()
-            if any(sign in line for sign in SIGNS_OF_BUGS)
-        ]
+        self._tally.failed += [f"{self.name}: {line}" for line in self.life.signs_of_bugs()]
         self.life, self._state, self._stopped_at = None, "empty", None
         self._asked, self._is_doomed = {}, False
 

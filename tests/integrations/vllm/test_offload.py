@@ -19,6 +19,7 @@ from tests.integrations.vllm.engine import (
     prompt,
     reference,
 )
+from tests.integrations.vllm.jobs import HASTY_MS, PATIENT_MS
 from tests.integrations.vllm.models import REFERENCE, ROOT
 from tests.integrations.vllm.storms import storm
 
@@ -58,7 +59,11 @@ def offloading(
             "kv_connector": "KVLeaseOffloadingConnector",
             "kv_connector_module_path": "kvlease.integrations.vllm",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"socket": address, **words},
+            "kv_connector_extra_config": {
+                "socket": address,
+                "deadline_ms": PATIENT_MS,
+                **words,
+            },
         },
         **of_job,
     )
@@ -188,7 +193,7 @@ def test_requests_go_on_while_the_daemon_is_away(
     is_frozen: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
     """An engine whose daemon does not answer says what is right, and stores again when it does."""
-    job = offloading(daemon, retry_seconds=0.2)
+    job = offloading(daemon, retry_seconds=0.2, deadline_ms=HASTY_MS)
     fresh = [prompt(1040, seed=70 + index) for index in range(2)]
     with living(job, tmp_path) as life:
         life.begin(PROMPTS, pause_at_step=2)
@@ -219,7 +224,7 @@ def test_requests_go_on_while_the_daemon_is_away(
 
 def test_requests_go_on_while_the_daemon_dies_and_returns(daemon: Daemon, tmp_path: Path) -> None:
     """An engine whose daemon is killed says what is right, and uses the next one that is there by itself."""
-    job = offloading(daemon, engine=TINY, retry_seconds=0.2)
+    job = offloading(daemon, engine=TINY, retry_seconds=0.2, deadline_ms=HASTY_MS)
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:
         life.generate(PROMPTS)
@@ -243,7 +248,7 @@ def test_requests_go_on_while_the_daemon_dies_and_returns(daemon: Daemon, tmp_pa
 def test_engine_without_daemon_runs_and_uses_one_that_comes(daemon: Daemon, tmp_path: Path) -> None:
     """Where no daemon is yet, an engine runs without cache; it uses the pool of the one that comes by itself."""
     daemon.stop()
-    job = offloading(daemon, start_seconds=0.2, retry_seconds=0.2)
+    job = offloading(daemon, start_seconds=0.2, retry_seconds=0.2, deadline_ms=HASTY_MS)
 
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS[:2])
@@ -346,7 +351,10 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
     "law",
     [
         "requests_ask_once",
+        "absent_requests_ask_nobody",
+        "a_reset_forgets_what_was_not_told",
         "requests_that_wait_are_asked_for_together",
+        "first_tokens_wait_for_no_news",
         "long_requests_ask_more_than_once",
         "keys_that_nobody_lists_are_asked_together",
         "failed_stores_are_not_found",

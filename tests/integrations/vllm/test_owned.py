@@ -18,6 +18,7 @@ from tests.integrations.vllm.engine import (
     prompt,
     reference,
 )
+from tests.integrations.vllm.jobs import PATIENT_MS
 from tests.integrations.vllm.storms import chance_of, families, storm
 
 pytestmark = pytest.mark.vllm
@@ -44,7 +45,11 @@ def job(
         "kv_connector": name or "KVLeaseOwnedConnector",
         "kv_connector_module_path": module or "kvlease.integrations.vllm",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"socket": daemon.address, **(settings or {})},
+        "kv_connector_extra_config": {
+            "socket": daemon.address,
+            "deadline_ms": PATIENT_MS,
+            **(settings or {}),
+        },
     }
     engine = {
         "kv_cache_memory_bytes": 16 << 20,

@@ -20,6 +20,7 @@ from tests.integrations.vllm.engine import (
     prompt,
     reference,
 )
+from tests.integrations.vllm.jobs import HASTY_MS, PATIENT_MS
 from tests.integrations.vllm.storms import begin_storm, end_storm
 
 pytestmark = pytest.mark.vllm
@@ -48,7 +49,12 @@ def sharing(daemon: Daemon, **words: Any) -> Job:
         "kv_connector": "KVLeaseSharedConnector",
         "kv_connector_module_path": "kvlease.integrations.vllm",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"socket": daemon.address, "start_seconds": 60, **extra},
+        "kv_connector_extra_config": {
+            "socket": daemon.address,
+            "start_seconds": 60,
+            "deadline_ms": PATIENT_MS,
+            **extra,
+        },
     }
     return Job(kv_transfer_config=config, **words)
 
@@ -277,7 +283,9 @@ def test_abort_storm_in_two_engines_changes_no_token(
 def test_daemon_that_is_away_for_a_while(what: str, daemon: Daemon, tmp_path: Path) -> None:
     """Engines go on with what they have, and share again when it is back."""
     job = sharing(
-        daemon, engine={**TINY, "num_gpu_blocks_override": 97}, extra={"retry_seconds": 0.2}
+        daemon,
+        engine={**TINY, "num_gpu_blocks_override": 97},
+        extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS},
     )
     wanted = reference(job, MANY)
 
@@ -318,7 +326,7 @@ _seeds = count(1000)
 
 def test_daemon_wiped_under_an_engine(daemon: Daemon, tmp_path: Path) -> None:
     """The engine keeps the memory of before and goes on with what it has; nothing wrong is said."""
-    job = sharing(daemon, extra={"retry_seconds": 0.2})
+    job = sharing(daemon, extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS})
     wanted = reference(job, PROMPTS)
 
     with living(job, tmp_path) as life:
@@ -340,7 +348,9 @@ def test_engines_of_a_wiped_daemon_have_room_for_all(
 ) -> None:
     """Each goes on as if alone in the memory of before; what one writes there the other does not see."""
     engine = TINY if model == "llama" else TINY | {"max_model_len": 480}
-    job = sharing(daemon, model=model, engine=engine, extra={"retry_seconds": 0.2})
+    job = sharing(
+        daemon, model=model, engine=engine, extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS}
+    )
     wanted = reference(job, MANY)
 
     with living(job, tmp_path) as one, living(job, tmp_path) as two:
@@ -366,7 +376,7 @@ def test_engines_of_a_wiped_daemon_have_room_for_all(
 def test_daemon_absent_at_start(daemon: Daemon, tmp_path: Path) -> None:
     """The engine runs on memory of its own."""
     daemon.stop()
-    job = sharing(daemon, extra={"start_seconds": 0.2})
+    job = sharing(daemon, extra={"start_seconds": 0.2, "deadline_ms": HASTY_MS})
 
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS)
