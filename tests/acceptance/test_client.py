@@ -25,11 +25,13 @@ from kvlease import (
     NeverFitsError,
     ParallelInputs,
     PlanInputs,
+    PoolFullError,
     ReserveSpec,
     UnknownCacheError,
     Worker,
     WrongStateError,
 )
+from kvlease.slots import TokenRuns, run_slots
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.acceptance.serving import ROOT, Serving, blocks_in_use, pool_of, served
 
@@ -205,8 +207,12 @@ def test_silent_worker_is_kept_alive_by_its_heartbeats(daemon: Serving) -> None:
 
 
 def test_worker_finds_its_way_into_a_daemon_that_lost_everything(daemon: Serving) -> None:
-    """When the memory is gone, too, requests are misses until the cache is registered again, then they are served."""
-    with registered(daemon) as client, client.attach("demo") as worker:
+    """When the memory is gone, too, requests are misses until who registered the cache does so again."""
+    with (
+        registered(daemon) as client,
+        Client(daemon.address("unix")) as other,
+        other.attach("demo") as worker,
+    ):
         lost = worker.reserve("r", num_tokens=64)
         daemon.stop()
         daemon.start()
@@ -217,6 +223,43 @@ def test_worker_finds_its_way_into_a_daemon_that_lost_everything(daemon: Serving
         client.register("demo", INPUTS)
         assert worker.reserve("s", num_tokens=64).is_live
         assert (lost.is_live, worker.memory_generation) == (False, 2)
+
+
+def test_worker_whose_client_registered_the_cache_has_it_again(daemon: Serving) -> None:
+    """When the memory is gone, too, its next request is served by a cache that it has registered itself."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        lost = worker.reserve("r", num_tokens=64)
+        daemon.stop()
+        daemon.start()
+        daemon.wait_until_ready()
+
+        daemon.until(lambda: worker.reserve("s", num_tokens=64).is_live)
+        assert (lost.is_live, worker.memory_generation) == (False, 2)
+
+
+async def test_async_worker_has_its_cache_again_but_none_that_was_deleted(daemon: Serving) -> None:
+    """The other client does the same; what an operator deletes while the daemon lives stays deleted."""
+    async with (
+        AsyncClient(daemon.address("unix")) as client,
+        AsyncClient(daemon.address("unix")) as operator,
+    ):
+        await client.register("demo", INPUTS)
+        async with await client.attach("demo") as worker:
+            await asyncio.to_thread(daemon.stop)
+            daemon.start()
+            await asyncio.to_thread(daemon.wait_until_ready)
+            for _ in range(100):
+                if (await worker.reserve("s", num_tokens=64)).is_live:
+                    break
+                await asyncio.sleep(0.1)
+            assert await client.list_caches()
+
+            await operator.detach(worker.worker_id, force=True)
+            await operator.delete_cache("demo")
+            refused = await worker.reserve("t", num_tokens=64)
+
+            assert isinstance(refused.refusal, UnknownCacheError)
+            assert await operator.list_caches() == ()
 
 
 def test_lease_whose_answer_was_lost_is_ended_though_the_pool_is_full(tmp_path: Path) -> None:
@@ -292,20 +335,25 @@ def test_quickstart_runs(daemon: Serving) -> None:
     assert "second: 96 of 100 tokens are cached" in run.stdout
 
 
-def test_code_of_the_quickstart_page_runs(daemon: Serving) -> None:
-    """What the page tells to paste runs as it stands, and the second request hits two blocks."""
-    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
+def test_code_of_the_pages_runs(daemon: Serving) -> None:
+    """What the pages tell to paste runs as it stands: the second request hits two blocks, and a step has its slots."""
+    quickstart, concepts = _run(daemon, "quickstart.md", 1), _run(daemon, "concepts.md", 2)
 
+    assert quickstart[-1] == "hit 32"
+    assert concepts == ["(2, 3) True"]
+
+
+def _run(daemon: Serving, page: str, block: int) -> list[str]:
+    """Return what a block of code of a page prints."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     run = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", text.split("```python\n")[block].split("```")[0]],
         env=os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")},
         capture_output=True,
         text=True,
         check=True,
     )
-
-    assert run.stdout.splitlines()[-1] == "hit 32"
+    return run.stdout.splitlines()
 
 
 @pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
@@ -325,6 +373,65 @@ def test_operator_ends_a_worker_whose_death_cannot_be_proven(daemon: Serving, sc
 
         assert (unwatched.death_proof, num_ended) == ("none", 1)
         assert blocks_in_use(operator, "demo") == 0
+
+
+@pytest.mark.parametrize("scheme", ["unix", "grpc+unix"])
+def test_worker_that_closes_while_the_daemon_restarts_leaves_nothing(
+    daemon: Serving, scheme: str
+) -> None:
+    """A close that finds no daemon waits for the next one, so that no lease outlives its worker within its process."""
+    with registered(daemon, scheme) as client:
+        with client.attach("demo", deadline_seconds=60) as worker:
+            worker.reserve("left", num_tokens=64)
+            daemon.kill_control()
+
+        daemon.until(daemon._answers)
+        assert client.inspect("demo", "workers").workers == ()
+        assert blocks_in_use(client, "demo") == 0
+
+
+@pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
+def test_refused_operation_of_a_step_says_why(daemon: Serving, scheme: str) -> None:
+    """Over every transport a refused operation of a step has the figures that a refused call has."""
+    with registered(daemon, scheme) as client, client.attach("demo") as worker:
+        num_blocks = worker.plan.num_blocks
+        lease = worker.reserve("one", num_tokens=16)
+        worker.reserve("rest", num_tokens=16 * (num_blocks - 3))
+        lease.extend(16 * 5)
+        alone = lease.refusal
+
+        columns, _ = worker.step(
+            verbs=[1, 9], lease_ids=[lease.lease_id] * 2, num_tokens=[16 * 5, 1]
+        )
+
+        full, verb = columns.errors[0], columns.errors[1]
+        assert isinstance(alone, PoolFullError)
+        names = ("resource", "need", "available", "limit", "rule", "message")
+        assert [getattr(full, name) for name in names] == [getattr(alone, name) for name in names]
+        assert (full.need, full.retry_after_ms is None) == (4, False)
+        assert (type(verb), verb.resource, lease.refusal) == (InvalidError, "verbs", verb)
+
+
+def test_lease_that_is_not_mapped_has_no_slots(daemon: Serving) -> None:
+    """Neither before its first map nor after a reload does a row read as blocks of somebody else."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        lease = worker.reserve("r", num_tokens=64)
+        runs = TokenRuns(rows=[0], first_positions=[0], num_tokens=[3])
+
+        def slots() -> list[int]:
+            table = worker.tables.gather_blocks([lease.row], [lease.lease_id], 0, width=4)
+            return run_slots(table, runs, tokens_per_block=16).tolist()
+
+        with pytest.raises(WrongStateError, match="is not mapped"):
+            slots()
+        lease.map()
+        assert slots() == [lease.block_ids[0] * 16 + place for place in range(3)]
+        lease.evict(wait_ms=2000)
+        lease.reload(wait_ms=3000)
+        with pytest.raises(WrongStateError, match="is not mapped"):
+            slots()
+        lease.map()
+        assert slots() == [lease.block_ids[0] * 16 + place for place in range(3)]
 
 
 def test_detached_worker_stays_detached(daemon: Serving) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -195,9 +196,25 @@ def test_recording_that_fails_leaves_the_file_as_it_was(daemon: Serving, tmp_pat
     assert (refused[0], "--force" in refused[2]) == (2, True)
     assert (unknown[0], "UNKNOWN_CACHE" in unknown[2]) == (1, True)
     assert path.read_text() == "of yesterday\n"
-    assert kvlease(*arguments, "--cache", "a", "--force", **known)[0] == 0
-    assert path.read_text() != "of yesterday\n"
+    assert kvlease(*arguments, "--cache", "a", "--force", **known)[0] == 2
+    assert path.read_text() == "of yesterday\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_recording_replaces_an_earlier_one(daemon: Serving, tmp_path: Path) -> None:
+    """With --force, once it is whole."""
+    known = {"KVLEASE_ADDRESS": daemon.address("unix")}
+    path, asked = tmp_path / "day.jsonl", tmp_path / "asked.jsonl"
+    path.write_text("of yesterday\n")
+    write_trace(trace_of(4), asked)
+    arguments = ("--cache", "a", "--output", str(path), "--requests", "1", "--force")
+    with ThreadPoolExecutor(1) as pool:
+        recording = pool.submit(lambda: kvlease("trace", "record", *arguments, **known))
+        while not recording.done():
+            kvlease("trace", "replay", str(asked), "--cache", "a", **known)
+
+    assert recording.result()[0] == 0
+    assert path.read_text() != "of yesterday\n"
 
 
 def test_replay_on_a_cache_that_is_too_small_says_why(daemon: Serving, tmp_path: Path) -> None:

@@ -4,11 +4,20 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from kvlease import AsyncClient, Client, DeadlineError, FullAttention, PlanInputs, UnknownCacheError
+from kvlease import (
+    AsyncClient,
+    Client,
+    DeadlineError,
+    FullAttention,
+    PlanInputs,
+    PoolFullError,
+    UnknownCacheError,
+)
 from tests.acceptance.serving import Serving, served
 
 pytestmark = pytest.mark.acceptance
@@ -16,12 +25,16 @@ pytestmark = pytest.mark.acceptance
 LAYERS = (FullAttention(name="layer", num_kv_heads=1, head_size=16, dtype="float32"),)
 INPUTS = PlanInputs(layers=LAYERS, tokens_per_block=16, device_blocks=8)
 ALL_TOKENS = 8 * 16
+SCHEMES = ("unix", "http+unix", "grpc+unix")
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Serving]:
     """Give a daemon with an empty cache of eight blocks."""
-    with served(tmp_path / "run") as serving:
+    # No heartbeat but those that calls which were given up, or the tests, send.
+    with served(
+        tmp_path / "run", "--heartbeat-seconds", "300", "--lease-seconds", "900"
+    ) as serving:
         with Client(serving.address("unix"), on_doubt="raise") as client:
             client.register("demo", INPUTS)
             serving.until(lambda: client.get_cache("demo").status == "ready")
@@ -34,10 +47,11 @@ def num_there(daemon: Serving, what: str) -> int:
         return client.inspect("demo", what).num_total  # type: ignore[arg-type]  # it can be inspected
 
 
-async def test_blocks_do_not_go_to_tasks_that_were_cancelled(daemon: Serving) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_blocks_do_not_go_to_tasks_that_were_cancelled(daemon: Serving, scheme: str) -> None:
     """Whoever waits behind cancelled tasks has the blocks as soon as they are free, though all happens at once."""
     async with (
-        AsyncClient(daemon.address("unix"), on_doubt="raise") as client,
+        AsyncClient(daemon.address(scheme), on_doubt="raise") as client,
         await client.attach("demo") as worker,
     ):
         for number in range(10):
@@ -75,9 +89,46 @@ def test_attach_past_its_deadline_leaves_the_rank_free(daemon: Serving) -> None:
         client.attach("demo", engine="vllm", rank=0).close()
 
 
-async def test_cancelled_attaches_leave_no_worker(daemon: Serving) -> None:
+@pytest.mark.parametrize("wait_ms", [0, 20_000], ids=["at once", "waiting"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_cancelled_reserves_leave_no_lease(
+    daemon: Serving, scheme: str, wait_ms: int
+) -> None:
+    """A task may be cancelled at any moment of its reserve: what it was granted is undone, without a heartbeat."""
+    async with (
+        AsyncClient(daemon.address(scheme), on_doubt="raise") as client,
+        await client.attach("demo") as worker,
+    ):
+        for index in range(24):
+            reserve = worker.reserve(f"r{index}", num_tokens=16, wait_ms=wait_ms)
+            task = asyncio.create_task(reserve)
+            await asyncio.sleep(index % 12 * 0.0003)
+            task.cancel()
+            with suppress(asyncio.CancelledError, PoolFullError):
+                await (await task).release()
+
+        await asyncio.to_thread(daemon.until, lambda: num_there(daemon, "leases") == 0)
+
+
+async def test_heartbeat_ends_leases_whose_answers_were_lost(daemon: Serving) -> None:
+    """One that a caller asks for ends at once what was granted to nobody, however young it is."""
+    async with (
+        AsyncClient(daemon.address("http+unix"), on_doubt="raise") as client,
+        await client.attach("demo") as worker,
+    ):
+        kept = await worker.reserve("kept", num_tokens=16)
+        lost = await worker.reserve("lost", num_tokens=16)
+        worker._session.grants.pop(lost.lease_id)
+
+        await worker.heartbeat()
+
+        assert (kept.is_live, num_there(daemon, "leases")) == (True, 1)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_cancelled_attaches_leave_no_worker(daemon: Serving, scheme: str) -> None:
     """A task may be cancelled at any moment of its attach."""
-    async with AsyncClient(daemon.address("unix"), on_doubt="raise") as client:
+    async with AsyncClient(daemon.address(scheme), on_doubt="raise") as client:
         workers = []
         for index in range(60):
             task = asyncio.create_task(client.attach("demo"))
@@ -93,7 +144,7 @@ async def test_cancelled_attaches_leave_no_worker(daemon: Serving) -> None:
     await asyncio.to_thread(daemon.until, lambda: num_there(daemon, "workers") == 0)
 
 
-@pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_watch_of_a_cache_that_there_is_not_is_refused(daemon: Serving, scheme: str) -> None:
     """A mistyped name is told, over every transport, rather than watched for ever."""
     with Client(daemon.address(scheme)) as client, pytest.raises(UnknownCacheError):

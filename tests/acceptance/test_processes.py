@@ -334,6 +334,55 @@ def test_stuck_mover_is_replaced(tmp_path: Path) -> None:
         served.stop()
 
 
+def test_silent_control_process_is_replaced(tmp_path: Path) -> None:
+    """One whose event loop stands still is killed; the next has all leases, and a mover that ends is still replaced."""
+    served = Served(tmp_path, "--control-silent-seconds-max", "3")
+    try:
+        served.register()
+        connection = served.connect()
+        pidfd = os.pidfd_open(os.getpid())
+        attached = connection.call((pidfd,), attach=pb.AttachRequest(cache="main"))
+        _commit_blocks(connection, attached)
+
+        os.kill(control := served.living("control"), signal.SIGSTOP)
+        until(lambda: len(served.events("ready")) == 2, "the next control process")
+
+        (silent,) = served.events("control_silent")
+        (ended,) = served.events("control_ended")
+        assert (silent["child_pid"], silent["seconds"]) == (control, 3)
+        assert ended["status"] == -signal.SIGKILL
+        assert served.stats().num_leases == 1
+        assert sample(served, 'kvlease_control_restarts_total{reason="silent"}') == 1
+        os.kill(mover := served.living("mover"), signal.SIGKILL)
+        until(lambda: served.child("mover") not in {0, mover}, "the next mover")
+        until(lambda: sample(served, 'kvlease_mover_ends_total{mover="memory"}') == 1, "its count")
+        os.close(pidfd)
+        connection.close()
+    finally:
+        served.stop()
+
+
+def test_daemon_that_stood_still_replaces_nobody(tmp_path: Path) -> None:
+    """Time in which the whole daemon stood still, as in a frozen container, is no silence of the control process."""
+    served = Served(tmp_path, "--control-silent-seconds-max", "3")
+    try:
+        served.register()
+        both = [served.process.pid, served.living("control")]
+        for pid in both:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(5)
+        for pid in both:
+            os.kill(pid, signal.SIGCONT)
+
+        served.stats()
+        time.sleep(2)
+
+        assert served.living("control") == both[1]
+        assert served.events("control_silent") == []
+    finally:
+        served.stop()
+
+
 @pytest.mark.parametrize("role", ["control", "mover"])
 def test_no_torch_where_it_does_not_belong(served: Served, role: str) -> None:
     """Neither the control process nor the CPU mover has torch mapped, after serving."""
@@ -377,6 +426,35 @@ def test_repeated_sigterm_still_drains(served: Served) -> None:
 
     assert served.process.wait(DEADLINE_SECONDS) == 0
     assert served.events("drained")
+
+
+def test_signal_that_means_nothing_is_told_and_ends_nothing(served: Served) -> None:
+    """SIGUSR1, which by itself ends a process, is a line of the log; the daemon goes on, and still drains."""
+    children = _children(served.process.pid)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        served.process.send_signal(number)
+    until(lambda: "SIGUSR2" in str(served.events("signals_ignored")), "a line about both")
+
+    assert "SIGUSR1" in str(served.events("signals_ignored"))
+    assert _children(served.process.pid) == children
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(DEADLINE_SECONDS) == 0
+    assert served.events("drained")
+
+
+def test_clock_that_was_set_back_takes_no_epoch_back(tmp_path: Path) -> None:
+    """The next daemon in the same directory begins above the last, as numbers of events must not go back."""
+    Served(tmp_path).stop()
+    remembered = next(tmp_path.rglob(".epoch"))
+    ahead = int(remembered.read_text()) + 1_000_000
+    remembered.write_text(f"{ahead}\n")
+
+    again = Served(tmp_path)
+    try:
+        assert again.events("control_started")[0]["epoch"] == ahead + 1
+    finally:
+        again.stop()
 
 
 def test_second_interrupt_ends_at_once(tmp_path: Path) -> None:
@@ -433,7 +511,6 @@ def test_second_daemon_in_one_directory_is_refused(served: Served) -> None:
 
 def test_wiped_directory_is_noticed_and_stays_one_daemons(served: Served) -> None:
     """Where the sockets are gone the log says so and what to do, and no second daemon begins in their place."""
-    until(lambda: served.events("grpc_ready"), "gRPC")
     directory, connection = served.path.parent, served.connect()
 
     for pattern in ("*.sock", "*.lock", "*.token"):
@@ -453,10 +530,17 @@ def test_wiped_directory_is_noticed_and_stays_one_daemons(served: Served) -> Non
     connection.close()
 
 
+def test_ready_is_told_once_all_listen(served: Served) -> None:
+    """Who waits for "ready" finds every address that it names; nothing begins to listen afterwards."""
+    (grpc_ready,), (ready,) = served.events("grpc_ready"), served.events("ready")
+
+    assert grpc_ready["socket"] == ready["grpc"]
+    assert grpc_ready["timestamp"] <= ready["timestamp"]
+
+
 def test_sockets_are_private(served: Served) -> None:
     """Sockets have mode 0600 in a directory of mode 0700."""
     assert served.path.parent.stat().st_mode & 0o777 == 0o700
-    until(lambda: served.events("grpc_ready"), "gRPC")
     for name in ("kvlease.sock", "http.sock", "grpc.sock"):
         assert (served.path.parent / name).stat().st_mode & 0o777 == 0o600
 
@@ -470,3 +554,14 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def sample(served: Served, name: str) -> float:
+    """Return one sample of the metrics."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(served.path.with_name("http.sock")))
+        asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        with asking.makefile("r") as answer:
+            lines = answer.read().splitlines()
+    (found,) = [line for line in lines if line.startswith(f"{name} ")]
+    return float(found.split()[-1])

@@ -16,10 +16,12 @@ import pytest
 
 from kvlease import Client, Credentials, KVLeaseError, PlanInputs
 from kvlease.spec import FullAttention
+from kvleased.api.tls import expires_at
 from tests.acceptance.serving import ROOT, SECONDS_TO_START, Serving
 from tests.unit.api.certificates import Authority, Pair
 
 pytestmark = pytest.mark.acceptance
+_EXPIRES_AT = "kvlease_certificate_expires_timestamp_seconds"
 
 
 class Secured:
@@ -79,13 +81,17 @@ class Secured:
 
     def metric(self, what: str) -> str:
         """Return what the metric of stale credentials says."""
+        return self.sample(f'kvlease_credentials_stale{{what="{what}"}}')
+
+    def sample(self, of_what: str) -> str:
+        """Return what a metric says."""
         connection = http.client.HTTPConnection("localhost", timeout=10)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.connect(str(self.serving.runtime_dir / "http.sock"))
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
-        name = f'kvlease_credentials_stale{{what="{what}"}} '
+        name = f"{of_what} "
         return next(line for line in text.splitlines() if line.startswith(name))[len(name) :]
 
 
@@ -123,6 +129,44 @@ def test_tokens_are_taken_while_the_daemon_runs(secured: Secured) -> None:
     assert secured.serving.control() == control
 
 
+def test_token_file_that_a_restart_cannot_use_is_one_line_at_each_try(tmp_path: Path) -> None:
+    """A control process that cannot read its tokens says which file to mend, not where in the code; then it serves."""
+    serving = Serving(tmp_path / "run", "--listen-tcp", "--http-port", "0", "--grpc-port", "0")
+    try:
+        serving.wait_until_ready()
+        token, log = tmp_path / "run" / "reader.token", Path(serving.log.name)
+        good = token.read_text()
+        token.write_text("short")
+        serving.kill_control()
+        serving.until(lambda: "cannot_start" in log.read_text())
+        told = log.read_text()
+        token.write_text(good)
+        serving.until(lambda: log.read_text().count('"event": "ready"') == 2)
+
+        (line,) = [one for one in told.splitlines() if "cannot_start" in one][:1]
+        assert str(token) in line
+        assert "Traceback" not in told
+        assert "unexpected_exception" not in told
+    finally:
+        serving.stop()
+
+
+def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    """A daemon with several ports says which one it cannot have, and ends."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        options = ["--listen-tcp", "--http-port", "0", "--grpc-port", str(port)]
+        serving = Serving(tmp_path / "run", *options)
+        assert serving.process.wait(SECONDS_TO_START) == 78
+    told = Path(serving.log.name).read_text()
+    serving.stop()
+
+    (line,) = [one for one in told.splitlines() if "cannot_listen" in one]
+    assert f'"address": "127.0.0.1:{port}"' in line
+    assert "http_port" not in line
+    assert '"event": "recovered"' not in told, "it is known before anything is brought back"
+
+
 def test_token_that_cannot_be_used_leaves_the_old_in_force(secured: Secured) -> None:
     """What is no token is said to be none, in the log and as a metric, and locks nobody out or in."""
     old = secured.token_file.read_text().strip()
@@ -154,9 +198,13 @@ def test_certificate_is_taken_while_the_daemon_runs(secured: Secured) -> None:
         for address in secured.addresses():
             assert not secured.admits(address, token, other)
 
-        secured.put(other.sign("renewed"))
+        before = float(secured.sample(_EXPIRES_AT))
+        renewed = other.sign("renewed", days=30)
+        secured.put(renewed)
         secured.hang_up()
         secured.serving.until(lambda: "credentials_taken" in secured.log)
+        after = float(secured.sample(_EXPIRES_AT))
+        assert before < after == expires_at(renewed.cert_file)
 
         for address in secured.addresses():
             secured.serving.until(lambda at=address: secured.admits(at, token, other))  # type: ignore[misc]

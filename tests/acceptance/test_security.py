@@ -1,18 +1,22 @@
-"""The gate of security: ten things that hold of a daemon as it comes, over real processes and sockets.
+"""The gate of security: eleven things that hold of a daemon as it comes, over real processes and sockets.
 
 Which role may do what is `tests/unit/api/test_roles.py`'s, TLS `test_tls.py`'s beside it, ten thousand hostile requests
 `tests/deploy/test_hostile.py`'s; docs/security.md says which of them is behind which promise.
 """
 
 import ast
+import contextlib
 import json
 import os
 import shutil
+import socket
+import ssl
 import stat
 import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +27,7 @@ import pytest
 from kvlease import Client, KVLeaseError, PlanInputs, Worker
 from kvlease.spec import FullAttention
 from tests.acceptance.serving import ROOT, Serving, pool_of
+from tests.unit.api.certificates import Authority
 
 pytestmark = pytest.mark.acceptance
 
@@ -366,6 +371,107 @@ def test_nothing_connects_out(serving: Traced) -> None:
     if serving.trace.exists():
         outgoing = [line for line in serving.trace.read_text().splitlines() if "AF_INET" in line]
         assert outgoing == []
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "TLS"])
+def test_flood_of_strangers_leaves_few_lines(tmp_path: Path, is_plain: bool) -> None:
+    """Whatever is sent to a port again and again, the log has of each kind and listener one line in ten seconds."""
+    options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
+    options += ["--probe-host", "127.0.0.1", "--probe-port", "0"]
+    if not is_plain:
+        pair = Authority(tmp_path).sign("localhost")
+        options += ["--tls-cert-file", str(pair.cert_file), "--tls-key-file", str(pair.key_file)]
+    serving = Serving(tmp_path / "run", *options)
+    try:
+        serving.wait_until_ready()
+        log = Path(serving.log.name)
+        found = {one["event"]: one for one in map(json.loads, log.read_text().splitlines())}
+        addresses = [found["ready"]["rest_on_tcp"], found["ready"]["probes"]]
+        for address in (*addresses, found["grpc_ready"]["tcp"]):
+            for _ in range(50):
+                _send(address, b"\0\r\n\r\n")
+        _send(addresses[1], b"GET /livez HTTP/1.0\r\n\r\n")
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+    finally:
+        serving.stop()
+
+    told = [one for one in records if one["event"] == "bad_http"]
+    assert len(told) <= 6
+    assert {one["peer"].partition(":")[0] for one in told} == {"127.0.0.1"}
+    assert len(records) < 40
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "TLS"])
+def test_strangers_hold_off_nobody(tmp_path: Path, is_plain: bool) -> None:
+    """Though strangers hold all connections that they get, tokens are served, and liveness is told."""
+    options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0", "--max-connections", "16"]
+    options += ["--probe-host", "127.0.0.1", "--probe-port", "0"]
+    trusted = None
+    if not is_plain:
+        authority = Authority(tmp_path)
+        pair = authority.sign("localhost")
+        options += ["--tls-cert-file", str(pair.cert_file), "--tls-key-file", str(pair.key_file)]
+        trusted = ssl.create_default_context(cafile=authority.cert_file)
+    serving = Serving(tmp_path / "run", *options)
+    try:
+        serving.wait_until_ready()
+        lines = Path(serving.log.name).read_text().splitlines()
+        ready = {one["event"]: one for one in map(json.loads, lines)}["ready"]
+        token = (serving.runtime_dir / "reader.token").read_text().strip()
+        asked = urllib.request.Request(ready["rest_on_tcp"] + "/metrics")  # noqa: S310 -- loopback
+        asked.add_header("Authorization", f"Bearer {token}")
+        live = urllib.parse.urljoin(ready["probes"], "/livez")
+        # To TLS a head in the clear would be an end of the handshake.
+        said = [_PROBE if is_plain else b"", _PROBE]
+        with (
+            _held(ready["rest_on_tcp"], said[0]) as rest,
+            _held(ready["probes"], said[1]) as probes,
+        ):
+            for _ in range(3):
+                for line in (*rest, *probes):
+                    with contextlib.suppress(OSError):
+                        line.send(_PROBE if line in probes else said[0])
+                with urllib.request.urlopen(asked, timeout=20, context=trusted) as answer:  # noqa: S310
+                    metrics = answer.read().decode()
+                with urllib.request.urlopen(live, timeout=20) as answer:  # noqa: S310
+                    assert answer.status == 200
+        log = [json.loads(one) for one in Path(serving.log.name).read_text().splitlines()]
+    finally:
+        serving.stop()
+
+    turned_away = 'kvlease_connections_turned_away_total{listener="rest_tcp",who="stranger"} '
+    assert float(metrics.partition(turned_away)[2].split()[0]) > 0
+    assert 'kvlease_connections{listener="rest_tcp"} 1.0' in metrics
+    told = [one for one in log if one["event"] == "connections_turned_away"]
+    assert {one["who"] for one in told} == {"stranger"}
+    assert len(log) < 40
+
+
+_PROBE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@contextlib.contextmanager
+def _held(address: str, said: bytes) -> Iterator[list[socket.socket]]:
+    """Hold more connections than there are places, each of which has said something."""
+    url = urllib.parse.urlsplit(address)
+    with contextlib.ExitStack() as stack:
+        lines = []
+        for _ in range(200):
+            line = socket.create_connection((url.hostname, url.port), timeout=20)
+            lines.append(stack.enter_context(line))
+            line.sendall(said)
+        yield lines
+
+
+def _send(address: str, sent: bytes) -> None:
+    """Send bytes to a port, and wait until something is answered, or the connection is closed."""
+    url = urllib.parse.urlsplit(address)
+    assert url.hostname
+    assert url.port
+    with socket.create_connection((url.hostname, url.port), timeout=20) as line:
+        line.sendall(sent)
+        with contextlib.suppress(OSError):
+            line.recv(4096)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 -- what is refused

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvlease import Client, PlanInputs
+from kvlease.errors import WrongStateError
 from kvlease.units import BYTES_PER_SECTOR
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.tiering import (
@@ -272,6 +273,30 @@ def test_a_store_of_another_geometry_is_another_store(tmp_path: Path, disk_dir: 
             serving.until(lambda: not client.stats(CACHE).caches[0].num_workers)
             client.delete_cache(CACHE)
             assert hits(serving) == [TOKENS_PER_PROMPT] * NUM_PROMPTS
+
+
+def test_a_cache_that_is_purged_leaves_no_prompt(tmp_path: Path, disk_dir: Path) -> None:
+    """A delete leaves the store for the next registration; a purge removes it, and is refused where it is off."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        with Client(serving.address("unix")) as client:
+            serving.until(lambda: not client.stats(CACHE).caches[0].num_workers)
+            assert client.delete_cache(CACHE).keeps_disk
+            assert hits(serving) == [TOKENS_PER_PROMPT] * NUM_PROMPTS
+            serving.until(lambda: not client.stats(CACHE).caches[0].num_workers)
+            (store,) = disk_dir.glob("*.store")
+            store.chmod(0o644)
+            serving.until(lambda: status(client, "disk") == "off")
+            with pytest.raises(WrongStateError, match=r"cannot be purged: .*chmod 0600"):
+                client.delete_cache(CACHE, purge=True)
+            store.chmod(0o600)
+            serving.until(lambda: status(client, "disk") == "ready")
+
+        with Client(serving.address("http+unix")) as client:
+            assert not client.delete_cache(CACHE, purge=True).keeps_disk
+
+        assert not list(disk_dir.glob("*.store*"))
+        assert hits(serving) == [0] * NUM_PROMPTS
 
 
 def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -> None:

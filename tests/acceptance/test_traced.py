@@ -14,6 +14,22 @@ from tests.acceptance.test_operating import INPUTS, LAYER, TOKENS_PER_BLOCK
 trace = pytest.importorskip("opentelemetry.sdk.trace")
 pytestmark = pytest.mark.acceptance
 
+_SERVICE = "kvlease.v1.KVLeaseService"
+_REQUESTS: dict[str, dict[str, str]] = {
+    "unix": {},
+    "http+unix": {
+        "reserve": "POST /v1/leases",
+        "evict": "POST /v1/leases/{lease_id}/evict",
+        "release": "DELETE /v1/leases/{lease_id}",
+    },
+    "grpc+unix": {
+        "reserve": f"{_SERVICE}/Reserve",
+        "evict": f"{_SERVICE}/Evict",
+        "release": f"{_SERVICE}/Release",
+    },
+}
+"""How the servers of REST and gRPC call their own spans of requests."""
+
 TRACER = trace.TracerProvider().get_tracer("worker")
 
 
@@ -58,11 +74,16 @@ def test_spans_of_the_daemon_hang_below_the_workers(
             lease.release()
         token = worker._session.link.token
 
-    daemon.until(lambda: len(spans_of(file, step)) >= 4)
+    daemon.until(lambda: len(spans_of(file, step)) >= (5 if scheme == "unix" else 8))
     spans = {one["name"]: one for one in spans_of(file, step)}
     for verb in ("reserve", "evict", "release"):
         span = spans[f"kvlease.{verb}"]
-        assert span["parent_id"] == id_of(step)
+        request = spans.get(_REQUESTS[scheme].get(verb, ""))
+        assert (request is None) == (scheme == "unix")
+        assert span["parent_id"] == (
+            id_of(step) if request is None else request["context"]["span_id"]
+        )
+        assert request is None or request["parent_id"] == id_of(step)
         assert span["attributes"]["kvlease.code"] == "OK"
         assert span["attributes"]["kvlease.transport"] == scheme.partition("+")[0].replace(
             "unix", "local"
@@ -72,6 +93,10 @@ def test_spans_of_the_daemon_hang_below_the_workers(
     assert copy["attributes"]["kvlease.outcome"] == "done"
     assert copy["attributes"]["kvlease.blocks"] == 2
     assert copy["end_time"] <= spans["kvlease.evict"]["end_time"]
+    move = spans["kvlease.move device_to_host"]
+    assert move["parent_id"] == copy["context"]["span_id"]
+    assert copy["start_time"] <= move["start_time"] <= move["end_time"] <= copy["end_time"]
+    assert move["attributes"]["kvlease.bytes"] > 0
     written = file.read_text()
     assert token not in written
     assert "secret-request" not in written

@@ -28,8 +28,11 @@ _MADE_BY_THE_CHART: Final = {
     "tls_cert_file",
     "tls_client_ca_file",
     "tls_key_file",
+    "trace_file",
 }
-"""What follows from other values, or is of no use where TCP is loopback; refused below `settings`."""
+"""What follows from other values, is of no use where TCP is loopback, or would fill the pod's small /tmp; refused below
+`settings`."""
+_PEERS: Final = ("ipBlock", "namespaceSelector", "podSelector")
 
 
 def test_chart_takes_every_setting() -> None:
@@ -49,11 +52,12 @@ def test_every_object_of_the_chart_is_closed() -> None:
         "engine.connectorConfig",
         "engine.env[].valueFrom",
         "global",
+        *(f"networkPolicy.apiFrom[].{kind}" for kind in _PEERS),
         "networkPolicy.egress[].ports[]",
         *(
             f"networkPolicy.{peers}[].{kind}"
             for peers in ("egress[].to", "engineFrom", "metricsFrom")
-            for kind in ("ipBlock", "namespaceSelector", "podSelector")
+            for kind in _PEERS
         ),
         "prometheusRule.groups[]",
         "tolerations[]",

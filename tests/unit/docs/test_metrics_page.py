@@ -8,10 +8,13 @@ from pathlib import Path
 
 from kvleased.core.effects import Direction
 from kvleased.core.history import Parting
+from kvleased.core.phases import End
 from kvleased.core.refusals import Reason
 from kvleased.core.regrets import REASONS
 from kvleased.metrics.caches import STATES
-from kvleased.metrics.catalogue import BY_NAME, Kind
+from kvleased.metrics.catalogue import BY_NAME
+from kvleased.metrics.definitions import Kind
+from kvleased.supervisor import RESTARTS
 
 _DOCS = Path(__file__).parents[3] / "docs"
 
@@ -49,6 +52,8 @@ def test_values_of_labels_are_those_of_the_code() -> None:
     assert list(page.SHORTAGES) == [one.value for one in Reason]
     assert list(page.PARTINGS) == [one.name.lower() for one in Parting]
     assert list(page.MISSED) == list(REASONS)
+    assert list(page.ENDS) == [one.value for one in End]
+    assert list(page.RESTARTS) == list(RESTARTS)
 
 
 def test_every_state_of_a_block_is_on_the_page_about_the_page() -> None:

@@ -22,6 +22,14 @@ def test_page_is_written_from_the_code(script: str) -> None:
     assert done.returncode == 0, f"run python docs/{script}"
 
 
+def test_every_limit_says_what_it_bounds() -> None:
+    """No row of the page has a number alone."""
+    rows = re.findall(r"^\| `.*\|$", (_DOCS / "limits.md").read_text(), re.MULTILINE)
+
+    assert len(rows) > 100
+    assert [row for row in rows if not row.rstrip("| ").strip() or row.endswith("|  |")] == []
+
+
 @pytest.mark.parametrize("page", ["quickstart.md", "install.md"])
 def test_plans_of_the_first_pages_can_be_made(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each `kvlease plan` that is told to those who begin works in a clone, without a network or a model."""

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from kvlease.cli.app import app
 from kvleased.core.refusals import Reason
+from kvleased.probing import PROBES
 
 RUNBOOKS: Final = sorted((Path(__file__).parents[3] / "docs" / "runbooks").glob("*.md"))
 TEXTS: Final = {path.stem: path.read_text() for path in RUNBOOKS}
@@ -32,7 +33,13 @@ def test_commands_of_a_runbook_are_there(runbook: str) -> None:
     ("runbook", "said"),
     [
         ("KvleaseTierDown", "`kvlease caches` says why"),
-        ("KvleaseQuarantineStuck", "`kvlease detach WORKER`"),
+        (
+            "KvleaseQuarantineStuck",
+            "`death` is `none`: see to it that the process has ended, then `kvlease detach WORKER`",
+        ),
+        ("KvleaseQuarantineStuck", "`kvlease detach WORKER --force`"),
+        ("KvleaseDown", "`kubectl exec POD -c kvleased -- kvleased probe livez`"),
+        ("KvleaseNotReady", "`kubectl exec POD -c kvleased -- kvleased probe readyz`"),
         ("KvleaseQuarantineStuck", "the column `death`"),
         ("KvleaseNotReady", "`kvlease drain --undo`"),
         ("KvleaseAccountingMismatch", "`child_pid`"),
@@ -42,6 +49,22 @@ def test_commands_of_a_runbook_are_there(runbook: str) -> None:
 def test_runbook_names_what_helps(runbook: str, said: str) -> None:
     """What shows the reason, or ends the trouble, is named as it is typed or shown."""
     assert said in TEXTS[runbook]
+
+
+@pytest.mark.parametrize("death_proof", ["pidfd", "none"])
+def test_runbook_has_a_way_for_every_worker(death_proof: str) -> None:
+    """What ends a stuck worker depends on what its column `death` says, and each of its values is told."""
+    assert f"`death` is `{death_proof}`:" in TEXTS["KvleaseQuarantineStuck"]
+
+
+@pytest.mark.parametrize("runbook", TEXTS)
+def test_no_runbook_asks_a_port_that_is_closed(runbook: str) -> None:
+    """Nothing of a pod listens at its node, so a probe is a command in the pod, or asks on loopback."""
+    asked = re.findall(r"curl (?:https?://)?([^:/` ]+)", TEXTS[runbook])
+
+    assert set(asked) <= {"127.0.0.1"}
+    probes = re.findall(r"kvleased probe (\w+)", TEXTS[runbook])
+    assert set(probes) <= set(PROBES)
 
 
 def test_every_shortage_is_explained() -> None:

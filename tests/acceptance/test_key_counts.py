@@ -1,0 +1,166 @@
+"""What is surely absent, over real processes: known without a call, and never for long where it is not so."""
+
+import secrets
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlease import Client, ExchangeOrder, Worker
+from kvlease.ids import BYTES_PER_KEY
+from tests.acceptance.serving import Serving, new_cache, served
+from tests.acceptance.test_client import INPUTS
+
+pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Give the daemon of these tests, each of which has its cache to itself."""
+    with served(tmp_path_factory.mktemp("counts") / "run") as serving:
+        yield serving
+
+
+@pytest.fixture
+def client(daemon: Serving) -> Iterator[Client]:
+    """Give a client of a cache of 32 blocks."""
+    with new_cache(daemon, "demo", INPUTS) as client:
+        yield client
+
+
+def reader(client: Client, tenant: str = "default") -> Worker:
+    """Attach a worker that reads its tenant's counts."""
+    return client.attach("demo", tenant=tenant, magazine=f"of {tenant}", key_counts=True)
+
+
+def fresh_keys(count: int) -> list[bytes]:
+    """Return keys that nobody has."""
+    return [secrets.token_bytes(BYTES_PER_KEY) for _ in range(count)]
+
+
+def publish(worker: Worker, keys: list[bytes]) -> np.ndarray:
+    """Make blocks findable under keys, and hold none of them; returns which."""
+    magazine = worker.magazine()
+    blocks = magazine.exchange(ExchangeOrder(take_new=len(keys))).taken_new
+    order = ExchangeOrder(publish_blocks=blocks, publish_keys=b"".join(keys), drop_blocks=blocks)
+    assert magazine.exchange(order).published.tolist() == [1] * len(keys)
+    return blocks
+
+
+def test_what_is_cached_is_never_absent(client: Client) -> None:
+    """Whoever published it, it is not absent from the answer on; of what nobody has, most is."""
+    with reader(client) as one, reader(client) as other:
+        keys, strangers = fresh_keys(8), fresh_keys(100)
+        assert sum(one.absent(keys)) == len(keys)
+
+        publish(one, keys)
+
+        assert one.absent(keys) == other.absent(keys) == [False] * len(keys)
+        assert sum(other.absent(strangers)) > len(strangers) // 2
+
+
+def test_what_left_is_absent_again(client: Client) -> None:
+    """Clearing takes out of the counts what it takes out of the cache."""
+    with reader(client) as worker:
+        keys = fresh_keys(8)
+        publish(worker, keys)
+
+        client.clear(cache="demo")
+
+        assert worker.absent(keys) == [True] * len(keys)
+
+
+def test_who_did_not_ask_for_counts_is_told_nothing(client: Client, daemon: Serving) -> None:
+    """Without counts, and over transports that hand over no memory, everything may be cached."""
+    keys = fresh_keys(4)
+    with client.attach("demo") as worker:
+        assert not any(worker.absent(keys))
+    with (
+        Client(daemon.address("http+unix")) as remote,
+        remote.attach("demo", key_counts=True) as worker,
+    ):
+        assert not any(worker.absent(keys))
+
+
+def test_restarted_control_process_counts_what_is_there(client: Client, daemon: Serving) -> None:
+    """While it is away nothing is surely absent, and afterwards all that it found again is counted."""
+    with reader(client) as worker:
+        keys, strangers = fresh_keys(8), fresh_keys(100)
+        publish(worker, keys)
+        daemon.kill_control()
+        daemon.until(lambda: not any(worker.absent(strangers)))
+
+        daemon.wait_until_ready()
+        worker.heartbeat()
+        worker.magazine().inventory()
+
+        assert not any(worker.absent(keys))
+        assert sum(worker.absent(strangers)) > len(strangers) // 2
+        publish(worker, strangers[:8])
+        assert not any(worker.absent(strangers[:8]))
+
+
+def test_killed_daemon_leaves_no_answer_behind(tmp_path: Path) -> None:
+    """The memory of a dead daemon says nothing, and the next one's begins with what that has."""
+    with served(tmp_path / "run") as serving, new_cache(serving, "demo", INPUTS) as client:
+        worker = reader(client)
+        keys = fresh_keys(8)
+        publish(worker, keys)
+
+        serving.restart(is_killed=True)
+        assert not any(worker.absent(fresh_keys(8)))
+        worker.heartbeat()
+        worker.magazine().inventory()
+
+        assert all(worker.absent(keys))
+        publish(worker, keys)
+        assert not any(worker.absent(keys))
+        worker.close()
+
+
+def test_tenants_see_their_own_counts_alone(client: Client) -> None:
+    """A tenant's region does not change with what another one publishes."""
+    with reader(client, "a") as one, reader(client, "b") as other:
+        keys = fresh_keys(8)
+        before = _counts(other)
+
+        publish(one, keys)
+
+        assert not any(one.absent(keys))
+        assert _counts(other) == before == bytes(len(before))
+
+
+def test_no_reader_can_write(client: Client) -> None:
+    """The mapping is for reading; that no other can be made is the region's own law."""
+    with reader(client) as worker:
+        counts = worker._session.key_counts
+        assert counts is not None
+        assert counts._words.readonly
+
+
+def test_last_reader_takes_the_counts_along(client: Client, daemon: Serving) -> None:
+    """Bytes are taken from the first reader of a tenant to its last."""
+    with reader(client):
+        num_bytes = used_bytes(daemon)
+        assert num_bytes > 0
+        with reader(client), reader(client, "another"):
+            assert used_bytes(daemon) == 2 * num_bytes
+    assert used_bytes(daemon) == 0
+
+
+def used_bytes(daemon: Serving) -> int:
+    """Return the bytes of all key counts, as the metrics have them."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(f"{daemon.runtime_dir}/http.sock")
+        asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        with asking.makefile("r") as answer:
+            (found,) = [one for one in answer if one.startswith("kvlease_key_counts_bytes ")]
+    return int(float(found.split()[-1]))
+
+
+def _counts(worker: Worker) -> bytes:
+    counts = worker._session.key_counts
+    assert counts is not None
+    return bytes(counts._words[16:])
