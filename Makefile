@@ -73,8 +73,8 @@ bench: setup ## measure, each figure beside its floor; ONLY="serving start" meas
 	@$(BIN)/python tests/benchmarks/run.py $(addprefix --only ,$(ONLY))
 
 MINUTES ?= 1
-sim: setup ## simulate all caches with faults for MINUTES (1) on all cores; EXHAUSTIVE=1 searches small worlds
-	@$(BIN)/python -m tests.laws.simulate --minutes $(MINUTES) $(if $(EXHAUSTIVE),--exhaustive)
+sim: setup ## simulate all caches with faults for MINUTES (1) on all cores, FROM a seed; EXHAUSTIVE=1 searches small worlds
+	@$(BIN)/python -m tests.laws.simulate --minutes $(MINUTES) $(if $(FROM),--base-seed $(FROM)) $(if $(EXHAUSTIVE),--exhaustive)
 
 POINTS ?= 2000
 sweep: setup ## fail or kill a disk mover at every system call, at POINTS (2000) points at least; needs strace

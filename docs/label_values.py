@@ -43,6 +43,18 @@ MISSED: Final[Mapping[str, str]] = {
     "cached": "it is there, but behind one that is not",
     "unknown": "nobody knows of it: most of these were never there",
 }
+ENDS: Final[Mapping[str, str]] = {
+    "released": "by its owner's word",
+    "detached": "its worker was detached",
+    "died": "its worker's death was proven",
+    "expired": "it was not renewed in time, in the host pool; on the device it is quarantined and lives on",
+    "orphaned": "its worker had lost it",
+    "damaged": "its bytes in the host pool were not what they were",
+}
+RESTARTS: Final[Mapping[str, str]] = {
+    "ended": "it ended by itself, or somebody killed it",
+    "silent": "it showed no sign of life for `control_silent_seconds_max`, and was killed",
+}
 CALLS: Final[Mapping[str, str]] = {
     "unsaid": "the refusal names neither a rule nor a thing; any other value is the error's `rule`, or else its "
     "`resource`",
@@ -55,6 +67,8 @@ TABLES: Final[tuple[tuple[str, Mapping[str, str]], ...]] = (
     ),
     ("`reason` of `kvlease_refusals_total`, for want of room", SHORTAGES),
     ("`reason` of `kvlease_refusals_total` otherwise", CALLS),
+    ("`reason` of `kvlease_control_restarts_total`", RESTARTS),
+    ("`reason` of `kvlease_leases_ended_total`", ENDS),
     ("`reason` of `kvlease_evictions_total`", PARTINGS),
     ("`reason` of `kvlease_missed_blocks_total`", MISSED),
 )

@@ -7,7 +7,8 @@ from label_values import TABLES
 
 from kvleased.core.departures import BOUNDS_SECONDS
 from kvleased.metrics.calls import BUCKETS
-from kvleased.metrics.catalogue import SECTIONS, Definition
+from kvleased.metrics.catalogue import SECTIONS
+from kvleased.metrics.definitions import Definition
 from kvleased.tallies import WAIT_BOUNDS_SECONDS
 
 PAGE = Path(__file__).with_name("metrics.md")
