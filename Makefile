@@ -3,6 +3,8 @@
 .PHONY: help setup demo serve test test-thorough test-gpu test-deploy lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
+# Without bytecode every process compiles what it imports, and tests start hundreds: one of a daemon took twice the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -21,13 +23,15 @@ serve: setup ## run the daemon in the foreground on CPU memory
 
 # What needs a venv, tools or a device of its own, or many minutes, has a target of its own.
 ELSEWHERE := not gpu and not vllm and not deploy
+# Where tests start processes; to look at thousands of others for them takes each of pytest's workers ten seconds.
+PROCESSES := tests/acceptance tests/gpu tests/integrations/test_transformers.py tests/laws/test_sweep.py
 test: setup ## run the tests: laws and units, then those that start processes
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
 
 test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance"
-	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance"
+	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance" $(PROCESSES)
 
 test-gpu: setup ## run the tests of pools on a GPU on a GPU; `make test` runs them over a stand-in of its driver
 	@$(BIN)/python -m pytest -q -n 0 -m gpu tests/gpu

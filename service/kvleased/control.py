@@ -126,7 +126,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     # Whatever is announced is there, and so it is for who asks whether the daemon is ready.
     daemon.serve()
     announce(daemon.epoch, addresses, monotonic() - spawned)
-    await rest.complete()
+    rest.note_start()
     gc.collect()
     gc.freeze()
     renewal.start()

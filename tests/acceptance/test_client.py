@@ -33,7 +33,8 @@ from kvlease import (
 )
 from kvlease.slots import TokenRuns, run_slots
 from kvlease.v1 import kvlease_pb2 as pb
-from tests.acceptance.serving import ROOT, Serving, blocks_in_use, pool_of, served
+from tests.acceptance.serving import DEADLINE_SECONDS, ROOT, Serving, blocks_in_use, pool_of
+from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -46,15 +47,15 @@ TOKENS = list(range(64))
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Serving]:
-    """Give a daemon of the test's own."""
-    with served(tmp_path / "run") as serving:
+def daemon(standing: Standing) -> Iterator[Serving]:
+    """Give a daemon without any cache."""
+    with standing.lent() as serving:
         yield serving
 
 
 def registered(serving: Serving, scheme: str = "unix") -> Client:
     """Return a client of a daemon that has the cache."""
-    client = Client(serving.address(scheme))
+    client = Client(serving.address(scheme), deadline_seconds=DEADLINE_SECONDS)
     client.register("demo", INPUTS)
     return client
 
@@ -148,7 +149,7 @@ def test_bytes_are_shared_and_survive_eviction(daemon: Serving) -> None:
             lease.commit(64, keys)
 
         for _ in range(2):
-            with reader.reserve("r", num_tokens=80, keys=keys, wait_ms=2000) as lease:
+            with reader.reserve("r", num_tokens=80, keys=keys, wait_ms=20_000) as lease:
                 assert lease.hit_tokens == 64
                 assert (np.arange(4) + 1 == pool_of(reader)[lease.block_ids[:4]].T).all()
             client.evict(keys=keys)
@@ -210,7 +211,7 @@ def test_worker_finds_its_way_into_a_daemon_that_lost_everything(daemon: Serving
     """When the memory is gone, too, requests are misses until who registered the cache does so again."""
     with (
         registered(daemon) as client,
-        Client(daemon.address("unix")) as other,
+        Client(daemon.address("unix"), deadline_seconds=DEADLINE_SECONDS) as other,
         other.attach("demo") as worker,
     ):
         lost = worker.reserve("r", num_tokens=64)
@@ -240,7 +241,7 @@ def test_worker_whose_client_registered_the_cache_has_it_again(daemon: Serving) 
 async def test_async_worker_has_its_cache_again_but_none_that_was_deleted(daemon: Serving) -> None:
     """The other client does the same; what an operator deletes while the daemon lives stays deleted."""
     async with (
-        AsyncClient(daemon.address("unix")) as client,
+        AsyncClient(daemon.address("unix"), deadline_seconds=DEADLINE_SECONDS) as client,
         AsyncClient(daemon.address("unix")) as operator,
     ):
         await client.register("demo", INPUTS)
@@ -308,7 +309,7 @@ def test_threads_of_a_worker_do_not_hold_each_other_back(daemon: Serving, scheme
 
 async def test_async_worker_does_the_same(daemon: Serving) -> None:
     """The asynchronous client serves many requests at once, through a death of the daemon, too."""
-    async with AsyncClient(daemon.address("unix")) as client:
+    async with AsyncClient(daemon.address("unix"), deadline_seconds=DEADLINE_SECONDS) as client:
         await client.register("demo", INPUTS)
         async with await client.attach("demo") as worker:
             leases = await asyncio.gather(
@@ -381,7 +382,7 @@ def test_worker_that_closes_while_the_daemon_restarts_leaves_nothing(
 ) -> None:
     """A close that finds no daemon waits for the next one, so that no lease outlives its worker within its process."""
     with registered(daemon, scheme) as client:
-        with client.attach("demo", deadline_seconds=60) as worker:
+        with client.attach("demo") as worker:
             worker.reserve("left", num_tokens=64)
             daemon.kill_control()
 
@@ -426,8 +427,8 @@ def test_lease_that_is_not_mapped_has_no_slots(daemon: Serving) -> None:
             slots()
         lease.map()
         assert slots() == [lease.block_ids[0] * 16 + place for place in range(3)]
-        lease.evict(wait_ms=2000)
-        lease.reload(wait_ms=3000)
+        lease.evict(wait_ms=20_000)
+        lease.reload(wait_ms=20_000)
         with pytest.raises(WrongStateError, match="is not mapped"):
             slots()
         lease.map()
@@ -448,7 +449,9 @@ def test_detached_worker_stays_detached(daemon: Serving) -> None:
 def test_two_ranks_evict_together_and_survive_a_kill(daemon: Serving) -> None:
     """Processes of two ranks write their own regions; one lease moves the bytes of both, over a restart."""
     inputs = replace(INPUTS, layout="LBHNC", parallel=ParallelInputs(tensor_ranks=2))
-    with Client(daemon.address("unix"), on_doubt="raise") as client:
+    with Client(
+        daemon.address("unix"), deadline_seconds=DEADLINE_SECONDS, on_doubt="raise"
+    ) as client:
         client.register("ranks", inputs)
         with client.attach("ranks", rank=0) as first, client.attach("ranks", rank=1) as second:
             while client.get_cache("ranks").status != "ready":

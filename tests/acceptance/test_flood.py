@@ -85,7 +85,7 @@ def test_flood_of_one_tenant_takes_nothing_from_the_minimum_of_another(tmp_path:
                 serving.until(lambda: flood.num_granted > NUM_FLOODERS)
                 for turn in range(ROUNDS):
                     num_tokens = MIN_BLOCKS * TOKENS_PER_BLOCK
-                    lease = chat.reserve(f"chat-{turn}", num_tokens=num_tokens, wait_ms=5_000)
+                    lease = chat.reserve(f"chat-{turn}", num_tokens=num_tokens, wait_ms=20_000)
                     assert len(lease.block_ids) == MIN_BLOCKS
                     if turn % 10 == 0:
                         _compare_tenants(client)
@@ -108,7 +108,7 @@ def test_flood_of_rows_and_pins_shuts_nobody_out(tmp_path: Path) -> None:
             leases = _all_of(lambda number: flood.reserve(f"flood-{number}", num_tokens=1))
 
             own = [
-                chat.reserve(f"chat-{number}", num_tokens=1, wait_ms=5_000)
+                chat.reserve(f"chat-{number}", num_tokens=1, wait_ms=20_000)
                 for number in range(MIN_BLOCKS)
             ]
             for lease in own:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from kvlease import AsyncClient, Client, FullAttention, PlanInputs, Worker
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1 import kvlease_pb2_grpc
-from tests.acceptance.serving import Serving, blocks_in_use, new_cache, pool_of, served
+from tests.acceptance.serving import Serving, blocks_in_use, new_cache, pool_of
+from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -31,9 +32,9 @@ Ids = NDArray[np.int32]
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def daemon(standing: Standing) -> Iterator[Serving]:
     """Give a daemon to this module."""
-    with served(tmp_path_factory.mktemp("forks") / "run") as serving:
+    with standing.lent() as serving:
         yield serving
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,8 @@ from kvlease import (
     PoolFullError,
     UnknownCacheError,
 )
-from tests.acceptance.serving import Serving, served
+from tests.acceptance.serving import Serving
+from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -29,12 +29,10 @@ SCHEMES = ("unix", "http+unix", "grpc+unix")
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Serving]:
+def daemon(standing: Standing) -> Iterator[Serving]:
     """Give a daemon with an empty cache of eight blocks."""
     # No heartbeat but those that calls which were given up, or the tests, send.
-    with served(
-        tmp_path / "run", "--heartbeat-seconds", "300", "--lease-seconds", "900"
-    ) as serving:
+    with standing.lent("--heartbeat-seconds", "300", "--lease-seconds", "900") as serving:
         with Client(serving.address("unix"), on_doubt="raise") as client:
             client.register("demo", INPUTS)
             serving.until(lambda: client.get_cache("demo").status == "ready")
@@ -55,7 +53,8 @@ async def test_blocks_do_not_go_to_tasks_that_were_cancelled(daemon: Serving, sc
         await client.attach("demo") as worker,
     ):
         for number in range(10):
-            holder = await worker.reserve(f"h{number}", num_tokens=ALL_TOKENS)
+            # The daemon may hear of the cancelled ones of the round before after the blocks were free.
+            holder = await worker.reserve(f"h{number}", num_tokens=ALL_TOKENS, wait_ms=10_000)
             tasks = [
                 asyncio.create_task(
                     worker.reserve(f"c{number}-{index}", num_tokens=ALL_TOKENS, wait_ms=20_000)
@@ -69,7 +68,7 @@ async def test_blocks_do_not_go_to_tasks_that_were_cancelled(daemon: Serving, sc
             await asyncio.wait(tasks)
             await holder.release()
 
-            lease = await worker.reserve(f"n{number}", num_tokens=ALL_TOKENS, wait_ms=1000)
+            lease = await worker.reserve(f"n{number}", num_tokens=ALL_TOKENS, wait_ms=10_000)
             await lease.release()
 
 

@@ -4,14 +4,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from kvlease import AsyncClient, Client, Event, FullAttention, PlanInputs, UnavailableError
 from kvlease.transports import _silence
 from kvlease.transports import grpc as grpc_transport
-from tests.acceptance.serving import Serving, served
+from tests.acceptance.serving import Serving
+from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -22,14 +22,14 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
+def daemon(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
     """Give a daemon with a cache, whose watchers soon miss signs of life."""
     others = [(name, value) for name, value in grpc_transport.OPTIONS if name not in KEEPALIVE]
     options = (*others, *((name, 1000) for name in KEEPALIVE))
     monkeypatch.setattr(grpc_transport, "OPTIONS", options)
     monkeypatch.setattr(_silence, "PING_SECONDS", 1.0)
     monkeypatch.setattr(_silence, "SILENT_SECONDS_MAX", 2.0)
-    with served(tmp_path / "run") as serving:
+    with standing.lent() as serving:
         with Client(serving.address("unix")) as client:
             client.register("demo", INPUTS)
         yield serving

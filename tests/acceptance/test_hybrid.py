@@ -20,7 +20,8 @@ from kvlease import (
     StateSpace,
     Worker,
 )
-from tests.acceptance.serving import ROOT, Serving, blocks_in_use, new_cache, pool_of, served
+from tests.acceptance.serving import ROOT, Serving, blocks_in_use, new_cache, pool_of
+from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -61,9 +62,9 @@ MOST_WINDOW_BLOCKS = WINDOW_TOKENS // 16 + 1
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def daemon(standing: Standing) -> Iterator[Serving]:
     """Give a daemon to this module."""
-    with served(tmp_path_factory.mktemp("hybrid") / "run") as serving:
+    with standing.lent() as serving:
         yield serving
 
 
@@ -83,7 +84,7 @@ class Request:
         num_keys = (len(tokens) - 1) // 16
         keys = worker.keys.chain(tokens[: num_keys * 16], 16)
         self.lease: Lease = worker.reserve(
-            request_id, keys=keys, num_tokens=len(tokens), wait_ms=5000
+            request_id, keys=keys, num_tokens=len(tokens), wait_ms=20_000
         )
         self.done = self.lease.hit_tokens
 

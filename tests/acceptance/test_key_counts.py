@@ -3,23 +3,23 @@
 import secrets
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvlease import Client, ExchangeOrder, Worker
 from kvlease.ids import BYTES_PER_KEY
-from tests.acceptance.serving import Serving, new_cache, served
+from tests.acceptance.serving import Serving, new_cache
+from tests.acceptance.standing import Standing
 from tests.acceptance.test_client import INPUTS
 
 pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def daemon(standing: Standing) -> Iterator[Serving]:
     """Give the daemon of these tests, each of which has its cache to itself."""
-    with served(tmp_path_factory.mktemp("counts") / "run") as serving:
+    with standing.lent() as serving:
         yield serving
 
 
@@ -102,9 +102,9 @@ def test_restarted_control_process_counts_what_is_there(client: Client, daemon: 
         assert not any(worker.absent(strangers[:8]))
 
 
-def test_killed_daemon_leaves_no_answer_behind(tmp_path: Path) -> None:
+def test_killed_daemon_leaves_no_answer_behind(standing: Standing) -> None:
     """The memory of a dead daemon says nothing, and the next one's begins with what that has."""
-    with served(tmp_path / "run") as serving, new_cache(serving, "demo", INPUTS) as client:
+    with standing.lent() as serving, new_cache(serving, "demo", INPUTS) as client:
         worker = reader(client)
         keys = fresh_keys(8)
         publish(worker, keys)

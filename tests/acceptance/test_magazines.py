@@ -15,7 +15,8 @@ from kvlease import (
     IdReusedError,
     WrongStateError,
 )
-from tests.acceptance.serving import Serving, blocks_in_use, command, new_cache, served
+from tests.acceptance.serving import Serving, blocks_in_use, command, new_cache
+from tests.acceptance.standing import Standing
 from tests.acceptance.test_client import INPUTS
 
 pytestmark = pytest.mark.acceptance
@@ -34,9 +35,9 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def daemon(standing: Standing) -> Iterator[Serving]:
     """Give the daemon of these tests, each of which has its cache to itself."""
-    with served(tmp_path_factory.mktemp("magazines") / "run") as serving:
+    with standing.lent() as serving:
         yield serving
 
 

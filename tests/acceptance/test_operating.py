@@ -1,6 +1,7 @@
 """An operator changes a daemon that runs: drains, clears, resizes and limits, over every transport, over restarts."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,16 +186,16 @@ def test_clear_empties_the_host_pool(client: Client, shared: Serving) -> None:
     """Copies below go with the blocks, and an evicted lease keeps its own."""
     with attached(client, shared) as worker:
         cached(worker, "below", 3)
-        client.evict(num_blocks=3, wait_ms=5_000, cache="main")
+        client.evict(num_blocks=3, wait_ms=20_000, cache="main")
         lease = worker.reserve("moved", num_tokens=32)
-        lease.evict(wait_ms=5_000)
+        lease.evict(wait_ms=20_000)
         assert pool(client, "host")["ready"] == 3
 
         found = client.clear("main")
 
         assert (found.num_device, found.num_host) == (0, 3)
         assert pool(client, "host")["ready"] == 0
-        assert lease.reload(wait_ms=5_000).num_tokens == 32
+        assert lease.reload(wait_ms=20_000).num_tokens == 32
         lease.release()
 
 
@@ -275,7 +276,7 @@ def test_limits_hold_at_once_and_a_late_call_changes_nothing(
     client: Client, shared: Serving
 ) -> None:
     """A tenant's maximum and cap are charged from the next call on; an older revision is refused as stale."""
-    name = f"capped-{id(client)}"
+    name = f"capped-{os.urandom(4).hex()}"
     before = client.get_tenant(name)
     assert (before.limits, before.revision) == (TenantLimits(), 0)
     with attached(client, shared, name) as worker:
@@ -310,7 +311,7 @@ def test_limits_hold_at_once_and_a_late_call_changes_nothing(
 
 def test_limits_in_bytes_are_those_of_whole_blocks(client: Client) -> None:
     """A minimum in bytes is rounded up to blocks, a maximum down; the stricter of bytes and percent holds."""
-    name = f"bytes-{id(client)}"
+    name = f"bytes-{os.urandom(4).hex()}"
     limits = TenantLimits(min_bytes=3 * BYTES_PER_BLOCK + 1, max_bytes=9 * BYTES_PER_BLOCK - 1)
     client.set_tenant(name, limits, revision=1)
 

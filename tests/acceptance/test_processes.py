@@ -180,6 +180,17 @@ def served(tmp_path: Path) -> Iterator[Served]:
         served.stop()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One daemon with one cache, for the tests that only look at it."""
+    served = Served(tmp_path_factory.mktemp("shared"))
+    try:
+        served.register()
+        yield served
+    finally:
+        served.stop()
+
+
 @pytest.fixture
 def worker(served: Served) -> Iterator[tuple[Connection, pb.AttachResponse]]:
     """This process, attached."""
@@ -384,22 +395,22 @@ def test_daemon_that_stood_still_replaces_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["control", "mover"])
-def test_no_torch_where_it_does_not_belong(served: Served, role: str) -> None:
+def test_no_torch_where_it_does_not_belong(shared: Served, role: str) -> None:
     """Neither the control process nor the CPU mover has torch mapped, after serving."""
-    served.stats()
+    shared.stats()
 
-    maps = Path(f"/proc/{served.child(role)}/maps").read_text()
+    maps = Path(f"/proc/{shared.child(role)}/maps").read_text()
 
     assert "torch" not in maps
     assert "python" in maps
 
 
-def test_control_process_says_what_it_has_imported(served: Served) -> None:
+def test_control_process_says_what_it_has_imported(shared: Served) -> None:
     """`sys.modules` of the live control process names neither torch nor CUDA, and it says so itself."""
-    served.stats()
+    shared.stats()
 
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(served.path.with_name("http.sock")))
+        connection.connect(str(shared.path.with_name("http.sock")))
         connection.sendall(
             b"GET /livez?verbose HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )
@@ -489,7 +500,7 @@ def test_nothing_outlives_a_killed_supervisor(served: Served) -> None:
     until(lambda: not any(_is_running(pid) for pid in children), "the children's end")
 
 
-def test_second_daemon_in_one_directory_is_refused(served: Served) -> None:
+def test_second_daemon_in_one_directory_is_refused(shared: Served) -> None:
     """Two daemons never share a directory: the second one says why and ends with status 78."""
     arguments = [
         sys.executable,
@@ -497,7 +508,7 @@ def test_second_daemon_in_one_directory_is_refused(served: Served) -> None:
         "kvleased",
         "serve",
         "--runtime-dir",
-        str(served.path.parent),
+        str(shared.path.parent),
     ]
 
     second = subprocess.run(
@@ -506,7 +517,7 @@ def test_second_daemon_in_one_directory_is_refused(served: Served) -> None:
 
     assert second.returncode == 78
     assert "another daemon" in second.stderr
-    assert served.stats().cache == "main"
+    assert shared.stats().cache == "main"
 
 
 def test_wiped_directory_is_noticed_and_stays_one_daemons(served: Served) -> None:
@@ -530,19 +541,19 @@ def test_wiped_directory_is_noticed_and_stays_one_daemons(served: Served) -> Non
     connection.close()
 
 
-def test_ready_is_told_once_all_listen(served: Served) -> None:
+def test_ready_is_told_once_all_listen(shared: Served) -> None:
     """Who waits for "ready" finds every address that it names; nothing begins to listen afterwards."""
-    (grpc_ready,), (ready,) = served.events("grpc_ready"), served.events("ready")
+    (grpc_ready,), (ready,) = shared.events("grpc_ready"), shared.events("ready")
 
     assert grpc_ready["socket"] == ready["grpc"]
     assert grpc_ready["timestamp"] <= ready["timestamp"]
 
 
-def test_sockets_are_private(served: Served) -> None:
+def test_sockets_are_private(shared: Served) -> None:
     """Sockets have mode 0600 in a directory of mode 0700."""
-    assert served.path.parent.stat().st_mode & 0o777 == 0o700
+    assert shared.path.parent.stat().st_mode & 0o777 == 0o700
     for name in ("kvlease.sock", "http.sock", "grpc.sock"):
-        assert (served.path.parent / name).stat().st_mode & 0o777 == 0o600
+        assert (shared.path.parent / name).stat().st_mode & 0o777 == 0o600
 
 
 def _children(pid: int) -> list[int]:

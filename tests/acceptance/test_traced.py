@@ -70,7 +70,7 @@ def test_spans_of_the_daemon_hang_below_the_workers(
         with client.attach("main") as worker, TRACER.start_as_current_span("step") as step:
             keys = worker.keys.chain([3] * 2 * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK)
             lease = worker.reserve("secret-request", keys=keys, num_tokens=2 * TOKENS_PER_BLOCK)
-            lease.evict(wait_ms=5_000)
+            lease.evict(wait_ms=20_000)
             lease.release()
         token = worker._session.link.token
 

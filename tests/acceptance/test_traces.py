@@ -14,7 +14,8 @@ import pytest
 from kvlease import AsyncClient, CacheOptions, Client, FullAttention, PlanInputs, TracedRequest
 from kvlease.trace_files import read_trace, write_trace
 from kvlease.traces import Trace
-from tests.acceptance.serving import Serving, command, served
+from tests.acceptance.serving import Serving, command
+from tests.acceptance.standing import Standing
 from tests.unit.service.traces.made import random_requests, trace_of
 
 pytestmark = pytest.mark.acceptance
@@ -28,9 +29,9 @@ REQUESTS = random_requests(11, num_requests=400, num_keys=300, longest=12)
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Serving]:
-    """Give a daemon of the test's own, with a cache that has ghosts."""
-    with served(tmp_path / "run") as serving:
+def daemon(standing: Standing) -> Iterator[Serving]:
+    """Give a daemon with a cache that has ghosts."""
+    with standing.lent() as serving:
         with Client(serving.address("unix")) as client:
             client.register("demo", INPUTS, CacheOptions(ghosts=("leaf-lru", "fifo@32")))
             serving.until(lambda: client.get_cache("demo").status == "ready")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease import CacheOptions, Client, FullAttention, Lease, PlanInputs, Worker
-from tests.acceptance.serving import SECONDS_TO_START, Serving, pool_of
+from tests.acceptance.serving import DEADLINE_SECONDS, SECONDS_TO_START, Serving, pool_of
 
 TOKENS_PER_BLOCK = 16
 CACHE = "tiered"
@@ -65,7 +65,9 @@ def attached(
     serving: Serving, plan: PlanInputs, options: CacheOptions = WRITE_THROUGH, cache: str = CACHE
 ) -> Iterator[tuple[Client, Worker]]:
     """Give a client and a worker of the cache, which is registered where it is not yet."""
-    with Client(serving.address("unix"), on_doubt="raise") as client:
+    with Client(
+        serving.address("unix"), deadline_seconds=DEADLINE_SECONDS, on_doubt="raise"
+    ) as client:
         client.register(cache, plan, options)
         serving.until(lambda: client.get_cache(cache).status == "ready")
         with client.attach(cache) as worker:

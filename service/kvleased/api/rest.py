@@ -51,7 +51,6 @@ class RestServer:
         self._servers: list[HttpServer] = []
         self._remove: Callable[[], None] = lambda: None
         self._streams: Streams = set()
-        self._documents: _Documents
         self.app: Starlette
         """What is served, once started."""
         self._probes: Probes
@@ -78,7 +77,7 @@ class RestServer:
         )
         if self._page is not None:
             self._page.add_to(app, daemon)
-        self._streams, self._documents = app.state.streams, app.state.documents
+        self._streams = app.state.streams
         self._probes = app.state.probes
         served: ASGIApp = app
         if daemon.tracing is not None:
@@ -122,10 +121,9 @@ class RestServer:
         for server in self._servers[1:]:
             server.renew(context)
 
-    async def complete(self) -> None:
-        """Take note that the daemon serves, and make what is seldom the first to be asked for."""
+    def note_start(self) -> None:
+        """Take note that the daemon serves."""
         self._probes.note_start()
-        await self._documents.made()
 
     async def stop(self) -> None:
         """Stop listening, and let requests in progress finish for a moment."""
@@ -151,7 +149,7 @@ def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> S
         table.add(route, answer if daemon.tracing is None else _named(route, answer))
     app.state.probes = Probes(daemon, metrics)
     app.state.probes.add_to(app, is_for_all=False)
-    app.state.documents = app.router.default = _Documents()
+    app.router.default = _Documents()
     return app
 
 
@@ -169,7 +167,10 @@ def _named(route: Route, answer: Answers) -> Answers:
 
 
 class _Documents:
-    """What describes the API, by FastAPI, which is imported when it is first needed or the daemon is ready."""
+    """What describes the API, by FastAPI, which is imported when somebody asks for it.
+
+    Most lives of a daemon are never asked, and it would cost each a quarter of the processor time of its start.
+    """
 
     def __init__(self) -> None:
         self._made: asyncio.Future[Mapping[str, BaseRoute]] | None = None

@@ -46,7 +46,6 @@ async def test_openapi_describes_every_route(served: Served) -> None:
 
 async def test_openapi_is_written_once(served: Served) -> None:
     """To ask for the description again costs no more than to send it: anybody may, as often as he likes."""
-    await served.rest.complete()
     route = documents()["/openapi.json"]
     assert isinstance(route, StarletteRoute)
     request = Request({"type": "http", "method": "GET", "path": route.path, "headers": []})

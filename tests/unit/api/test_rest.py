@@ -540,7 +540,7 @@ async def test_tenant_may_have_a_slash_in_its_name(served: Served, tenant: str) 
 
 async def test_start_is_over_even_when_the_first_probe_meets_a_drain(served: Served) -> None:
     """Who asks late is not told that a daemon which ends has never started."""
-    await served.rest.complete()
+    served.rest.note_start()
     served.daemon.readiness = (False, "draining")
 
     assert (await http(served, "GET", "/startupz")).status == 200
@@ -601,7 +601,7 @@ async def test_no_answer_is_written_to_a_connection_that_has_ended(
     """Where a peer leaves several answers unread until its connection ends, the one under way is told, not the last."""
     over_tcp = served.rest._servers[1]
     monkeypatch.setattr(over_tcp._protocol, "idle_seconds_max", 0.1)
-    await served.rest.complete()
+    await http(served, "GET", "/openapi.json")
     _, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
 
     writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
