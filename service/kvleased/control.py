@@ -120,7 +120,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         return _cannot_listen(error)
     except UnusableError as error:
         return _cannot_start(error)
-    _watch_places(daemon, metrics, local, rest)
+    _watch_places(daemon, metrics, local, servers)
     # Only now: a first start that cannot listen somewhere shall end the supervisor, too.
     keeper.ready()
     # Whatever is announced is there, and so it is for who asks whether the daemon is ready.
@@ -265,30 +265,12 @@ def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:
 
 
 def _watch_places(
-    daemon: Daemon, metrics: "Metrics", local: "LocalServer", rest: "RestServer"
+    daemon: Daemon, metrics: "Metrics", local: "LocalServer", servers: "list[Server]"
 ) -> None:
     """Have metrics look at the connections of each listener, and at the watchers."""
-    from kvleased.api.http_places import WHO  # noqa: PLC0415 -- what takes over comes first
-    from kvleased.metrics.calls import Places  # noqa: PLC0415
+    from kvleased.placing import places_of  # noqa: PLC0415 -- what takes over comes first
 
-    def look() -> Places:
-        members = {name: places.num_members for name, places in rest.places.items()}
-        return Places(
-            connections={"local": len(local.connections), **members},
-            connections_max=daemon.settings.max_connections,
-            watchers=daemon.events.num_watchers,
-            watchers_max=daemon.settings.max_watchers,
-            key_counts_bytes=daemon.counting.num_bytes,
-            key_counts_bytes_max=daemon.settings.key_counts_bytes_max,
-            strangers={name: places.num_strangers for name, places in rest.places.items()},
-            turned_away={
-                (name, who): places.turned_away[who]
-                for name, places in rest.places.items()
-                for who in WHO
-            },
-        )
-
-    metrics.watch_places(look)
+    metrics.watch_places(lambda: places_of(daemon, local, servers))
 
 
 def _warn(settings: Settings) -> None:

@@ -7,7 +7,6 @@ what strangers on TCP use up is nothing that the Unix socket has.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Final
 
 import grpc
@@ -15,7 +14,9 @@ import grpc
 from kvlease.framing import GRPC_SLACK_BYTES
 from kvleased.api.grpc_beside import HEALTH, REFLECTION, Health, reflection_handlers
 from kvleased.api.grpc_calls import Calls, Context, Handlers, address_of
+from kvleased.api.grpc_connections import STRANGERS_MAX, UNSEEN_MAX, Connections
 from kvleased.api.grpc_verbs import SERVICE, Verbs
+from kvleased.api.places import Places
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import private_directory
 from kvleased.api.tls import TlsFiles, role_of_name, tls_files
@@ -37,15 +38,22 @@ class GrpcServer:
         """Remember who counts."""
         self._metrics = metrics
         self._servers: list[grpc.aio.Server] = []
-        self._health: asyncio.Task[None] | None = None
+        self._followed: list[asyncio.Task[None]] = []
+        self._connections: Connections | None = None
         self._renewed: grpc.ServerCertificateConfiguration | None = None
         self.grpc_port = 0
         """The TCP port; 0 where there is none."""
 
+    @property
+    def places(self) -> dict[str, Places]:
+        """Who is connected, by listener: that of TCP, where there is any."""
+        return {} if self._connections is None else {"grpc_tcp": self._connections.places}
+
     async def start(self, daemon: Backend, settings: Limits) -> None:
         """Begin to listen at `grpc.sock` in the runtime directory and, where wanted, on TCP."""
         health = Health(daemon, SERVICE.full_name)
-        local = self._server(Calls(daemon, settings, _this_user), daemon, settings, health)
+        local = _server(daemon, settings, settings.max_connections)
+        self._serve(local, Calls(daemon, settings, _this_user), daemon, settings, health)
         path = settings.runtime_dir / "grpc.sock"
         private_directory(path.parent)
         path.unlink(missing_ok=True)
@@ -54,16 +62,21 @@ class GrpcServer:
         path.chmod(0o600)
         servers = [local]
         if settings.listen_tcp:
-            tcp = self._server(Calls(daemon, settings, _by_name), daemon, settings, health)
+            tcp = _server(daemon, settings, settings.max_connections + STRANGERS_MAX + UNSEEN_MAX)
             host = f"[{settings.tcp_host}]" if ":" in settings.tcp_host else settings.tcp_host
             address = f"{host}:{settings.grpc_port}"
             files = tls_files(settings)
             self.grpc_port = _bind(tcp, address, None if files is None else self._dynamic(files))
+            self._connections = Connections(settings.max_connections, self.grpc_port)
+            calls = Calls(daemon, settings, _by_name, self._connections)
+            self._serve(tcp, calls, daemon, settings, health)
             servers.append(tcp)
         for server in servers:
             await server.start()
         self._servers = servers
-        self._health = asyncio.create_task(health.follow())
+        self._followed = [asyncio.create_task(health.follow())]
+        if self._connections is not None:
+            self._followed.append(asyncio.create_task(self._connections.follow()))
 
     def renew(self, files: TlsFiles) -> None:
         """Take the certificate that the files have now, for connections to come; they were tried before."""
@@ -84,18 +97,22 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Stop listening, and let calls in progress finish for a moment."""
-        if self._health is not None:
-            self._health.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._health
+        followed, self._followed = self._followed, []
+        for task in followed:
+            task.cancel()
+        await asyncio.gather(*followed, return_exceptions=True)
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(STOP_SECONDS) for server in servers))
 
-    def _server(
-        self, calls: Calls, daemon: Backend, settings: Limits, health: Health
-    ) -> grpc.aio.Server:
-        """Return a server of all services, whose calls are counted by `calls` alone, for grpc knows no roles."""
-        server = grpc.aio.server(options=_options(settings), interceptors=_interceptors(daemon))
+    def _serve(
+        self,
+        server: grpc.aio.Server,
+        calls: Calls,
+        daemon: Backend,
+        settings: Limits,
+        health: Health,
+    ) -> None:
+        """Have a server serve all services, whose calls are counted by `calls` alone, for grpc knows no roles."""
         verbs = Verbs(daemon, self._metrics, calls, settings.max_message_bytes)
         services: dict[str, Handlers] = {
             SERVICE.full_name: verbs.handlers(),
@@ -108,7 +125,12 @@ class GrpcServer:
                 for name, handlers in services.items()
             ]
         )
-        return server
+
+
+def _server(daemon: Backend, settings: Limits, connections_max: int) -> grpc.aio.Server:
+    """Return a server that serves nothing yet."""
+    options = _options(settings, connections_max)
+    return grpc.aio.server(options=options, interceptors=_interceptors(daemon))
 
 
 def _interceptors(daemon: Backend) -> tuple[grpc.aio.ServerInterceptor, ...]:
@@ -120,13 +142,13 @@ def _interceptors(daemon: Backend) -> tuple[grpc.aio.ServerInterceptor, ...]:
     return (Spans(daemon.tracing, SERVICE.full_name),)
 
 
-def _options(settings: Limits) -> tuple[tuple[str, int], ...]:
+def _options(settings: Limits, connections_max: int) -> tuple[tuple[str, int], ...]:
     """Return what a connection and a call may cost."""
     return (
         ("grpc.max_receive_message_length", settings.max_message_bytes + GRPC_SLACK_BYTES),
         ("grpc.max_metadata_size", _HEAD_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", _HEAD_BYTES_MAX),
-        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_concurrent_streams", settings.max_calls_in_flight),
         ("grpc.max_connection_idle_ms", int(settings.idle_seconds_max * _MS_PER_SECOND)),
         ("grpc.server_handshake_timeout_ms", int(settings.head_seconds_max * _MS_PER_SECOND)),

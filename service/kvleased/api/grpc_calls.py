@@ -19,8 +19,8 @@ from grpc_status import rpc_status
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, UnknownWorkerError
 from kvleased.api import faults
+from kvleased.api.grpc_connections import Connections
 from kvleased.api.seam import Backend, Limits
-from kvleased.api.sockets import hang_up
 from kvleased.callers import Caller
 from kvleased.counted import are
 from kvleased.roles import Role, Roles
@@ -56,11 +56,6 @@ class Call:
         self._ending: asyncio.Task[NoReturn] | None = None
         self._ended: asyncio.Future[None] | None = None
         """What tells who waits for news that the call ends."""
-
-    @property
-    def peer(self) -> str:
-        """Its connection, as grpc writes the address at the other end."""
-        return self._context.peer()
 
     def end(self, error: KVLeaseError) -> None:
         """End a call that waits."""
@@ -161,10 +156,17 @@ class Calls:
     Strangers have places of their own, and each worker has, and each role: nobody takes another's.
     """
 
-    def __init__(self, daemon: Backend, settings: Limits, peer_of: PeerOf) -> None:
-        """Take who admits callers, and what is known of one without a token."""
+    def __init__(
+        self,
+        daemon: Backend,
+        settings: Limits,
+        peer_of: PeerOf,
+        connections: Connections | None = None,
+    ) -> None:
+        """Take who admits callers, what is known of one without a token, and the connections of TCP's listener."""
         self._daemon = daemon
         self._peer_of = peer_of
+        self._connections = connections
         self._calls_max = settings.max_connections
         self._deadlines = Deadlines(settings.body_seconds_max)
         self._num_of: dict[str | Role, int] = {}
@@ -184,7 +186,7 @@ class Calls:
             InvalidError: the head makes no sense.
             BusyError: there is no place.
         """
-        caller = self._daemon.admit(roles, _caller(context, *self._peer_of(context)), asked)
+        caller = self._admit(asked, roles, _caller(context, *self._peer_of(context)))
         call = Call(context, caller, self._deadlines)
         if caller.role is Role.STRANGER:
             self._enter_stranger(call, context)
@@ -196,6 +198,22 @@ class Calls:
         self._num_of[who] = num_calls + 1
         at_end(context, lambda _: self._leave(who))
         return call
+
+    def _admit(self, asked: str, roles: Roles, caller: Caller) -> Caller:
+        """Return a caller as who he is, whose connection is no stranger's where he is somebody, though he may not."""
+        try:
+            admitted = self._daemon.admit(roles, caller, asked)
+        except KVLeaseError:
+            if caller.role is not Role.STRANGER or self._daemon.knows(caller.token):
+                self._let_in(caller)
+            raise
+        if admitted.role is not Role.STRANGER:
+            self._let_in(caller)
+        return admitted
+
+    def _let_in(self, caller: Caller) -> None:
+        if self._connections is not None:
+            self._connections.let_in(caller.address)
 
     def _leave(self, who: str | Role) -> None:
         num_left = self._num_of[who] - 1
@@ -219,12 +237,11 @@ class Calls:
     def _hang_up_unread(self) -> bool:
         """End the connections of strangers who leave answers unread: grpc would keep the calls as long as they like."""
         too_long = asyncio.get_running_loop().time() - UNREAD_SECONDS_MAX
-        peers = {one.peer for one in self._of_strangers if one.answered_since < too_long}
-        if peers:
-            hang_up(peers)
-            for call in [one for one in self._of_strangers if one.peer in peers]:
-                del self._of_strangers[call]
-        return bool(peers)
+        unread = {one.caller.address for one in self._of_strangers if one.answered_since < too_long}
+        ended = self._connections.hang_up(unread) if self._connections is not None else set()
+        for call in [one for one in self._of_strangers if one.caller.address in ended]:
+            del self._of_strangers[call]
+        return bool(ended)
 
 
 async def abort(context: Context, error: KVLeaseError) -> NoReturn:

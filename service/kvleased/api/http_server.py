@@ -11,7 +11,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from kvleased.api.http_places import STRANGERS_MAX, Places
+from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.rest_protocol import GuardedProtocol
 from kvleased.strangers import Seldom
 

@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 from kvlease.errors import InternalError, InvalidError
 from kvleased import checks
 from kvleased.api.health import Probes
-from kvleased.api.http_places import Places
 from kvleased.api.http_server import HttpLimits, HttpServer
+from kvleased.api.places import Places
 from kvleased.api.rest_endpoints import Endpoint, refusal
 from kvleased.api.rest_events import EventsEndpoint, Streams
 from kvleased.api.rest_routes import ROUTES, Route

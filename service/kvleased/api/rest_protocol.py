@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
-from kvleased.api.http_places import Places
+from kvleased.api.places import Places
 from kvleased.api.sockets import peer_of, role_of
 from kvleased.api.tls import role_in
 from kvleased.roles import Role
@@ -27,6 +27,8 @@ _GRACE_SECONDS: Final = 1.0
 """Seconds by which a body may be late, so that whoever waits for it can say so first; and for the rest of a head."""
 _BYTES_BESIDE: Final = 4
 """Bytes of a line of a head beside name and value: the colon, the space and the end of the line."""
+_FED_BYTES: Final = 256
+"""Bytes that the parser is fed at once, but for a body, which it takes whole: heads of some 10 requests at most."""
 _PASSED_OVER_BYTES_MAX: Final = 1 << 20
 """Bytes of a head that are thrown away, so that who sends it gets to see its refusal."""
 _BODY_PASSED_OVER_BYTES_MAX: Final = 32 << 20
@@ -68,6 +70,10 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _chunk_bytes = 0
     """Bytes that the parser is being fed."""
+    _body_bytes_left = 0
+    """Bytes of the body that are still to come, where its head said how many it has."""
+    _unfed = b""
+    """What came behind requests that wait already."""
     _bytes_left = 0
     """Bytes that are still passed over; 0 where the head was not refused."""
 
@@ -120,29 +126,68 @@ class GuardedProtocol(HttpToolsProtocol):
         self._give_up()
         self.resume_writing()
         super().connection_lost(exc)
+        self._let_go()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; a head may neither grow nor last for ever."""
+        """Take what came, unless it is passed over, or more is there than is taken up at once."""
         if self._bytes_left:
             self._pass_over(len(data))
+        elif self._unfed:
+            self._unfed += data
+            self.flow.pause_reading()
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser a little at a time, until a request waits behind another; a head may neither grow nor last.
+
+        What one chunk brings are thousands of requests else, each of which costs time before it is begun.
+        """
+        at = 0
+        while at < len(data) and not self.pipeline and not self.transport.is_closing():
+            piece = data[at : at + max(_FED_BYTES, self._body_bytes_left)]
+            at += len(piece)
+            if not self._fed(piece):
+                self._pass_over(len(data) - at)
+                return
+            if self._is_in_head:
+                self._head_bytes += len(piece)
+                if self._head_bytes > HEAD_BYTES_MAX:
+                    self._refuse_head()
+                    self._pass_over(len(data) - at)
+                    return
+        if self.transport.is_closing():
             return
-        if not self._fed(data):
-            return
-        if self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._refuse_head()
-            elif self._deadline is None:
-                self._arm(self.head_seconds_max)
-        elif self._is_in_body and self._deadline is None:
+        self._unfed = data[at:]
+        if self._unfed:
+            self._disarm()
+            self.flow.pause_reading()
+        elif self._deadline is None and self._is_in_head:
+            self._arm(self.head_seconds_max)
+        elif self._deadline is None and self._is_in_body:
             # Also where nobody waits for it any more.
             self._arm(self.body_seconds_max + _GRACE_SECONDS)
+
+    def _feed_on(self) -> None:
+        """Take up what was left, unless the connection is at its end."""
+        data, self._unfed = self._unfed, b""
+        if data and not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._feed(data)
 
     def _fed(self, data: bytes) -> bool:
         """Feed the parser; tell whether it met no head that was refused."""
         self._chunk_bytes = len(data)
         super().data_received(data)
         return not self._bytes_left
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, and in another turn with what was left behind it."""
+        super().on_response_complete()
+        if self._unfed:
+            self.flow.pause_reading()
+            if not self.pipeline:
+                self.loop.call_soon(self._feed_on)
 
     def on_message_begin(self) -> None:
         """Begin a head."""
@@ -162,6 +207,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._name_host()
         self._is_in_head = False
         self._is_in_body = True
+        self._body_bytes_left = int(_first(self.headers, b"content-length") or 0)
         self._disarm()
         super().on_headers_complete()
         if self._is_of_stranger and self.loop.time() > self._made_at + self.idle_seconds_max:
@@ -172,9 +218,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self._unanswered.append(self.cycle)
 
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._body_bytes_left = max(0, self._body_bytes_left - len(body))
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """End a body."""
         self._is_in_body = False
+        self._body_bytes_left = 0
         self._disarm()
         super().on_message_complete()
 
@@ -274,6 +326,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._bytes_left = bytes_max
         self.flow.resume_reading()
 
+    def _let_go(self) -> None:
+        """Hold nothing that holds this: what the garbage collector has to find holds up all others meanwhile."""
+        self._unset_keepalive_if_required()
+        self._unanswered.clear()
+        self.pipeline.clear()
+        self._unfed = b""
+        self.cycle = None  # type: ignore[assignment]  # as uvicorn has it before the first request
+        self._extensions["pass_over_body"] = _nothing
+
     def _give_up(self) -> None:
         """Have it known that nothing more is to be answered."""
         # uvicorn tells the last of several requests, which may not be the one that is being answered.
@@ -307,6 +368,15 @@ class _Lingering:
     def __getattr__(self, name: str) -> object:
         """Be the other one in everything else."""
         return getattr(self._transport, name)
+
+
+def _first(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """Return the value of the first header of a name; empty where there is none."""
+    return next((value for one, value in headers if one == name), b"")
+
+
+def _nothing() -> None:
+    """Do what is to be done where a connection has ended."""
 
 
 def _answer(error: KVLeaseError, status: int | None = None) -> bytes:

@@ -4,12 +4,9 @@ import errno
 import ipaddress
 import os
 import socket
-import stat
 import struct
-from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kvleased.roles import Role
 
@@ -20,7 +17,6 @@ _ALL_OF_V4: Final = "0.0.0.0"  # noqa: S104 - only where `::` was asked for
 _ALL_OF_V6: Final = "::"
 _NO_V6: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """What a kernel says that was told to do without IPv6."""
-_TCP_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -87,30 +83,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def hang_up(peers: Collection[str]) -> None:
-    """End the TCP connections of this process to peers, as grpc writes them, such as "ipv4:10.0.0.1:4711".
-
-    For servers that keep their sockets to themselves: theirs stay open, and find that the peer has gone.
-    """
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        # One that was closed meanwhile, or has no peer.
-        with suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(fd := os.dup(int(entry.name))).st_mode):
-                os.close(fd)
-                continue
-            with socket.socket(fileno=fd) as sock:
-                if sock.family in _TCP_FAMILIES and _written(sock.getpeername()) in peers:
-                    sock.shutdown(socket.SHUT_RDWR)
-
-
-def _written(address: tuple[Any, ...]) -> str:
-    """Return a peer's address as grpc writes it."""
-    host, port = ipaddress.ip_address(address[0].partition("%")[0]), address[1]
-    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is not None:
-        host = host.ipv4_mapped
-    return f"ipv4:{host}:{port}" if host.version == 4 else f"ipv6:%5B{host}%5D:{port}"  # noqa: PLR2004 - IP's own
 
 
 def named(error: OSError, address: str) -> OSError:

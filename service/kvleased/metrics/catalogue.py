@@ -45,19 +45,20 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         ),
         _gauge(
             "connections",
-            "Open connections of a listener, without those of strangers over REST; gRPC does not tell its own.",
+            "Open connections of a listener, without those of strangers; of gRPC over TCP those of a second ago, and "
+            "not those of its Unix socket.",
             "listener",
         ),
         _gauge("connections_max", "Such connections that each listener has at once."),
         _gauge(
             "stranger_connections",
-            "Open connections of a listener of REST that have shown no token that is known; there are 64 at most, and "
-            "the oldest gives way to a new one.",
+            "Open connections of a listener of REST or of gRPC over TCP that have shown no token that is known; there "
+            "are 64 at most, 256 of gRPC, and the oldest gives way to a new one.",
             "listener",
         ),
         _counter(
             "connections_turned_away",
-            "Connections over REST for which there was no place, by whose they were: a member's was refused, a "
+            "Connections for which there was no place, by whose they were: a member's was refused, a "
             "stranger's gave way to a newer one.",
             "listener",
             "who",

@@ -610,12 +610,14 @@ async def test_no_answer_is_written_to_a_connection_that_has_ended(
         while not connections:  # noqa: ASYNC110 -- nothing tells of it
             await asyncio.sleep(0)
         (connection,) = connections
-        while connections:  # noqa: ASYNC110 -- nothing tells of it
-            await asyncio.sleep(0.01)
+        while connections:
+            # When it has ended it holds none of them any more.
+            unanswered, last = list(connection._unanswered), connection.cycle
+            await asyncio.sleep(0)
     writer.close()
 
-    under_way = next(one for one in connection._unanswered if not one.response_complete)
-    assert under_way is not connection.cycle
+    under_way = next(one for one in unanswered if not one.response_complete)
+    assert under_way is not last
     assert under_way.disconnected
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kvleased.api.http_places import STRANGERS_MAX, Places
 from kvleased.api.http_server import HttpServer
+from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.probes import LIMITS, ProbeServer
 from kvleased.api.turns import OneATurn
 from kvleased.roles import Role

@@ -1,0 +1,214 @@
+"""Own the connections to gRPC's TCP port: whose they are, and which of strangers give way.
+
+grpc accepts by itself, on threads of its own, and shows nothing of a connection before its first call. So this process
+looks at its own descriptors now and then, and shuts down what is too much, which grpc takes for a peer that left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any, Final
+
+from kvlease.errors import BusyError
+from kvleased.api.places import Places
+from kvleased.counted import are
+
+STRANGERS_MAX: Final = 256
+"""Connections of strangers to gRPC's TCP port; of one more the oldest gives way, when it is looked at."""
+UNSEEN_MAX: Final = 1024
+"""Connections that may have come to gRPC's TCP port since it was looked at; what comes above is closed at once."""
+SECONDS_APART: Final = 1.0
+"""Seconds between two looks."""
+
+_SECONDS_APART_IN_FLOOD: Final = 0.05
+"""Seconds to the next look where somebody had to give way: as many may come meanwhile, and nobody be shut out."""
+_RETRY_AFTER_MS: Final = 1000
+"""Until the next look, which finds who has gone."""
+_FDS_A_TURN: Final = 16
+"""Descriptors that are looked at before the loop looks at anything else."""
+_OWN_FDS: Final = "/proc/self/fd"
+_MAPPED: Final = "::ffff:"
+"""What an address of IPv4 begins with on a socket that takes both kinds."""
+
+
+class Connection:
+    """A connection, from the look that found it on, or from its first call with a token where that comes first."""
+
+    __slots__ = ("_port", "address", "fd", "has_called", "host", "inode", "is_member", "look")
+
+    def __init__(self, address: str, port: int, look: int) -> None:
+        """Take its peer's address and port, the listener's port, and the number of the last look that has begun."""
+        self.address = address
+        self.host = address.rpartition(":")[0].strip("[]")
+        self.is_member = False
+        self.has_called = False
+        """Whether it has shown a token since the last look."""
+        self.look = look
+        """The last look that found it, or that had begun when it was let in."""
+        self.fd, self.inode = -1, 0
+        """What it is in this process; unknown until a look finds it."""
+        self._port = port
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Connection {self.address}, {'a member' if self.is_member else 'a stranger'}'s>"
+
+    def give_way(self) -> None:
+        """End at once: another has the place."""
+        with suppress(OSError), _held(self.fd) as sock:
+            # grpc may have closed it meanwhile, and the descriptor be another's.
+            if os.fstat(sock.fileno()).st_ino == self.inode:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class Connections:
+    """The connections of a port: those that have shown a token, and those of strangers."""
+
+    def __init__(self, members_max: int, port: int, strangers_max: int = STRANGERS_MAX) -> None:
+        """Take how many may be members', the port, and how many may be strangers'."""
+        self.places = Places(members_max, strangers_max, port)
+        self._port = port
+        self._num_looks = 0
+        self._by_address: dict[str, Connection] = {}
+        self._sockets: dict[int, tuple[int, Connection | None]] = {}
+        """By descriptor at the last look: the socket's inode, and the connection where it is one of ours."""
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Connections {self.places!r}>"
+
+    def let_in(self, address: str) -> None:
+        """Take note that a call of somebody known came from an address.
+
+        Raises:
+            BusyError: all places of members are taken.
+        """
+        connection = self._by_address.get(address)
+        if connection is None:
+            connection = Connection(address, self._port, self._num_looks)
+        if not connection.is_member:
+            if not self.places.let_in(connection):
+                raise _no_place(self.places.members_max)
+            connection.is_member = True
+            self._by_address[address] = connection
+        connection.has_called = True
+
+    def hang_up(self, addresses: Collection[str]) -> set[str]:
+        """End the connections to some addresses; return those that there are, which a look has found."""
+        found = {one for one in addresses if one in self._by_address}
+        for address in found:
+            self._by_address[address].give_way()
+        return found
+
+    async def follow(self) -> None:
+        """Look again and again, without end."""
+        while True:
+            gave_way = self.places.turned_away["stranger"]
+            # Without a descriptor left nothing is seen, nor anything accepted.
+            with suppress(OSError):
+                await self.look()
+            is_flood = self.places.turned_away["stranger"] > gave_way
+            await asyncio.sleep(_SECONDS_APART_IN_FLOOD if is_flood else SECONDS_APART)
+
+    async def look(self) -> None:
+        """See which connections there are, so many a turn of the loop, and have strangers above the limit give way.
+
+        Raises:
+            OSError: this process has no descriptor left to look by.
+        """
+        self._num_looks += 1
+        found: dict[int, tuple[int, Connection | None]] = {}
+        for number, name in enumerate(os.listdir(_OWN_FDS), 1):  # noqa: PTH208 -- a number, not a path
+            if number % _FDS_A_TURN == 0:
+                await asyncio.sleep(0)
+            try:
+                status = os.fstat(fd := int(name))
+                if stat.S_ISSOCK(status.st_mode):
+                    found[fd] = self._socket(fd, status.st_ino)
+            except OSError:
+                continue  # it was closed meanwhile
+        self._sockets = found
+        for address, connection in list(self._by_address.items()):
+            connection.has_called = False
+            if connection.look < self._num_looks:
+                self._forget(address, connection)
+
+    def _socket(self, fd: int, inode: int) -> tuple[int, Connection | None]:
+        """Return what is remembered of a socket; raises OSError where it is open no more."""
+        known = self._sockets.get(fd)
+        if known is None or known[0] != inode:
+            with _held(fd) as sock:
+                inode = os.fstat(sock.fileno()).st_ino
+                address = _address_of(sock, self._port)
+            known = inode, self._found(address, fd, inode) if address else None
+        if known[1] is not None:
+            known[1].look = self._num_looks
+        return known
+
+    def _found(self, address: str, fd: int, inode: int) -> Connection:
+        """Return the connection of an address that was found at a descriptor; a stranger's where none is known."""
+        connection = self._by_address.get(address)
+        # A call since the last look may have come by this one, though another had the address before.
+        if connection is None or not (connection.inode == 0 or connection.has_called):
+            if connection is not None:
+                self._forget(address, connection)
+            connection = Connection(address, self._port, self._num_looks)
+            self._by_address[address] = connection
+        connection.fd, connection.inode = fd, inode
+        if not connection.is_member:
+            self.places.enter(connection)
+        return connection
+
+    def _forget(self, address: str, connection: Connection) -> None:
+        self.places.leave(connection)
+        del self._by_address[address]
+
+
+def _no_place(limit: int) -> BusyError:
+    message = f"{are(limit, 'connection')} open already; make all calls over one"
+    return BusyError(
+        message,
+        resource="connections",
+        need=1,
+        available=0,
+        limit=limit,
+        retry_after_ms=_RETRY_AFTER_MS,
+    )
+
+
+def _held(fd: int) -> socket.socket:
+    """Return a socket of our own that is what a descriptor is; raises OSError where it is none."""
+    own = os.dup(fd)
+    try:
+        # The kernel is asked for the family alone: this is done for each connection that comes.
+        return socket.socket(-1, socket.SOCK_STREAM, 0, own)
+    except OSError:
+        os.close(own)
+        raise
+
+
+def _address_of(sock: socket.socket, port: int) -> str:
+    """Return the address and port of a TCP connection to a port of ours, as calls tell it; empty for other sockets."""
+    try:
+        own = sock.getsockname()
+        if not isinstance(own, tuple) or own[1] != port:
+            return ""
+        return _written(sock.getpeername())
+    except OSError:
+        # It listens, or its peer has gone.
+        return ""
+
+
+def _written(peer: tuple[Any, ...]) -> str:
+    """Return an address and a port as one, as grpc does: IPv4 as such, and with the link that only it has."""
+    host, port, *rest = peer
+    if host.startswith(_MAPPED) and "." in host:
+        host = host.removeprefix(_MAPPED)
+    elif rest and rest[1]:
+        host = f"{host}%{rest[1]}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,92 @@
+"""Laws of requests that come many at once over one connection: all are answered in order, and hold up nobody else."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvleased.roles import Role
+from tests.unit.api.guarded import Guarded, guarded
+
+SECONDS = 30
+NUM_REQUESTS = 500
+PIPELINE_MAX = 16
+HEAD = b"HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /livez " + HEAD + b"\r\n"
+BODY = b'{"inputs": ' + b" " * 5000 + b"{}}"
+POST = b"POST /v1/plans " + HEAD + b"Content-Type: application/json\r\nAuthorization: Bearer %b\r\n"
+
+
+@pytest.fixture
+async def serving() -> AsyncIterator[Guarded]:
+    """A daemon."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        async with guarded(Path(directory) / "run") as found:
+            yield found
+
+
+async def answers(serving: Guarded, said: bytes, num_answers: int) -> list[int]:
+    """Send something in one go; return the statuses of so many answers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
+    writer.write(said)
+    statuses = []
+    async with asyncio.timeout(SECONDS):
+        for _ in range(num_answers):
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            statuses.append(int(head.split()[1]))
+            length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+    writer.close()
+    return statuses
+
+
+async def test_all_of_many_requests_are_answered(serving: Guarded) -> None:
+    """As many answers come as requests went in one go, each in its place."""
+    said = (GET * 4 + GET.replace(b"/livez", b"/nowhere")) * (NUM_REQUESTS // 5)
+
+    assert await answers(serving, said, NUM_REQUESTS) == [200, 200, 200, 200, 404] * (
+        NUM_REQUESTS // 5
+    )
+
+
+async def test_few_requests_are_taken_up_at_once(serving: Guarded) -> None:
+    """However many come in one go, few of them are looked at before the first are answered."""
+    connections = serving.rest._servers[1]._server.server_state.connections
+    answering = asyncio.ensure_future(answers(serving, GET * NUM_REQUESTS, NUM_REQUESTS))
+    waiting = set()
+    while not answering.done():
+        waiting |= {len(one.pipeline) for one in connections}  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+
+    assert len(answering.result()) == NUM_REQUESTS
+    assert 0 < max(waiting) <= PIPELINE_MAX
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
+async def test_bodies_between_requests_arrive_whole(serving: Guarded, is_chunked: bool) -> None:
+    """A body is its own request's to the last byte, whatever comes behind it in the same go."""
+    token = (await serving.token(Role.JOINER)).encode()
+    if is_chunked:
+        body = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    else:
+        body = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+    said = (GET + POST % token + body) * 20
+    statuses = await answers(serving, said, 40)
+    alone = await answers(serving, POST % token + body, 1)
+
+    assert statuses == [200, *alone] * 20
+    assert await answers(serving, POST % token + body.replace(b'"inputs"', b'"inputz"'), 1) == [422]
+
+
+async def test_what_comes_behind_a_refusal_is_not_answered(serving: Guarded) -> None:
+    """Where something among many requests is no HTTP, those before it are answered, and nothing behind it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
+    writer.write(GET * 50 + b"\0\1\2\r\n\r\n" + GET * 50)
+    async with asyncio.timeout(SECONDS):
+        answer = await reader.read()
+    writer.close()
+
+    assert answer.count(b"HTTP/1.1 200") <= 50
+    assert answer.count(b"HTTP/1.1 400") == 1
