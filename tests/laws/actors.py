@@ -104,6 +104,8 @@ class Job:
     is_lost: bool = False
     failed: set[int] = field(default_factory=set)
     """Positions whose bytes were not there, or not what they should be."""
+    is_of_other_disk: bool = False
+    """Whether the disk has been replaced since it began."""
     labels: list[Any] | None = None
     """Those of the copy, once somebody has read them."""
 

@@ -15,9 +15,11 @@ from tests.laws.engines import MagazineWorld
 from tests.laws.exchanges import FAULTS_OF_MAGAZINES, WORK_OF_MAGAZINES
 from tests.laws.healing import heal
 from tests.laws.holders import row_of, verify
+from tests.laws.looking import look_around
 from tests.laws.mover import land, move
 from tests.laws.operated import OPERATIONS, OperatedWorld
 from tests.laws.picks import is_waited_for, pick_chain, pick_lease, pick_worker
+from tests.laws.races import race
 from tests.laws.steps import Operation, take_step
 from tests.laws.stores import has_stores
 from tests.laws.views import audit, compare_lookup, compare_map, read_table
@@ -216,6 +218,7 @@ def _verify(world: World) -> None:
 def _audit(world: World) -> None:
     audit(world)
     read_table(world)
+    look_around(world)
 
 
 def _map(world: World) -> None:
@@ -369,6 +372,8 @@ WORK_OF_STORES: Final[dict[Act, int]] = {
     below.answer: 24,
     below.neighbour: 4,
     below.find: 14,
+    race: 3,
+    below.mend: 8,
 }
 """What happens besides where there are stores."""
 
@@ -381,5 +386,6 @@ FAULTS_OF_STORES: Final[dict[Act, int]] = {
     below.steal: 3,
     below.seek_again: 1,
     below.lose_all: 1,
+    below.replace_disk: 1,
 }
 """What goes wrong there besides."""

@@ -4,7 +4,7 @@ from typing import Final
 
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
-from kvleased.core.effects import Probe, Tier
+from kvleased.core.effects import Direction, Probe, Tier
 from tests.laws.actors import Mark
 from tests.laws.containers import restart_container
 from tests.laws.needs import kept_under
@@ -26,20 +26,27 @@ _FAILURES: Final = (0.0, 0.0, 0.02, 0.15)
 _SHARE_OLD: Final = 0.6
 """Share of the histories in which the disk is not empty when they begin."""
 _SHARE_LOST: Final = 0.4
+_SHARE_AWAY: Final = 0.4
+"""Share of the stores that do not work of which only the mover is not there."""
 
 
 def begin(world: World) -> None:
     """Choose how often the stores of a history fail, and what an earlier life has left on disk."""
     world.stores.failures = world.rng.choice(_FAILURES)
     if world.rng.random() < _SHARE_OLD:
-        for slot in range(len(world.stores.disk)):
-            tenant = world.rng.choice([one.tenant for one in world.workers.values()])
-            blocks = _document(world, tenant)
-            if blocks:
-                key, position, mark = world.rng.choice(blocks)
-                label = Label(key, tenant, world.rng.randint(0, 3), position)
-                world.stores.disk[slot] = (mark, label)
+        _fill(world)
         _seek(world)
+
+
+def _fill(world: World) -> None:
+    """Put on disk what an earlier life may have left there."""
+    for slot in range(len(world.stores.disk)):
+        tenant = world.rng.choice([one.tenant for one in world.workers.values()])
+        blocks = _document(world, tenant)
+        if blocks:
+            key, position, mark = world.rng.choice(blocks)
+            label = Label(key, tenant, world.rng.randint(0, 3), position)
+            world.stores.disk[slot] = (mark, label)
 
 
 def _document(world: World, tenant: int) -> list[tuple[bytes, int, Mark]]:
@@ -85,6 +92,12 @@ def neighbour(world: World) -> None:
         return
     for key, _, mark in _document(world, worker.tenant):
         world.stores.share((worker.tenant, key), mark)
+
+
+def mend(world: World) -> None:
+    """The movers of stores say that these work, as they do soon after each start of the control process."""
+    for tier in _STORES:
+        world.send(commands.TierChanged(tier=tier, is_on=True))
 
 
 def find(world: World) -> None:
@@ -205,7 +218,25 @@ def turn(world: World) -> None:
     """A store works no more, or works again."""
     world.faults["turn"] += 1
     is_on = world.rng.random() >= _SHARE_OFF
-    world.send(commands.TierChanged(tier=world.rng.choice(_STORES), is_on=is_on))
+    tier, is_mover_away = world.rng.choice(_STORES), not is_on and world.rng.random() < _SHARE_AWAY
+    world.send(commands.TierChanged(tier=tier, is_on=is_on, is_mover_away=is_mover_away))
+
+
+def replace_disk(world: World) -> None:
+    """The disk store turns out to be another one: an empty one, or one with what another life left there."""
+    disk = world.stores.disk
+    if not disk:
+        return
+    world.faults["disk replaced"] += 1
+    disk[:] = [(TORN, None)] * len(disk)
+    if world.rng.random() < _SHARE_OLD:
+        _fill(world)
+    world.stores.damaged.update(range(len(disk)))
+    for job in world.jobs.values():
+        job.is_of_other_disk = True
+        job.is_lost |= job.copy.direction is Direction.STORE
+    _seek(world)
+    world.send(commands.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True))
 
 
 def steal(world: World) -> None:

@@ -13,6 +13,8 @@ _UNHEARD: Final = 0.08
 """Share of the answers that do not reach their callers."""
 _REPEATED: Final = 0.12
 """Share of the calls that come twice."""
+_ONE_IN_EXPLAINED: Final = 5
+"""Of so many requests, which wants to know why its prefix was not longer."""
 _RETAIN_SECONDS: Final = (0, 0, 5, 60)
 _RETAIN_PRIORITIES: Final = (None, None, None, 0, 30, 50, 70, 100)
 
@@ -42,6 +44,7 @@ def new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Rese
         priority=rng.randint(0, 2) if world.uses_classes else 1,
         retain_seconds=rng.choice(_RETAIN_SECONDS) if world.uses_classes else 0,
         retain_priority=rng.choice(_RETAIN_PRIORITIES) if world.uses_classes else None,
+        explain=world.num_requests % _ONE_IN_EXPLAINED == 0,
     )
 
 

@@ -52,6 +52,7 @@ def restart_container(world: World) -> bool:
         world.fail("a slot is out of use because of what was in other memory")
     world.generations = world.count_generations()
     world.check()
+    world.check_whole()
     for tenant in tenants:
         world.start_worker(tenant)
     return not has_files

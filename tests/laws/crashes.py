@@ -129,6 +129,7 @@ def restart(world: "World", certain: Iterable[LeaseId] | None = None) -> None:
     )
     _take_stock(world, set(kept))
     world.check()
+    world.check_whole()
 
 
 def _take_stock(world: "World", certain: set[LeaseId]) -> None:

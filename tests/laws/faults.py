@@ -122,11 +122,18 @@ def lose_copy(world: World) -> None:
 
 
 def end_lost_copy(world: World) -> None:
-    """Let a copy end that was given up long ago."""
+    """Let a copy end that was given up long ago, well or not."""
     lost = [job for job in world.jobs.values() if job.is_lost]
-    if lost:
-        world.faults["copy_late"] += 1
-        land(world, world.rng.choice(lost))
+    if not lost:
+        return
+    world.faults["copy_late"] += 1
+    job = world.rng.choice(lost)
+    if job.copy.copy_id % _ONE_IN_FAILED:
+        land(world, job)
+        return
+    move(world, job, job.num_pairs // 2)
+    del world.jobs[job.copy.copy_id]
+    world.send(commands.CopyFailed(copy_id=job.copy.copy_id))
 
 
 def _may_serve(world: World) -> bool:
@@ -167,6 +174,8 @@ def repeat_copy(world: World) -> None:
 
 def flip(world: World) -> None:
     """Let a bit of a slot flip that no copy is touching."""
+    if not world.shape.num_slots:
+        return
     slot = world.rng.randrange(world.shape.num_slots)
     if slot not in _written_slots(world) and slot not in world.flipped:
         world.faults["flip"] += 1
@@ -311,6 +320,9 @@ _WRITERS: Final = (
     ("_store", "_start", 6),
 )
 """Functions that write more than one column, who calls them, and how many of their lines may be the last."""
+
+_ONE_IN_FAILED: Final = 4
+"""Of so many copies that were given up, which the mover ends by saying that it failed."""
 
 _SHARE_AIMED: Final = 0.6
 """Share of the crashes that wait for such a function."""

@@ -25,7 +25,7 @@ from kvleased.core import (
     state,
 )
 from kvleased.core.effects import Beat, Outcome
-from kvleased.core.flights import Flight
+from kvleased.core.flights import Flight, Purpose
 from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease, LeaseBook
 from kvleased.core.loading import Loading
@@ -202,6 +202,22 @@ def refused_call_keeps_its_room_from_those_that_wait(patch: pytest.MonkeyPatch) 
     patch.setattr(cache, "pump", only_after_answers)
 
 
+def what_gets_no_slot_leaves_only_later(patch: pytest.MonkeyPatch) -> None:
+    """Who waits for what is copied down gets the room only by the next event, which drops what there is no slot for."""
+
+    def some(world: state.CacheState, victims: Ids) -> bool:
+        is_dirty = room.are_dirty(world, victims)
+        slots = room.host_slots(world, int(np.count_nonzero(is_dirty)), at_most=True)
+        if slots is None or not len(slots):
+            return False
+        room.evict_blocks(world, victims[~is_dirty])
+        sources = victims[is_dirty][: len(slots)]
+        world.fly(Purpose.WRITE_BACK, sources, slots, keyed=slots >= 0)
+        return True
+
+    patch.setattr(room, "write_back", some)
+
+
 MENDED: tuple[Mutation, ...] = (
     released_lease_is_extended_in_the_same_step,
     restart_forgets_whose_bytes_a_free_block_holds,
@@ -218,6 +234,7 @@ MENDED: tuple[Mutation, ...] = (
     fork_does_not_say_who_has_the_pool,
     fork_heeds_no_minimum,
     refused_call_keeps_its_room_from_those_that_wait,
+    what_gets_no_slot_leaves_only_later,
     end_of_a_workers_leases_is_not_counted,
     recovered_lease_is_not_counted,
 )

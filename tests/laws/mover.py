@@ -41,7 +41,7 @@ def land(world: World, job: Job) -> None:
     if job.copy.direction in (Direction.OFFLOAD, Direction.STORE):
         checksums = np.ones(job.num_pairs, np.uint64).tobytes()
     failed = tuple(sorted(job.failed))
-    is_heeded = not job.is_lost
+    is_heeded = not job.is_lost and not job.is_of_other_disk
     world.send(commands.CopyDone(copy_id=job.copy.copy_id, checksums=checksums, failed=failed))
     if job.copy.direction is Direction.OFFLOAD:
         audit_shared(world)

@@ -301,6 +301,11 @@ def retired_slot_outlives_its_container(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "give_back_retired", lambda _: None)
 
 
+def later_calls_wait_for_the_slower_copy(patch: pytest.MonkeyPatch) -> None:
+    """Where two tiers bring the same bytes, a key stays listed as on its way although the first copy has brought it."""
+    patch.setattr(landing, "_unlist_others", lambda *_: None)
+
+
 OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (failed_load_is_published, "evict"),
     (failed_fetch_is_published, "remote"),
@@ -326,5 +331,6 @@ OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (share_that_was_cut_short_is_done, "through"),
     (slot_that_is_not_taken_holds_up_the_others, "through"),
     (retired_slot_outlives_its_container, "evict"),
+    (later_calls_wait_for_the_slower_copy, "hits"),
 )
 """Every bug of lower tiers that the simulation can find, and the stores with which it does."""

@@ -97,6 +97,16 @@ def name_of(seed: int) -> str:
     return "operated" if seed % _ONE_IN_OPERATED else "limited"
 
 
+_WITHOUT_HOST: Final = (128, 98)
+"""Of this many histories in a row, which has a cache of one group without a host pool, unless it has stores."""
+
+
+def has_host(seed: int) -> bool:
+    """Tell whether the cache of a history has a host pool."""
+    period, without = _WITHOUT_HOST
+    return seed % period != without or bool(tiers_of(seed))
+
+
 TIERS: Final = ("evict", "through", "hits", "remote", "disk")
 """The stores that a cache may have below its host pool, and when blocks go there."""
 _TIERED: Final = (1, 3)

@@ -7,7 +7,8 @@ from itertools import count
 import pytest
 
 from tests.laws import simulate
-from tests.laws.histories import Tally, play
+from tests.laws.histories import STEPS, Tally, lived, play
+from tests.laws.mutations import MUTATIONS
 
 _CHUNKS = 32
 _HISTORIES = 64
@@ -28,6 +29,26 @@ def test_no_law_breaks_under_faults(chunk: int) -> None:
     # All chunks together make a million operations and two hundred thousand faults.
     assert tally.num_operations >= _OPERATIONS / _CHUNKS
     assert tally.num_faults >= _FAULTS / _CHUNKS
+
+
+@pytest.mark.parametrize("seed", [0, 1, 6, 8, 12])
+def test_history_is_the_same_however_often_it_is_checked(seed: int) -> None:
+    """Where all laws are checked only after several events, the same things happen as where they are after each."""
+    (seldom, _), (often, _) = (lived(seed, STEPS, events) for events in (50, 1))
+
+    assert (seldom.num_operations, seldom.faults) == (often.num_operations, often.faults)
+    assert seldom.digest() == often.digest()
+
+
+def test_broken_law_is_told_with_the_first_step_after_which_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A history in which something is wrong is played again with a check after each event."""
+    MUTATIONS["held_block_is_evicted"](monkeypatch)
+
+    (violation,) = play([0]).violations
+
+    assert violation == lived(0, STEPS, 1)[1]
 
 
 def test_runs_that_follow_one_another_play_each_seed_once(monkeypatch: pytest.MonkeyPatch) -> None:

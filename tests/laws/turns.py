@@ -1,11 +1,16 @@
-"""The law of turns: who waits keeps its place, and who starts over comes before all new requests."""
+"""The law of turns: who waits keeps its place, who starts over comes first, and nobody waits who could be served."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from kvlease.errors import KVLeaseError
+from kvlease.ids import CopyId
 from kvleased.core import commands
+from kvleased.core.effects import Wake
 
 if TYPE_CHECKING:
     from tests.laws.world import World
+
+_NO_COPY: Final = CopyId(3)
 
 
 class Turns:
@@ -53,3 +58,16 @@ def _check_shares(world: "World") -> None:
             num_blocks = sum(state.covering.most(waiter.command.num_tokens))
             if waiter.tag and waiter.cost * limits.weight != num_blocks:
                 world.fail(f"call {waiter.ticket} counts {waiter.cost} for {num_blocks} blocks")
+
+
+def leave_nobody_waiting(world: "World") -> None:
+    """Let something happen that changes nothing: whoever waits could not be served before."""
+    outcome = world.cache.handle(commands.CopyDone(copy_id=_NO_COPY), world.now)
+    world.carry_out(outcome.effects)
+    served = [
+        effect.ticket
+        for effect in outcome.effects
+        if isinstance(effect, Wake) and not isinstance(effect.result, KVLeaseError)
+    ]
+    if served:
+        world.fail(f"calls {served} waited although they could be served")

@@ -1,6 +1,6 @@
 """Own the invariants of a cache as code: each function returns what does not hold, in words.
 
-They run after every simulated event and on request in production; `docs/reliability.md` tells which
+They run after every few simulated events and on request in production; `docs/reliability.md` tells which
 promise each one keeps. Sets of blocks are compared as one byte per block, which costs a tenth of sorting them.
 """
 

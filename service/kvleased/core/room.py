@@ -18,9 +18,8 @@ def room(
 ) -> Ids | None:
     """Return `count` free blocks for a tenant, having evicted what was needed; or None when there are none yet.
 
-    A caller that may wait loses nothing by it: cached blocks are written back before they leave.
-    For one that may not, they are dropped. Either way None means that whatever can make room has
-    been started.
+    A caller that may wait loses nothing by it: cached blocks are written back before they leave, as far as there are
+    slots. For one that may not, they are dropped. Either way None means that whatever can make room has been started.
     """
     state.history.tenant = tenant
     found = _room(state, count, tenant, protected, may_wait=may_wait)
@@ -65,16 +64,17 @@ def num_available(state: CacheState, tenant: int, protected: Ids) -> int:
 def write_back(state: CacheState, victims: Ids) -> bool:
     """Start copying the victims that have no copy below; tell whether there is anything to wait for.
 
-    If there is, those that have a copy have been evicted.
+    If there is, all others have been evicted: those that have a copy, and those for which there is no slot.
     """
     is_dirty = are_dirty(state, victims)
     slots = host_slots(state, int(np.count_nonzero(is_dirty)), at_most=True)
     if slots is None or not len(slots):
         return False
-    # What has a copy leaves at once: the new copies may push it out again, and then nothing ever would leave.
+    # What has a copy leaves at once: the new copies may push it out again, and then nothing ever would leave. So do the
+    # coldest of those that get none: the next event would find no slot for them either, and drop them only then.
+    is_dirty[is_dirty.nonzero()[0][: -len(slots)]] = False
     evict_blocks(state, victims[~is_dirty])
-    sources = victims[is_dirty][: len(slots)]
-    state.fly(Purpose.WRITE_BACK, sources, slots, keyed=slots >= 0)
+    state.fly(Purpose.WRITE_BACK, victims[is_dirty], slots, keyed=slots >= 0)
     return True
 
 

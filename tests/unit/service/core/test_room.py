@@ -5,6 +5,7 @@ import pytest
 from kvlease.errors import (
     PoolFullError,
 )
+from kvlease.ids import CopyId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Outcome, Reserved
@@ -77,6 +78,33 @@ def test_patient_call_is_served_however_small_the_host_pool(num_slots: int) -> N
 
     assert len(ids(woken(served, outcome.ticket, Reserved).block_ids)) == 8
     assert cache.check() == []
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_what_gets_no_slot_leaves_at_once(num_slots: int) -> None:
+    """A call waits for the copies for which there are slots, and an event that changes nothing serves it no earlier."""
+    cache = a_full_cache(8, num_slots)
+
+    outcome = cache.handle(a_reserve(8, wait_ms=WAIT_MS), 0.0)
+    unchanged = cache.handle(c.CopyDone(copy_id=CopyId(3)), 0.0)
+
+    assert wakes(unchanged) == copies(unchanged) == []
+    assert cache.census().device["free"] == 8 - num_slots
+    landed = land(cache, the_copy(outcome))
+    assert len(ids(woken(landed, outcome.ticket, Reserved).block_ids)) == 8
+    assert cache.check() == []
+
+
+def test_coldest_blocks_are_those_that_get_no_slot() -> None:
+    """Where the host pool has room for a part of what leaves, what was used last is kept."""
+    cache = a_cache(4, num_slots=1)
+    for number in (1, 2, 3, 4):
+        cached(cache, keys(number))
+
+    outcome = cache.handle(a_reserve(4, wait_ms=WAIT_MS), 0.0)
+    land(cache, the_copy(outcome))
+
+    assert [found(cache, keys(number)) for number in (1, 2, 3, 4)] == [(0, 0)] * 3 + [(0, 1)]
 
 
 def test_full_host_pool_does_not_keep_anybody_waiting() -> None:
