@@ -354,19 +354,24 @@ def step(  # noqa: PLR0913 - one parameter a column
     reserves: Sequence[ReserveSpec],
 ) -> Ask[pb.StepResponse]:
     """Ask for all operations of one scheduler step."""
-    return ask(
-        "step",
-        lambda: pb.StepRequest(
+    try:
+        request = pb.StepRequest(
             verbs=packed(verbs, _UINT8),
             lease_ids=packed(lease_ids, _INT64),
             num_tokens=packed(num_tokens, _INT32),
-            num_keys=b"" if num_keys is None else packed(num_keys, _INT32),
-            first_blocks=b"" if first_blocks is None else packed(first_blocks, _INT32),
-            **given(keys=keys),
-            reserves=[cast("pb.ReserveRequest", reserve_of(spec).request) for spec in reserves],
-        ),
-        _answers.itself,
-    )
+        )
+        if num_keys is not None:
+            request.num_keys = packed(num_keys, _INT32)
+        if first_blocks is not None:
+            request.first_blocks = packed(first_blocks, _INT32)
+        if type(keys) is not bytes or keys:
+            request.keys = given(keys=keys)["keys"]
+        if len(reserves):
+            asks = map(reserve_of, reserves)
+            request.reserves.extend(cast("pb.ReserveRequest", one.request) for one in asks)
+    except _WRONG as error:
+        raise InvalidError(f"step: {error}") from error
+    return Ask("step", request, _answers.itself)
 
 
 def ask(

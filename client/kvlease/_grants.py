@@ -14,21 +14,19 @@ from kvlease.groups import GroupShape, Keeps, first_needed, last_covered
 from kvlease.replies import Miss
 
 _BYTES_PER_BLOCK_ID: Final = 4
-_PARTS_MAX: Final = 64
-"""Parts in which a lease's blocks are kept until they are joined although nobody asked."""
 _NO_BLOCK: Final = 0
 """What stands at a place that needs no block."""
-_NOTHING_READ: Final[tuple[list[bytes], int, NDArray[np.int32]]] = ([], 0, np.empty(0, np.int32))
+_NO_IDS: Final = np.empty(0, np.int32)
 
 
 class Grant:
     """A lease of one group that keeps everything, and what every grant has.
 
-    Its blocks are kept as they came, and put together when somebody asks for them.
+    Its blocks are kept packed, and made an array when somebody asks for them.
     """
 
     __slots__ = (
-        "_parts",
+        "_packed",
         "_read",
         "_tokens_per_block",
         "covered_tokens",
@@ -69,8 +67,8 @@ class Grant:
         self.covered_tokens = 0
         """Tokens that the blocks have room for."""
         self._tokens_per_block = tokens_per_block
-        self._parts: list[bytes] = []
-        self._read = _NOTHING_READ
+        self._packed = bytearray()
+        self._read = (self._packed, _NO_IDS)
 
     @property
     def hit_tokens(self) -> int:
@@ -81,13 +79,12 @@ class Grant:
     @property
     def block_ids(self) -> NDArray[np.int32]:
         """The blocks, in token order."""
-        parts = self._parts
-        read_parts, num_read, block_ids = self._read
-        if read_parts is not parts or num_read != len(parts):
-            # Another thread may append or put another list in place meanwhile, and is noticed by the next reader.
-            taken = parts[:]
-            block_ids = np.frombuffer(bytearray(b"".join(taken)), "<i4")
-            self._read = (parts, len(taken), block_ids)
+        packed = self._packed
+        read, block_ids = self._read
+        if read is not packed or block_ids.nbytes != len(packed):
+            # Another thread may append or put others in place meanwhile, and is noticed by the next reader.
+            block_ids = np.frombuffer(packed[:], "<i4")
+            self._read = (packed, block_ids)
         return block_ids
 
     def blocks(self, group: int) -> NDArray[np.int32]:
@@ -101,17 +98,15 @@ class Grant:
 
     def put(self, packed: bytes, num_places: Sequence[int] = ()) -> None:  # noqa: ARG002 - of groups
         """Replace the blocks by packed int32 ids; `num_places` says how many each of several groups has."""
-        self._parts = [packed] if packed else []
+        self._packed = bytearray(packed)
         self.num_blocks = num_blocks = len(packed) // _BYTES_PER_BLOCK_ID
         self.covered_tokens = num_blocks * self._tokens_per_block
 
     def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:  # noqa: ARG002 - of groups
         """Append packed int32 ids, so many to each group, which an extend to `num_tokens` brought."""
-        parts = self._parts
-        if len(parts) >= _PARTS_MAX:
-            parts = self._parts = [b"".join(parts)]
-        parts.append(packed)
-        self.num_blocks = num_blocks = self.num_blocks + len(packed) // _BYTES_PER_BLOCK_ID
+        held = self._packed
+        held += packed
+        self.num_blocks = num_blocks = len(held) // _BYTES_PER_BLOCK_ID
         self.covered_tokens = num_blocks * self._tokens_per_block
 
     def unknown(self, packed: bytes, num_added: Sequence[int]) -> tuple[bytes, Sequence[int]]:
@@ -136,7 +131,7 @@ class Grant:
         """Drop the places behind those that cover `num_tokens`."""
         num_kept = blocks_covering(num_tokens, self._tokens_per_block)
         if num_kept < self.num_blocks:
-            self.put(b"".join(self._parts)[: num_kept * _BYTES_PER_BLOCK_ID])
+            self.put(bytes(self._packed[: num_kept * _BYTES_PER_BLOCK_ID]))
 
 
 class GroupedGrant(Grant):
@@ -171,7 +166,7 @@ class GroupedGrant(Grant):
         self._firsts = [0] * len(groups)
         """The places before these are known to be empty."""
         self._version = 0
-        self._tables: list[tuple[int, NDArray[np.int32]]] = [(-1, _NOTHING_READ[2])] * len(groups)
+        self._tables: list[tuple[int, NDArray[np.int32]]] = [(-1, _NO_IDS)] * len(groups)
 
     @property
     def block_ids(self) -> NDArray[np.int32]:

@@ -235,11 +235,12 @@ class Session:
                     self._recall(grant)
                 elif is_apart or grant.has_groups:
                     grant.add(*grant.unknown(packed, num_added), num_tokens)
-                elif not packed or grant.covered_tokens < covered_tokens:
+                elif grant.covered_tokens < covered_tokens:
                     grant.add(packed, num_added, num_tokens)
                 # Blocks that we were not told of leave no hole to be seen where places may be empty.
-                is_unsure = doubtful and grant.has_groups and lease_id in doubtful
-                if is_unsure or grant.covered_tokens < covered_tokens:
+                if grant.covered_tokens < covered_tokens or (
+                    doubtful and grant.has_groups and lease_id in doubtful
+                ):
                     self._make_up(grant, num_tokens, covered_tokens)
                 if doubtful:
                     doubtful.discard(lease_id)

@@ -1,7 +1,7 @@
 """Own a scheduler step: what its columns did to the leases, or may have done; retries are the flows' business."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Final
 
 import numpy as np
@@ -97,8 +97,8 @@ def apply_step(
         num_tokens = np.frombuffer(sent.num_tokens, _INT32)[at].tolist()
         extended = lease_ids[at].tolist()
         if is_plain:
-            num_added = columns.num_blocks[at].tolist()
-            added = _plain_added(extended, num_added, num_tokens, packed_ids)
+            parts = _parts(packed_ids, columns.num_blocks[at])
+            added = zip(extended, parts, repeat(()), num_tokens, num_tokens, strict=False)
         else:
             num_added = columns.num_blocks[at].reshape(len(at), -1).tolist()
             added = _grouped_added(session, extended, num_added, num_tokens, packed_ids)
@@ -115,16 +115,10 @@ def apply_step(
     return columns
 
 
-def _plain_added(
-    lease_ids: list[int], num_added: list[int], num_tokens: list[int], packed_ids: bytes
-) -> Iterable[Added]:
+def _parts(packed_ids: bytes, num_added: NDArray[np.int32]) -> list[bytes]:
     """Return what each lease of one group that keeps everything got of the added blocks."""
-    parts: list[bytes] = []
-    end = 0
-    for added in num_added:
-        begin, end = end, end + added * _BYTES_PER_BLOCK_ID
-        parts.append(packed_ids[begin:end])
-    return zip(lease_ids, parts, repeat(()), num_tokens, num_tokens, strict=False)
+    ends = accumulate([added * _BYTES_PER_BLOCK_ID for added in num_added.tolist()], initial=0)
+    return [packed_ids[begin:end] for begin, end in pairwise(ends)]
 
 
 def _grouped_added(
@@ -163,15 +157,15 @@ def _changed(
 ) -> NDArray[np.intp]:
     """Return where extends added blocks, and where they were done for doubtful leases, which are always checked."""
     changed: NDArray[np.intp]
-    is_added = columns.num_blocks != 0
-    if is_added.ndim > 1:
-        is_added = is_added.any(axis=1)
+    num_added: NDArray[np.signedinteger] = columns.num_blocks
+    if num_added.ndim > 1:
+        num_added = num_added.sum(axis=1)
     if session.doubtful:
         is_extended = (np.frombuffer(verbs, np.uint8) == _EXTEND) & (columns.codes == 0)
         is_doubtful = np.isin(lease_ids, list(session.doubtful))
-        (changed,) = (is_extended & is_doubtful | is_added).nonzero()
+        (changed,) = (is_extended & is_doubtful | (num_added != 0)).nonzero()
     else:
-        (changed,) = is_added.nonzero()
+        (changed,) = num_added.nonzero()
     return changed
 
 

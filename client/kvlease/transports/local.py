@@ -15,7 +15,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, UnavailableError
-from kvlease.framing import BYTES_OF_LENGTH
+from kvlease.framing import BYTES_OF_LENGTH, LENGTH
 from kvlease.transports._frames import (
     PING_NUMBER,
     close_all,
@@ -274,7 +274,8 @@ class _Connection:
     def _receive(self, sock: socket.socket, call: Outgoing) -> pb.Reply:
         buffer = self._buffer
         num_received = _receive_into(sock, buffer, call)
-        if num_received != BYTES_OF_LENGTH + int.from_bytes(buffer[:BYTES_OF_LENGTH], "little"):
+        (body_bytes,) = LENGTH.unpack_from(buffer)
+        if num_received != BYTES_OF_LENGTH + body_bytes:
             num_received = self._receive_rest(sock, call, num_received)
         reply = decode(buffer[BYTES_OF_LENGTH:num_received])
         call_number = reply.call_number

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
 from kvlease.faults import error_to_proto
-from kvlease.framing import BYTES_OF_LENGTH, reply_frame
+from kvlease.framing import BYTES_OF_LENGTH, LENGTH, reply_frame
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.messages import parse
@@ -150,8 +150,8 @@ class LocalConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Serve what came; many frames at once only some in a turn, and after those who have waited for theirs."""
-        if not self._partial:
-            body_bytes = int.from_bytes(data[:BYTES_OF_LENGTH], "little")
+        if not self._partial and len(data) >= BYTES_OF_LENGTH:
+            (body_bytes,) = LENGTH.unpack_from(data)
             if BYTES_OF_LENGTH + body_bytes == len(data) and body_bytes <= self._message_bytes_max:
                 # What nearly always comes: one frame and nothing else. Its answer leaves before the call is counted.
                 if not self._serve(data[BYTES_OF_LENGTH:]) and self._transport is not None:

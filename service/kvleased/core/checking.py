@@ -4,6 +4,7 @@ They run after every few simulated events and on request in production; `docs/re
 promise each one keeps. Sets of blocks are compared as one byte per block, which costs a tenth of sorting them.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -368,7 +369,7 @@ def _bounds(state: CacheState) -> list[str]:
 
 def _ends(state: CacheState) -> list[str]:
     """Every lease that was granted, or came from an earlier life, lives or has ended in one of the ways."""
-    counters = state.counters
+    counters = Counter(state.counters)
     begun = counters["leases_granted"] + counters["leases_recovered"]
     live = sum(lease.phase is not _LOADING for lease in state.leases.by_id.values())
     ended = sum(counters[name] for name in ENDED.values())

@@ -31,6 +31,8 @@ class Covering:
         self.hit_tokens = shape.hit_tokens
         self.tokens_per_block = shape.groups[0].tokens_per_block
         """Of the first group; where the cache is simple, of all there is."""
+        self.block_of_column = np.array(self.tokens_per_block, np.int32)
+        """The same as a column of tokens is divided by it: in a third of the time that a plain number takes."""
         self.widths = np.array([group.table_blocks for group in shape.groups], np.int64)
         self.starts = list(accumulate((g.table_blocks for g in shape.groups), initial=0))[:-1]
         """Where each group's part of a row begins."""
@@ -50,8 +52,7 @@ class Covering:
             [np.arange(1, g.table_blocks + 1) * max(1, g.tokens_per_block) for g in shape.groups]
         )
         """The token at which each place of a row ends."""
-        self.longest_tokens = self._longest(shape)
-        """Tokens of the longest request that ever fits."""
+        self.fit(shape)
         self.planned_tokens = self._longest(replace(shape, parked_blocks=0))
         """The same where no block is out of use."""
         self._places = np.arange(shape.table_width)
@@ -113,6 +114,9 @@ class Covering:
     def fit(self, shape: CacheShape) -> None:
         """Take note that another number of blocks can be granted now, which bounds the longest request."""
         self.longest_tokens = self._longest(shape)
+        """Tokens of the longest request that ever fits."""
+        self.longest_of_column = np.array(self.longest_tokens, np.uint32)
+        """The same as a column of tokens is compared with it."""
 
     # Tokens -------------------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
     if lease.request is None:
         msg = "the lease was granted before the daemon's restart, and why is not kept; ask about a newer one"
         raise WrongStateError(msg, rule="granted_before_restart")
-    hits = dict(zip(Tier, _hits(lease), strict=True))
+    hits = dict(zip(Tier, lease.hit_tokens, strict=True))
     return Outcome(
         reply=Explained(
             lease_id=lease.lease_id,
@@ -116,16 +116,6 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
             hit_tokens={tier: count for tier, count in hits.items() if count},
             misses=misses_of(state, lease),
         )
-    )
-
-
-def _hits(lease: Lease) -> tuple[int, int, int, int]:
-    """Return the tokens of a lease's prefix by the tier that had them, from the top."""
-    return (
-        lease.device_hit_tokens,
-        lease.host_hit_tokens,
-        lease.disk_hit_tokens,
-        lease.remote_hit_tokens,
     )
 
 
@@ -138,7 +128,7 @@ def misses_of(state: CacheState, lease: Lease) -> tuple[Missed, ...]:
 
 
 def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, ...]:
-    hit_tokens = sum(_hits(lease))
+    hit_tokens = lease.tier_tokens[-1]
     hash_tokens, unit_tokens = state.covering.hash_tokens, state.covering.hit_tokens
     words = key_words(request.keys)
     ends = np.arange(hit_tokens, len(words) * hash_tokens, unit_tokens) + unit_tokens

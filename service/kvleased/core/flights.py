@@ -66,6 +66,7 @@ DIRECTIONS: Final = {
 TierTokens = tuple[int, int, int, int]
 """Tokens of a prefix in the tiers down to each: on the device; there or in the host pool; or on disk; or anywhere."""
 
+
 PREFETCHES: Final = (Purpose.PREFETCH, Purpose.DISK_PREFETCH)
 """Copies of cached blocks that a call asked for by their keys."""
 
@@ -122,3 +123,8 @@ class Flight:
     def num_pairs(self) -> int:
         """Blocks that are copied or scrubbed."""
         return max(len(self.sources), len(self.targets))
+
+
+def on_device(num_tokens: int) -> TierTokens:
+    """Return so many tokens, all of them on the device."""
+    return num_tokens, num_tokens, num_tokens, num_tokens

@@ -32,7 +32,7 @@ from kvleased.core.commands import Fork, Reserve
 from kvleased.core.covering import Covering
 from kvleased.core.effects import Forked, Outcome
 from kvleased.core.ending import renew
-from kvleased.core.flights import Purpose
+from kvleased.core.flights import Purpose, on_device
 from kvleased.core.granting import check_tokens, reserved
 from kvleased.core.ids import Ids
 from kvleased.core.joining import asks_for, check_no_states, find, join
@@ -91,7 +91,7 @@ def fork(state: CacheState, command: Fork, now: float) -> Outcome:
         lease.phase = Phase.LOADING
         lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
     parts = np.split(entries, row.afters[:-1].cumsum())
-    num_computed = lease.device_hit_tokens
+    num_computed = lease.tier_tokens[0]
     state.leases.open(lease, command.request_id, parts, command.num_tokens, num_computed)
     state.tell("lease_forked", lease, num_blocks=lease.num_shared + row.num_fresh)
     if lease.pending:
@@ -247,7 +247,7 @@ def _begin(state: CacheState, parent: Lease, command: Fork, now: float) -> Lease
         phase=Phase.ACTIVE,
         deadline=now + state.shape.lease_seconds,
         granted_at=now,
-        device_hit_tokens=int(state.leases.rows.num_computed[parent.row]),
+        tier_tokens=on_device(int(state.leases.rows.num_computed[parent.row])),
         moving_to=NOWHERE,
         members=state.ranks.members_for(command.worker_id),
     )

@@ -26,7 +26,7 @@ from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.tenants import check_tokens_fit
-from kvleased.core.waiting import Waiter
+from kvleased.core.waiting import NO_TIERS, Waiter
 from kvleased.counted import are, counted
 
 _ACTIVE: Final = Phase.ACTIVE
@@ -121,18 +121,19 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
         raise InvalidError(msg, resource="keys", need=num_keys, limit=most_keys)
 
 
-def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved | Lease | None:
-    """Grant a Reserve if that can be done now.
+def attempt_reserve(
+    state: CacheState, command: Reserve, now: float, waiter: Waiter | None = None
+) -> Reserved | Lease | None:
+    """Grant a Reserve if that can be done now; `waiter` stands for its call, which may wait only where there is one.
 
     Returns the reply; or the lease, while bytes of its prefix are on their way and the reply must
     wait for them; or None, when there is no room yet.
     """
-    command = waiter.command
-    assert isinstance(command, Reserve)
     tenant = state.workers[command.worker_id]
     may_wait, prefix, num_left = command.wait_ms > 0, NOTHING, state.history.num_left
     if command.keys:
-        prefix = match(state, command.keys, tenant, sources_of(waiter) if may_wait else None)
+        sources = sources_of(waiter) if may_wait and waiter is not None else None
+        prefix = match(state, command.keys, tenant, sources)
     hits = prefix.blocks
     count, places = num_fresh(state, prefix, command.num_tokens)
     if not state.leases.free_rows or (state.keeps_rows and lacks_row(state, tenant)):
@@ -144,12 +145,13 @@ def attempt_reserve(state: CacheState, waiter: Waiter, now: float) -> Reserved |
         fresh = room(state, count, tenant, hits, may_wait=may_wait)
         if fresh is None:
             return None
-    lease = _begin(state, waiter, prefix, now)
+    lease = _begin(state, command, waiter, prefix, now)
     lease.num_left_before = num_left
     if num_left and command.keys:
         state.missing.put(lease)
     granted = _take(state, lease, prefix, fresh)
     if lease.pending:
+        assert waiter is not None, "who cannot wait is granted what is there"
         lease.phase = Phase.LOADING
         lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
     if places is None:
@@ -178,15 +180,17 @@ def num_fresh(
     return sum(afters) - sum(begins) + len(prefix.below), (begins, afters)
 
 
-def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Lease:
+def _begin(
+    state: CacheState, command: Reserve, waiter: Waiter | None, prefix: Match, now: float
+) -> Lease:
     """Return a new lease, which has nothing yet."""
-    command = waiter.command
-    assert isinstance(command, Reserve)
-    tokens = prefix.tier_tokens
-    if waiter.first_hits is not None:
-        tokens = attributed(tokens, waiter.first_hits)
+    tokens, skipped = prefix.tier_tokens, NO_TIERS
+    if waiter is not None:
+        skipped = waiter.skipped
+        if waiter.first_hits is not None:
+            tokens = attributed(tokens, waiter.first_hits)
     lease_id = state.history.moment = LeaseId(state.next_id())
-    lease = Lease(
+    return Lease(
         lease_id=lease_id,
         worker_id=command.worker_id,
         tenant=state.workers[command.worker_id],
@@ -195,16 +199,11 @@ def _begin(state: CacheState, waiter: Waiter, prefix: Match, now: float) -> Leas
         phase=_ACTIVE,
         deadline=now + state.shape.lease_seconds,
         granted_at=now,
-        device_hit_tokens=tokens[0],
-        skipped=waiter.skipped,
+        tier_tokens=tokens,
+        skipped=skipped,
         moving_to=NOWHERE,
         members=state.ranks.members_for(command.worker_id) if state.ranks.places else None,
     )
-    if tokens[0] < tokens[-1]:
-        lease.host_hit_tokens = tokens[1] - tokens[0]
-        lease.disk_hit_tokens = tokens[2] - tokens[1]
-        lease.remote_hit_tokens = tokens[3] - tokens[2]
-    return lease
 
 
 def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
@@ -257,10 +256,11 @@ def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
     counters, hit_tokens = state.counters, lease.tier_tokens[-1]
     counters["leases_granted"] += 1
     if hit_tokens:
-        counters["prefix_tokens_device"] += lease.device_hit_tokens
-        counters["prefix_tokens_host"] += lease.host_hit_tokens
-        counters["prefix_tokens_disk"] += lease.disk_hit_tokens
-        counters["prefix_tokens_remote"] += lease.remote_hit_tokens
+        device, host, disk, remote = lease.hit_tokens
+        counters["prefix_tokens_device"] += device
+        counters["prefix_tokens_host"] += host
+        counters["prefix_tokens_disk"] += disk
+        counters["prefix_tokens_remote"] += remote
     if num_tokens > hit_tokens:
         counters["prefix_tokens_computed"] += num_tokens - hit_tokens
 
@@ -280,19 +280,19 @@ def _reserved(state: CacheState, lease: Lease, parts: Sequence[Row], num_tokens:
         block_ids, counts = pack_parts(state, parts)
         ends = state.leases.rows.num_blocks[lease.row].tolist()
         covered_tokens = state.covering.covered(ends, num_tokens)
+    device, host, disk, remote = lease.hit_tokens
     reply = Reserved(
         lease_id=lease.lease_id,
         block_ids=block_ids,
-        device_hit_tokens=lease.device_hit_tokens,
-        host_hit_tokens=lease.host_hit_tokens,
+        device_hit_tokens=device,
+        host_hit_tokens=host,
         row=lease.row,
         num_blocks=counts,
         covered_tokens=covered_tokens,
     )
     # Seldom wanted, and each field costs every reserve.
-    if lease.disk_hit_tokens or lease.remote_hit_tokens:
-        disk_tokens, remote_tokens = lease.disk_hit_tokens, lease.remote_hit_tokens
-        reply = replace(reply, disk_hit_tokens=disk_tokens, remote_hit_tokens=remote_tokens)
+    if disk or remote:
+        reply = replace(reply, disk_hit_tokens=disk, remote_hit_tokens=remote)
     if isinstance(lease.request, Reserve) and lease.request.explain:
         reply = replace(reply, misses=misses_of(state, lease))
     return reply

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import BYTES_PER_KEY
-from kvleased.core.ids import Ids
+from kvleased.core.ids import ZERO, Ids
 
 Words = NDArray[np.int64]
 """Of keys; signed, so that they are places once they are masked."""
 
 _NONE: Final = -1
+_NOWHERE: Final = np.array(_NONE, np.intp)
+"""The same as columns are compared with it: in half the time that a plain number takes."""
 _PLACES_MIN: Final = 16
 _PLACES_PER_ENTRY: Final = 4
 """At least so many, so that most blocks are alone at their place."""
@@ -163,13 +165,13 @@ class KeyIndex:
         """Go on from the first blocks at the places of keys to those that have the first words of the keys."""
         # None reads as the last block, and is not believed.
         goes_on = self._first_words[found] != words
-        goes_on &= found != _NONE
+        goes_on &= found != _NOWHERE
         (left,) = goes_on.nonzero()
         while len(left) > _FEW:
             behind = self._next[found[left]].astype(np.intp)
             found[left] = behind
             goes_on = self._first_words[behind] != words[left]
-            goes_on &= behind != _NONE
+            goes_on &= behind != _NOWHERE
             left = left[goes_on]
         for at in left.tolist():
             block, word = self._after[found.item(at)], words.item(at)
@@ -182,7 +184,7 @@ class KeyIndex:
 
     def _have_keys(self, found: Ids, wanted: Words, packed: bytes) -> bool:
         """Tell whether the keys agree in full, of which the first words do; else somebody made them so."""
-        is_found = found >= 0
+        is_found = found >= ZERO
         if b"\0" not in is_found.tobytes():
             return packed.startswith(self._keys_at(found))
         if b"\1" not in is_found.tobytes():

@@ -127,7 +127,7 @@ def attempt_joint_reserve(state: CacheState, waiter: Waiter, now: float) -> Repl
     assert isinstance(command, Reserve)
     lease = None if waiter.request is None else find(state, command)
     if lease is None:
-        return attempt_reserve(state, waiter, now)
+        return attempt_reserve(state, command, now, waiter)
     if lease.phase is not Phase.LOADING:
         return join_reserved(state, lease, command.worker_id, now)
     join(state, lease, command.worker_id)

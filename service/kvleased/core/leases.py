@@ -48,10 +48,8 @@ class Lease:
     """Monotonic seconds at which the lease expires unless renewed."""
     granted_at: float = 0.0
     """Monotonic seconds at which its caller was answered; long ago after a restart, which no answer outlives."""
-    device_hit_tokens: int = 0
-    host_hit_tokens: int = 0
-    disk_hit_tokens: int = 0
-    remote_hit_tokens: int = 0
+    tier_tokens: TierTokens = (0, 0, 0, 0)
+    """Tokens of its prefix that were found in the tiers down to each."""
     skipped: frozenset[Tier] = frozenset()
     """Tiers from which a copy for its prefix has failed."""
     num_left_before: int = 0
@@ -77,12 +75,10 @@ class Lease:
     """The ranks that share it; None where a process calls for all of them."""
 
     @property
-    def tier_tokens(self) -> TierTokens:
-        """Where the tokens of its prefix were found."""
-        on_device = self.device_hit_tokens
-        on_host = on_device + self.host_hit_tokens
-        on_disk = on_host + self.disk_hit_tokens
-        return on_device, on_host, on_disk, on_disk + self.remote_hit_tokens
+    def hit_tokens(self) -> tuple[int, int, int, int]:
+        """Tokens of its prefix that were found in each tier: device, host, disk and remote."""
+        on_device, on_host, on_disk, everywhere = self.tier_tokens
+        return on_device, on_host - on_device, on_disk - on_host, everywhere - on_disk
 
     @property
     def is_on_host(self) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.effects import Tier
 from kvleased.core.flights import SOURCE_TIERS
-from kvleased.core.ids import Ids
+from kvleased.core.ids import ZERO, Ids
 from kvleased.core.leases import NOWHERE
 from kvleased.core.message import message
 from kvleased.core.pool import Pool
@@ -125,7 +125,7 @@ def searched(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
 
 def by_tier(entries: Ids) -> tuple[Ids, Ids]:
     """Return the blocks among entries, and the complements of the others."""
-    is_block = entries >= 0
+    is_block = entries >= ZERO
     if b"\0" not in is_block.tobytes():
         return entries, NOWHERE
     return entries[is_block], ~entries[~is_block]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.effects import Tier
+from kvleased.core.flights import on_device
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.phases import AFTER_RESTART, Phase
@@ -235,7 +236,7 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
         deadline=now + state.shape.lease_seconds,
         granted_at=-inf,
         # A rank that joins now must not write again what all had computed.
-        device_hit_tokens=0 if members is None else members.hit_tokens,
+        tier_tokens=on_device(0 if members is None else members.hit_tokens),
         moving_to=NOWHERE,
         members=members,
     )

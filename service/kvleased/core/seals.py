@@ -25,8 +25,9 @@ _ODD: Final = np.array(
 )
 _ODD_OF_LAYOUT: Final = 0x1D8E4E27C47D124F
 _MASK: Final = 2**64 - 1
-_SHIFT: Final = np.uint64(29)
-_ONE: Final = np.uint64(1)
+_SHIFT: Final = np.array(29, np.uint64)
+_ONE: Final = np.array(1, np.uint64)
+"""As arrays: columns are shifted and marked with them in two thirds of the time of numbers."""
 _ENTRIES_AT_ONCE: Final = 1024
 """Entries whose columns stay in the nearest cache while they are mixed."""
 

@@ -14,8 +14,8 @@ from kvlease.errors import InvalidError
 from kvlease.groups import first_needed
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.covering import Covering
-from kvleased.core.flights import TierTokens
-from kvleased.core.ids import Ids
+from kvleased.core.flights import TierTokens, on_device
+from kvleased.core.ids import ZERO, Ids
 from kvleased.core.leases import NOWHERE
 from kvleased.core.looking import (
     Sources,
@@ -93,7 +93,7 @@ def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources |
     if len(keys) > _BYTES_OF_FEW:
         keys = keys[: _num_cached_at_most(state, keys, sources) * BYTES_PER_KEY]
     entries = state.device.index.find(keys)
-    is_missing = entries < 0
+    is_missing = entries < ZERO
     joined: dict[int, CopyId] = {}
     # Nearly always nothing is; bytes are searched faster than an array.
     has_missing = b"\1" in is_missing.tobytes()
@@ -114,7 +114,7 @@ def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources |
         below=below,
         joined=_joined(joined, entries),
         hit_tokens=hit_tokens,
-        tier_tokens=(hit_tokens, hit_tokens, hit_tokens, hit_tokens),
+        tier_tokens=on_device(hit_tokens),
         remote_positions=NOWHERE,
     )
 
@@ -262,7 +262,7 @@ def look_everywhere(
 ) -> tuple[Ids, NDArray[np.bool_], dict[int, CopyId]]:
     """Return where the blocks of packed keys are, which of them serve a tenant, and the copies that fill some."""
     entries = state.device.index.find(packed)
-    is_missing = entries < 0
+    is_missing = entries < ZERO
     joined: dict[int, CopyId] = {}
     if sources is not None and b"\1" in is_missing.tobytes():
         joined = look_below(state, packed, (entries, is_missing), sources)

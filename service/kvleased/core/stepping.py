@@ -39,8 +39,11 @@ class StepVerb(IntEnum):
 
 
 _EXTEND: Final = int(StepVerb.EXTEND)
+_EXTENDS: Final = np.array(_EXTEND, np.uint8)
+_ZERO: Final = np.array(0, np.int32)
 _ONE: Final = np.array(1, np.int32)
-"""What is taken from a column in half the time that a plain number takes."""
+"""What columns are compared with, or is taken from them, in half the time that a plain number takes."""
+_GRANT: Final = Event.GRANT
 
 _Operation = tuple[LeaseId, int, int, bytes]
 """Lease, token count, first block and keys of one operation."""
@@ -88,23 +91,23 @@ def _extend_together(
     """
     leases = state.leases
     rows, is_done = leases.active_rows(columns.lease_ids, worker_id)
-    is_done &= columns.verbs == _EXTEND
+    is_done &= columns.verbs == _EXTENDS
     # Read without a sign, what is below 1 lies above all that fits, too.
     last_tokens = columns.num_tokens - _ONE
-    is_done &= last_tokens.view(np.uint32) < state.covering.longest_tokens
+    is_done &= last_tokens.view(np.uint32) < state.covering.longest_of_column
     # An extend of a lease of which the step says more than that is done, or refused, in its turn.
     if not leases.are_distinct(rows):
         is_done[:] = False
     if not state.is_simple:
         return _grow_together(state, worker_id, columns, rows, is_done)
     counts = np.zeros(len(rows), np.int32)
-    behind = last_tokens // state.covering.tokens_per_block - leases.num_blocks[rows]
-    wants = behind >= 0
+    behind = last_tokens // state.covering.block_of_column - leases.num_blocks[rows]
+    wants = behind >= _ZERO
     wants &= is_done
     (at,) = wants.nonzero()
     fresh = NOWHERE
     if len(at):
-        added = behind[at] + 1
+        added = behind[at] + _ONE
         offered = _offered(state, worker_id, sum(added.tolist()))
         if offered is None:
             is_done[at] = False
@@ -155,7 +158,7 @@ def _offered(state: CacheState, worker_id: WorkerId, num_blocks: int) -> Ids | N
         return None
     blocks = state.device.suitable(num_blocks, tenant)
     if blocks is not None:
-        state.device.take(blocks, Event.GRANT, tenant)
+        state.device.take(blocks, _GRANT, tenant)
     return blocks
 
 

@@ -30,6 +30,7 @@ Waitable = Reserve | Extend | Reload
 
 PRIORITY_MAX: Final = 2
 """High; 0 is low and 1 is normal."""
+NO_TIERS: Final[frozenset[Tier]] = frozenset()
 WAIT_MS_MAX: Final = 600_000
 """Ten minutes: the longest that a call may wait."""
 WAIT_SECONDS_DEFAULT: Final = 30.0
@@ -45,7 +46,7 @@ class Waiter:
     command: Waitable
     worker_id: WorkerId
     deadline: float
-    skipped: frozenset[Tier] = frozenset()
+    skipped: frozenset[Tier] = NO_TIERS
     """Take nothing from these tiers: a copy from there has just failed."""
     remote_keys: frozenset[bytes] = frozenset()
     """What the remote store said that it has."""
