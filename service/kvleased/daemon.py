@@ -29,6 +29,7 @@ from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.roles import Role, Roles
 from kvleased.settings import Settings
+from kvleased.settling import Settling
 from kvleased.tallies import verb_of
 from kvleased.tiers import Tiers
 from kvleased.tokens import Keyring
@@ -96,7 +97,7 @@ class Daemon:
         }
         self._operator_replies = Replies(settings.max_remembered_replies)
         self._waiting = WaitingCalls(self._pass_time, self._leave)
-        self._unsettled: list[tuple[CacheEntry, Sequence[Effect]]] = []
+        self._settling = Settling(self._carry_out)
         self._unremembered: list[Unremembered] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready, self._unreachable = "starting", ""
@@ -199,7 +200,7 @@ class Daemon:
     def answer(self, verb: str, request: Message, caller: Caller) -> Answer:
         """Do the same, but leave what the caller need not wait for to `settle`, which must follow."""
         try:
-            if self._unsettled or self._unremembered:
+            if self._settling or self._unremembered:
                 self.settle()
             if caller.epoch and caller.epoch != self.epoch and verb != "attach":
                 self._refuse_stale(caller.epoch)
@@ -226,13 +227,7 @@ class Daemon:
         while self._unremembered:
             replies, verb, request, caller, salt, answer = self._unremembered.pop()
             replies.remember(verb, caller.idempotency_key, digest_of(request, salt), answer)
-        while self._unsettled:
-            entry, effects = self._unsettled.pop(0)
-            try:
-                self._carry_out(entry, effects)
-                entry.core.settle()
-            except Exception:  # noqa: BLE001 -- one call's fault must not end the daemon
-                _LOG.exception("settling_failed", cache=entry.name)
+        self._settling.settle()
 
     def cancel(self, future: asyncio.Future[Message]) -> None:
         """Forget a waiting call whose caller has gone."""
@@ -331,7 +326,7 @@ class Daemon:
             respond = noted(entry.observer, command, respond)
         if outcome.ticket is None:
             if outcome.effects:
-                self._unsettled.append((entry, outcome.effects))
+                self._settling.add(entry, outcome.effects)
             return respond(outcome.reply)
         wait = entry.tally.waits_for(command)
         future = self._waiting.promise(entry, outcome.ticket, respond, wait, wait_ms)
@@ -348,6 +343,7 @@ class Daemon:
             self._after_refusal(entry)
             raise
         self._carry_out(entry, outcome.effects)
+        self._settling.settle_apart(entry)
         return outcome.reply
 
     def _after_refusal(self, entry: CacheEntry) -> None:

@@ -144,7 +144,7 @@ class Cache:
 
         """
         state = self._state
-        if state.leaving:
+        if state.leaving or state.left:
             ending.settle(state)
         state.history.now = now
         if state.device.owners is not None:
@@ -182,8 +182,13 @@ class Cache:
         """Do what the last command left to be done until its answer was on its way; the next one would do it, too."""
         ending.settle(self._state)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last command left nothing to be done."""
+        return not (self._state.leaving or self._state.left)
+
     def take_effects(self) -> list[Effect]:
-        """Return the effects that a refused command started, for `handle` could not; call it after a refusal."""
+        """Return the effects that `handle` could not: call it after a refusal, and after `settle`."""
         effects = self._state.effects
         self._state.effects = []
         return effects

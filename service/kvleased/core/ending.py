@@ -104,9 +104,14 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
 
 
 def settle(state: CacheState) -> None:
-    """Let go of what released leases had: the answer to a release need not wait for it, as their rows still tell it."""
+    """Let go of what released leases had, and of what moves held that are done; no answer need wait for either."""
     while state.leaving:
         state.device.let_go(state.leases.blocks_of(state.leaving.pop(0)))
+    while state.left:
+        pool, entries, is_leaving = state.left.pop(0)
+        pool.let_go(entries)
+        if is_leaving:
+            evict_blocks(state, pool.evictable(entries))
 
 
 # Time -------------------------------------------------------------------------------------------------------------

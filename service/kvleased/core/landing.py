@@ -30,7 +30,7 @@ from kvleased.core.commands import (
 )
 from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ending import expire, forget_lease
-from kvleased.core.flights import PREFETCHES, SOURCE_TIERS, Flight, Purpose
+from kvleased.core.flights import HELD_BY_LEASES, PREFETCHES, SOURCE_TIERS, Flight, Purpose
 from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
 from kvleased.core.ids import Ids
@@ -47,6 +47,9 @@ from kvleased.core.seating import end_waits
 from kvleased.core.state import CacheState, chosen_keys
 from kvleased.core.states import Event
 from kvleased.core.waiting import Waiter
+
+Marks = NDArray[np.bool_]
+"""Of pairs of a copy."""
 
 _NOT_COMING: Final = -1
 """What stands for a key that no copy brings."""
@@ -80,8 +83,9 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
         state.device.end(flight.targets, Event.SCRUBBED)
         return Outcome(reply=Done())
     _unlist_loading(state, flight)
-    failed = np.zeros(flight.num_pairs, np.bool_)
+    failed = None
     if command.failed:
+        failed = np.zeros(flight.num_pairs, np.bool_)
         failed[list(command.failed)] = True
         error = CopyFailedError("some bytes did not match their checksum; recompute them")
         retire_sources(state, flight, failed, error)
@@ -91,9 +95,10 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
     if flight.direction is Direction.STORE:
         state.suspects.wrote(flight.targets)
     if state.dirt.is_any:
-        state.dirt.landed(flight, ~failed, now)
+        good = np.ones(flight.num_pairs, np.bool_) if failed is None else ~failed
+        state.dirt.landed(flight, good, now)
         if flight.direction is Direction.SHARE:
-            _note_shared(state, flight, ~failed)
+            _note_shared(state, flight, good)
     _settle(state, flight, failed, now)
     return Outcome(reply=Done())
 
@@ -140,9 +145,8 @@ def mover_died(state: CacheState, command: MoverDied, now: float) -> Outcome:
 # Targets ----------------------------------------------------------------------------------------------------------
 
 
-def _take_over(
-    state: CacheState, flight: Flight, failed: NDArray[np.bool_], checksums: bytes
-) -> None:
+def _take_over(state: CacheState, flight: Flight, failed: Marks | None, checksums: bytes) -> None:
+    """Make the targets what they were copied for, but for those that failed, if any did."""
     source_pool, target_pool = state.ends(flight.direction)
     if checksums:
         values = np.frombuffer(checksums, np.uint64)
@@ -151,8 +155,11 @@ def _take_over(
         target_pool.records.checksum[flight.targets] = 0
     else:
         target_pool.records.checksum[flight.targets] = source_pool.records.checksum[flight.sources]
-    keyed = flight.keyed & ~failed
-    private = flight.targets[~(flight.keyed | failed)]
+    keyed, private = flight.keyed, flight.targets
+    if failed is not None:
+        keyed = keyed & ~failed
+    if failed is not None or keyed.any():
+        private = private[~(keyed if failed is None else keyed | failed)]
     if keyed.any():
         keys, targets = state.keys_of(flight, keyed), flight.targets[keyed]
         is_new = target_pool.index.find(keys) < 0
@@ -168,14 +175,9 @@ def _take_over(
         target_pool.change(private, Event.RESTORED)
 
 
-def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: float) -> None:
-    source_pool, target_pool = state.ends(flight.direction)
-    source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
-    if len(flight.targets):
-        target_pool.let_go(flight.targets[~failed])
-        if failed.any():
-            target_pool.end(flight.targets[failed], Event.FAIL)
-    num_good = int((~failed).sum())
+def _settle(state: CacheState, flight: Flight, failed: Marks | None, now: float) -> None:
+    _let_go(state, flight, failed)
+    num_good = flight.num_pairs - (0 if failed is None else int(np.count_nonzero(failed)))
     if flight.purpose in _COUNTED:
         state.counters[_COUNTED[flight.purpose]] += num_good
     if flight.purpose is Purpose.DISPLACE:
@@ -188,7 +190,21 @@ def _settle(state: CacheState, flight: Flight, failed: NDArray[np.bool_], now: f
     for lease in waiting_for(state, flight):
         lease.pending.discard(flight.copy_id)
         if not lease.pending:
-            _advance_lease(state, lease, num_good, now)
+            _advance_lease(state, lease, flight, now)
+
+
+def _let_go(state: CacheState, flight: Flight, failed: Marks | None) -> None:
+    """Let go of both ends of a copy that is done; of what a lease holds besides, behind the answer."""
+    source_pool, target_pool = state.ends(flight.direction)
+    good = flight.targets
+    if failed is not None and len(good):
+        target_pool.end(good[failed], Event.FAIL)
+        good = good[~failed]
+    if flight.purpose in HELD_BY_LEASES:
+        state.left += [(source_pool, flight.sources, False), (target_pool, good, False)]
+    else:
+        source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
+        target_pool.let_go(good)
 
 
 def _count_prefetched(state: CacheState, flight: Flight, num_copied: int) -> None:
@@ -202,7 +218,7 @@ def _count_prefetched(state: CacheState, flight: Flight, num_copied: int) -> Non
     state.wake(flight.ticket, reply)
 
 
-def _advance_lease(state: CacheState, lease: Lease, num_copied: int, now: float) -> None:
+def _advance_lease(state: CacheState, lease: Lease, flight: Flight, now: float) -> None:
     ticket, lease.ticket = lease.ticket, None
     if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
         state.wake(ticket, finish_fork(state, lease, now))
@@ -213,7 +229,7 @@ def _advance_lease(state: CacheState, lease: Lease, num_copied: int, now: float)
         state.leases.enter(lease, Phase.ACTIVE)
         state.wake(ticket, reserved(state, lease))
     elif lease.phase is Phase.EVICTING:
-        evicted = finish_evict(state, lease, now, num_offloaded=num_copied)
+        evicted = finish_evict(state, lease, flight.sources, now)
         command, lease.next_reload = lease.next_reload, None
         if command is None:
             state.wake(ticket, evicted)
@@ -286,7 +302,8 @@ def _note_shared(state: CacheState, flight: Flight, good: NDArray[np.bool_]) -> 
 
 def _check_generations(state: CacheState, flight: Flight) -> None:
     for pool, ids, generations in _recorded(state, flight):
-        assert (pool.records.generation[ids] == generations).all(), (
+        # Bytes are compared in a fraction of the time that elements are.
+        assert pool.records.generation[ids].tobytes() == generations.tobytes(), (
             "reused while a copy was in flight"
         )
 

@@ -1,5 +1,7 @@
 """Own the moving of blocks between device and host on request: evict and reload, of leases and of cached blocks."""
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,9 @@ from kvleased.core.states import State
 from kvleased.core.tenants import check_fits, of_one_tenant, only_of, own_victims, victims
 from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
 from kvleased.counted import are
+
+_LEASE_AND_COPY: Final = 2
+"""Holders of a block of which nobody else has anything."""
 
 
 def deadline(wait_ms: int, now: float) -> float:
@@ -76,7 +81,7 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
         state.host.hold(there)
     lease.moving_to = placed
     if not len(slots):
-        return Outcome(reply=finish_evict(state, lease, now, num_offloaded=0))
+        return Outcome(reply=finish_evict(state, lease, NOWHERE, now))
     flight = state.fly(Purpose.PREEMPT, blocks, slots, keyed=is_ready, lease=lease)
     lease.pending.add(flight.copy_id)
     lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
@@ -100,20 +105,22 @@ def _slots_for_lease(state: CacheState, count: int, reused: Ids, tenant: int) ->
     return slots
 
 
-def finish_evict(state: CacheState, lease: Lease, now: float, *, num_offloaded: int) -> Evicted:
-    """Hand a lease over to the slots that its bytes are in now, and free its blocks."""
+def finish_evict(state: CacheState, lease: Lease, copied: Ids, now: float) -> Evicted:
+    """Hand a lease over to the slots that its bytes are in now; its blocks are freed behind the answer.
+
+    The blocks that were copied are still held by their copy.
+    """
     blocks = state.leases.blocks_of(lease)
-    num_free_before = state.device.num_free
     if state.device.has_classes:
         keep_class(state, lease, blocks)
     state.leases.rewrite(lease, lease.moving_to, Phase.EVICTED)
-    state.device.let_go(blocks)
-    evict_blocks(state, state.device.evictable(blocks))
+    num_evicted = int(np.count_nonzero(state.device.holds[blocks] == 1))
+    num_evicted += int(np.count_nonzero(state.device.holds[copied] == _LEASE_AND_COPY))
+    state.left.append((state.device, blocks, True))
     lease.deadline = now + state.shape.lease_seconds
-    state.counters["offloads"] += num_offloaded
-    num_evicted = state.device.num_free - num_free_before
+    state.counters["offloads"] += len(copied)
     state.tell("lease_evicted", lease, num_blocks=num_evicted)
-    return Evicted(num_evicted=num_evicted, num_offloaded=num_offloaded)
+    return Evicted(num_evicted=num_evicted, num_offloaded=len(copied))
 
 
 def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
@@ -215,10 +222,10 @@ def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_]
 
 
 def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
-    """Hand a lease over to the blocks that its bytes are in now, and let go of its slots."""
+    """Hand a lease over to the blocks that its bytes are in now; its slots are let go of behind the answer."""
     slots = state.leases.blocks_of(lease)
     state.leases.rewrite(lease, lease.moving_to, Phase.ACTIVE)
-    state.host.let_go(slots)
+    state.left.append((state.host, slots, False))
     lease.deadline = now + state.shape.lease_seconds
     state.counters["reloads"] += lease.num_reloading
     state.tell("lease_reloaded", lease, num_blocks=lease.num_reloading)

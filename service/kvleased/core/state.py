@@ -86,7 +86,7 @@ class CacheState:
         """What granted requests did not find, until it is looked up."""
         self.tiers_off: set[Tier] = set()
         """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
-        self.suspects = Suspects()
+        self.suspects, self.pins = Suspects(), Pins()
         self.was_remote_away = False
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""
         self.dirt = Dirt(shape, records)
@@ -107,9 +107,10 @@ class CacheState:
         self.flights: dict[CopyId, Flight] = {}
         self.loading = Loading(records.device.key)
         """Keys on their way to the device, so that a second caller joins the first."""
-        self.pins = Pins()
         self.leaving: list[Lease] = []
         """Leases that have been released; their blocks are let go of before the next command could take their rows."""
+        self.left: list[tuple[Pool, Ids, bool]] = []
+        """Blocks that moves still hold until the same moment; and whether they leave their tier then."""
         # A Counter would take three times as long, several times a call.
         self.counters: defaultdict[str, int] = defaultdict(int)
         self.effects: list[Effect] = []
@@ -249,7 +250,10 @@ class CacheState:
         copy_id = CopyId(self.next_id())
         direction = DIRECTIONS[purpose]
         source_pool, target_pool = self.ends(direction)
+        keyed = np.zeros(len(targets), np.bool_) if keyed is None else keyed
         self._take_ends(purpose, sources, targets, remote)
+        if len(sources) and len(targets) and keyed.any():
+            target_pool.records.position[targets] = source_pool.records.position[sources]
         flight = Flight(
             copy_id=copy_id,
             direction=direction,
@@ -258,7 +262,7 @@ class CacheState:
             targets=targets,
             source_generations=source_pool.records.generation[sources],
             target_generations=target_pool.records.generation[targets],
-            keyed=np.zeros(len(targets), np.bool_) if keyed is None else keyed,
+            keyed=keyed,
             remote_keys=b"" if remote is None else remote.keys,
             lease_id=None if lease is None else lease.lease_id,
         )
@@ -297,7 +301,6 @@ class CacheState:
                 source_pool.tenants_of(sources),
                 num_holders=2 if purpose in HELD_BY_LEASES else 1,
             )
-            target_pool.records.position[targets] = source_pool.records.position[sources]
 
     def _list_loading(self, flight: Flight) -> None:
         """Let others know of the keys that a flight brings to the device."""
@@ -344,15 +347,9 @@ class CacheState:
 
 def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
     """Return the device pool, the host pool and the disk store."""
-    of_slots = compile_transitions(SLOT_TRANSITIONS)
-    device_order = make_order(shape.eviction_policy, shape.num_blocks, key_digests(records.device))
-    device = Pool(
-        records.device,
-        compile_transitions(BLOCK_TRANSITIONS),
-        device_order,
-        shape.layout_digest,
-        shape.null_blocks,
-    )
+    of_blocks, of_slots = map(compile_transitions, (BLOCK_TRANSITIONS, SLOT_TRANSITIONS))
+    order = make_order(shape.eviction_policy, shape.num_blocks, key_digests(records.device))
+    device = Pool(records.device, of_blocks, order, shape.layout_digest, shape.null_blocks)
     host_order, disk_order = LeafFirstLRU(shape.num_slots), LeafFirstLRU(shape.num_disk_slots)
     host = Pool(records.host, of_slots, host_order, shape.layout_digest)
     return device, host, Pool(records.disk, of_slots, disk_order, shape.layout_digest)

@@ -20,6 +20,7 @@ from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy, Mover
 from kvleased.movers import protocol
 from kvleased.movers.batches import Flight, Moved, ObserveCopies, Part, Queue, copies_a_batch
+from kvleased.movers.mapped import Mapped, Packet
 from kvleased.movers.protocol import (
     Ask,
     Completion,
@@ -30,6 +31,7 @@ from kvleased.movers.protocol import (
     Status,
     Told,
 )
+from kvleased.next_turn import in_next_turn
 
 BATCHES_SENT_MAX: Final = 2
 """Batches in the socket, of those that are urgent and of the others: one is carried out, one follows without a gap.
@@ -84,24 +86,6 @@ class LinkFigures:
     """For how long the oldest batch has been waiting or under way; 0 where there is none."""
 
 
-_Packet = tuple[bytes, tuple[int, ...]]
-"""A packet and the descriptors beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Mapped:
-    """The pools of a cache, which every mover is told of."""
-
-    message: PoolMap
-    fds: tuple[int, ...]
-    bytes_per_block: int
-
-    def packets(self) -> list[_Packet]:
-        """Return the packets that tell of them."""
-        first, *rest = self.message.packets()
-        return [(first, self.fds), *((packet, ()) for packet in rest)]
-
-
 class MoverLink:
     """Carry the copies of all caches to the mover that lives now, and its answers back."""
 
@@ -122,12 +106,12 @@ class MoverLink:
         self._generation = 0
         self._attached_at = 0.0
         self._is_here = False
-        self._pools: dict[int, _Mapped] = {}
-        self._packets: deque[_Packet] = deque()
+        self._pools: dict[int, Mapped] = {}
+        self._packets: deque[Packet] = deque()
         self._queue = Queue()
         self._sent: dict[int, Part] = {}
         self._number = 0
-        self._is_blocked = False
+        self._is_blocked = self._is_flush_due = False
         self._progress_at = 0.0
 
     def __repr__(self) -> str:
@@ -191,7 +175,7 @@ class MoverLink:
 
     def map(self, pool: PoolMap, fds: Sequence[int]) -> None:
         """Have this mover, and each one after it, map a cache's pools; the descriptors stay the caller's."""
-        mapped = self._pools[pool.pool] = _Mapped(pool, tuple(fds), pool.bytes_per_block)
+        mapped = self._pools[pool.pool] = Mapped(pool, tuple(fds), pool.bytes_per_block)
         if self.is_attached:
             self._packets.extend(mapped.packets())
             self._flush()
@@ -226,7 +210,10 @@ class MoverLink:
             self._progress_at = now
         flight = Flight(pool=pool, copy=copy, with_checksums=with_checksums, copies_a_batch=most)
         self._queue.add(flight, now)
-        self._flush()
+        if flight.num_parts == 1:
+            self._flush()
+        else:
+            self._flush_apart()
 
     def ask(self, question: Ask | Purge) -> bool:
         """Put a question to the mover, before all batches that wait; tell whether there is one to answer it."""
@@ -272,19 +259,18 @@ class MoverLink:
     # From the mover
 
     def _read(self) -> None:
-        while self._sock is not None:
-            try:
-                packet = self._receive(self._sock)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                # Said once when the mover went with batches unread; its last answers follow.
-                continue
-            if not packet:
-                # It has ended, but only the supervisor can prove that it writes no more.
-                self._detach()
-                return
+        """Take one packet; the loop comes again for the next, and hears others in between."""
+        assert self._sock is not None, "nobody reads"
+        try:
+            packet = self._receive(self._sock)
+        except (BlockingIOError, ConnectionResetError):
+            # The latter is said once when the mover went with batches unread; its last answers follow.
+            return
+        if packet:
             self._take(packet)
+        else:
+            # It has ended, but only the supervisor can prove that it writes no more.
+            self._detach()
 
     def _receive(self, sock: socket.socket) -> bytes:
         """Return the next packet; raises BlockingIOError where there is none."""
@@ -325,20 +311,37 @@ class MoverLink:
         flight.parts[sent.index] = completion
         if len(flight.parts) < flight.num_parts:
             return
+        if flight.num_parts == 1:
+            self._answer(flight)
+        else:
+            # Of many blocks that takes long; the loop hears others before.
+            in_next_turn(self._answer, flight)
+
+    def _answer(self, flight: Flight) -> None:
+        """Tell the core what became of a copy of which all batches have ended."""
         copy_id = flight.copy.copy_id
-        if not all(part.is_done for part in flight.parts.values()):
-            self._owner.answer_copy(flight.pool, CopyFailed(copy_id=copy_id))
-            return
-        done = CopyDone(copy_id=copy_id, checksums=flight.checksums, failed=flight.failed)
-        self._owner.answer_copy(flight.pool, done)
+        answer: CopyDone | CopyFailed = CopyFailed(copy_id=copy_id)
+        if all(part.is_done for part in flight.parts.values()):
+            answer = CopyDone(copy_id=copy_id, checksums=flight.checksums, failed=flight.failed)
+        self._owner.answer_copy(flight.pool, answer)
 
     # To the mover
 
+    def _flush_apart(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            in_next_turn(self._flush)
+
     def _flush(self) -> None:
+        """Send what there is, but of batches one in a turn."""
+        self._is_flush_due = False
         try:
-            while self._sock is not None and self._has_packet():
-                self._put(*self._packets[0])
+            while self._sock is not None and self._has_packet() and not self._is_flush_due:
+                packet, fds = self._packets[0]
+                self._put(packet, fds)
                 self._packets.popleft()
+                if packet[:1] == protocol.BATCH and self._queue:
+                    self._flush_apart()
             if self._sock is not None and self._is_blocked:
                 self._is_blocked = False
                 asyncio.get_running_loop().remove_writer(self._sock.fileno())

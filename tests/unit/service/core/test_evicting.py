@@ -13,7 +13,7 @@ from kvlease.errors import (
 )
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted
+from kvleased.core.effects import Evicted, Notice
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
@@ -58,6 +58,35 @@ def test_evicted_lease_frees_its_blocks_when_its_bytes_are_safe() -> None:
     assert woken(landed, outcome.ticket, Evicted) == Evicted(num_evicted=3, num_offloaded=3)
     assert cache.census().device["free"] == 8
     assert found(cache, keys(1)) == (0, 1)
+
+
+def test_blocks_of_an_evicted_lease_are_freed_behind_the_answer() -> None:
+    """The answer tells how many they are; who asks next finds them free, and what is told of them comes with that."""
+    cache = a_cache()
+    lease = committed(cache, keys(1), more=2)
+    outcome = evict(cache, lease.lease_id)
+    landed = land(cache, the_copy(outcome))
+    assert woken(landed, outcome.ticket, Evicted).num_evicted == 3
+    assert not cache.is_settled
+
+    cache.settle()
+
+    assert cache.is_settled
+    assert cache.take_effects() == [Notice(kind="blocks_evicted", num_blocks=1)]
+    assert cache.check() == []
+
+
+def test_evict_counts_no_block_that_another_lease_has() -> None:
+    """A block of a prefix that two leases share stays when one of them is evicted, and the answer says so."""
+    cache = a_cache()
+    lease = committed(cache, keys(1), more=1)
+    assert reserve(cache, 2, "other", keys(1)).device_hit_tokens
+
+    outcome = evict(cache, lease.lease_id)
+    landed = land(cache, the_copy(outcome))
+
+    assert woken(landed, outcome.ticket, Evicted) == Evicted(num_evicted=1, num_offloaded=2)
+    assert cache.check() == []
     assert cache.check() == []
 
 

@@ -42,6 +42,7 @@ Held = list[tuple[str, str, int]]
 
 def held(cache: Cache, *, tenant: int | None = TENANT, host: bool = False) -> Held:
     """Return the holdings of a pool, as a tenant is told of them."""
+    cache.settle()
     state = cache._state
     pool = state.host if host else state.device
     return sorted(astuple(one) for one in holdings(state, pool, tenant))

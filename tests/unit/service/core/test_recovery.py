@@ -118,6 +118,7 @@ def test_evicted_lease_can_be_reloaded() -> None:
     """A lease in the host pool is still there."""
     cache = a_cache()
     lease = evicted(cache, keys(1), more=1)
+    cache.settle()
 
     again = restarted(cache)
 

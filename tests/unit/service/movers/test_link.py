@@ -189,16 +189,24 @@ async def _heard(owner: Owner) -> None:
     owner.changed.clear()
 
 
+async def _come(mover: ScriptedMover, count: int) -> list[Batch]:
+    """Wait until so many batches have come, one of a copy in each turn of the loop."""
+    found: list[Batch] = []
+    async with asyncio.timeout(5):
+        while len(found) < count:
+            await asyncio.sleep(0)
+            found += mover.batches()
+    return found
+
+
 async def test_copy_is_split_and_answered_as_one(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
     """A copy above the size of a batch travels in several and is answered once, positions counted over all."""
     link.send(7, _copy(1, 10), with_checksums=True)
-    batches = mover.batches()
+    batches = await _come(mover, 2)
     mover.complete(batches[0])
-    while len(batches) < 3:
-        await asyncio.sleep(0)
-        batches += mover.batches()
+    batches += await _come(mover, 1)
     assert [batch.num_copies for batch in batches] == [4, 4, 2]
 
     for batch, failed in zip(batches[1:], [(1,), (0,)], strict=True):
@@ -215,13 +223,45 @@ async def test_refused_part_fails_the_copy(
 ) -> None:
     """A copy of which one part was refused has failed, once all its parts have ended."""
     link.send(7, _copy(1, 8), with_checksums=True)
-    first, second = mover.batches()
+    first, second = await _come(mover, 2)
 
     mover.complete(first, is_done=False)
     mover.complete(second)
     await _heard(owner)
 
     assert owner.answers == [(7, CopyFailed(copy_id=CopyId(1)))]
+
+
+async def test_batches_of_a_copy_leave_in_turns_of_their_own(
+    link: MoverLink, mover: ScriptedMover
+) -> None:
+    """The call that asks for a long copy hands none of it over, and the loop hears others between two batches."""
+    heard: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    link.send(7, _copy(1, 8), with_checksums=False)
+    assert mover.batches() == []
+    await _come(mover, 1)
+    loop.call_soon(heard.append, "other")
+    await _come(mover, 1)
+
+    assert heard == ["other"]
+
+
+async def test_end_of_a_long_copy_is_answered_in_a_turn_of_its_own(
+    link: MoverLink, mover: ScriptedMover, owner: Owner
+) -> None:
+    """The turn that hears of its last batch does not look at all of its blocks."""
+    link.send(7, _copy(1, 8), with_checksums=False)
+    first, second = await _come(mover, 2)
+    mover.complete(first)
+    mover.complete(second)
+    while link.batches_in_flight:
+        assert owner.answers == []
+        await asyncio.sleep(0)
+    await _heard(owner)
+
+    assert [pool for pool, _ in owner.answers] == [7]
 
 
 async def test_overdue_copy_is_lost_and_its_mover_replaced(

@@ -1,0 +1,56 @@
+"""Own what is done behind an answer: the effects of its command, then what the core left to be done; in their order."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from kvleased.core.effects import Effect
+from kvleased.next_turn import in_next_turn
+from kvleased.registry import CacheEntry
+
+CarryOut = Callable[[CacheEntry, Iterable[Effect]], None]
+"""Does what effects say."""
+
+_LOG = structlog.get_logger()
+
+
+class Settling:
+    """What the last commands left to be done."""
+
+    def __init__(self, carry_out: CarryOut) -> None:
+        """Take what carries out effects."""
+        self._carry_out = carry_out
+        self._left: list[tuple[CacheEntry, Sequence[Effect]]] = []
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to be done."""
+        return bool(self._left)
+
+    def __repr__(self) -> str:
+        """Show life: how many commands left something."""
+        return f"<Settling {len(self._left)} commands>"
+
+    def add(self, entry: CacheEntry, effects: Sequence[Effect]) -> None:
+        """Have the effects of a command carried out by the next `settle`."""
+        self._left.append((entry, effects))
+
+    def settle(self) -> None:
+        """Do all of it."""
+        while self._left:
+            self._settle(*self._left.pop(0))
+
+    def settle_apart(self, entry: CacheEntry) -> None:
+        """Do what the core of a cache left in a turn of its own, behind the one in which callers are answered.
+
+        Nobody sees when that is: the core does it before the next command, if that is first.
+        """
+        if not entry.core.is_settled:
+            in_next_turn(self._settle, entry, ())
+
+    def _settle(self, entry: CacheEntry, effects: Sequence[Effect]) -> None:
+        try:
+            self._carry_out(entry, effects)
+            entry.core.settle()
+            self._carry_out(entry, entry.core.take_effects())
+        except Exception:  # noqa: BLE001 -- one call's fault must not end the daemon
+            _LOG.exception("settling_failed", cache=entry.name)
