@@ -55,7 +55,8 @@ observability: setup ## run Prometheus over a daemon on this machine (started if
 metrics-page: setup ## write docs/metrics.md from the metrics' catalogue
 	@$(BIN)/python docs/write_metrics.py
 
-chart-files: ## copy rules and dashboards of deploy/ into the chart
+chart-files: setup ## copy rules and dashboards of deploy/ into the chart, and write its schema of settings
+	@$(BIN)/python helm/write_schema.py
 	@rm -f helm/kvlease/files/rules/*.yaml helm/kvlease/files/dashboards/*.json
 	@for file in deploy/prometheus/*rules*.yaml; do [ ! -f $$file ] || cp $$file helm/kvlease/files/rules/; done
 	@for file in deploy/grafana/*.json; do [ ! -f $$file ] || cp $$file helm/kvlease/files/dashboards/; done

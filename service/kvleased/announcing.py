@@ -4,13 +4,11 @@ import sys
 from collections.abc import Mapping
 from ipaddress import ip_address
 from time import process_time
-from typing import Final
 
 import structlog
 
 from kvleased.settings import Settings
 
-_IPV4: Final = 4
 _LOG = structlog.get_logger()
 
 
@@ -64,10 +62,11 @@ def bracketed(host: str) -> str:
 
 
 def _in_url(host: str) -> str:
-    """Return a host as an address to open has it: where all are listened on, that of this machine."""
-    if (address := ip_address(host)).is_unspecified:
-        host = "127.0.0.1" if address.version == _IPV4 else "::1"
-    return bracketed(host)
+    """Return a host as an address to open has it: where all are listened on, that of this machine.
+
+    `::` is all of IPv4, too, and these alone where there is no IPv6.
+    """
+    return "127.0.0.1" if ip_address(host).is_unspecified else bracketed(host)
 
 
 def _where_open(host: str, port: int) -> str:

@@ -8,7 +8,7 @@ from kvlease.errors import InvalidError
 from kvlease.units import parse_bytes
 from kvleased.tenant_names import RULE, is_reserved
 
-_TENANT_CHARACTERS_MAX: Final = 128
+TENANT_CHARACTERS_MAX: Final = 128
 """The longest name of a tenant, as attach takes it."""
 BYTES_MAX: Final = 1 << 60
 """More memory than any node has."""
@@ -44,6 +44,6 @@ def _nameable(name: str) -> str:
 
 TenantName = Annotated[
     str,
-    Field(min_length=1, max_length=_TENANT_CHARACTERS_MAX),
+    Field(min_length=1, max_length=TENANT_CHARACTERS_MAX),
     AfterValidator(_nameable),
 ]

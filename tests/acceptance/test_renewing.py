@@ -61,10 +61,11 @@ class Secured:
         return Path(self.serving.log.name).read_text()
 
     def addresses(self) -> tuple[str, str]:
-        """Return the addresses of REST and gRPC over TCP."""
-        found = [re.search(rf"{scheme}://127.0.0.1:\d+", self.log) for scheme in ("https", "grpcs")]
-        assert all(found)
-        return found[0][0], found[1][0]  # type: ignore[index]  # both were found
+        """Return the addresses of REST and gRPC over TCP, those of the last start."""
+        https, grpcs = (
+            re.findall(rf"{scheme}://127.0.0.1:\d+", self.log)[-1] for scheme in ("https", "grpcs")
+        )
+        return https, grpcs
 
     def hang_up(self) -> None:
         """Tell the daemon to look now."""
@@ -212,16 +213,20 @@ def test_certificate_is_taken_while_the_daemon_runs(secured: Secured) -> None:
         lease.extend(32)
 
 
-@pytest.mark.parametrize("broken", ["garbage", "key of another", "nothing"])
+@pytest.mark.parametrize("broken", ["garbage", "key of another", "nothing", "ended", "not begun"])
 def test_certificate_that_cannot_be_used_leaves_the_old_in_force(
     secured: Secured, broken: str
 ) -> None:
-    """A certificate that is none, fits no key or is gone is not taken, and the one that was is served on."""
+    """A certificate that is none, fits no key, is gone or out of date is not taken; the one that was is served on."""
     token = secured.token_file.read_text().strip()
     if broken == "garbage":
         secured.cert_file.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n")
     elif broken == "nothing":
         secured.cert_file.unlink()
+    elif broken == "ended":
+        secured.put(secured.authority.sign_between("old", -3, -1))
+    elif broken == "not begun":
+        secured.put(secured.authority.sign_between("early", 1, 3))
     else:
         secured.key_file.write_bytes(secured.authority.sign("another").key_file.read_bytes())
 
@@ -236,6 +241,27 @@ def test_certificate_that_cannot_be_used_leaves_the_old_in_force(
     secured.serving.until(lambda: secured.metric("certificate") == "0.0")
     for address in secured.addresses():
         assert secured.admits(address, token, secured.authority)
+
+
+def test_start_with_a_certificate_that_has_ended_is_told(secured: Secured) -> None:
+    """A control process that finds nothing better serves on, engines at the local socket above all, and says so."""
+    token = secured.token_file.read_text().strip()
+    secured.put(secured.authority.sign_between("old", -3, -1))
+    secured.serving.kill_control()
+    secured.serving.until(lambda: secured.log.count('"event": "ready"') == 2)
+
+    assert '"event": "certificate_out_of_date"' in secured.log
+    assert secured.metric("certificate") == "1.0"
+    with Client(secured.serving.address("unix"), deadline_seconds=30) as client:
+        assert client.get_cache("main").status == "ready"
+    for address in secured.addresses():
+        assert not secured.admits(address, token, secured.authority)
+
+    secured.put(secured.authority.sign("mended"))
+    secured.hang_up()
+    secured.serving.until(lambda: secured.metric("certificate") == "0.0")
+    for address in secured.addresses():
+        secured.serving.until(lambda at=address: secured.admits(at, token, secured.authority))  # type: ignore[misc]
 
 
 def test_terminal_that_hangs_up_ends_the_daemon(tmp_path: Path) -> None:

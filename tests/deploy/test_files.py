@@ -193,6 +193,17 @@ def test_unit_is_understood(tmp_path: Path) -> None:
     assert (done.stdout + done.stderr, done.returncode) == ("", 0)
 
 
+def test_unit_may_start_as_long_as_a_pod(helm: Helm) -> None:
+    """No start is ended that the kubelet would still wait for, be the machine busy or the stores large."""
+    (values,) = helm.load_yaml((ROOT / "helm" / "kvlease" / "values.yaml").read_text())
+    startup = values["probes"]["startup"]
+
+    found = re.search(r"^TimeoutStartSec=(\d+)$", _UNIT.read_text(), re.MULTILINE)
+
+    assert found is not None
+    assert int(found[1]) >= startup["periodSeconds"] * startup["failureThreshold"]
+
+
 def test_unit_is_hardened() -> None:
     """The unit's exposure, as systemd rates it, is small."""
     done = run("systemd-analyze", "security", "--offline=yes", "--no-pager", _UNIT)

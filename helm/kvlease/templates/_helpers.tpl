@@ -208,8 +208,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- fail (printf "%s, and engine.maxSurge is %v: the pods of an upgrade would want it at once; use engine.maxSurge 0" $one $values.engine.maxSurge) -}}
 {{- end -}}
 {{- end -}}
-{{- if ge (float64 (default 10 $values.settings.drain_seconds)) (float64 $values.terminationGracePeriodSeconds) -}}
-{{- fail (printf "settings.drain_seconds (%v) must be less than terminationGracePeriodSeconds (%d)" (default 10 $values.settings.drain_seconds) (int $values.terminationGracePeriodSeconds)) -}}
+{{- $drain := hasKey $values.settings "drain_seconds" | ternary $values.settings.drain_seconds 10 -}}
+{{- if ge (float64 $drain) (float64 $values.terminationGracePeriodSeconds) -}}
+{{- fail (printf "settings.drain_seconds (%v) must be less than terminationGracePeriodSeconds (%d)" $drain (int $values.terminationGracePeriodSeconds)) -}}
 {{- end -}}
 {{- if and (eq $values.engine.models.kind "persistentVolumeClaim") (not $values.engine.models.claimName) -}}
 {{- fail "engine.models.kind persistentVolumeClaim needs engine.models.claimName" -}}
@@ -224,13 +225,6 @@ seccompProfile: {type: RuntimeDefault}
 {{- $heartbeat := float64 (default 5 $values.settings.heartbeat_seconds) -}}
 {{- if lt $lease (mulf 2 $heartbeat) -}}
 {{- fail (printf "settings.lease_seconds (%v) must be at least twice settings.heartbeat_seconds (%v)" $lease $heartbeat) -}}
-{{- end -}}
-{{- $percent := 0.0 -}}
-{{- range $values.tenants -}}
-{{- $percent = addf $percent (default 0 .min_percent) -}}
-{{- end -}}
-{{- if gt $percent 100.0 -}}
-{{- fail (printf "the min_percent of all tenants add up to %v, which must be at most 100" $percent) -}}
 {{- end -}}
 {{- if ge (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB) -}}
 {{- fail (printf "engine.shmMiB (%d) must be less than engine.resources.memoryMiB (%d), which it is part of" (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
@@ -251,4 +245,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- include "kvlease.checkNames" . -}}
+{{- include "kvlease.checkAddresses" . -}}
+{{- include "kvlease.checkTenants" . -}}
+{{- include "kvlease.checkPairs" . -}}
 {{- end -}}

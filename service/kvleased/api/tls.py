@@ -69,19 +69,32 @@ class TlsFiles:
         return context
 
 
-def expires_at(cert_file: Path) -> float | None:
-    """Return the second since 1970 at which the first certificate of a PEM file ends; None where it cannot be read."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validity:
+    """When a certificate is one: from a second since 1970 to another, both its own."""
+
+    begins_at: float
+    ends_at: float
+
+
+def validity(cert_file: Path) -> Validity | None:
+    """Return when the first certificate of a PEM file is valid; None where it cannot be read."""
     try:
         pem = cert_file.read_text("ascii", "replace")
         end = pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
-        der = ssl.PEM_cert_to_DER_cert(pem[pem.index(ssl.PEM_HEADER) : end])
-        return _not_after(der)
+        return _validity(ssl.PEM_cert_to_DER_cert(pem[pem.index(ssl.PEM_HEADER) : end]))
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _not_after(der: bytes) -> float:
-    """Return when a certificate ends: the second time in its validity, by X.509 the fourth or fifth thing in it."""
+def expires_at(cert_file: Path) -> float | None:
+    """Return the second since 1970 at which the first certificate of a PEM file ends; None where it cannot be read."""
+    found = validity(cert_file)
+    return None if found is None else found.ends_at
+
+
+def _validity(der: bytes) -> Validity:
+    """Return both times of a certificate's validity, which is by X.509 the fourth or fifth thing in it."""
     _, certificate = _value(der, 0)
     _, signed = _value(certificate, 0)
     place = 0
@@ -89,8 +102,12 @@ def _not_after(der: bytes) -> float:
         place = _end(signed, place)
     for _ in ("serial number", "algorithm", "issuer"):
         place = _end(signed, place)
-    _, validity = _value(signed, place)
-    tag, text = _value(validity, _end(validity, 0))
+    _, times = _value(signed, place)
+    return Validity(begins_at=_second(times, 0), ends_at=_second(times, _end(times, 0)))
+
+
+def _second(times: bytes, place: int) -> float:
+    tag, text = _value(times, place)
     form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
     return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC).timestamp()
 

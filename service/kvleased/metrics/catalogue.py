@@ -25,7 +25,8 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _gauge("epoch", "The daemon's life; grows with every start."),
         _gauge(
             "credentials_stale",
-            "Whether tokens or the certificate have changed to what cannot be used, so that the old are in force.",
+            "Whether tokens or the certificate have changed to what cannot be used, so that the old are in force, or "
+            "the certificate is not valid by its dates.",
             "what",
         ),
         _gauge(

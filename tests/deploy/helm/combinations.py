@@ -103,6 +103,19 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "engine that waits": {"probes": {"gateEngine": True}},
     "liveness of one's own": {"probes": {"liveness": {"initialDelaySeconds": 30}}},
     "surge": {"engine": {"replicas": 4, "maxSurge": "25%", "maxUnavailable": 0, "progressDeadlineSeconds": 7200}},
+    "addresses of one family": {**_DAEMONSET, "tls": {"existingSecret": "t", "host": "fd00::7"}, "metrics": {
+        "host": "0.0.0.0"}},  # noqa: S104 - what a user may name
+    "loopback that is not served": {"metrics": {"enabled": False, "host": "127.0.0.1"}, "engine": {"port": 7072}},
+    "bytes with a unit": {
+        "tenants": {"chat": {"min_bytes": "1.5 GiB", "max_bytes": "8GiB"}, "batch": {"max_bytes": 1 << 34}},
+        "settings": {"key_counts_bytes_max": "64MiB"}},
+    "the ends of ranges": {"settings": {
+        "drain_seconds": 0, "control_silent_seconds_max": 0, "http_port": 65535, "max_copies_a_batch": 4096},
+        "terminationGracePeriodSeconds": 5, "tenants": {"a": {"min_percent": 0, "max_percent": 0}},
+        "resources": {"cpuRequest": "1500m", "cpuLimit": "1.5"},
+        "podMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "60s"}},
+    "labels beside ours": {"podLabels": {"app.kubernetes.io/part-of": "x"}},
+    "a dotted name without a service": {**_DAEMONSET, "fullnameOverride": "x.y"},
     "closed sidecar": {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
 }  # fmt: skip
 
@@ -188,4 +201,44 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "password without a user": ({**_HOST, "remote": {"url": "rediss://:secret@x:6379/1"}}, "remote.existingSecret"),
     "runbooks nowhere": ({"prometheusRule": {"runbookUrlPrefix": "docs"}}, "runbookUrlPrefix"),
     "no rules": ({"prometheusRule": {"enabled": True, "groups": [{"name": "x"}]}}, "rules"),
+    "probes where no kubelet comes": ({"metrics": {"host": "127.0.0.1"}}, "metrics.host is 127.0.0.1, where"),
+    "probes at loopback, written out": ({"metrics": {"host": "0:0:0:0:0:0:0:1"}}, "name ::, or set metrics.enabled"),
+    "probes at loopback, mapped": ({"metrics": {"host": "::ffff:127.0.0.1"}}, "name ::, or set metrics.enabled"),
+    "no address of probes": ({"metrics": {"host": "nonsense host"}}, "/metrics/host"),
+    "no address of TLS": ({"tls": {"host": "example.com"}}, "/tls/host"),
+    "TLS for nobody": ({"tls": {"existingSecret": "t", "host": "::1"}}, "tls.host is ::1, which nobody beyond the pod"),
+    "a mover without time": ({"settings": {"mover_seconds_max": 0}}, "/settings/mover_seconds_max"),
+    "leases without time": ({"settings": {"lease_seconds": 0}}, "/settings/lease_seconds"),
+    "no heartbeat": ({"settings": {"heartbeat_seconds": 0}}, "/settings/heartbeat_seconds"),
+    "no time for the store": ({"settings": {"remote_ms_max": 0}}, "/settings/remote_ms_max"),
+    "no connections": ({"settings": {"max_connections": 0}}, "/settings/max_connections"),
+    "chunks of a byte": ({"settings": {"populate_chunk_bytes": 1}}, "/settings/populate_chunk_bytes"),
+    "a tick a day and more": ({"settings": {"tick_seconds": 90000}}, "/settings/tick_seconds"),
+    "port that is none": ({"settings": {"http_port": 65536}}, "/settings/http_port"),
+    "silence between beats": ({"settings": {"control_silent_seconds_max": 1}}, "/settings/control_silent_seconds_max"),
+    "spans to a file": ({"settings": {"trace_endpoint": "file:///tmp/x"}}, "/settings/trace_endpoint"),
+    "a tenant of the metrics": ({"tenants": {"(x": {}}}, "names that begin with ( are those that metrics use"),
+    "a tenant without a name": ({"tenants": {"": {}}}, "at least one character"),
+    "a tenant of two lines": ({"tenants": {"a\nb": {}}}, "all of them printable"),
+    "a tenant with a long name": ({"tenants": {"a" * 129: {}}}, "maxLength: got 129, want 128"),
+    "least above most": (
+        {"tenants": {"a": {"min_percent": 50, "max_percent": 10}}}, "(50) must be at most its max_percent (10)"),
+    "least bytes above most": (
+        {"tenants": {"a": {"min_bytes": "8GiB", "max_bytes": 1 << 30}}}, "(8GiB) must be at most its max_bytes"),
+    "bytes of no unit": ({"tenants": {"a": {"max_bytes": "8Gx"}}}, "/tenants/a/max_bytes"),
+    "bytes of half a unit": ({"tenants": {"a": {"max_bytes": "8Gi"}}}, "write for example 8GiB"),
+    "label that finds pods": (
+        {"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels has app.kubernetes.io/name, by which pods"),
+    "name of no service": ({"fullnameOverride": "x.y"}, "x.y would be the name of a Service"),
+    "name that begins with a digit": ({"fullnameOverride": "1demo"}, "set fullnameOverride"),
+    "monitor that is passed over": (
+        {"podMonitor": {"enabled": True, "interval": "5s", "scrapeTimeout": "10s"}},
+        "podMonitor.scrapeTimeout (10s) must be at most podMonitor.interval (5s)"),
+    "request above its limit": (
+        {"resources": {"cpuLimit": "100m", "cpuRequest": "1"}}, "resources.cpuRequest (1) must be at most"),
+    "engine's request above its limit": (
+        {"engine": {"resources": {"cpuLimit": "1"}}}, "engine.resources.cpuRequest (2) must be at most"),
+    "path that goes up": ({**_DAEMONSET, "daemonset": {"hostPath": "/run/x/../y"}}, "(/run/x/../y) has .."),
+    "disk that goes up": (
+        {**_DISK, "disk": {"kind": "hostPath", "path": "/run/.."}, "engine": {"maxSurge": 0}}, "(/run/..) has .."),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Certificates of a test's own: an authority, a server's for loopback, and clients'."""
 
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +36,7 @@ class Authority:
     def sign(self, common_name: str, days: int = 2) -> Pair:
         """Return a certificate of a name, good for loopback and for some days."""
         cert, key = self._directory / f"{common_name}.pem", self._directory / f"{common_name}.key"
-        request, more = (
-            self._directory / f"{common_name}.csr",
-            self._directory / f"{common_name}.ext",
-        )
-        more.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n")
-        _openssl("req", *_NEW, "-subj", f"/CN={common_name}", "-keyout", key, "-out", request)
+        request, more = self._ask(common_name, key)
         signing = [
             "x509",
             "-req",
@@ -55,7 +51,43 @@ class Authority:
         _openssl(*signing, "-days", str(days), "-extfile", more, "-out", cert)
         return Pair(cert, key)
 
+    def sign_between(self, common_name: str, begins_days: float, ends_days: float) -> Pair:
+        """Return a certificate of a name, valid between two moments, in days from now; either may be past."""
+        cert, key = self._directory / f"{common_name}.pem", self._directory / f"{common_name}.key"
+        request, more = self._ask(common_name, key)
+        config = self._directory / "authority.conf"
+        (self._directory / "signed").touch()
+        config.write_text(_CONFIG.format(directory=self._directory))
+        dates = [
+            f"{datetime.now(UTC) + timedelta(days=days):%Y%m%d%H%M%SZ}"
+            for days in (begins_days, ends_days)
+        ]
+        signing = ["ca", "-batch", "-notext", "-config", config, "-in", request, "-out", cert]
+        signing += ["-cert", self.cert_file, "-keyfile", self._key, "-extfile", more]
+        _openssl(*signing, "-startdate", dates[0], "-enddate", dates[1])
+        return Pair(cert, key)
 
+    def _ask(self, common_name: str, key: Path) -> tuple[Path, Path]:
+        """Make a key; returns a request for its certificate, and what is to stand in it beside."""
+        request, more = key.with_suffix(".csr"), key.with_suffix(".ext")
+        more.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n")
+        _openssl("req", *_NEW, "-subj", f"/CN={common_name}", "-keyout", key, "-out", request)
+        return request, more
+
+
+_CONFIG = """
+[ca]
+default_ca = us
+[us]
+database = {directory}/signed
+new_certs_dir = {directory}
+rand_serial = yes
+default_md = sha256
+unique_subject = no
+policy = anybody
+[anybody]
+commonName = supplied
+"""
 _NEW = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 

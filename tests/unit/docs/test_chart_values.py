@@ -4,34 +4,10 @@ import json
 from pathlib import Path
 from typing import Final
 
+from helm.write_schema import MADE_BY_THE_CHART, schema
 from kvleased.settings import Settings
 
 _SCHEMA: Final = Path(__file__).parents[3] / "helm" / "kvlease" / "values.schema.json"
-_MADE_BY_THE_CHART: Final = {
-    "device",
-    "device_bytes_default",
-    "disk_bytes_max",
-    "disk_dir",
-    "host_dir",
-    "insecure_tcp_without_tls",
-    "joiner_token_file",
-    "memory_bytes_max",
-    "operator_token_file",
-    "probe_host",
-    "probe_port",
-    "reader_token_file",
-    "remote_url",
-    "runtime_dir",
-    "secret_file",
-    "tcp_host",
-    "tenants",
-    "tls_cert_file",
-    "tls_client_ca_file",
-    "tls_key_file",
-    "trace_file",
-}
-"""What follows from other values, is of no use where TCP is loopback, or would fill the pod's small /tmp; refused below
-`settings`."""
 _PEERS: Final = ("ipBlock", "namespaceSelector", "podSelector")
 
 
@@ -39,8 +15,15 @@ def test_chart_takes_every_setting() -> None:
     """A setting is either below `settings` or made of other values."""
     taken = json.loads(_SCHEMA.read_text())["properties"]["settings"]
 
-    assert set(taken["properties"]) == set(Settings.model_fields) - _MADE_BY_THE_CHART
+    assert set(taken["properties"]) == set(Settings.model_fields) - MADE_BY_THE_CHART
     assert taken["additionalProperties"] is False
+
+
+def test_chart_has_the_bounds_of_settings_and_tenants() -> None:
+    """What the daemon would refuse at each start is refused by Helm; `make chart-files` writes it."""
+    now = json.loads(_SCHEMA.read_text())
+
+    assert schema(now) == now
 
 
 def test_every_object_of_the_chart_is_closed() -> None:

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from kvleased import tokens
-from kvleased.api.tls import TlsFiles
+from kvleased.api.tls import TlsFiles, validity
 from kvleased.directories import UnusableError
 from kvleased.renewing import Renewal
 from kvleased.roles import Role
 from kvleased.tokens import Keyring
+from tests.unit.api.certificates import Authority, Pair
 
 NEW = "0123456789abcdef"
 
@@ -123,6 +125,94 @@ def test_certificate_is_taken_apart_from_tokens(
     renewal.look()
 
     assert (taken, renewal.stale) == ([], {"tokens": False, "certificate": True})
+
+
+class Certified:
+    """A certificate that is watched at a moment of one's choice."""
+
+    def __init__(self, directory: Path) -> None:
+        signed = Authority(directory).sign("server")
+        self.files = TlsFiles(
+            cert_file=directory / "tls", key_file=directory / "key", client_ca_file=None
+        )
+        self.pair = signed
+        found = validity(signed.cert_file)
+        assert found is not None
+        self.begins_at, self.ends_at = found.begins_at, found.ends_at
+        self.moment = (self.begins_at + self.ends_at) / 2
+        self.taken: list[TlsFiles] = []
+        self.renewal = Renewal(lambda: self.moment)
+        put_pair(signed, self.files)
+
+    def watch(self) -> list[str]:
+        """Watch it from now on; returns the events that are logged."""
+        with capture_logs() as logs:
+            self.renewal.watch_certificate(self.files, self.taken.append)
+        return [str(entry["event"]) for entry in logs]
+
+    def look(self) -> list[str]:
+        """Look now; returns the levels and words that are logged."""
+        with capture_logs() as logs:
+            self.renewal.look()
+        return [f"{entry['log_level']} {entry['event']} {entry.get('error', '')}" for entry in logs]
+
+
+def put_pair(pair: Pair, files: TlsFiles) -> None:
+    """Put a certificate in its place."""
+    put(files.key_file, pair.key_file.read_text())
+    put(files.cert_file, pair.cert_file.read_text())
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Certified:
+    """A certificate that is valid."""
+    return Certified(tmp_path)
+
+
+def test_certificate_that_has_ended_is_not_taken(certified: Certified) -> None:
+    """It is told once, as a warning with its end, and the old one stays; one that is valid then mends it."""
+    assert certified.watch() == []
+    put_pair(certified.pair, certified.files)
+    now, certified.moment = certified.moment, certified.ends_at + 1
+
+    (told,) = certified.look()
+    assert told.startswith("warning credentials_not_taken the certificate in ")
+    assert "ended at 20" in told
+    assert (certified.taken, certified.renewal.stale) == ([], {"certificate": True})
+    assert certified.look() == []
+
+    certified.moment = now
+    put_pair(certified.pair, certified.files)
+    assert certified.look() == ["info credentials_taken "]
+    assert certified.renewal.stale == {"certificate": False}
+
+
+def test_certificate_that_has_not_begun_is_taken_when_it_does(certified: Certified) -> None:
+    """It needs no other change: the daemon's own clock may be the one that is behind."""
+    certified.watch()
+    put_pair(certified.pair, certified.files)
+    certified.moment = certified.begins_at - 60
+
+    (told,) = certified.look()
+    assert told.startswith("warning credentials_not_taken the certificate in ")
+    assert "begins at 20" in told
+    assert certified.look() == []
+    assert certified.renewal.stale == {"certificate": True}
+
+    certified.moment = certified.begins_at
+    assert certified.look() == ["info credentials_taken "]
+    assert (len(certified.taken), certified.renewal.stale) == (1, {"certificate": False})
+
+
+@pytest.mark.parametrize("seconds_off", [-4 * 86_400, 4 * 86_400], ids=["not begun", "ended"])
+def test_start_with_a_certificate_out_of_date_is_told(
+    certified: Certified, seconds_off: float
+) -> None:
+    """The daemon serves with it, as its local sockets need none, and says that clients will refuse it."""
+    certified.moment += seconds_off
+
+    assert certified.watch() == ["certificate_out_of_date"]
+    assert certified.renewal.stale == {"certificate": True}
 
 
 def test_nothing_is_watched_where_there_is_nothing() -> None:

@@ -1,0 +1,100 @@
+{{/* Refuse what Kubernetes would refuse, or the daemon at each start; all of it is a part of kvlease.check. */}}
+
+{{- define "kvlease.checkNames" -}}
+{{- range $label := include "kvlease.selectorLabels" . | fromYaml | keys | sortAlpha -}}
+{{- if hasKey $.Values.podLabels $label -}}
+{{- fail (printf "podLabels has %s, by which pods are found and which is the chart's own; use another label, or nameOverride" $label) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.mode "sidecar") .Values.engine.enabled .Values.engine.service.enabled -}}
+{{- $name := include "kvlease.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "%s would be the name of a Service, which begins with a letter and has letters, digits and - only; set fullnameOverride" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $paths := dict "daemonset.hostPath" .Values.daemonset.hostPath "disk.path" .Values.disk.path -}}
+{{- range $value, $path := $paths -}}
+{{- if regexMatch "(^|/)\\.\\.(/|$)" $path -}}
+{{- fail (printf "%s (%s) has .., which Kubernetes refuses in a path of the node; write out where it leads" $value $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvlease.isLoopback" -}}
+{{- if regexMatch "^(::[fF]{4}:)?127\\.|^[0:]*:0*1$" . }}true{{ end -}}
+{{- end -}}
+
+{{- define "kvlease.checkAddresses" -}}
+{{- if and .Values.metrics.enabled (include "kvlease.isLoopback" .Values.metrics.host) -}}
+{{- fail (printf "metrics.host is %s, where the kubelet's probes do not reach the daemon, which would be killed again and again; name ::, or set metrics.enabled to false, so that probes are commands" .Values.metrics.host) -}}
+{{- end -}}
+{{- if and .Values.tls.existingSecret (include "kvlease.isLoopback" .Values.tls.host) -}}
+{{- fail (printf "tls.host is %s, which nobody beyond the pod reaches; name ::, or leave tls.existingSecret out: loopback needs no TLS" .Values.tls.host) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A number of bytes that may be written with a unit, as kvlease reads it: 8GiB, "1.5 GB", 4096. */}}
+{{- define "kvlease.writtenBytes" -}}
+{{- $written := toString . -}}
+{{- if kindIs "string" . -}}
+{{- $units := dict "" 1 "B" 1 "KB" 1e3 "MB" 1e6 "GB" 1e9 "TB" 1e12 "KIB" 1024 "MIB" 1048576 "GIB" 1073741824 "TIB" 1099511627776 -}}
+{{- $unit := regexFind "[A-Za-z]+" $written | upper -}}
+{{- if not (hasKey $units $unit) -}}
+{{- fail (printf "%q is not a number of bytes; write for example 8GiB, 500MB or 4096" $written) -}}
+{{- end -}}
+{{- mulf (float64 (regexFind "[0-9.]+" $written)) (get $units $unit) | int64 -}}
+{{- else -}}
+{{- int64 . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvlease.checkTenants" -}}
+{{- $percent := 0.0 -}}
+{{- range $name, $limits := .Values.tenants -}}
+{{- if hasPrefix "(" $name -}}
+{{- fail (printf "tenants has %q, and names that begin with ( are those that metrics use themselves; choose another" $name) -}}
+{{- end -}}
+{{- if not (regexMatch "^( |[^\\pC\\pZ])+$" $name) -}}
+{{- fail (printf "tenants has %q, and a tenant's name has at least one character, all of them printable" $name) -}}
+{{- end -}}
+{{- $most := hasKey $limits "max_percent" | ternary $limits.max_percent 100 -}}
+{{- $least := default 0 $limits.min_percent -}}
+{{- if gt (float64 $least) (float64 $most) -}}
+{{- fail (printf "tenants: min_percent of %q (%v) must be at most its max_percent (%v)" $name $least $most) -}}
+{{- end -}}
+{{- $mostBytes := default 0 $limits.max_bytes | include "kvlease.writtenBytes" | int64 -}}
+{{- $leastBytes := default 0 $limits.min_bytes | include "kvlease.writtenBytes" | int64 -}}
+{{- if and $mostBytes (gt $leastBytes $mostBytes) -}}
+{{- fail (printf "tenants: min_bytes of %q (%v) must be at most its max_bytes (%v)" $name $limits.min_bytes $limits.max_bytes) -}}
+{{- end -}}
+{{- $percent = addf $percent $least -}}
+{{- end -}}
+{{- if gt $percent 100.0 -}}
+{{- fail (printf "the min_percent of all tenants add up to %v, which must be at most 100" $percent) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* CPUs of a quantity such as 250m, in thousandths. */}}
+{{- define "kvlease.thousandths" -}}
+{{- if hasSuffix "m" . }}{{ trimSuffix "m" . | int64 }}{{ else }}{{ mulf (float64 .) 1000 | int64 }}{{ end -}}
+{{- end -}}
+
+{{/* Milliseconds of a duration such as 30s. */}}
+{{- define "kvlease.milliseconds" -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- mul $number (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) (regexFind "[a-z]+$" .)) -}}
+{{- end -}}
+
+{{- define "kvlease.checkPairs" -}}
+{{- $monitor := .Values.podMonitor -}}
+{{- if and $monitor.enabled (gt (include "kvlease.milliseconds" $monitor.scrapeTimeout | int64) (include "kvlease.milliseconds" $monitor.interval | int64)) -}}
+{{- fail (printf "podMonitor.scrapeTimeout (%s) must be at most podMonitor.interval (%s), or Prometheus passes the monitor over" $monitor.scrapeTimeout $monitor.interval) -}}
+{{- end -}}
+{{- range $value, $resources := dict "resources" .Values.resources "engine.resources" .Values.engine.resources -}}
+{{- if $resources.cpuLimit -}}
+{{- if gt (include "kvlease.thousandths" $resources.cpuRequest | int64) (include "kvlease.thousandths" $resources.cpuLimit | int64) -}}
+{{- fail (printf "%s.cpuRequest (%s) must be at most %s.cpuLimit (%s)" $value $resources.cpuRequest $value $resources.cpuLimit) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
