@@ -1,6 +1,7 @@
 """Own the doing of what flows ask for on an event loop; what they ask for is `_flows`' business."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from kvlease import _flows
@@ -16,15 +17,28 @@ _OTHER_LOOP: Final = (
     "this client or worker belongs to another event loop, in which it made its first call; make one for each loop, or "
     "close it in its own loop first"
 )
+_ENDED_LOOP: Final = (
+    "this worker's event loop has ended, and its heartbeats with it; close it, which any loop may do, and attach "
+    "another one"
+)
 
 
 class AsyncPort:
     """Carry out what flows ask for, over one asynchronous transport."""
 
-    def __init__(self, transport: AsyncTransport, session: Session | None = None) -> None:
-        """Join a transport to the session whose calls go over it."""
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        session: Session | None = None,
+        open_again: Callable[[], AsyncTransport] | None = None,
+    ) -> None:
+        """Join a transport to the session whose calls go over it.
+
+        With `open_again` another loop may take the port over once its own has ended, over the transport that it makes.
+        """
         self.transport = transport
         self._session = session
+        self._open_again = open_again
         self._attaching = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop whose connection it is, from the first call until a close."""
@@ -32,15 +46,23 @@ class AsyncPort:
         if session is not None and not transport.undoes:
             self._given_up = GivenUp(transport, session, self.run)
 
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the loop that it belongs to has ended, and nobody can close it there any more."""
+        return self._loop is not None and self._loop.is_closed()
+
     async def close(self) -> None:
         """Close the connection, once what was given up is undone, or after a moment.
 
-        The next call may be of another event loop.
+        The next call may be of another event loop; the close itself, too, where its own has ended.
 
         Raises:
             InvalidError: rule other_loop.
         """
-        self.bind()
+        if self.is_orphaned:
+            await self.take_over()
+        else:
+            self.bind()
         if self._given_up is not None:
             await self._given_up.close()
         await self.transport.close()
@@ -56,12 +78,33 @@ class AsyncPort:
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise InvalidError(_OTHER_LOOP, resource="event loop", rule="other_loop")
+            message = _ENDED_LOOP if self._loop.is_closed() else _OTHER_LOOP
+            raise InvalidError(message, resource="event loop", rule="other_loop")
+
+    async def join(self) -> None:
+        """Do what `bind` does; a client's port is also taken over from a loop that has ended."""
+        if self._open_again is not None and self.is_orphaned:
+            await self.take_over()
+        else:
+            self.bind()
+
+    async def take_over(self) -> None:
+        """Have what an ended loop left belong to the running one, and close the connection that it left."""
+        self._loop = asyncio.get_running_loop()
+        self._attaching = asyncio.Lock()
+        if self._given_up is not None:
+            self._given_up.forget()
+        left = self.transport
+        if self._open_again is not None:
+            # Another transport, as locks of the old one may be the ended loop's.
+            self.transport = self._open_again()
+        await left.close()
 
     async def run(self, flow: _flows.Flow[R]) -> R:
         """Carry out a flow and return its result; raises InvalidError in another event loop than it belongs to."""
         try:
-            self.bind()
+            if self._loop is not asyncio.get_running_loop():
+                await self.join()
             action = next(flow)
             while True:
                 try:

@@ -4,13 +4,14 @@ What values mean to each other, and what they are called, is the business of the
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from reprlib import Repr
 from types import NoneType
 from typing import Any, Final, cast, get_args, get_origin, get_type_hints
 
 from kvlease.errors import InvalidError
+from kvlease.ids import BYTES_PER_KEY
 
 _TEXT_CHARACTERS_MAX: Final = 256
 """Characters of a name, as every wire carries it."""
@@ -20,6 +21,9 @@ _SHOWN_BITS_MAX: Final = 128
 """Bits of the largest integer that a refusal spells out."""
 _SHOWN_CHARACTERS_MAX: Final = 40
 _BYTES_PER_TOKEN_ID: Final = 4
+_LISTS: Final = (list, tuple)
+_TYPES_OF_KEYS: Final = frozenset({bytes})
+_LENGTHS_OF_KEYS: Final = frozenset({BYTES_PER_KEY})
 
 
 def check_type(
@@ -134,6 +138,30 @@ def wrong_type(field: str, of: str, wanted: str, value: object) -> InvalidError:
     """Return the refusal of a value that is not what is wanted."""
     message = f"{field}{of} must be {wanted}, not {shown(value)}"
     return InvalidError(message, resource=field, rule="wrong_type")
+
+
+def check_keys(keys: object) -> None:
+    """Refuse what is no sequence of whole keys; packed ones, as other calls take them, are none.
+
+    Raises:
+        InvalidError: rule wrong_type, or wrong_key; the message names the first that is none, and what is wanted.
+    """
+    if not isinstance(keys, _LISTS):
+        is_packed = isinstance(keys, bytes | bytearray | memoryview)
+        if is_packed or isinstance(keys, str) or not isinstance(keys, Sequence):
+            advice = f"; cut packed keys every {BYTES_PER_KEY} bytes" if is_packed else ""
+            message = f"keys must be a list of {BYTES_PER_KEY}-byte keys, not {shown(keys)}{advice}"
+            raise InvalidError(message, resource="keys", rule="wrong_type")
+    # All at once, as nearly all are right: an engine asks this of every request.
+    if set(map(type, keys)) <= _TYPES_OF_KEYS and set(map(len, keys)) <= _LENGTHS_OF_KEYS:
+        return
+    for index, key in enumerate(keys):
+        check_type(f"keys[{index}]", key, bytes)
+        if len(key) != BYTES_PER_KEY:
+            message = f"keys[{index}] has {len(key)} bytes; a key has {BYTES_PER_KEY}"
+            raise InvalidError(
+                message, resource="keys", rule="wrong_key", need=BYTES_PER_KEY, available=len(key)
+            )
 
 
 def check_encodable(field: str, value: str) -> None:

@@ -72,6 +72,10 @@ class GivenUp:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def forget(self) -> None:
+        """Leave to the heartbeats, or to the detach, what an event loop that has ended was undoing."""
+        self._tasks.clear()
+
     def _give_up(self, call: Outgoing, task: "asyncio.Task[A]") -> None:
         # One that waits in the daemon ends there: others would be granted the less.
         if getattr(call.request, "wait_ms", 0) or len(self._tasks) >= GIVEN_UP_MAX:

@@ -43,7 +43,11 @@ R = TypeVar("R")
 
 
 class AsyncClient:
-    """A connection to a daemon for an event loop; the same verbs as `Client`."""
+    """A connection to a daemon for an event loop; the same verbs as `Client`.
+
+    It belongs to the loop of its first call until it is closed, or that loop has ended; in another one its calls are
+    refused (InvalidError, rule other_loop).
+    """
 
     def __init__(
         self,
@@ -71,7 +75,8 @@ class AsyncClient:
             socket_path=self._address.path,
             traceparent=tracing.otel() if with_traces else None,
         )
-        self._port = AsyncPort(open_async_transport(self._address))
+        opened = partial(open_async_transport, self._address)
+        self._port = AsyncPort(opened(), open_again=opened)
 
     def __repr__(self) -> str:
         """Show where it connects to."""
@@ -92,7 +97,11 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; workers stay attached."""
+        """Close the connection; workers stay attached.
+
+        Raises:
+            InvalidError: it belongs to another event loop that goes on (rule other_loop).
+        """
         await self._port.close()
 
     async def plan(self, inputs: PlanInputs) -> CachePlan:
@@ -171,9 +180,10 @@ class AsyncClient:
         return await self._told(_calls.unpin(pin_id, cache))
 
     async def drain(self, *, cache: str = "") -> Drained:
-        """Have a cache, or the daemon, grant no new lease; called again, it tells how many are left.
+        """Have a cache, or the daemon, grant no new lease; those that there are go on, and the answer counts them.
 
-        What asks for one meanwhile is refused as DRAINING, and should ask another daemon.
+        What asks for one meanwhile is refused as DRAINING, and should ask another daemon. Whoever waits for the end
+        looks at `stats`: to drain again would undo what somebody else has undone meanwhile.
         """
         return await self._told(_operator_calls.drain(cache))
 
@@ -238,6 +248,7 @@ class AsyncClient:
 
         The arguments are those of `Client.attach`.
         """
+        await self._port.join()
         request = attach_request(
             cache,
             worker_name=worker_name,
@@ -259,6 +270,7 @@ class AsyncClient:
         return AsyncWorker(session, transport).start()
 
     async def _stream(self, ask: Ask[R], idle_seconds: float | None) -> AsyncIterator[R]:
+        await self._port.join()
         call = _flows.streamed(self._link, ask, idle_seconds)
         async for message in self._port.transport.stream(call, idle_seconds):
             yield ask.read(message)

@@ -234,22 +234,29 @@ class AsyncWorker(WorkerView):
     async def close(self) -> None:
         """Detach if that was not done, and close connections and memory, as `Worker.close` does.
 
-        One that was cancelled may be called again.
+        One that was cancelled may be called again. Where the worker's event loop has ended, any other may close it.
 
         Raises:
-            InvalidError: it is called in another event loop than the worker's own.
+            InvalidError: it is called in another event loop than the worker's own, which goes on (rule other_loop).
         """
-        self._port.bind()
-        if self._task is not None:
-            self._task.cancel()
-            # Unlike the task itself, this raises only what is meant for the caller.
-            await asyncio.wait([self._task])
+        if self._port.is_orphaned:
+            # The heartbeats ended with their loop.
+            await self._port.take_over()
+        else:
+            self._port.bind()
+            await self._end_heartbeats()
         if not self._session.link.has_ended and not self._session.link.is_forked:
             with suppress(KVLeaseError):
                 await self.detach()
         await self._port.close()
         if self._session.memory is not None:
             self._session.memory.close()
+
+    async def _end_heartbeats(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            # Unlike the task itself, this raises only what is meant for the caller.
+            await asyncio.wait([self._task])
 
 
 def _end(task: asyncio.Task[None]) -> None:

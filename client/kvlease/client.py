@@ -175,9 +175,10 @@ class Client:
         return self._told(_calls.unpin(pin_id, cache))
 
     def drain(self, *, cache: str = "") -> Drained:
-        """Have a cache, or the daemon, grant no new lease; called again, it tells how many are left.
+        """Have a cache, or the daemon, grant no new lease; those that there are go on, and the answer counts them.
 
-        What asks for one meanwhile is refused as DRAINING, and should ask another daemon.
+        What asks for one meanwhile is refused as DRAINING, and should ask another daemon. Whoever waits for the end
+        looks at `stats`: to drain again would undo what somebody else has undone meanwhile.
         """
         return self._told(_operator_calls.drain(cache))
 

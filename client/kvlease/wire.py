@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvlease.options import WRITE_AFTER_HITS_MAX
 from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
-from kvlease.wire_fields import Body, Bytes, Count, Id, Millis, Name
+from kvlease.wire_fields import Body, Bytes, Count, Id, Millis, Name, Percent
 from kvlease.wire_plans import PlanInputs
 
 INT32_MAX: Final = 2**31 - 1
@@ -238,16 +238,25 @@ class ResizeBody(Body):
 class TenantLimits(Body):
     """What one tenant may have, of the device pool of each cache if nothing else is said."""
 
-    min_percent: float = Field(default=0.0, description="What it can always come to have.")
+    min_percent: Percent = Field(default=0.0, description="What it can always come to have.")
     min_bytes: Bytes = Field(default=0, description="The same; the larger of the two holds.")
-    max_percent: float = Field(default=100.0, description="What it has at most.")
+    max_percent: Percent = Field(default=100.0, description="What it has at most.")
     max_bytes: Bytes = Field(
         default=0, description="The same, 0 for no limit; the smaller of the two holds."
     )
-    weight: float = Field(default=1.0, description="Its share, against the others' weights.")
-    pinned_percent_max: float = Field(default=25.0, description="What its pins hold at most.")
-    leases_max: Count = Field(
-        default=0, description="Leases of one cache that it has at once; 0 for no limit."
+    weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1_000,
+        allow_inf_nan=False,
+        description="Its share, against the others' weights.",
+    )
+    pinned_percent_max: Percent = Field(default=25.0, description="What its pins hold at most.")
+    leases_max: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="Leases of one cache that it has at once; 0 for no limit.",
     )
 
 

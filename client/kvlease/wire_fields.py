@@ -11,6 +11,7 @@ JSON_INTEGER_MAX: Final = 2**53 - 1
 Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 Millis = Count
 Bytes = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
+Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Id = Annotated[int, Field(ge=-JSON_INTEGER_MAX, le=JSON_INTEGER_MAX)]
 Name = Annotated[str, StringConstraints(max_length=256)]
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 from numpy.typing import ArrayLike
 
 from kvlease import _calls, _flows, _late, _steps, _verbs
-from kvlease._checks import check_alone
+from kvlease._checks import check_alone, check_keys
 from kvlease._session import Session
 from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
@@ -119,10 +119,16 @@ class Worker(WorkerView):
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
         """Tell without a call of each 32-byte key of this tenant whether surely no tier of the node has its block.
 
+        `keys` are single ones, not packed as other calls take them: there is an answer for each.
+
         False says nothing: the block may be cached, the daemon may be away, or the worker attached without key counts,
         over another transport than the local socket, or to a cache with a remote store. What anybody commits is absent
         no more from then on. The daemon does not hear of the question, so no metric, ghost cache or trace knows of it.
+
+        Raises:
+            InvalidError: something else than a sequence of 32-byte keys, with and without key counts.
         """
+        check_keys(keys)
         session, transport = self._session, self._port.transport
         counts = session.key_counts
         nothing = [False] * len(keys)

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from kvlease._checks import shown
 from kvlease.errors import InvalidError, TooLargeError
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
@@ -23,6 +24,8 @@ PRIORITIES: Final = ("low", "normal", "high")
 PRIORITY_DEFAULT: Final = 1
 """The number of the priority of whoever names none."""
 
+_WHOLE_MAX: Final = 1 << 53
+"""Above it floating-point numbers are no longer written digit by digit."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
@@ -32,6 +35,27 @@ def count(field: str, value: int, least: int, most: int) -> int:
         message = f"{field} is {value}; it must be from {least} to {most}"
         raise InvalidError(message, resource=field, need=value, limit=most)
     return value
+
+
+def number(field: str, value: float, least: float, most: float, *, is_open: bool = False) -> float:
+    """Return a number that lies in its range, which begins above `least` where it is open."""
+    if (least < value if is_open else least <= value) and value <= most:
+        return value
+    message = f"{field} is {plain(value)}; {in_range(least, most, is_open=is_open)}"
+    raise InvalidError(message, resource=field, limit=int(most))
+
+
+def in_range(least: float, most: float, *, is_open: bool = False) -> str:
+    """Say what a number must be."""
+    if is_open:
+        return f"it must be above {plain(least)}, and at most {plain(most)}"
+    return f"it must be from {plain(least)} to {plain(most)}"
+
+
+def plain(value: float) -> str:
+    """Write a number as people do: a whole one without a point."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE_MAX
+    return shown(int(value) if is_whole else value)
 
 
 def packed(field: str, value: bytes, bytes_per_item: int, items_max: int) -> int:

@@ -60,9 +60,11 @@ class WorkerAllowances:
         if has[tenant] >= max(1, self._kept.get(tenant, 0)):
             num_kept += self._num_new
         if num_left <= num_kept:
+            whose = "this tenant's" if has[tenant] else "another tenant's"
+            places = "place is" if num_left == 1 else f"{num_left} places are"
             message = (
-                f"{there_are(has.total(), 'worker')} of {self._max_workers}, and the last {num_left} places are "
-                "kept for other tenants; detach one of this tenant's"
+                f"{there_are(has.total(), 'worker')} of {self._max_workers}, and the last {places} "
+                f"kept for other tenants; detach one of {whose}"
             )
             raise _busy(message, self._max_workers, "kept_places")
 

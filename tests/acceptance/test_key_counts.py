@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvlease import Client, ExchangeOrder, Worker
+from kvlease import Client, ExchangeOrder, InvalidError, Worker
 from kvlease.ids import BYTES_PER_KEY
 from tests.acceptance.serving import Serving, new_cache
 from tests.acceptance.standing import Standing
@@ -82,6 +82,15 @@ def test_who_did_not_ask_for_counts_is_told_nothing(client: Client, daemon: Serv
         remote.attach("demo", key_counts=True) as worker,
     ):
         assert not any(worker.absent(keys))
+
+
+def test_packed_keys_are_refused_with_counts_and_without(client: Client) -> None:
+    """Other calls take them; here they were a list of numbers, each of which was answered."""
+    packed = b"".join(fresh_keys(4))
+    with reader(client) as counting, client.attach("demo") as plain:
+        for worker in (counting, plain):
+            with pytest.raises(InvalidError, match="cut packed keys"):
+                worker.absent(packed)  # type: ignore[arg-type]
 
 
 def test_restarted_control_process_counts_what_is_there(client: Client, daemon: Serving) -> None:

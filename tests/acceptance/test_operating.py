@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -397,6 +398,28 @@ def test_commands_do_what_they_say(own: Serving) -> None:
     with pytest.raises(subprocess.CalledProcessError) as wrong:
         command(address, "resize", "main", "--blocks", "9", "--tier", "disk")
     assert wrong.value.returncode == 2
+
+
+def test_drain_that_somebody_ends_stays_ended(own: Serving) -> None:
+    """Who waits for its end only looks: the command ends with a status of its own, and the daemon grants leases."""
+    address = own.address("unix")
+    program = Path(sys.executable).with_name("kvlease")
+    with Client(address, on_doubt="raise") as client, client.attach("main") as worker:
+        lease = worker.reserve("running", num_tokens=16)
+        with subprocess.Popen(
+            [program, "drain", "--wait-seconds", "600", "--address", address],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as waiting:
+            own.until(lambda: client.stats().is_draining)
+            assert not client.undrain().is_daemon_draining
+            errors = waiting.communicate(timeout=120)[1]
+
+        assert (waiting.returncode, "leases are granted again" in errors) == (4, True)
+        assert not client.stats().is_draining
+        assert worker.reserve("another", num_tokens=16).is_live
+        lease.release()
 
 
 # Events ---------------------------------------------------------------------------------------------------------------

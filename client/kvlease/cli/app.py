@@ -1,7 +1,8 @@
 """Own the commands of `kvlease` and their exit statuses; what a snapshot looks like is `tables`' business.
 
 Exit status 0: done; 1: the daemon refused or was not there; 2: the command line makes no sense, to us or to the daemon;
-3: it is not as it was asked for: leases are left after a drain, or, of health, nothing new is granted.
+3: it is not as it was asked for: leases are left after a drain, or, of health, nothing new is granted; 4: a drain whose
+end was waited for holds no more.
 """
 
 import dataclasses
@@ -111,6 +112,8 @@ def caches(*, address: Address = "", as_json: Json = False) -> None:
     for table in (tables.plans(found), tables.blocks(found), tables.tiers(found)):
         if table.row_count:
             console.print(table)
+    if not found:
+        typer.echo("no caches")
 
 
 @app.command()

@@ -12,7 +12,7 @@ from kvlease.cli.naming import Named, OneCache, OnlyCache, either, required
 from kvlease.cli.printing import counted, say
 from kvlease.client import Client, Resizable
 from kvlease.errors import InvalidError
-from kvlease.operating import Cleared, Drained, TenantLimits, TenantRule
+from kvlease.operating import Cleared, Drained, DrainedCache, TenantLimits, TenantRule
 from kvlease.units import parse_bytes
 
 _LOOK_SECONDS: Final = 0.2
@@ -22,8 +22,14 @@ _NAMED_MAX: Final = 8
 _UNTIL: Final = (
     "this holds until the whole daemon ends; write it into the daemon's settings to keep it longer"
 )
+_ENDED: Final = (
+    "leases are granted again: somebody ended the drain, or the daemon began anew; nothing is drained a second "
+    "time"
+)
 NOT_SO: Final = 3
 """The exit status where it is not as it was asked for, such as of a drain that has not come to its end in time."""
+UNDONE: Final = 4
+"""The exit status where somebody ended the drain whose end was waited for, or the whole daemon began anew."""
 
 
 def _read_bytes(written: str) -> int:
@@ -45,7 +51,10 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Grant leases again.")] = False,
     wait_seconds: Annotated[
         float,
-        typer.Option(min=0, help="Wait for the leases to end; exit status 3 if some are left."),
+        typer.Option(
+            min=0,
+            help="Wait for the leases to end; exit status 3 if some are left, 4 if leases are granted again.",
+        ),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
@@ -55,8 +64,13 @@ def drain(
         if undo:
             _tell_drain(client.undrain(cache=cache), as_json=as_json)
             return
-        found = _drained(client, cache, wait_seconds)
+        found = client.drain(cache=cache)
+        if wait_seconds:
+            found = _waited(client, cache, found, wait_seconds)
     _tell_drain(found, as_json=as_json)
+    if wait_seconds and not _holds(found, cache):
+        typer.echo(_ENDED, err=True)
+        raise typer.Exit(UNDONE)
     if wait_seconds and found.num_leases:
         raise typer.Exit(NOT_SO)
 
@@ -73,11 +87,41 @@ def undrain(
         _tell_drain(client.undrain(cache=either(name, cache)), as_json=as_json)
 
 
-def _drained(client: Client, cache: str, wait_seconds: float) -> Drained:
+def _waited(client: Client, cache: str, found: Drained, wait_seconds: float) -> Drained:
+    """Look until no lease is left, leases are granted again or the time is over; what it returns was seen last.
+
+    It asks for no second drain: that would undo what somebody else undid, and drain a daemon that has begun anew.
+    """
     deadline = time.monotonic() + wait_seconds
-    while (found := client.drain(cache=cache)).num_leases and time.monotonic() < deadline:
+    while found.num_leases and _holds(found, cache) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
+        found = _progress(client, cache)
     return found
+
+
+def _progress(client: Client, cache: str) -> Drained:
+    stats = client.stats(cache)
+    drained = {one.cache for one in client.list_caches() if one.is_draining}
+    return Drained(
+        is_daemon_draining=stats.is_draining,
+        caches=tuple(
+            DrainedCache(
+                cache=one.cache,
+                is_draining=one.cache in drained,
+                num_leases=one.num_leases,
+                num_waiting=one.num_waiting,
+                num_workers=one.num_workers,
+            )
+            for one in stats.caches
+        ),
+    )
+
+
+def _holds(found: Drained, cache: str) -> bool:
+    """Tell whether what was drained grants nothing new, by its own drain or by the daemon's."""
+    if not cache:
+        return found.is_daemon_draining
+    return all(one.is_draining for one in found.caches)
 
 
 def _tell_drain(found: Drained, *, as_json: bool) -> None:
@@ -297,5 +341,12 @@ def _tell_rule(rule: TenantRule, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(rule), indent=2))
         return
-    told = ", ".join(f"{name} {value:g}" for name, value in dataclasses.asdict(rule.limits).items())
+    told = ", ".join(
+        f"{name} {_exactly(value)}" for name, value in dataclasses.asdict(rule.limits).items()
+    )
     say(f"{rule.tenant}, revision {rule.revision}: {told}")
+
+
+def _exactly(value: float) -> str:
+    """Write a limit to its last digit, so that it can be set again as it is."""
+    return str(value).removesuffix(".0")

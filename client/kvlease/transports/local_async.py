@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from google.protobuf.message import Message
 
@@ -140,6 +141,7 @@ class _Stream(asyncio.Protocol):
     def __init__(self, path: str, undo: Undo | None) -> None:
         self._path = path
         self._undo = undo
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._pending = bytearray()
         self._call_number = 0
@@ -162,7 +164,14 @@ class _Stream(asyncio.Protocol):
             self._waiting.pop(number, None)
 
     def close(self) -> None:
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if self._loop.is_closed():
+            # It can do nothing more with its transports, which give the descriptor back as they are collected.
+            transport, self._transport = self._transport, None
+            with suppress(OSError):  # the daemon had closed it
+                transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        else:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvlease._checks import shown
 from kvlease.errors import InvalidError
+from kvleased.checks import in_range, plain
 from kvleased.counted import counted
 
 ERRORS_MAX: Final = 16
@@ -34,6 +35,12 @@ _WANTED: Final = {
     "string_type": "text",
 }
 """What a field must be, by the kind of what is wrong."""
+
+
+_OUT_OF_RANGE: Final = frozenset(
+    {"finite_number", "greater_than", "greater_than_equal", "less_than_equal"}
+)
+"""The kinds of faults that a number has which is not in its range."""
 
 
 class FieldError(NamedTuple):
@@ -119,14 +126,12 @@ def _told(place: tuple[str | int, ...], faults: list[tuple[Any, Schema]]) -> Fie
     name = field or "body"
     one, schema = faults[0]
     value = one["input"]
+    if one["type"] in _OUT_OF_RANGE and isinstance(value, float | int) and "maximum" in schema:
+        return _out_of_range(field, pointer, value, schema)
     wanted = [_WANTED[fault["type"]] for fault, _ in faults if fault["type"] in _WANTED]
     if wanted:
         words = f"{name} is {_shown(value)}; it must be {' or '.join(wanted)}"
         return FieldError(field, pointer, words)
-    if isinstance(value, int) and "minimum" in schema and "maximum" in schema:
-        least, most = schema["minimum"], schema["maximum"]
-        words = f"{name} is {shown(value)}; it must be from {least} to {most}"
-        return FieldError(field, pointer, words, value, most)
     if one["type"] == "string_too_long":
         return FieldError(field, pointer, _too_long(name, value, schema), len(value), _most(schema))
     if one["type"] == "too_long":
@@ -134,6 +139,14 @@ def _told(place: tuple[str | int, ...], faults: list[tuple[Any, Schema]]) -> Fie
         words = f"{name} has {counted(len(value), 'item')}, the limit is {most}"
         return FieldError(field, pointer, words, len(value), most)
     return FieldError(field, pointer, _other_words(name, one, schema))
+
+
+def _out_of_range(field: str, pointer: str, value: float, schema: Schema) -> FieldError:
+    is_open = "exclusiveMinimum" in schema
+    least, most = schema["exclusiveMinimum" if is_open else "minimum"], schema["maximum"]
+    words = f"{field} is {plain(value)}; {in_range(least, most, is_open=is_open)}"
+    need = value if schema.get("type") == "integer" and isinstance(value, int) else None
+    return FieldError(field, pointer, words, need, int(most))
 
 
 def _other_words(name: str, one: Any, schema: Schema) -> str:

@@ -89,8 +89,10 @@ class CacheState:
         self.suspects, self.pins = Suspects(), Pins()
         self.was_remote_away = False
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""
-        self.dirt = Dirt(shape, records)
-        self.kernel = KernelTable(records.kernel_rows, shape.groups)
+        self.dirt, self.kernel = (
+            Dirt(shape, records),
+            KernelTable(records.kernel_rows, shape.groups),
+        )
         self.leases = LeaseBook(
             records.rows, self.covering, self.kernel, are_charged=self.keeps_rows
         )

@@ -7,7 +7,6 @@ from typing import Final
 
 import structlog
 from google.protobuf.message import Message
-from pydantic import ValidationError
 
 from kvlease.errors import (
     InvalidError,
@@ -30,6 +29,7 @@ from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.limits import REVISION_MAX
 from kvleased.verbs.resizing import Resizer
 from kvleased.verbs.runner import Runner, Verb
+from kvleased.verbs.tenant_limits import limits_from
 
 _DRAIN: Final = "daemon/drain"
 """What is kept while an operator drains the daemon."""
@@ -219,7 +219,7 @@ class OperatorVerbs:
             KVLeaseError: in some cache they cannot be had.
         """
         tenant = checks.request_id(checks.tenant(request.tenant), "tenant")
-        limits = _limits_from(request.limits)
+        limits = limits_from(request.limits)
         before, revision = self._rules.of(tenant)
         if revision and request.revision == revision and limits == before:
             return self._told(pb.SetTenantResponse, tenant)
@@ -270,22 +270,6 @@ def _revision_after(tenant: str, before: int, wanted: int, limits: TenantSetting
     raise StaleRevisionError(
         message, resource="revision", need=min(before + 1, REVISION_MAX), available=wanted
     )
-
-
-def _limits_from(limits: pb.TenantLimits) -> TenantSettings:
-    """Return limits as the settings have them; what is left out has its default."""
-    fields = {
-        field.name: getattr(limits, field.name)
-        if not field.has_presence or limits.HasField(field.name)
-        else getattr(_DEFAULTS, field.name)
-        for field in limits.DESCRIPTOR.fields
-    }
-    try:
-        return TenantSettings(**fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "limits"
-        raise InvalidError(f"{where}: {first['msg']}", resource=where) from error
 
 
 def _progress(entry: CacheEntry) -> pb.DrainedCache:

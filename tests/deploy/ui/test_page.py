@@ -119,10 +119,48 @@ def test_tab_goes_from_top_to_bottom(eyes: Eyes) -> None:
 
     found = eyes.look(*acts)[2::2]
 
-    assert found[0] == "a.skip"
+    assert found[0] == "a#skip.skip"
     assert found[1:4] == ["select#cache.", "button#pause.", "button#theme."]
     assert found[4].startswith("input")
     assert found[5:] == ["canvas.map"] * 3
+
+
+def test_skip_link_leads_to_a_map_that_takes_arrows(eyes: Eyes) -> None:
+    """Who skips to the block map walks in it with the next key."""
+    *_, focused, _, _, _, spoken = eyes.look(
+        WAIT,
+        ("press", "Tab"),
+        ("press", "Enter"),
+        ("focused",),
+        ("press", "ArrowRight"),
+        ("wait", "#tip dt:has-text('Block')"),
+        ("pause", 1200),
+        ("evaluate", "document.querySelector('#spoken').textContent"),
+    )
+
+    assert focused == "canvas.map"
+    assert "Block" in spoken
+
+
+@pytest.mark.parametrize("width", [641, 700, 1024, 1181, 1280, 1359, 1361, 1920])
+def test_lists_fit_their_cards(eyes: Eyes, width: int) -> None:
+    """No column is cut off, whatever the window is wide."""
+    beside = "(() => { const one = document.querySelector('#leases'); return one.scrollWidth - one.clientWidth; })()"
+    lists = eyes.look(
+        WAIT, ("wait", "#leases tbody tr"), ("evaluate", beside), width=width, height=900
+    )
+
+    assert lists[-1] == 0
+
+
+def test_labels_of_charts_are_whole(eyes: Eyes) -> None:
+    """Nothing is drawn on the chart's left edge, which would cut it off."""
+    ink = """[...document.querySelectorAll('canvas.chart')].map((one) => {
+      const { data } = one.getContext('2d').getImageData(0, 0, 1, one.height);
+      return data.some((value, at) => at % 4 === 3 && value > 0);
+    })"""
+
+    assert eyes.look(WAIT, ("pause", 1500), ("evaluate", ink))[-1] == [False, False]
 
 
 def test_dark_view_by_tenant(eyes: Eyes, shots: str) -> None:

@@ -153,6 +153,77 @@ async def test_what_only_json_carries_has_the_same_bounds(  # noqa: PLR0913, PLR
     ]
 
 
+LIMITS: list[tuple[dict[str, Any], str]] = [
+    ({"min_percent": 200}, "limits.min_percent is 200; it must be from 0 to 100"),
+    ({"max_percent": -0.5}, "limits.max_percent is -0.5; it must be from 0 to 100"),
+    ({"pinned_percent_max": float("nan")}, "limits.pinned_percent_max is nan; it must be from 0 to 100"),
+    ({"weight": 0}, "limits.weight is 0; it must be above 0, and at most 1000"),
+    ({"weight": 1e300}, "limits.weight is 1e+300; it must be above 0, and at most 1000"),
+    ({"leases_max": 1 << 21}, "limits.leases_max is 2097152; it must be from 0 to 1048576"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "words"), LIMITS)
+async def test_limits_of_a_tenant_are_refused_alike(
+    serving: Guarded, limits: dict[str, Any], words: str
+) -> None:
+    """In the daemon's words over every transport, by their place in the body, and over REST in `errors`, too."""
+    token = await serving.token(Role.OPERATOR)
+    asked = pb.SetTenantRequest(tenant="chat", limits=pb.TenantLimits(**limits), revision=1)
+    body = {"limits": limits, "revision": 1}
+
+    problem = await asyncio.to_thread(over_rest, serving, token, ("PUT", "/v1/tenants/chat"), body)
+    error = await over_grpc(serving, token, asked)
+    local = await serving.over_local(pb.Call(call_number=1, token=token, set_tenant=asked))
+
+    field = f"limits.{next(iter(limits))}"
+    assert problem["detail"] == error.details() == local.error.message == words
+    assert problem["resource"] == local.error.resource == field
+    assert problem.get("need", 0) == local.error.need
+    assert problem["limit"] == local.error.limit
+    assert problem["errors"] == [
+        {"pointer": f"#/{field.replace('.', '/')}", "field": field, "detail": words}
+    ]
+
+
+async def test_limits_that_contradict_each_other_are_refused_alike(serving: Guarded) -> None:
+    """Each is in its range; together they cannot hold."""
+    token = await serving.token(Role.OPERATOR)
+    limits = {"min_percent": 50, "max_percent": 10}
+    asked = pb.SetTenantRequest(tenant="chat", limits=pb.TenantLimits(**limits), revision=1)
+    body = {"limits": limits, "revision": 1}
+
+    problem = await asyncio.to_thread(over_rest, serving, token, ("PUT", "/v1/tenants/chat"), body)
+    local = await serving.over_local(pb.Call(call_number=1, token=token, set_tenant=asked))
+
+    assert problem["detail"] == local.error.message
+    assert problem["detail"] == "min_percent (50) must be at most max_percent (10)"
+    assert problem["resource"] == local.error.resource == "limits"
+
+
+async def test_bytes_of_a_tenant_above_all_memory_are_refused(serving: Guarded) -> None:
+    """Also a number that only the other two transports carry."""
+    token = await serving.token(Role.OPERATOR)
+    limits = pb.TenantLimits(max_bytes=(1 << 64) - 1)
+    asked = pb.SetTenantRequest(tenant="chat", limits=limits, revision=1)
+
+    error = await over_grpc(serving, token, asked)
+    local = await serving.over_local(pb.Call(call_number=1, token=token, set_tenant=asked))
+
+    assert error.details() == local.error.message
+    assert local.error.message.endswith(f"it must be from 0 to {1 << 60}")
+
+
+def test_all_limits_of_a_tenant_that_do_not_fit_are_told() -> None:
+    """Whoever sets several learns of all of them at once."""
+    with pytest.raises(ValidationError) as caught:
+        wire.SetTenantBody.model_validate_json('{"limits": {"min_percent": 101, "weight": 0}}')
+    refused = refusal_of(wire.SetTenantBody, caught.value)
+
+    assert [one.pointer for one in refused.errors] == ["#/limits/min_percent", "#/limits/weight"]
+    assert refused.message.endswith("(1 more, see errors)")
+
+
 SAID: list[tuple[type[wire.Body], object, str]] = [
     (wire.ReserveBody, {"num_tokens": "3"}, "num_tokens is '3'; it must be an integer"),
     (wire.ReserveBody, {"num_tokens": None}, "num_tokens is null; it must be an integer"),

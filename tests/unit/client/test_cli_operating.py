@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
-from kvlease.cli import connecting
+from kvlease.cli import connecting, operating
 from kvlease.errors import UnavailableError, UnknownLeaseError
 from kvlease.operating import (
     Cleared,
@@ -180,6 +180,63 @@ def test_what_takes_away_guesses_no_cache(daemon: type[Daemon], arguments: tuple
     assert "name the cache" in errors
 
 
+class Watched(Daemon):
+    """A daemon with a lease, of which every look but drains shows the next of some pictures."""
+
+    looks: ClassVar[list[tuple[bool, int]]] = []
+    """Of each look to come: whether the daemon is drained, and how many leases it has."""
+
+    def stats(self, _: str = "") -> Stats:
+        """Show the next picture; the last one stays."""
+        is_draining, num_leases = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        own = type(self)
+        own.is_draining, own.caches = (
+            is_draining,
+            (replace(INFO, cache="a", is_draining=is_draining),),
+        )
+        found = replace(CACHE, cache="a", num_leases=num_leases)
+        return Stats(epoch=11, caches=(found,), is_draining=is_draining)
+
+    def drain(self, *, cache: str) -> Drained:
+        """Begin."""
+        self.asked.append(("drain", cache))
+        one = DrainedCache(cache="a", is_draining=True, num_leases=1, num_waiting=0, num_workers=1)
+        return Drained(is_daemon_draining=not cache, caches=(one,))
+
+
+@pytest.mark.parametrize("cache", ["", "a"])
+@pytest.mark.parametrize(
+    ("looks", "wanted", "told"),
+    [
+        pytest.param([(True, 1), (True, 0)], 0, "", id="the leases end"),
+        pytest.param([(True, 1), (False, 1)], 4, "leases are granted again", id="ended by others"),
+        pytest.param([(False, 0)], 4, "leases are granted again", id="a new daemon"),
+    ],
+)
+def test_drain_that_waits_drains_once(
+    monkeypatch: pytest.MonkeyPatch,
+    looks: list[tuple[bool, int]],
+    wanted: int,
+    told: str,
+    cache: str,
+) -> None:
+    """It looks until the leases have ended, or are granted again by somebody's word, which stays as it was said."""
+
+    class Own(Watched):
+        caches = (replace(INFO, cache="a", is_draining=True),)
+        asked: ClassVar[list[tuple[Any, ...]]] = []
+
+    Own.looks = list(looks)
+    monkeypatch.setattr(connecting, "Client", Own)
+    monkeypatch.setattr(operating, "_LOOK_SECONDS", 0.0)
+
+    status, output, errors = run("drain", *([cache] if cache else []), "--wait-seconds", "600")
+
+    assert (status, Own.asked) == (wanted, [("drain", cache)])
+    assert told in errors
+    assert ("a grants nothing new" in output) == (wanted == 0)
+
+
 @pytest.mark.parametrize("arguments", [("drain", "--undo"), ("undrain",)])
 def test_undone_drain_says_what_holds_now(arguments: tuple[str, ...]) -> None:
     """What was undone is told as what the daemon does now, not as a drain that there was none of."""
@@ -331,6 +388,23 @@ def test_unpin_ends_the_pin_that_is_named(daemon: type[Daemon]) -> None:
     assert (status, "there is no pin 8" in errors) == (1, True)
     assert daemon.asked == [("unpin", 7, "a"), ("unpin", 8, "")]
     assert json.loads(run("unpin", "7", "--json")[1]) == {"pin_id": 7, "released": True}
+
+
+def test_limits_are_told_to_their_last_digit() -> None:
+    """What is read can be written again, and is the same."""
+    told = run("tenants", "set", "chat", "--max-bytes", "8GiB", "--min-percent", "33.3333333")[1]
+
+    assert "max_bytes 8589934592," in told
+    assert "min_percent 33.3333333," in told
+    assert "max_percent 100," in told
+
+
+def test_no_cache_is_said(daemon: type[Daemon]) -> None:
+    """Nothing at all would look like a fault."""
+    daemon.caches = ()
+
+    assert run("caches") == (0, "no caches\n", "")
+    assert run("caches", "--json") == (0, "[]\n", "")
 
 
 def test_tenants_get_tells_the_limits_of_one() -> None:

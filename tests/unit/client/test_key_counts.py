@@ -4,9 +4,12 @@ import mmap
 import os
 import secrets
 import struct
+from collections import deque
 
 import pytest
 
+from kvlease._checks import check_keys
+from kvlease.errors import InvalidError
 from kvlease.key_counts import (
     ASK_ALWAYS_AT,
     HEAD,
@@ -63,6 +66,37 @@ def test_nothing_is_absent_once_the_writer_took_leave() -> None:
 
     assert counts is not None
     assert counts.absent([key(0), key(1)]) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "rule", "words"),
+    [
+        pytest.param(bytes(64), "wrong_type", "cut packed keys every 32 bytes", id="packed"),
+        pytest.param(bytearray(64), "wrong_type", "cut packed keys", id="packed, changeable"),
+        pytest.param("keys", "wrong_type", "a list of 32-byte keys, not 'keys'", id="text"),
+        pytest.param(None, "wrong_type", "a list of 32-byte keys, not None", id="nothing"),
+        pytest.param({bytes(32)}, "wrong_type", "a list of 32-byte keys", id="no order"),
+        pytest.param(
+            [bytes(32), 7], "wrong_type", r"keys\[1\] must be .*bytes.*, not 7", id="number"
+        ),
+        pytest.param([bytes(31)], "wrong_key", r"keys\[0\] has 31 bytes; a key has 32", id="short"),
+    ],
+)
+def test_what_is_no_list_of_keys_is_refused(keys: object, rule: str, words: str) -> None:
+    """By its name, and with what to do about it."""
+    with pytest.raises(InvalidError, match=words) as caught:
+        check_keys(keys)
+    assert caught.value.rule == rule
+
+
+def test_lists_of_keys_of_any_kind_are_taken() -> None:
+    """Engines have keys in types of their own."""
+
+    class Own(bytes):
+        """An engine's key."""
+
+    for keys in ([], (), [key(1)], (key(1), key(2)), deque([key(1)]), [Own(key(1))]):
+        check_keys(keys)
 
 
 @pytest.mark.parametrize(

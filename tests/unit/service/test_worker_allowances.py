@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from kvlease.errors import BusyError
 from kvleased.settings import TenantSettings
 from kvleased.worker_allowances import WorkerAllowances
@@ -51,6 +53,21 @@ def test_flood_of_workers_leaves_the_places_of_minima_and_of_newcomers() -> None
     assert attach_all(allowances, has, "batch")[0] == 1
     assert attach_all(allowances, has, "newcomer")[0] == 1
     assert repr(allowances) == "<WorkerAllowances 16, kept {'chat': 4, 'batch': 1}>"
+
+
+def test_refused_tenant_is_told_whose_worker_may_go() -> None:
+    """Not its own, where it has none."""
+    allowances = WorkerAllowances({"chat": TenantSettings(min_percent=100)}, 4)
+    has = Counter({"batch": 2})
+
+    for tenant, whose in (("batch", "this tenant's"), ("newcomer", "another tenant's")):
+        with pytest.raises(BusyError, match=f"detach one of {whose}") as caught:
+            allowances.require_one(tenant, has, None)
+        assert caught.value.rule == "kept_places"
+        assert "the last 2 places are kept" in caught.value.message
+
+    with pytest.raises(BusyError, match="the last place is kept"):
+        allowances.require_one("batch", has + Counter({"chat": 1}), None)
 
 
 def test_minima_beyond_half_of_the_places_are_rounded_down() -> None:

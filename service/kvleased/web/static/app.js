@@ -352,6 +352,13 @@ $("token-form").addEventListener("submit", (event) => {
   $("token").value = "";
   go();
 });
+$("skip").addEventListener("click", (event) => {
+  const first = document.querySelector("canvas.map");
+  if (!first) return;
+  // The map itself takes the arrow keys, its card does not.
+  event.preventDefault();
+  first.focus();
+});
 document.addEventListener("visibilitychange", go);
 colours.onModeChange(repaint);
 narrow.addEventListener("change", fold);

@@ -3,6 +3,7 @@
 import * as colours from "/ui/colours.js";
 
 export const POINTS_MAX = 600;
+const LABEL_GAP = 6;
 const WINDOWS_SECONDS = [30, 60, 180, 600];
 
 function sized(canvas) {
@@ -45,13 +46,14 @@ export class Timeline {
   draw() {
     const [context, width, height] = sized(this.canvas);
     if (!width) return;
-    const [left, right, top, bottom] = [38, 4, 8, 20];
+    context.font = "11px system-ui, sans-serif";
+    // As wide as its longest label is in the font that there is.
+    const [left, right, top, bottom] = [Math.ceil(context.measureText("100 %").width) + LABEL_GAP + 2, 4, 8, 20];
     const newest = this.points.at(-1)?.seconds ?? 0;
     const elapsed = newest - (this.points[0]?.seconds ?? 0);
     const span = WINDOWS_SECONDS.find((one) => one >= elapsed) ?? WINDOWS_SECONDS.at(-1);
     const x = (seconds) => width - right - ((newest - seconds) / span) * (width - left - right);
     const y = (share) => height - bottom - share * (height - top - bottom);
-    context.font = "11px system-ui, sans-serif";
     context.fillStyle = colours.soft();
     context.strokeStyle = colours.line();
     context.lineWidth = 1;
@@ -62,7 +64,7 @@ export class Timeline {
       context.moveTo(left, Math.round(y(share)) + 0.5);
       context.lineTo(width - right, Math.round(y(share)) + 0.5);
       context.stroke();
-      context.fillText(`${share * 100} %`, left - 6, y(share));
+      context.fillText(`${share * 100} %`, left - LABEL_GAP, y(share));
     }
     context.textBaseline = "alphabetic";
     for (let third = 0; third <= 3; third++) {
