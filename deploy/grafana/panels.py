@@ -165,10 +165,14 @@ ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
         ),
         Panel(
             title="Beginnings and ends", unit=PER_SECOND,
-            text="Leases a second that were granted, released, not renewed in time, or lost by their worker.",
+            text=(
+                "Leases a second that were granted, or recovered by a restart, and how they ended: "
+                "kvlease_leases_granted_total, …_recovered_total, …_ended_total."
+            ),
             queries={
-                name: f"sum(rate(kvlease_leases_{name}_total{{@C}}[$__rate_interval]))"
-                for name in ("granted", "released", "expired", "orphaned")
+                "granted": "sum(rate(kvlease_leases_granted_total{@C}[$__rate_interval]))",
+                "recovered": "sum(rate(kvlease_leases_recovered_total{@C}[$__rate_interval]))",
+                "{{reason}}": "sum by (reason) (rate(kvlease_leases_ended_total{@C}[$__rate_interval]))",
             },
         ),
         Panel(

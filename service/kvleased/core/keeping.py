@@ -15,6 +15,7 @@ from kvleased.core.holdings import holdings
 from kvleased.core.ids import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import limits_of
+from kvleased.counted import there_are
 
 
 def lacks_row(state: CacheState, tenant: int) -> bool:
@@ -50,7 +51,7 @@ def check_pins(state: CacheState, tenant: int | None) -> None:
         return
     kept = f", and the last {num_left} are kept for other tenants" if num_left > 0 else ""
     raise PoolFullError(
-        f"there are {len(state.pins)} pins of {limit}{kept}; unpin one first",
+        f"{there_are(len(state.pins), 'pin')} of {limit}{kept}; unpin one first",
         resource="pins",
         need=1,
         available=0,

@@ -12,6 +12,7 @@ from kvlease.errors import NeverFitsError
 from kvlease.geometry import floor_div
 from kvlease.spec import LayerSpec
 from kvlease.units import TOKENS_MAX, show_bytes
+from kvleased.counted import counted
 from kvleased.planning.demand import Demand, blocks_per_request, table_blocks
 
 
@@ -110,10 +111,11 @@ class Capacity:
         spec = self.specs_by_group[worst][0]
         need_bytes = need * memory.bytes_per_block
         message = (
-            f"a request of {num_tokens} tokens takes {need} blocks ({show_bytes(need_bytes)}, {need_bytes} bytes), "
+            f"a request of {counted(num_tokens, 'token')} takes {counted(need, 'block')} "
+            f"({show_bytes(need_bytes)}, {need_bytes} bytes), "
             f"{by_group[worst]} of them of group {worst} ({spec.kind}, such as {spec.name!r}); rank {memory.rank} has "
             f"{self.usable_blocks} that can be granted, of {memory.bytes_per_block} bytes each; the largest request "
-            f"that fits has {largest} tokens"
+            f"that fits has {counted(largest, 'token')}"
         )
         raise NeverFitsError(
             message,
