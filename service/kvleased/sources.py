@@ -101,13 +101,17 @@ def load(argv: Sequence[str]) -> Settings:
         # Every other setting is a plain value.
         parser.error('tenants: this is no JSON such as {"chat": {"min_percent": 20}}')
     except ValidationError as error:
-        first = error.errors()[0]
-        names = (str(part) for part in first["loc"])
-        where = ".".join(name if name.isprintable() else ascii(name) for name in names)
-        where = where or "settings"
-        is_unknown = first["type"] == "extra_forbidden"
-        parser.error(f"{where}: {_no_such(where) if is_unknown else _reason(first)}")
+        parser.error(_complaint(error))
     return Settings.model_validate(loaded.model_dump())
+
+
+def _complaint(error: ValidationError) -> str:
+    """Return which setting makes no sense first, and why."""
+    first = error.errors()[0]
+    names = (str(part) for part in first["loc"])
+    where = ".".join(name if name.isprintable() else ascii(name) for name in names) or "settings"
+    is_unknown = first["type"] == "extra_forbidden"
+    return f"{where}: {_no_such(where) if is_unknown else _reason(first)}"
 
 
 def unknown_variables() -> dict[str, str]:

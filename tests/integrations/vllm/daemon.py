@@ -145,7 +145,11 @@ class Daemon:
 
     def exchanges(self) -> int:
         """Count the control calls that engines have made of their blocks."""
-        return sum(cache.counters.get("exchanges", 0) for cache in self.caches())
+        return self.counted("exchanges")
+
+    def counted(self, counter: str) -> int:
+        """Return what the caches have counted together."""
+        return sum(cache.counters.get(counter, 0) for cache in self.caches())
 
     def spoil(self, num_ranks: int = 1) -> None:
         """Overwrite the pool of the one cache with random bytes, as no process may."""

@@ -162,7 +162,7 @@ def a_reset_forgets_what_was_not_told(address: str) -> None:
 
     bench.manager.reset_cache()
 
-    assert not bench.desk.absences.take()
+    assert not bench.desk.absences.untold.take()
     assert bench.looked_up(bench.request("c", keys), keys[:1]) == [MISS]
     assert bench.desk.num_exchanges == before
 

@@ -105,6 +105,40 @@ def test_prefix_of_one_engine_is_a_hit_in_the_other(
     daemon.wait_until_unused()
 
 
+@pytest.mark.parametrize("model", ["llama", "hybrid"])
+def test_new_prompts_ask_nobody(model: str, daemon: Daemon, tmp_path: Path) -> None:
+    """A prompt of which nothing is cached makes no call of its own to learn that, and is counted all the same."""
+    job = sharing(daemon, model=model)
+    new = [prompt(200, seed=500 + index) for index in range(8)]
+    wanted = reference(job, new)
+
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS[:1])
+        missed_before = daemon.counted("magazine_keys_missed")
+        alone, calls = [], 0
+        for one in new:
+            before = daemon.exchanges()
+            life.begin([one], pause_at_step=2)
+            life.paused()
+            calls += daemon.exchanges() - before
+            life.go_on()
+            alone.append(life.result())
+        until(
+            lambda: daemon.counted("magazine_keys_missed") - missed_before >= 6 * len(new),
+            "what was missed is not told",
+        )
+        with living(job, tmp_path) as other:
+            found = other.generate(new)
+
+    # Now and then the stock has to be filled.
+    assert calls < len(new) / 2
+    assert min(found.cached) >= 192 - 32
+    said = replace(wanted, requests=[got.requests[0] for got in alone])
+    assert differences(said, wanted) == []
+    assert differences(found, wanted) == []
+    daemon.wait_until_unused()
+
+
 def test_two_ranks_share_with_two_ranks(daemon: Daemon, tmp_path: Path) -> None:
     """Each rank maps its own part of the pool, and a block is published when both wrote theirs."""
     job = sharing(daemon, engine={"tensor_parallel_size": 2})

@@ -47,6 +47,8 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
 
     mode: ClassVar[str]
     """The name of the mode, which caches and magazines are told apart by."""
+    asks_by_request: ClassVar[bool] = False
+    """Whether the scheduler seeks each request's prefix at the daemon, and so is to know what is surely not cached."""
     _memory: WorkersHalf | None
     _scheduler: SchedulersHalf | None
 
@@ -134,6 +136,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             cache=identity.cache_name(self.mode),
             rank=self._rank,
             magazine=magazine_name(config, self.mode),
+            key_counts=self.asks_by_request and not is_worker,
             disagreements=disagreements,
         )
         return EngineSession.open(self._settings, terms)

@@ -397,7 +397,7 @@ def test_refill_is_a_small_part_of_what_is_there(
     """An engine fills its stock up, but never takes much of what is scarce."""
     supply = Supply(num_blocks=100, stock_wanted=16, longest_blocks=20)
 
-    assert supply.refill(4, num_available, num_magazines) == refill
+    assert supply.refill(supply.stock_wanted, 4, num_available, num_magazines) == refill
 
 
 @pytest.mark.parametrize("longest_blocks", [1, 500, 999, 1000, 2000])

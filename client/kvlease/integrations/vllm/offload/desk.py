@@ -81,7 +81,7 @@ class Desk:
             plan = self._session.plan
             self.pool = pool
             self.books.wipe(0 if plan is None else plan.num_blocks)
-            self.absences.clear()
+            self.absences.untold.clear()
             self._is_in_doubt = False
             self.on_loss(None)
 
@@ -94,7 +94,7 @@ class Desk:
         """
         if not self.is_ready or not self._is_certain():
             return None
-        missed = [] if is_waited_for else self.names(self.absences.take())
+        missed = [] if is_waited_for else self.names(self.absences.untold.take())
         rows = self._exchange_once(hold[:NAMES_MAX], take, missed)
         for first in range(NAMES_MAX, len(hold), NAMES_MAX):
             if rows is None:
@@ -113,7 +113,7 @@ class Desk:
 
     def begin_generation(self) -> None:
         """Make all keys others than before."""
-        self.absences.clear()
+        self.absences.untold.clear()
         self._session.reset()
 
     def shield(self, work: Callable[[], T], default: D, what: str) -> T | D:

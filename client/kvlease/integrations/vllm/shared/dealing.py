@@ -4,7 +4,7 @@ Nothing is raised. Where the daemon does not answer nothing comes, and the engin
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from kvlease.integrations.vllm.rekey import RememberedKeys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Wish
+from kvlease.integrations.vllm.untold import Untold
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 from kvlease.memory import Identity
 
@@ -71,6 +72,7 @@ class Dealer:
         self._books = books
         self._forget = forget
         self._keys = RememberedKeys()
+        self._untold: Untold[bytes] = Untold()
         self.is_orphan = False
         """Whether the engine's memory is not the cache's any more: nothing is published or found from then on."""
         self.is_alone = False
@@ -122,6 +124,29 @@ class Dealer:
             extra={"action": "orphaned", "num_blocks": self._books.num_owned},
         )
 
+    def misses(self, names: Sequence[bytes], deciding: Sequence[bytes]) -> bool:
+        """Tell without a call whether surely nothing of a prefix is cached, and note that it was missed.
+
+        `deciding` are those of its names without which none can be used. Where it is False the daemon is to be asked.
+        """
+        request = names[-1]
+        if self.is_absent(deciding):
+            self._untold.note(request, names)
+            return True
+        self._untold.drop(request)
+        return False
+
+    def is_absent(self, deciding: Sequence[bytes]) -> bool:
+        """Tell whether surely no block of some names is cached."""
+        rekeyer = self._session.rekeyer
+        if rekeyer is None:
+            return False
+        return all(self._session.absent(self._keys.of_names(rekeyer, deciding)))
+
+    def begin_generation(self) -> None:
+        """Forget what names stood for: from now on they mean something else."""
+        self._untold.clear()
+
     def deal(self, wish: Wish) -> Settled | None:
         """Carry one exchange out; None where the daemon did not, and then the engine has what it had."""
         if not self.is_ready or not self._is_sure():
@@ -161,6 +186,8 @@ class Dealer:
         wish, rekeyer = order.wish, self._session.rekeyer
         assert rekeyer is not None, "orders are written while attached"
         turned = self._keys.of_names
+        # A request that waits for what it seeks does not wait for what others missed.
+        missed = () if wish.names else self._untold.take()
         return ExchangeOrder(
             publish_blocks=packable([write.block_id for write in order.publish], np.int32),
             publish_keys=b"".join(turned(rekeyer, [write.name for write in order.publish])),
@@ -173,6 +200,7 @@ class Dealer:
             take_running=wish.num_running,
             take_new=wish.num_new,
             all_or_nothing=wish.all_or_nothing,
+            missed_keys=b"".join(turned(rekeyer, missed)),
         )
 
     def _settle(self, order: Order, answer: Exchanged) -> Settled:

@@ -82,7 +82,7 @@ class Supply:
         fair = num_available // (_SHARE_AHEAD * max(1, num_magazines))
         return max(0, min(wanted - num_stock, self.stock_max - num_stock, fair))
 
-    def refill(self, num_stock: int, num_available: int, num_magazines: int) -> int:
-        """Return how many blocks to fetch beside those that are needed now."""
+    def refill(self, wanted: int, num_stock: int, num_available: int, num_magazines: int) -> int:
+        """Return how many blocks to fetch for a stock of so many, beside those that are needed now."""
         fair = num_available // (_SHARE_OF_AVAILABLE * max(1, num_magazines))
-        return max(0, min(self.stock_wanted - num_stock, fair))
+        return max(0, min(wanted - num_stock, fair))

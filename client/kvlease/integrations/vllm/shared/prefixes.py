@@ -1,5 +1,6 @@
 """Own which blocks of a request's prefix are here and which are to be sought, under vLLM's own names; calls nobody."""
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -65,6 +66,10 @@ class Prefixes:
                 else:
                     missing[name] = (index + 1) * block_tokens
         return missing, kept
+
+    def deciding(self, missing: Sequence[bytes]) -> Sequence[bytes]:
+        """Return those of some missing names that tell whether any can be used: where none is cached, none can."""
+        return missing[:1] if self._is_closed_downward else missing
 
     def _names(self, block_hashes: Any, group_id: int, block_tokens: int) -> Names:
         """Return the names of all blocks of a chain of hashes, whose last one stands for them all."""

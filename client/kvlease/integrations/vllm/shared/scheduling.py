@@ -146,6 +146,8 @@ class SharedScheduler:
     def _was_reset(self) -> None:
         if self._session is not None:
             self._session.reset()
+        if self.dealer is not None:
+            self.dealer.begin_generation()
         if self.steering is not None:
             self.steering.drop_all()
 

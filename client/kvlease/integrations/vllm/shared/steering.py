@@ -148,7 +148,8 @@ class Steering:
         is_over = self.books.num_idle > 2 * self._supply.idle_max
         is_wanted = self._drops_all or ((self._fence.has_written or is_over) and due)
         if is_wanted and not self._has_exchanged and self._dealer.is_ready and self._pace.may_call:
-            self._deal(self._wish())
+            # Nobody waits for this call, so that it brings what the next request would wait for.
+            self._deal(self._wish(num_new=self._refill(self._supply.stock_wanted)))
         self._step = self._pool.step = self._step + 1
         self._pace.step()
         self._has_exchanged = False
@@ -158,9 +159,10 @@ class Steering:
         self._pool.allowance = 0
 
     def rest(self) -> None:
-        """Note that no request is left: tell what is to be told, and give back what is not needed."""
+        """Note that no request is left: tell what is to be told, and keep what the next one may need, no more."""
         if self._dealer.is_ready and self.has_news:
-            self._deal(self._wish(stock_max=self._supply.rest_max))
+            rest_max = self._supply.rest_max
+            self._deal(self._wish(num_new=self._refill(rest_max), stock_max=rest_max))
 
     @property
     def has_news(self) -> bool:
@@ -185,6 +187,10 @@ class Steering:
         missing, kept = self._prefixes.missing(block_hashes, max_tokens)
         self._last_sought = next(reversed(missing), b"")
         if not missing or not self._is_worth_asking(self._last_sought) or not self._dealer.is_ready:
+            return
+        names = list(missing)
+        if self._dealer.misses(names, self._prefixes.deciding(names)):
+            self._asked.add(self._last_sought)
             return
         if self._is_paused or not self._pace.may_call:
             # Asked later; admitting the request now would compute what may be there.
@@ -223,6 +229,9 @@ class Steering:
             last_name = next(reversed(missing), b"")
             if not missing or not self._is_worth_asking(last_name):
                 continue
+            if self._dealer.is_absent(self._prefixes.deciding(list(missing))):
+                # Its turn comes without a call.
+                continue
             if len(ahead) + len(missing) > _AHEAD_NAMES_MAX:
                 break
             self._asked.add(last_name)
@@ -253,11 +262,18 @@ class Steering:
             return
         if not self._pace.may_press:
             return
-        refill = self._supply.refill(
-            self.books.num_stock, self._dealer.num_available, self._dealer.num_magazines
-        )
+        refill = self._refill(self._supply.stock_wanted)
         is_scarce = self._dealer.num_available < short or self._has_exchanged
         self._deal(self._wish(num_running=short + refill, idle_max=0 if is_scarce else None))
+
+    def _refill(self, stock_wanted: int) -> int:
+        """Return how many blocks to fetch by the way for a stock of so many; none where a request waits for some."""
+        if self._pause_steps or self._drops_all:
+            return 0
+        dealer = self._dealer
+        return self._supply.refill(
+            stock_wanted, self.books.num_stock, dealer.num_available, dealer.num_magazines
+        )
 
     def _provide_new(self, fresh: int, short: int, hits: set[int]) -> None:
         """Fetch blocks to admit a request, all or none."""
