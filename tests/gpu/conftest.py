@@ -7,7 +7,10 @@ import pytest
 
 from kvlease.cuda import visible_devices
 from kvlease.errors import InvalidError
+from tests.acceptance.conftest import standing
 from tests.gpu import driver
+
+__all__ = ["standing"]
 
 
 @pytest.fixture(scope="session")
