@@ -186,8 +186,8 @@ async def test_one_member_too_many_is_refused(port: Port) -> None:
 
 async def test_address_of_a_member_makes_no_member(port: Port) -> None:
     """Who comes from the address that a member had is a stranger until he has shown a token."""
-    member = port.connect()
-    number = member.getsockname()[1]
+    number = unasked_port()
+    member = port.connect(own_port=number)
     port.connections.let_in(address(member))
     await port.connections.look()
     port.end(member)
