@@ -148,7 +148,7 @@ async def test_strangers_who_do_not_read_shut_out_strangers_alone(
     serving: Guarded, tcp: grpc.aio.Channel
 ) -> None:
     """When all places are held by who does not read, one more stranger is refused, and nobody who has a token."""
-    with unread(serving, CALLS_OF_STRANGERS_MAX) as stuck:
+    with unread(serving) as stuck:
         code = ""
         async with asyncio.timeout(SECONDS):
             while code != "BUSY":
@@ -167,7 +167,7 @@ async def test_strangers_who_do_not_read_lose_their_connections(
     """A place held by who does not read is another's when it was held too long, and so is all of that connection."""
     # However long a busy machine takes to answer, it is not too long before the test says so.
     monkeypatch.setattr("kvleased.api.grpc_calls.UNREAD_SECONDS_MAX", 300.0)
-    with unread(serving, CALLS_OF_STRANGERS_MAX) as stuck:
+    with unread(serving) as stuck:
         async with asyncio.timeout(SECONDS):
             while await checks(tcp) != "BUSY":
                 pass
@@ -269,8 +269,12 @@ async def test_call_without_a_message_is_refused(local: grpc.aio.Channel) -> Non
 
 
 @contextmanager
-def unread(serving: Guarded, num_calls: int) -> Iterator[socket.socket]:
-    """A connection whose peer takes no byte of the answers to its calls."""
+def unread(serving: Guarded) -> Iterator[socket.socket]:
+    """A connection whose peer takes no byte of the answers to its calls, which take all places of strangers.
+
+    It makes more calls than there are places: one may come while a probe has a place, and be refused for it.
+    """
+    num_calls = 2 * CALLS_OF_STRANGERS_MAX
     head = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
         for name, value in {
