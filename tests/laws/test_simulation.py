@@ -16,7 +16,7 @@ _OPERATIONS = 1_000_000
 _FAULTS = 200_000
 _QUICK_CHUNKS = 4
 _OPEN = {1867: "waited although they could be served"}
-"""Seeds that show what is known and not mended yet: a call is served one event later than it could be; no byte is wrong."""
+"""Seeds that show what is known and not mended yet: a call is served one event later than it could be."""
 _THOROUGH = [
     pytest.param(chunk, marks=pytest.mark.thorough) for chunk in range(_QUICK_CHUNKS, _CHUNKS)
 ]
