@@ -12,7 +12,7 @@ from kvleased.core.effects import Extended, Forked, Reloaded, Reserved
 from kvleased.core.records import NULL
 from tests.laws import needs
 from tests.laws.actors import Call, Held, Mark, Worker
-from tests.laws.holders import check_fresh, row_of, verify
+from tests.laws.holders import check_fresh, read_row, row_of, verify
 
 if TYPE_CHECKING:
     from tests.laws.world import World
@@ -194,10 +194,21 @@ def extended(world: "World", worker: Worker, held: Held, num_tokens: int, reply:
     added = numbers(reply.block_ids)
     counts = numbers(reply.num_blocks) or [len(added)]
     if added and {*added} <= {block for part in held.parts for block in part}:
-        # The answer to another call was lost, and so the worker has read its row meanwhile.
+        # The answer to another call was lost, and so the worker has read its row meanwhile. Or that of a commit is yet
+        # to come, which gave the blocks back from other places. The table tells, as it does to a client that is short.
+        _read_again(world, held, {*added})
         return
     grow(world, worker, held, num_tokens, (counts, added))
     _compare_cover(world, held, num_tokens, reply.covered_tokens)
+
+
+def _read_again(world: "World", held: Held, added: set[int]) -> None:
+    """Let a worker read its row; what has come to another place there is not what it wrote."""
+    before = {(at, place): block for at, place, block, _ in held.places()}
+    read_row(world, held)
+    for at, place, block, _ in list(held.places()):
+        if block in added and before.get((at, place)) != block:
+            held.marks[at][place] = None
 
 
 def grow(

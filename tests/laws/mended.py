@@ -18,6 +18,7 @@ from kvleased.core import (
     ending,
     forking,
     landing,
+    looking,
     mishaps,
     moving,
     recovery,
@@ -205,9 +206,10 @@ def refused_call_keeps_its_room_from_those_that_wait(patch: pytest.MonkeyPatch) 
 def what_gets_no_slot_leaves_only_later(patch: pytest.MonkeyPatch) -> None:
     """Who waits for what is copied down gets the room only by the next event, which drops what there is no slot for."""
 
-    def some(world: state.CacheState, victims: Ids) -> bool:
+    def some(world: state.CacheState, victims: Ids, below: Ids) -> bool:
         is_dirty = room.are_dirty(world, victims)
-        slots = room.host_slots(world, int(np.count_nonzero(is_dirty)), at_most=True)
+        own_slots = below[looking.parted(world, below).host]
+        slots = room.host_slots(world, int(np.count_nonzero(is_dirty)), own_slots, at_most=True)
         if slots is None or not len(slots):
             return False
         room.evict_blocks(world, victims[~is_dirty])
@@ -216,6 +218,12 @@ def what_gets_no_slot_leaves_only_later(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(room, "write_back", some)
+
+
+def room_is_made_of_the_callers_own_prefix(patch: pytest.MonkeyPatch) -> None:
+    """What is written back for a request takes the slots from which it is about to load."""
+    write_back = room.write_back
+    patch.setattr(room, "write_back", lambda world, victims, _: write_back(world, victims))
 
 
 MENDED: tuple[Mutation, ...] = (
@@ -235,6 +243,7 @@ MENDED: tuple[Mutation, ...] = (
     fork_heeds_no_minimum,
     refused_call_keeps_its_room_from_those_that_wait,
     what_gets_no_slot_leaves_only_later,
+    room_is_made_of_the_callers_own_prefix,
     end_of_a_workers_leases_is_not_counted,
     recovered_lease_is_not_counted,
 )

@@ -142,7 +142,7 @@ def attempt_reserve(
     if fresh is None:
         if count > num_available(state, tenant, hits):
             return None
-        fresh = room(state, count, tenant, hits, may_wait=may_wait)
+        fresh = room(state, count, tenant, hits, prefix.below, may_wait=may_wait)
         if fresh is None:
             return None
     lease = _begin(state, command, waiter, prefix, now)

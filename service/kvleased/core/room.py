@@ -8,27 +8,35 @@ from kvleased.core.flights import Purpose
 from kvleased.core.history import Parting
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
+from kvleased.core.looking import parted
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import available_to, num_above_maximum, num_idle, victims
 
 
 def room(
-    state: CacheState, count: int, tenant: int, protected: Ids, *, may_wait: bool
+    state: CacheState,
+    count: int,
+    tenant: int,
+    protected: Ids,
+    below: Ids = NOWHERE,
+    *,
+    may_wait: bool,
 ) -> Ids | None:
     """Return `count` free blocks for a tenant, having evicted what was needed; or None when there are none yet.
 
     A caller that may wait loses nothing by it: cached blocks are written back before they leave, as far as there are
     slots. For one that may not, they are dropped. Either way None means that whatever can make room has been started.
+    The caller's own prefix stays: `protected` on the device, and `below` it, as a `Match` has them.
     """
     state.history.tenant = tenant
-    found = _room(state, count, tenant, protected, may_wait=may_wait)
+    found = _room(state, count, tenant, protected, below, may_wait=may_wait)
     state.history.tenant = 0
     return found
 
 
 def _room(
-    state: CacheState, count: int, tenant: int, protected: Ids, *, may_wait: bool
+    state: CacheState, count: int, tenant: int, protected: Ids, below: Ids, *, may_wait: bool
 ) -> Ids | None:
     device = state.device
     num_own = num_above_maximum(state, tenant, count)
@@ -40,7 +48,7 @@ def _room(
         if may_wait and _are_coming(state, deficit, num_own, tenant):
             return None
         leaving = victims(state, tenant, deficit, protected, num_own=num_own)
-        if len(leaving) < deficit or (may_wait and write_back(state, leaving)):
+        if len(leaving) < deficit or (may_wait and write_back(state, leaving, below)):
             return None
         evict_blocks(state, leaving)
     found = device.suitable(count, tenant)
@@ -61,13 +69,16 @@ def num_available(state: CacheState, tenant: int, protected: Ids) -> int:
     return state.device.num_available - num_idle(state, protected)
 
 
-def write_back(state: CacheState, victims: Ids) -> bool:
+def write_back(state: CacheState, victims: Ids, below: Ids = NOWHERE) -> bool:
     """Start copying the victims that have no copy below; tell whether there is anything to wait for.
+
+    Slots of the host pool among `below` are not taken for it: who makes room shall not lose its own prefix by that.
 
     If there is, all others have been evicted: those that have a copy, and those for which there is no slot.
     """
     is_dirty = are_dirty(state, victims)
-    slots = host_slots(state, int(np.count_nonzero(is_dirty)), at_most=True)
+    own_slots = below[parted(state, below).host]
+    slots = host_slots(state, int(np.count_nonzero(is_dirty)), own_slots, at_most=True)
     if slots is None or not len(slots):
         return False
     # What has a copy leaves at once: the new copies may push it out again, and then nothing ever would leave. So do the
@@ -95,7 +106,7 @@ def host_slots(
     """Return `count` free slots, having dropped the coldest ones for them, or None; or fewer, with `at_most`."""
     host = state.host
     if at_most:
-        count = min(count, host.num_available)
+        count = min(count, host.num_available - int(np.count_nonzero(host.holds[protected] == 0)))
     deficit = count - host.num_free
     if deficit > 0:
         victims = host.victims(deficit, protected)

@@ -11,6 +11,7 @@ from kvleased.core import commands as c
 from kvleased.core.effects import Outcome, Reserved
 from tests.unit.service.core.builders import (
     STRANGER,
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     a_cache,
     a_full_cache,
@@ -116,6 +117,23 @@ def test_full_host_pool_does_not_keep_anybody_waiting() -> None:
     lease = answer(cache.handle(a_reserve(3, wait_ms=WAIT_MS), 0.0), Reserved)
 
     assert len(ids(lease.block_ids)) == 3
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes(
+    num_slots: int,
+) -> None:
+    """What is written back for a request takes no slot from which it is about to load."""
+    cache = a_cache(2, num_slots=num_slots)
+    on_host(cache, keys(9))
+    cached(cache, keys(1, 2))
+
+    outcome = cache.handle(a_reserve(2, prefix=keys(9), wait_ms=WAIT_MS), 0.0)
+    woken_outcome, _ = land_until_woken(cache, outcome, 2)
+
+    lease = woken(woken_outcome, outcome.ticket, Reserved)
+    assert (lease.device_hit_tokens, lease.host_hit_tokens) == (0, TOKENS_PER_BLOCK)
     assert cache.check() == []
 
 
