@@ -5,6 +5,7 @@ what a mover writes passes the cache by (see `processes`). Blocks too small for 
 there, and written as one.
 """
 
+import mmap
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import repeat
@@ -113,7 +114,10 @@ class _Gathering:
     def __init__(self, bytes_per_block: int) -> None:
         """Make it, with a view of each of its rows: to make one costs as much as the sum of a small block."""
         most = min(GATHERED_MAX, floor_div(RUN_BYTES_MAX, bytes_per_block))
-        self._rows = np.zeros((most, bytes_per_block), np.uint8)
+        # From a page's start, as pools are: some processors copy at a sixth of their speed to what lies a few bytes
+        # behind its source in their pages, and large arrays of numpy's start 16 bytes behind one.
+        memory = mmap.mmap(-1, most * bytes_per_block)
+        self._rows = np.frombuffer(memory, np.uint8).reshape(most, bytes_per_block)
         self._bytes = _bytes_of(self._rows)
         self._views = [
             self._bytes[at : at + bytes_per_block]
