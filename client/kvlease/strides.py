@@ -199,7 +199,23 @@ def packed_view_of(
     if kernel_blocks == 1:
         return PackedView(view=whole, kernel_blocks_per_block=1, kernel_block_stride=1)
     assert isinstance(spec, AttentionSpec), "the page of a state is not split"
-    block_stride_bytes = placement.block_stride_bytes
+    states = states_per_kernel_block(spec, kernel_tokens)
+    kernel_block_bytes = states * placement.state_stride_bytes
+    _check_packed(placement, spec, kernel_blocks, kernel_block_bytes)
+    stride = exact_div(placement.block_stride_bytes, kernel_block_bytes)
+    extents = ((num_blocks - 1) * stride + kernel_blocks, 1, states)
+    strides_bytes = (kernel_block_bytes, kernel_block_bytes, placement.state_stride_bytes)
+    return PackedView(
+        view=_proven(placement, extents, strides_bytes, region_bytes),
+        kernel_blocks_per_block=kernel_blocks,
+        kernel_block_stride=stride,
+    )
+
+
+def _check_packed(
+    placement: LayerPlacement, spec: AttentionSpec, kernel_blocks: int, kernel_block_bytes: int
+) -> None:
+    """Refuse a layer whose kernel blocks cannot be counted on through what is not its own."""
     if spec.tokens_per_state == 1 or spec.head_slots > 1:
         message = (
             f"layer {spec.name!r} keeps one state of {spec.tokens_per_state} tokens for each of {spec.head_slots} "
@@ -212,28 +228,18 @@ def packed_view_of(
             need=kernel_blocks,
             limit=1,
         )
-    states = states_per_kernel_block(spec, kernel_tokens)
-    kernel_block_bytes = states * placement.state_stride_bytes
-    if block_stride_bytes % kernel_block_bytes:
+    if placement.block_stride_bytes % kernel_block_bytes:
         message = (
-            f"blocks of layer {spec.name!r} are {block_stride_bytes} bytes apart, no multiple of a kernel block's "
-            f"{kernel_block_bytes}; give the layer block_stride_multiple_bytes={kernel_block_bytes}"
+            f"blocks of layer {spec.name!r} are {placement.block_stride_bytes} bytes apart, no multiple of a kernel "
+            f"block's {kernel_block_bytes}; give the layer block_stride_multiple_bytes={kernel_block_bytes}"
         )
         raise InvalidError(
             message,
             resource="block_stride_multiple_bytes",
             rule="packed_cache_not_splittable",
             need=kernel_block_bytes,
-            available=block_stride_bytes,
+            available=placement.block_stride_bytes,
         )
-    stride = exact_div(block_stride_bytes, kernel_block_bytes)
-    extents = ((num_blocks - 1) * stride + kernel_blocks, 1, states)
-    strides_bytes = (kernel_block_bytes, kernel_block_bytes, placement.state_stride_bytes)
-    return PackedView(
-        view=_proven(placement, extents, strides_bytes, region_bytes),
-        kernel_blocks_per_block=kernel_blocks,
-        kernel_block_stride=stride,
-    )
 
 
 def state_views(
