@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.acceptance.serving import Serving
 from tests.acceptance.standing import Standing
 
 
@@ -12,3 +13,10 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """Give the daemons that no test has, and start those that are missed."""
     with Standing(lambda: tmp_path_factory.mktemp("standing")) as standing:
         yield standing
+
+
+@pytest.fixture(scope="module")
+def daemon(standing: Standing) -> Iterator[Serving]:
+    """Give a daemon without any cache to the tests of a module, unless they ask for one of their own kind."""
+    with standing.lent() as serving:
+        yield serving

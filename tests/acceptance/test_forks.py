@@ -18,7 +18,6 @@ from kvlease import AsyncClient, Client, FullAttention, PlanInputs, Worker
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1 import kvlease_pb2_grpc
 from tests.acceptance.serving import Serving, blocks_in_use, new_cache, pool_of
-from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -29,13 +28,6 @@ NUM_WRITTEN = 40
 """Two full blocks and a half."""
 
 Ids = NDArray[np.int32]
-
-
-@pytest.fixture(scope="module")
-def daemon(standing: Standing) -> Iterator[Serving]:
-    """Give a daemon to this module."""
-    with standing.lent() as serving:
-        yield serving
 
 
 @pytest.fixture

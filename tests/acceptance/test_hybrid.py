@@ -21,7 +21,6 @@ from kvlease import (
     Worker,
 )
 from tests.acceptance.serving import ROOT, Serving, blocks_in_use, new_cache, pool_of
-from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -59,13 +58,6 @@ NUM_PROMPT, NUM_TOKENS = 40, 640
 KILLED_AT = 317
 """In the middle of a block, and of the generation."""
 MOST_WINDOW_BLOCKS = WINDOW_TOKENS // 16 + 1
-
-
-@pytest.fixture(scope="module")
-def daemon(standing: Standing) -> Iterator[Serving]:
-    """Give a daemon to this module."""
-    with standing.lent() as serving:
-        yield serving
 
 
 @pytest.fixture

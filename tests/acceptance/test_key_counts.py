@@ -16,13 +16,6 @@ from tests.acceptance.test_client import INPUTS
 pytestmark = pytest.mark.acceptance
 
 
-@pytest.fixture(scope="module")
-def daemon(standing: Standing) -> Iterator[Serving]:
-    """Give the daemon of these tests, each of which has its cache to itself."""
-    with standing.lent() as serving:
-        yield serving
-
-
 @pytest.fixture
 def client(daemon: Serving) -> Iterator[Client]:
     """Give a client of a cache of 32 blocks."""

@@ -16,7 +16,6 @@ from kvlease import (
     WrongStateError,
 )
 from tests.acceptance.serving import Serving, blocks_in_use, command, new_cache
-from tests.acceptance.standing import Standing
 from tests.acceptance.test_client import INPUTS
 
 pytestmark = pytest.mark.acceptance
@@ -32,13 +31,6 @@ for line in sys.stdin:
     taken = mine.exchange(ExchangeOrder(take_running=int(line))).taken_running
     print(taken.tolist(), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def daemon(standing: Standing) -> Iterator[Serving]:
-    """Give the daemon of these tests, each of which has its cache to itself."""
-    with standing.lent() as serving:
-        yield serving
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from kvlease.integrations.vllm.session import EngineSession, SessionEvent, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.magazine import ExchangeOrder
 from tests.acceptance.serving import Serving, blocks_in_use
-from tests.acceptance.standing import Standing
 
 pytestmark = pytest.mark.acceptance
 
@@ -83,13 +82,6 @@ def take(session: EngineSession) -> set[int]:
     taken = session.exchange(TAKE_EIGHT, None)
     assert taken is not None, session
     return set(taken.taken_running.tolist())
-
-
-@pytest.fixture(scope="module")
-def daemon(standing: Standing) -> Iterator[Serving]:
-    """Give a daemon to those tests that do not end it."""
-    with standing.lent() as serving:
-        yield serving
 
 
 @pytest.fixture
