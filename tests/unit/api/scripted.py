@@ -26,6 +26,17 @@ RESPONSES = {
     part.name: getattr(pb, part.message_type.name)
     for part in pb.Reply.DESCRIPTOR.oneofs_by_name["response"].fields
 }
+LAYER = {
+    "name": "l",
+    "kind": "full_attention",
+    "num_kv_heads": 2,
+    "head_size": 16,
+    "dtype": "float16",
+}
+
+
+INPUTS = {"layers": [LAYER], "tokens_per_block": 16, "device_blocks": 8}
+"""A plan's inputs as REST has them."""
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Laws of the local socket: frames, descriptors, limits."""
 
-import array
 import asyncio
 import os
 import socket
@@ -9,7 +8,6 @@ import pytest
 
 from kvlease.errors import PoolFullError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api import local
 from tests.unit.api.scripted import Served, framed
 
 TRANSPORTS = ("local",)
@@ -63,17 +61,6 @@ async def test_attach_closes_what_it_received(served: Served) -> None:
     os.close(read_end)
 
 
-async def test_flood_of_descriptors_ends_the_connection(served: Served) -> None:
-    """More descriptors than a first frame may carry are refused."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(str(served.settings.local_socket))
-    fds = array.array("i", [sock.fileno()] * 9)
-    sock.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-
-    assert await asyncio.to_thread(sock.recv, 1) == b""
-    sock.close()
-
-
 async def test_attach_must_come_first(served: Served) -> None:
     """A later attach could not carry descriptors, so it is refused, and the connection lives on."""
     line = await served.line()
@@ -93,66 +80,6 @@ async def test_pipelined_calls_are_answered_in_order(served: Served) -> None:
     line.send(*(pb.Call(call_number=number, stats=pb.StatsRequest()) for number in numbers))
 
     assert [(await line.receive()).call_number for _ in numbers] == numbers
-
-
-async def test_many_frames_at_once_hold_nobody_up(served: Served) -> None:
-    """A call is answered between those that another connection sent all at once, not after them."""
-    crowd, other = await served.line(), await served.line()
-    await crowd.ask(STATS)
-    await other.ask(STATS)
-
-    crowd.send(*[STATS] * 1000)
-    reply = await other.ask(pb.Call(call_number=2, list_caches=pb.ListCachesRequest()))
-    num_before = [verb for verb, _, _ in served.daemon.calls].index("list_caches")
-
-    assert reply.HasField("list_caches")
-    assert num_before < 500
-    assert [(await crowd.receive()).call_number for _ in range(1000)] == [1] * 1000
-    assert (await crowd.ask(STATS)).HasField("stats")
-
-
-async def test_two_crowds_are_served_in_turns(served: Served) -> None:
-    """Of two that send much at once neither is finished before the other has begun."""
-    lines = [await served.line(), await served.line()]
-    for line in lines:
-        await line.ask(STATS)
-    served.daemon.calls.clear()
-
-    for line, token in zip(lines, "ab", strict=True):
-        call = pb.Call(call_number=1, token=token, reserve=pb.ReserveRequest())
-        line.send(*[call] * 200)
-    for line in lines:
-        for _ in range(200):
-            await line.receive()
-
-    order = "".join(caller.token for _, _, caller in served.daemon.calls)
-    assert len(order) == 400
-    assert order.index("b") < 200
-    assert order.rindex("a") > order.index("b")
-
-
-async def test_crowd_that_leaves_is_forgotten(served: Served) -> None:
-    """What a connection sent before it was closed does not hold up the one behind it in line."""
-    crowd, other = await served.line(), await served.line()
-    await crowd.ask(STATS)
-
-    crowd.send(*[STATS] * 1000)
-    crowd.writer.transport.abort()
-    numbers = list(range(1, 101))
-    other.send(*(pb.Call(call_number=number, stats=pb.StatsRequest()) for number in numbers))
-
-    assert [(await other.receive()).call_number for _ in numbers] == numbers
-
-
-async def test_frames_that_ask_nothing_end_the_connection(served: Served) -> None:
-    """Whoever neither asks nor could be told so is refused once, and not a thousand times."""
-    line = await served.line()
-
-    line.send(bytes(4) * 1000)
-    refused = await line.receive()
-
-    assert (refused.call_number, refused.error.code) == (0, "INVALID")
-    assert await line.reader.read() == b""
 
 
 async def test_frames_may_come_in_pieces(served: Served) -> None:
@@ -202,64 +129,6 @@ async def test_nonsense_is_refused(served: Served, frame: bytes, number: int) ->
     assert not served.daemon.calls
 
 
-@pytest.mark.parametrize("before", [b"", framed(STATS)], ids=["first frame", "later frame"])
-async def test_oversized_frame_is_refused_at_its_head(served: Served, before: bytes) -> None:
-    """A length above the limit is refused before its bytes are read, and ends the connection."""
-    line = await served.line()
-    line.send(before, (served.settings.max_message_bytes + 1).to_bytes(4, "little"))
-    if before:
-        await line.receive()
-
-    reply = await line.receive()
-
-    assert (reply.error.code, reply.error.limit) == ("TOO_LARGE", 65536)
-    assert await line.reader.read() == b""
-
-
-async def test_partial_frame_has_a_deadline(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer that stops in the middle of a frame does not hold its connection."""
-    hurried = served.settings.model_copy(update={"head_seconds_max": 0.2})
-    monkeypatch.setattr(served.local, "settings", hurried)
-    line = await served.line()
-    await line.ask(STATS)
-
-    line.send(framed(STATS)[:-1])
-
-    assert await line.reader.read() == b""
-
-
-async def test_answer_that_the_kernel_takes_in_parts_arrives_whole(served: Served) -> None:
-    """What the socket does not take at once follows in order, and the next answer after it."""
-    name = "c" * 500_000
-    served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache=name)])
-    line = await served.line()
-
-    for number in range(1, 5):
-        line.send(pb.Call(call_number=number, stats=pb.StatsRequest()))
-        await line.writer.drain()
-        await asyncio.sleep(0.01)
-    replies = [await line.receive() for _ in range(4)]
-
-    assert [reply.call_number for reply in replies] == [1, 2, 3, 4]
-    assert {reply.stats.caches[0].cache for reply in replies} == {name}
-
-
-async def test_peer_that_does_not_read_is_disconnected(served: Served) -> None:
-    """Answers that nobody reads do not pile up in the daemon."""
-    served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache="c" * 60_000)])
-
-    def send_for_ever() -> None:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(served.settings.local_socket))
-            while True:
-                sock.sendall(framed(STATS))
-
-    with pytest.raises(ConnectionError):
-        await asyncio.wait_for(asyncio.to_thread(send_for_ever), 10)
-
-
 async def test_refusal_explains_itself(served: Served) -> None:
     """Every number of an error arrives."""
     served.daemon.script["reserve"] = PoolFullError(
@@ -304,38 +173,6 @@ async def test_caller_that_leaves_is_forgotten(served: Served) -> None:
     assert served.daemon.cancelled == [future]
 
 
-async def test_calls_in_flight_are_bounded(served: Served) -> None:
-    """One call more than may be unanswered is refused, and forgotten by the daemon."""
-    loop = asyncio.get_running_loop()
-    line = await served.line()
-    for number in range(1, 6):
-        served.daemon.script["reserve"] = loop.create_future()
-        line.send(pb.Call(call_number=number, reserve=pb.ReserveRequest()), STATS)
-        last = await line.receive()
-
-    assert (last.call_number, last.error.code, last.error.limit) == (5, "BUSY", 4)
-    assert len(served.daemon.cancelled) == 1
-
-
-async def test_slow_reader_of_a_stream_stays_connected(served: Served) -> None:
-    """Where a reader lags, the daemon waits rather than disconnects, however much there is to tell."""
-    digests = bytes(1 << 20)
-    served.daemon.events = [
-        pb.TraceResponse(input_tokens=number, key_digests=digests) for number in range(12)
-    ]
-    line = await served.line()
-    line.send(pb.Call(call_number=8, token="tok", trace=pb.TraceRequest(cache="demo")))
-
-    replies = []
-    for _ in served.daemon.events:
-        replies.append(await line.receive())
-        await asyncio.sleep(0)
-
-    assert [reply.trace.input_tokens for reply in replies] == list(range(12))
-    (verb, request, caller) = served.daemon.calls[0]
-    assert (verb, request, caller.token) == ("trace", pb.TraceRequest(cache="demo"), "tok")
-
-
 async def test_watch_is_answered_many_times(served: Served) -> None:
     """Events carry their call's number, among other answers, and the end says why."""
     served.daemon.events = [
@@ -372,37 +209,6 @@ async def test_stop_ends_connections(served: Served) -> None:
     assert await line.reader.read() == b""
     with pytest.raises(FileNotFoundError):
         await served.line()
-
-
-async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are too many, the one that was silent longest goes, and none that has spoken just now."""
-    monkeypatch.setattr(local, "SECONDS_SILENT", 0.0)
-    hurried = served.settings.model_copy(update={"max_connections": 2})
-    monkeypatch.setattr(served.local, "settings", hurried)
-    silent, busy = await served.line(), await served.line()
-    await silent.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
-    await busy.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
-
-    third = await served.line()
-    reply = await third.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
-
-    assert reply.call_number == 1
-    assert await silent.reader.read() == b""
-    assert (await busy.ask(pb.Call(call_number=2, stats=pb.StatsRequest()))).call_number == 2
-    monkeypatch.setattr(local, "SECONDS_SILENT", 1e9)
-    fourth = await served.line()
-    assert (await fourth.receive()).error.code == "BUSY"
-
-
-async def test_connection_that_says_nothing_is_closed(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first frame has its time, too."""
-    hurried = served.settings.model_copy(update={"head_seconds_max": 0.01})
-    monkeypatch.setattr(served.local, "settings", hurried)
-    line = await served.line()
-
-    assert await line.reader.read() == b""
 
 
 async def test_cancelled_call_ends_at_once(served: Served) -> None:

@@ -2,13 +2,11 @@
 
 import asyncio
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvlease.plan import Waste
@@ -23,7 +21,6 @@ from kvleased.metrics import BUCKETS, STATES, Metrics
 from kvleased.metrics.calls import Places
 from kvleased.metrics.catalogue import BY_NAME
 from kvleased.metrics.definitions import Kind
-from kvleased.metrics.exposition import SAMPLES_AT_ONCE, pieces
 from kvleased.movers.link import LinkFigures
 from kvleased.tallies import Tally
 from kvleased.traces.ghosts import GhostFigures
@@ -388,30 +385,6 @@ def test_names_pass_the_lint_of_prometheus(metrics: Metrics) -> None:
     )
 
     assert (lint.returncode, lint.stdout + lint.stderr) == (0, b"")
-
-
-# Text in pieces -------------------------------------------------------------------------------------------------------
-
-
-class OneFamily(CollectorRegistry):
-    """A registry of one family."""
-
-    def __init__(self, family: Metric) -> None:
-        self._one = family
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield it."""
-        yield self._one
-
-
-@pytest.mark.parametrize("num_samples", [0, 1, SAMPLES_AT_ONCE, 2 * SAMPLES_AT_ONCE + 1])
-def test_pieces_are_what_the_library_writes(num_samples: int) -> None:
-    """However a family is cut, its text is the same."""
-    family = CounterMetricFamily("some", "Words.", labels=("label",))
-    for number in range(num_samples):
-        family.add_metric((f'"{number}\\\n',), number)
-
-    assert b"".join(pieces(family)) == generate_latest(OneFamily(family))
 
 
 async def test_others_have_their_turn_during_a_scrape(
