@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from kvlease._output import written_or_refused
 from kvleased import logs
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def run(argv: Sequence[str]) -> int:
         return probing.run(argv[1:])
     if role == "--version":
         return _print_version()
-    is_help = role in {"-h", "--help"}
-    (sys.stdout if is_help else sys.stderr).write(_USAGE)
-    return 0 if is_help else 2
+    return _print_usage(is_asked=role in {"-h", "--help"})
 
 
 def _serve(argv: Sequence[str]) -> int:
@@ -158,10 +157,20 @@ def _warn_of(unknown: Mapping[str, str], log_level: str) -> None:
         logs.line("warning", "unknown_variable_ignored", variable=variable, reason=reason)
 
 
+def _print_usage(*, is_asked: bool) -> int:
+    if is_asked:
+        with written_or_refused("kvleased"):
+            sys.stdout.write(_USAGE)
+        return 0
+    sys.stderr.write(_USAGE)
+    return 2
+
+
 def _print_version() -> int:
     from kvlease._version import installed_version  # noqa: PLC0415 - no role needs it
 
-    sys.stdout.write(f"kvleased {installed_version()}\n")
+    with written_or_refused("kvleased"):
+        sys.stdout.write(f"kvleased {installed_version()}\n")
     return 0
 
 

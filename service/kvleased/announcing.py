@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Mapping
 from ipaddress import ip_address
+from pathlib import Path
 from time import process_time
 
 import structlog
 
+from kvlease._runtime import PAGE_FILE
 from kvleased.settings import Settings
 
 _LOG = structlog.get_logger()
@@ -25,6 +27,19 @@ def announce(epoch: int, addresses: Mapping[str, str], seconds: float) -> None:
         lines = "".join(f"  {name:<13} {address}\n" for name, address in addresses.items())
         sys.stdout.write(f"kvleased is ready after {seconds:.2f} s (epoch {epoch})\n{lines}")
         sys.stdout.flush()
+
+
+def leave_page(directory: Path, addresses: Mapping[str, str]) -> None:
+    """Leave the page's address beside the sockets for `kvlease ui`, which knows no port; none without a page."""
+    file = directory / PAGE_FILE
+    try:
+        file.unlink(missing_ok=True)
+        if address := addresses.get("REST on TCP", ""):
+            file.touch(0o600, exist_ok=False)
+            file.write_text(f"{address}\n", encoding="utf-8")
+    except OSError as error:
+        # Nobody needs it but who does not know the port: no reason to serve nobody.
+        _LOG.warning("page_address_not_left", file=str(file), reason=error.strerror)
 
 
 def addresses_of(

@@ -17,7 +17,7 @@ import structlog
 import uvloop
 
 from kvleased import logs, tokens
-from kvleased.announcing import addresses_of, announce, bracketed, grpc_on_tcp
+from kvleased.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
 from kvleased.daemon import Daemon
 from kvleased.directories import UnusableError
 from kvleased.keeper_link import KeeperLink
@@ -125,6 +125,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     keeper.ready()
     # Whatever is announced is there, and so it is for who asks whether the daemon is ready.
     daemon.serve()
+    leave_page(settings.runtime_dir, addresses)
     announce(daemon.epoch, addresses, monotonic() - spawned)
     rest.note_start()
     gc.collect()

@@ -97,7 +97,7 @@ class NetworkSettings(BaseModel):
     @field_validator("tcp_host")
     @classmethod
     def _is_address(cls, host: str) -> str:
-        return str(ipaddress.ip_address(host))
+        return _address(host)
 
     @model_validator(mode="after")
     def _tls_beyond_loopback(self) -> Self:
@@ -119,4 +119,17 @@ class NetworkSettings(BaseModel):
     @field_validator("probe_host")
     @classmethod
     def _address_or_none(cls, host: str) -> str:
-        return str(ipaddress.ip_address(host)) if host else host
+        return _address(host) if host else host
+
+
+def _address(host: str) -> str:
+    """Return an address as it is usually written.
+
+    Raises:
+        ValueError: it is none; names are not looked up.
+    """
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError as error:
+        message = f"it is {host[:40]!r}; write an IPv4 or IPv6 address, such as 127.0.0.1 or ::1"
+        raise ValueError(message) from error

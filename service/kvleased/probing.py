@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from kvlease._output import written_or_refused
 from kvlease._runtime import runtime_directory
 
 PROBES: Final = ("livez", "readyz", "startupz")
@@ -26,7 +27,8 @@ def run(argv: Sequence[str]) -> int:
         sys.stderr.write(f"kvleased: {_socket()}: {error.strerror or error}\n")
         return 1
     head, _, body = answer.partition("\r\n\r\n")
-    sys.stdout.write(body)
+    with written_or_refused("kvleased"):
+        sys.stdout.write(body)
     return 0 if head.split(" ", 2)[1:2] == ["200"] else 1
 
 

@@ -5,24 +5,27 @@ the defaults.
 """
 
 import argparse
-import difflib
 import os
+import re
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
 
+from kvlease._output import written_or_refused
+from kvlease._runtime import runtime_directory
 from kvleased.addresses import without_credentials
+from kvleased.setting_faults import NO_JSON, PREFIX, Origin, complaints, no_such, of_command_line
 from kvleased.setting_kinds import WRITTEN
-from kvleased.settings import Settings, TenantSettings
+from kvleased.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
-    from pydantic_core import ErrorDetails
 
-_PREFIX: Final = "KVLEASED_"
 _EPILOG: Final = """\
 BYTES may have a unit, such as 8GiB. Each flag is also an environment variable, KVLEASED_ and its name in capitals,
 and a TOML key.
@@ -33,6 +36,8 @@ examples:
   kvleased serve --device cuda:0 --no-listen-tcp
   kvleased serve --config /etc/kvlease/kvleased.toml        file below environment below flags
 """
+_DEFAULT: Final = re.compile(r" \(default( factory)?: [^()]*\)$")
+"""What is told of a default behind the words about a setting."""
 _VALUES: Final = {
     "dir": "DIRECTORY",
     "file": "FILE",
@@ -46,8 +51,6 @@ _VALUES: Final = {
     "tenants": "JSON",
 }
 """What is written for a setting in whose name a word is; the first that fits counts."""
-_SHOWN_MAX: Final = 40
-"""Characters of a wrong value that are repeated."""
 
 
 def load(argv: Sequence[str]) -> Settings:
@@ -67,10 +70,12 @@ def load(argv: Sequence[str]) -> Settings:
     # The file must be known before the sources are put together.
     config = _config_file(parser, argv)
 
+    origins: dict[Literal["flags", "environment", "file"], PydanticBaseSettingsSource] = {}
+
     class Loaded(BaseSettings, Settings):
         """The same settings, read from their sources."""
 
-        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=_PREFIX)
+        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX)
 
         @classmethod
         def settings_customise_sources(
@@ -88,30 +93,24 @@ def load(argv: Sequence[str]) -> Settings:
                 cli_hide_none_type=True,
                 cli_avoid_json=True,
             )
-            sources: list[PydanticBaseSettingsSource] = [flags, EnvSettingsSource(settings_cls)]
+            origins["flags"] = flags
+            origins["environment"] = EnvSettingsSource(settings_cls)
             if config is not None:
-                sources.append(TomlConfigSettingsSource(settings_cls, config))
-            return tuple(sources)
+                origins["file"] = TomlConfigSettingsSource(settings_cls, config)
+            return tuple(origins.values())
 
     try:
         loaded = Loaded()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         parser.error(f"--config {config}: this is not TOML: {error}")
-    except SettingsError:
+    except SettingsError as error:
         # Every other setting is a plain value.
-        parser.error('tenants: this is no JSON such as {"chat": {"min_percent": 20}}')
+        is_variable = EnvSettingsSource.__name__ in str(error).split('"')
+        parser.error(f"{f'{PREFIX}TENANTS' if is_variable else '--tenants'}: {NO_JSON}")
     except ValidationError as error:
-        parser.error(_complaint(error))
+        found = [Origin(kind, source(), config or "") for kind, source in origins.items()]
+        parser.error(f"\n{parser.prog}: ".join(complaints(error, found)))
     return Settings.model_validate(loaded.model_dump())
-
-
-def _complaint(error: ValidationError) -> str:
-    """Return which setting makes no sense first, and why."""
-    first = error.errors()[0]
-    names = (str(part) for part in first["loc"])
-    where = ".".join(name if name.isprintable() else ascii(name) for name in names) or "settings"
-    is_unknown = first["type"] == "extra_forbidden"
-    return f"{where}: {_no_such(where) if is_unknown else _reason(first)}"
 
 
 def unknown_variables() -> dict[str, str]:
@@ -119,9 +118,9 @@ def unknown_variables() -> dict[str, str]:
 
     They are ignored rather than refused: Kubernetes adds such names for a service that is called kvleased.
     """
-    names = {name: name[len(_PREFIX) :].lower() for name in os.environ if is_setting(name)}
+    names = {name: name[len(PREFIX) :].lower() for name in os.environ if is_setting(name)}
     return {
-        name: _no_such(setting, prefix=_PREFIX)
+        name: no_such(setting, prefix=PREFIX)
         for name, setting in sorted(names.items())
         if setting != "config" and setting not in Settings.model_fields
     }
@@ -147,6 +146,14 @@ def _value_of(name: str, field: "FieldInfo") -> str:
     return known or ("N" if field.annotation is int else "TEXT")
 
 
+def _with_default(text: str, field: "FieldInfo") -> str:
+    """Return a setting's help with its default as people know it; of one that is left out the words tell already."""
+    described = _DEFAULT.sub("", text)
+    if field.default_factory is runtime_directory:
+        return f"{described} (default: {runtime_directory()})"
+    return text if field.default not in {None, "", PydanticUndefined} else described
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong before anything else, and where the settings are listed, without listing them."""
 
@@ -157,11 +164,18 @@ class _Parser(argparse.ArgumentParser):
             is_choice = str(action.metavar).startswith("{")
             if field is not None and action.metavar is not None and not is_choice:
                 action.metavar = _value_of(action.dest, field)
+            if field is not None and action.help is not None:
+                action.help = _with_default(action.help, field)
         return super().format_help()
+
+    def print_help(self, file: Any = None) -> None:
+        """Write the help; argparse would say nothing where it cannot be written."""
+        with written_or_refused("kvleased"):
+            (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2; an address that a misspelt flag carries is told without its password."""
-        message = without_credentials(message)
+        message = without_credentials(of_command_line(message))
         self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists every setting.\n")
 
 
@@ -185,7 +199,7 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
     scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scout.add_argument("--config")
     known, _ = scout.parse_known_args(argv)
-    config: str | None = known.config or os.environ.get(f"{_PREFIX}CONFIG")
+    config: str | None = known.config or os.environ.get(f"{PREFIX}CONFIG")
     if config is not None and not Path(config).is_file():
         is_there = Path(config).exists()
         parser.error(
@@ -194,24 +208,6 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
     return config
 
 
-def _reason(error: "ErrorDetails") -> str:
-    """Say what is wrong with a value, and which it is."""
-    message = error["msg"].removeprefix("Value error, ")
-    is_ours = error["type"] == "value_error"
-    return message if is_ours else f"{message}, not {str(error['input'])[:_SHOWN_MAX]}"
-
-
 def is_setting(variable: str) -> bool:
     """Tell whether a variable of the environment is a setting, or looks like one."""
-    return variable.upper().startswith(_PREFIX)
-
-
-def _no_such(setting: str, prefix: str = "") -> str:
-    """Say that there is no such setting, and which one was perhaps meant."""
-    table, _, name = setting.rpartition(".")
-    names = list(TenantSettings.model_fields) if table else [*Settings.model_fields, "config"]
-    found = difflib.get_close_matches(name, names, n=1)
-    meant = prefix + (found[0].upper() if prefix else found[0]) if found else ""
-    return (
-        f"there is no such setting; did you mean {meant}?" if meant else "there is no such setting"
-    )
+    return variable.upper().startswith(PREFIX)

@@ -79,13 +79,13 @@ def trace_of(num_keys: int) -> Trace:
 
 @pytest.mark.parametrize("variable", ["KVLEASE_ADDRESS", "KVLEASED_RUNTIME_DIR"])
 def test_page_has_the_token_of_the_daemon_that_is_meant(daemon: Serving, variable: str) -> None:
-    """The token is that beside the socket that the environment names, and the daemon has taken it."""
+    """Port and token are those beside the socket that the environment names, and the daemon has taken the token."""
     known = {
         "KVLEASE_ADDRESS": daemon.address("unix"),
         "KVLEASED_RUNTIME_DIR": str(daemon.runtime_dir),
     }[variable]
 
-    status, output, _ = kvlease("ui", "--address", page_of(daemon), **{variable: known})
+    status, output, _ = kvlease("ui", **{variable: known})
 
     assert (status, output) == (0, f"{page_of(daemon)}/ui#token={token_of(daemon)}\n")
 

@@ -95,7 +95,9 @@ class Traced(Serving):
             pid = left.pop()
             found.add(pid)
             for task in Path(f"/proc/{pid}/task").iterdir():
-                left += map(int, (task / "children").read_text().split())
+                # A thread may end while it is looked at.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    left += map(int, (task / "children").read_text().split())
         return found
 
 

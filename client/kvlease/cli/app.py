@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvlease._output import written_or_refused
 from kvlease._version import installed_version
 from kvlease.cli import advice, operating, printing, tables
 from kvlease.cli.connecting import Address, Json, connected
@@ -53,7 +54,8 @@ Limit = Annotated[int, typer.Option(min=1, help="How many of each cache to show.
 
 def main() -> None:
     """Run the command line."""
-    app()
+    with written_or_refused("kvlease"):
+        app()
 
 
 def _print_version(is_asked: bool) -> None:
@@ -244,12 +246,22 @@ def events(
     idle_seconds: Annotated[
         float, typer.Option(min=0, help="Stop after so many seconds without an event; 0 never.")
     ] = 0.0,
+    with_snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--with-snapshot",
+            help="Begin with what each cache is, and tell it again after each gap and resync.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print events as they happen, oldest first."""
     with connected(address) as client:
         for event in client.watch(
-            cache=cache, after_sequence=after, idle_seconds=idle_seconds or None
+            cache=cache,
+            after_sequence=after,
+            idle_seconds=idle_seconds or None,
+            with_snapshot=with_snapshot,
         ):
             if as_json:
                 _print_json(dataclasses.asdict(event), indent=None)

@@ -43,7 +43,8 @@ def told(*, status: int) -> Iterator[None]:
         yield
     except KVLeaseError as error:
         said = printable(f"{error.code}: {error.message}")
-        Console(stderr=True).print(said, style="red", markup=False, highlight=False)
+        # A log or a search has the sentence in one line; a terminal breaks it by itself.
+        Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_STATUS_INVALID if isinstance(error, InvalidError) else status) from error
     except (BrokenPipeError, KeyboardInterrupt):
         # The reader of a stream has had enough.

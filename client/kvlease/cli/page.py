@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kvlease._runtime import runtime_directory
+from kvlease._runtime import PAGE_FILE, runtime_directory
 from kvlease.cli.connecting import CONNECT_SECONDS, told
 from kvlease.client import Client
 from kvlease.credentials import from_environment, readers_file, readers_token
@@ -24,7 +24,7 @@ def ui(
         str,
         typer.Option(
             help="Where the daemon serves REST over TCP.",
-            show_default=f"{ADDRESS_VARIABLE} where that is http or https, else {DEFAULT}",
+            show_default=f"{ADDRESS_VARIABLE} where that is http or https, else that in {PAGE_FILE} beside the socket",
         ),
     ] = "",
     token_file: Annotated[
@@ -51,8 +51,9 @@ def _address_with_token(written: str, token_file: str) -> str:
         UnavailableError: no daemon answers there.
     """
     known = os.environ.get(ADDRESS_VARIABLE, "")
-    page = _page(written, known)
-    file = readers_file(token_file, page.host, page.port, _directory(known))
+    directory = _directory(known)
+    page = _page(written, known, directory)
+    file = readers_file(token_file, page.host, page.port, directory)
     token = readers_token(file)
     shown = replace(from_environment(), token=token)
     with Client(str(page), deadline_seconds=CONNECT_SECONDS, credentials=shown) as client:
@@ -67,14 +68,22 @@ def _address_with_token(written: str, token_file: str) -> str:
     return f"{page}/ui#token={token}"
 
 
-def _page(written: str, known: str) -> Address:
+def _page(written: str, known: str, directory: Path) -> Address:
     """Return where the page is; `known` is the address that the environment names for all commands."""
     is_elsewhere = not written and known and not parse_address(known).path
-    page = parse_address(written or (known if is_elsewhere else DEFAULT))
+    page = parse_address(written or (known if is_elsewhere else _left_in(directory)))
     if page.protocol != "http" or page.path:
         message = f"{page} is not where a browser finds the page; write --address http://host:port, or https://"
         raise InvalidError(message, resource="address")
     return page
+
+
+def _left_in(directory: Path) -> str:
+    """Return the address that a daemon left in its directory, which none but its user can have written."""
+    try:
+        return (directory / PAGE_FILE).read_text(encoding="utf-8").strip() or DEFAULT
+    except (OSError, UnicodeDecodeError):
+        return DEFAULT
 
 
 def _directory(known: str) -> Path:

@@ -324,6 +324,9 @@ def event_line(event: Event) -> str:
     for name in ("worker_id", "lease_id", "num_blocks"):
         if number := getattr(event, name):
             words.append(f"{name}={number}")
+    if (found := event.snapshot) is not None:
+        words.append(f"workers={found.num_workers} leases={found.num_leases}")
+        words += [f"{one.tier}_free={one.free}/{one.num_blocks}" for one in found.pools]
     return " ".join(words)
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from kvlease.cli.tables import show_age
@@ -17,7 +19,7 @@ History = Sequence[tuple[float, Stats]]
 LOOKS: Final = (
     ("held", "cached, in use", "█", "#3ad0a4"),
     ("reserved", "being written", "▓", "#4aa8ea"),
-    ("filling", "being filled", "▒", "#a5dbff"),
+    ("filling", "being filled", "░", "#a5dbff"),
     ("idle", "cached, idle", "▒", "#5d9c8b"),
     ("quarantined", "quarantined", "!", "#f5b731"),
     ("scrubbing", "being zeroed", "~", "#dc93c0"),
@@ -90,11 +92,14 @@ def pools(stats: Stats, cache: str, columns: int) -> RenderableType:
         for head, row in zip(heads, squares, strict=True):
             lines.append(Text(f"{head:<{_NAME_COLUMNS}}") + row)
         lines.append(Text(""))
-    key = Text(" " * _NAME_COLUMNS)
-    for name, words, character, colour in LOOKS:
-        if name in shown:
-            key += Text(f"{character} ", style=colour) + Text(f"{words}   ")
-    return Group(*lines, key)
+    meanings = [
+        Text(f"{character} ", style=colour) + Text(words)
+        for name, words, character, colour in LOOKS
+        if name in shown
+    ]
+    # A line ends between two of them, never between a character and what it means.
+    key = Columns(meanings, padding=(0, 3, 0, 0))
+    return Group(*lines, Padding(key, (0, 0, 0, _NAME_COLUMNS)))
 
 
 def timelines(history: History, cache: str, columns: int) -> RenderableType:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from http.client import BadStatusLine
 from typing import Any, Final, NamedTuple
@@ -10,6 +11,7 @@ from urllib.parse import quote
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from kvlease.credentials import CA_FILE_VARIABLE
 from kvlease.errors import (
     InternalError,
     InvalidError,
@@ -18,7 +20,7 @@ from kvlease.errors import (
     UnknownCacheError,
 )
 from kvlease.faults import error_from_proto
-from kvlease.transports.base import Outgoing
+from kvlease.transports.base import Address, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
 Json = dict[str, Any]
@@ -237,7 +239,24 @@ def _not_ours(status: int, body: bytes) -> KVLeaseError:
     return UnavailableError(text) if status >= 500 else InternalError(text)  # noqa: PLR2004 - HTTP's own boundary
 
 
-def in_words(error: Exception) -> str:
+def unreachable(address: Address, error: Exception) -> UnavailableError:
+    """Return what to raise where an exchange with a daemon failed before its answer, with what to look at."""
+    # aiohttp has the error of the certificate in its own.
+    refused = getattr(error, "certificate_error", error)
+    if isinstance(refused, ssl.SSLCertVerificationError):
+        return UnavailableError(
+            f"the certificate of {address} is not taken ({refused.verify_message}); name the file of who signed it by "
+            f"{CA_FILE_VARIABLE}, and the host as the certificate has it"
+        )
+    is_hung_up = isinstance(error, ConnectionResetError) or "disconnected" in str(error)
+    is_plain = address.protocol == "http" and not address.has_tls and not address.path
+    also = "; one that has a certificate is at https://" if is_plain and is_hung_up else ""
+    return UnavailableError(
+        f"the daemon at {address} cannot be reached ({_in_words(error)}); check that it runs and the address{also}"
+    )
+
+
+def _in_words(error: Exception) -> str:
     """Return what a failed exchange says of itself, but not the bytes of whoever else listens at the address."""
     text = str(error)
     # http.client's, but for one that says only that the server hung up; and aiohttp's, which has a status of its own.

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from google.protobuf.message import Message
 
-from kvlease.errors import UnavailableError
 from kvlease.transports._pool import ConnectionPool
-from kvlease.transports._rest import SseReader, in_words, request_of, response_of
+from kvlease.transports._rest import SseReader, request_of, response_of, unreachable
 from kvlease.transports._silence import Silence
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
@@ -41,7 +40,7 @@ class HttpTransport:
         except (OSError, http.client.HTTPException) as error:
             # Where one broke the daemon has probably ended: a retry should not try one dead one after another.
             self._pool.close()
-            raise self._unreachable(error) from error
+            raise unreachable(self._address, error) from error
         finally:
             self._pool.put_back(connection, num_closes)
         return response_of(call.verb, status, body)
@@ -74,18 +73,13 @@ class HttpTransport:
             if not silence.ends_stream:
                 silence.ask()
         except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
+            raise unreachable(self._address, error) from error
         finally:
             connection.close()
 
     def close(self) -> None:
         """Close the connections; a later call would open another."""
         self._pool.close()
-
-    def _unreachable(self, error: Exception) -> UnavailableError:
-        return UnavailableError(
-            f"the daemon at {self._address} cannot be reached ({in_words(error)}); check that it runs and the address"
-        )
 
 
 class _Connection:

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from google.protobuf.message import Message
 
-from kvlease.errors import UnavailableError
-from kvlease.transports._rest import SseReader, in_words, request_of, response_of
+from kvlease.transports._rest import SseReader, request_of, response_of, unreachable
 from kvlease.transports._silence import Silence
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
@@ -46,7 +45,7 @@ class AsyncHttpTransport:
         except TimeoutError as error:
             raise past_deadline(call.verb) from error
         except (OSError, aiohttp.ClientError) as error:
-            raise self._unreachable(error) from error
+            raise unreachable(self._address, error) from error
         return response_of(call.verb, status, body)
 
     async def attach(self, call: Outgoing) -> Attached:
@@ -84,7 +83,7 @@ class AsyncHttpTransport:
             if not silence.ends_stream:
                 silence.ask()
         except (OSError, aiohttp.ClientError) as error:
-            raise self._unreachable(error) from error
+            raise unreachable(self._address, error) from error
 
     async def close(self) -> None:
         """Close all connections; a later call would open others."""
@@ -108,8 +107,3 @@ class AsyncHttpTransport:
     def _url(self, path: str) -> str:
         host = "localhost" if self._address.path else f"{self._address.host}:{self._address.port}"
         return f"{'https' if self._address.has_tls else 'http'}://{host}{path}"
-
-    def _unreachable(self, error: Exception) -> UnavailableError:
-        return UnavailableError(
-            f"the daemon at {self._address} cannot be reached ({in_words(error)}); check that it runs and the address"
-        )

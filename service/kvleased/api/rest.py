@@ -197,6 +197,8 @@ class _Documents:
 async def _refused_by_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for nothing else"
     detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        detail += "; /docs lists all paths, and /ui is the page"
     wrong = _wrong_argument(request.method, request.scope["path"])
     answer = refusal(wrong or InvalidError(detail, resource="path"), error.status_code)
     for name, value in (error.headers or {}).items():

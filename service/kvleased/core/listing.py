@@ -7,7 +7,7 @@ from math import isfinite
 from kvlease.ids import LeaseId, PinId, WorkerId
 from kvleased.core.keeping import only_owner
 from kvleased.core.leases import Lease
-from kvleased.core.magazines import contents
+from kvleased.core.magazines import contents, id_of
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_foreign
 
@@ -93,7 +93,7 @@ def list_magazines(state: CacheState, now: float) -> tuple[MagazineFacts, ...]:
     blocks = {place: counts for place, *counts in contents(book, state.device.records.state)}
     return tuple(
         MagazineFacts(
-            magazine_id=one.place + 1,
+            magazine_id=id_of(one.place),
             name=one.name,
             tenant_digest=one.tenant,
             worker_ids=tuple(sorted(one.workers)),

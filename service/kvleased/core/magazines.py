@@ -192,6 +192,11 @@ class MagazineBook:
         )
 
 
+def id_of(place: int) -> int:
+    """Return the number that people know the magazine at a place by; ids begin with 1."""
+    return place + 1
+
+
 def contents(book: MagazineBook, states: NDArray[np.uint8]) -> tuple[tuple[int, int, int], ...]:
     """Return the place of each magazine, and its private and its findable blocks; `states` are those of the blocks."""
     found = []

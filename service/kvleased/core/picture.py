@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvlease.errors import InvalidError
 from kvlease.ids import LeaseId
 from kvleased.core.effects import Tier
+from kvleased.core.magazines import id_of
 from kvleased.core.phases import Phase
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
@@ -87,7 +88,7 @@ class BlockFacts:
     leases: tuple[Holder, ...]
     """Some of the leases that list it."""
     magazines: tuple[int, ...]
-    """The places of the magazines that hold it."""
+    """The ids of the magazines that hold it, as lists have them."""
     num_pins: int
     also_in: tuple[str, ...]
     """Other tiers that have its key."""
@@ -146,7 +147,7 @@ def block_facts(state: CacheState, tier: Tier, block_id: int, now: float) -> Blo
         key_prefix=records.key[block_id, :_KEY_BYTES_SHOWN].tobytes().hex() if is_ready else "",
         position=int(records.position[block_id]),
         leases=_holders(state, tier, block_id, now),
-        magazines=tuple(place for place in range(held_by.bit_length()) if held_by >> place & 1),
+        magazines=tuple(id_of(one) for one in range(held_by.bit_length()) if held_by >> one & 1),
         num_pins=sum(block_id in blocks for blocks in state.pins.values()) if is_device else 0,
         also_in=_also_in(state, pool, block_id) if is_ready else (),
     )

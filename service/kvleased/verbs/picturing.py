@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from kvleased import checks
 from kvleased.core.effects import Tier
 from kvleased.core.listing import LeaseFacts
+from kvleased.core.magazines import id_of
 from kvleased.core.picture import TENANTS_MAX, Picture
 from kvleased.core.waiting_list import WaitingFacts
 from kvleased.registry import CacheEntry, Registry
@@ -176,7 +177,7 @@ def _cache(entry: CacheEntry, found: Figures, names: Mapping[int, str], now: flo
         "counters": dict(found.census.counters),
         "tenants": _tenants(found),
         "magazines": [
-            {"place": place, "private": private, "findable": findable}
+            {"magazine_id": id_of(place), "private": private, "findable": findable}
             for place, private, findable in found.census.magazines
         ],
         "ghosts": [

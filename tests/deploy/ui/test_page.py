@@ -309,6 +309,7 @@ def test_figures_are_told(eyes: Eyes) -> None:
     assert re.search(r"POOL_FULL\s+(blocks|copies)", refusals)
     assert "ask for less" in refusals
     assert "48" in magazines
+    assert "number 1" in magazines, "as kvlease magazines names it"
     assert "adaptive@2400" in ghosts
 
 

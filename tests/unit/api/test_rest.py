@@ -99,6 +99,13 @@ BAD: list[tuple[str, str, object, dict[str, str], int, str]] = [
 ]
 
 
+async def test_path_that_is_none_leads_to_those_that_are(served: Served) -> None:
+    """Who tries the root in a browser is told where the page is, and where the paths are listed."""
+    answer = await http(served, "GET", "/")
+
+    assert answer.json["detail"] == "GET /: Not Found; /docs lists all paths, and /ui is the page"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status", "code"),
     [pytest.param(*bad, id=f"{bad[1]} {str(bad[2])[:20]} {bad[3]}") for bad in BAD],

@@ -127,6 +127,31 @@ async def test_client_trusts_nobody_else(authority: Authority) -> None:
                 )
 
 
+async def test_certificate_that_is_not_taken_is_told_with_what_to_name(
+    authority: Authority,
+) -> None:
+    """Who has not named the authority is not sent to look whether the daemon runs."""
+    async with serving(authority) as found:
+        address, nobody = addresses(found)[0], Credentials(token=found.tokens[Role.READER])
+        with pytest.raises(UnavailableError, match=r"certificate of https.*KVLEASE_CA_FILE"):
+            await asyncio.to_thread(epoch, address, nobody)
+        async with AsyncClient(address, credentials=nobody, deadline_seconds=10) as client:
+            with pytest.raises(UnavailableError, match=r"certificate of https.*KVLEASE_CA_FILE"):
+                await client.stats()
+
+
+async def test_plain_client_of_a_daemon_with_tls_is_told_of_https(authority: Authority) -> None:
+    """Who wrote http:// for a port of TLS is told so, by either client."""
+    async with serving(authority) as found:
+        address = addresses(found)[0].replace("https:", "http:")
+        shown = Credentials(token=found.tokens[Role.READER])
+        with pytest.raises(UnavailableError, match="is at https://"):
+            await asyncio.to_thread(epoch, address, shown)
+        async with AsyncClient(address, credentials=shown, deadline_seconds=10) as client:
+            with pytest.raises(UnavailableError, match="is at https://"):
+                await client.stats()
+
+
 async def test_plain_text_and_old_tls_are_not_spoken(authority: Authority) -> None:
     """Who speaks HTTP to the port of HTTPS, or a TLS of old, is cut off."""
     async with serving(authority) as found:

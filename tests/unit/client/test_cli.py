@@ -454,6 +454,28 @@ def test_events_are_lines() -> None:
     assert json.loads(run("events", "--json")[1])["lease_id"] == 2
 
 
+def test_snapshot_tells_what_the_cache_was() -> None:
+    """Who begins to watch sees who is there, and how many blocks of each pool are free."""
+    event = replace(EVENT, kind="snapshot", worker_id=0, lease_id=0, num_blocks=0, snapshot=CACHE)
+
+    assert event_line(event).endswith("snapshot cache=demo workers=2 leases=5 device_free=50/64")
+
+
+def test_snapshots_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option is what the library and REST have, and off unless it is named."""
+    asked: list[bool] = []
+
+    def watch(_: object, **given: Any) -> Iterator[Event]:
+        asked.append(given["with_snapshot"])
+        yield EVENT
+
+    monkeypatch.setattr(ScriptedClient, "watch", watch)
+    run("events")
+    run("events", "--with-snapshot")
+
+    assert asked == [False, True]
+
+
 def test_event_of_a_tenant_names_it() -> None:
     """Between the cache and the numbers, where there is one."""
     event = replace(EVENT, kind="cache_cleared", worker_id=0, lease_id=0, tenant="chat")
@@ -483,3 +505,15 @@ def test_refusal_is_a_sentence() -> None:
 def test_senseless_command_line_is_status_2(arguments: list[str]) -> None:
     """A command line that makes no sense is refused before anything is called."""
     assert run(*arguments)[0] == 2
+
+
+def test_refusal_is_one_line_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log, or who looks for words in it, has the whole sentence."""
+    sentence = f"ask for less: {'more than there is, ' * 20}"
+
+    def refuse(*_: object, **__: object) -> Explanation:
+        raise InvalidError(sentence, resource="lease_id")
+
+    monkeypatch.setattr(ScriptedClient, "explain_lease", refuse)
+
+    assert run("explain", "9", COLUMNS="40")[2] == f"INVALID: {sentence}\n"

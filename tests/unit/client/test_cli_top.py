@@ -259,9 +259,28 @@ def test_drained_caches_are_named() -> None:
     )
 
 
-def plain(part: RenderableType) -> str:
+def test_looks_are_told_apart_without_colours() -> None:
+    """Each has a character of its own, for terminals without colours and people who do not tell them apart."""
+    characters = [character for _, _, character, _ in parts.LOOKS]
+
+    assert len(set(characters)) == len(characters)
+
+
+@pytest.mark.parametrize("width", [60, 76, 118])
+def test_character_and_its_meaning_stand_in_one_line(width: int) -> None:
+    """However narrow the screen, no line ends between the two."""
+    pool = replace(POOL, filling=1, parked=1, bad=1, num_blocks=67)
+    all_looks = replace(STATS, caches=(replace(CACHE, pools=(pool,)),))
+
+    lines = plain(parts.pools(all_looks, "demo", 40), width).splitlines()
+
+    for _, words, character, _ in parts.LOOKS:
+        assert any(f"{character} {words}" in line for line in lines), words
+
+
+def plain(part: RenderableType, width: int = 200) -> str:
     """Return a part as text."""
-    console = Console(width=200)
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(part)
     return capture.get()

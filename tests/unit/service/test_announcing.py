@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kvleased.announcing import addresses_of, announce
+from kvleased.announcing import addresses_of, announce, leave_page
 from kvleased.settings import Settings
 
 
@@ -71,3 +71,33 @@ def test_addresses_can_be_opened(tmp_path: Path, host: str, opened: str, listens
     assert found["probes"] == f"http://{opened}:7072/readyz"
     assert found["gRPC on TCP"].startswith(f"grpc://{opened}:")
     assert found["TCP open at"] == listens
+
+
+def test_page_s_address_is_left_beside_the_sockets(tmp_path: Path) -> None:
+    """Who knows the directory alone finds the page by it; nobody else may read or change it."""
+    leave_page(tmp_path, addresses(tmp_path))
+    leave_page(tmp_path, addresses(tmp_path, tcp_host="::1"))
+
+    file = tmp_path / "page.url"
+    assert file.read_text() == "http://[::1]:7070\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_page_that_is_no_more_leaves_no_address(tmp_path: Path) -> None:
+    """A daemon without TCP takes away what an earlier one left."""
+    leave_page(tmp_path, addresses(tmp_path))
+
+    leave_page(tmp_path, {"local socket": "unix:///run/kvlease.sock"})
+
+    assert not (tmp_path / "page.url").exists()
+
+
+def test_address_that_cannot_be_left_ends_nothing(tmp_path: Path) -> None:
+    """A daemon whose directory cannot be written serves all the same, and says so."""
+    (tmp_path / "page.url").mkdir()
+
+    with capture_logs() as lines:
+        leave_page(tmp_path, addresses(tmp_path))
+
+    (line,) = lines
+    assert (line["event"], line["log_level"]) == ("page_address_not_left", "warning")

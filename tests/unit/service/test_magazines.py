@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from kvlease.errors import IdReusedError, InvalidError, TooLargeError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
+from kvleased.verbs.picturing import Gallery, PoolName
 
-from .conftest import Node, keys
+from .conftest import OPERATOR, Node, keys
 
 
 async def attach(node: Node, *, pid: int | None = None, **changes: str) -> Caller:
@@ -113,3 +115,20 @@ async def test_columns_are_bounded(node: Node, field: str) -> None:
 
         with pytest.raises(TooLargeError, match=field):
             await node.ask("exchange", request, worker)
+
+
+async def test_magazine_has_one_number_wherever_it_is_told(node: Node) -> None:
+    """The page, a block of the page and the list of magazines name it alike."""
+    async with registered(node):
+        worker = await attach(node, magazine="one")
+        taken = await node.ask("exchange", pb.ExchangeRequest(take_running=1, sequence=1), worker)
+        block = int(np.frombuffer(taken.taken_blocks, np.int32)[0])
+        shown = Gallery(node.daemon.registry, epoch=7, codes=dict, movers=dict)
+
+        asked = pb.InspectRequest(cache="main", what="magazines")
+        listed = await node.ask("inspect", asked, OPERATOR)
+        (cache,) = cast("list[dict[str, Any]]", shown.sheet()["caches"])
+
+    (one,) = listed.magazines
+    assert [told["magazine_id"] for told in cache["magazines"]] == [one.magazine_id]
+    assert shown.block(PoolName("main", "device"), block)["magazines"] == (one.magazine_id,)

@@ -35,18 +35,26 @@ def test_flags_win_over_environment_over_file(
     ("arguments", "says"),
     [
         pytest.param(["--tcp-host", "0.0.0.0"], "loopback", id="public address"),  # noqa: S104
-        pytest.param(["--probe-host", "everywhere"], "everywhere", id="no address of probes"),
-        pytest.param(["--http-port", "70000"], "http_port", id="no port"),
-        pytest.param(["--drain-seconds", "-1"], "drain_seconds", id="negative"),
+        pytest.param(
+            ["--probe-host", "everywhere"], "such as 127.0.0.1 or ::1", id="no address of probes"
+        ),
+        pytest.param(
+            ["--http-port", "70000"],
+            "--http-port: it is 70000; write a whole number from 0 to 65,535",
+            id="no port",
+        ),
+        pytest.param(["--drain-seconds", "-1"], "--drain-seconds: it is -1", id="negative"),
         pytest.param(["--lease-seconds", "5"], "twice", id="lease shorter than its heartbeats"),
         pytest.param(["--no-such-flag"], "no-such-flag", id="unknown flag"),
         pytest.param(["--device", "gpu"], "such as cuda:0", id="unknown device"),
         pytest.param(["--device", "cuda"], "such as cuda:0", id="device without its number"),
-        pytest.param(["--lease-seconds", "nan"], "finite number, not nan", id="no number"),
-        pytest.param(["--wait-ms-max", "600001"], "600000, not 600001", id="longest wait"),
-        pytest.param(["--memory-bytes-max", "9" * 30], f"{1 << 60}", id="more than any node has"),
+        pytest.param(
+            ["--lease-seconds", "nan"], "it is nan; write a number above 0", id="no number"
+        ),
+        pytest.param(["--wait-ms-max", "600001"], "from 1 to 600,000", id="longest wait"),
+        pytest.param(["--memory-bytes-max", "9" * 30], f"{1 << 60:,}", id="more than any node has"),
         pytest.param(["--memory-bytes-max", "2 gigs"], "for example 8GiB", id="no unit"),
-        pytest.param(["--populate-chunk-bytes", "4KiB"], "1048576, not 4096", id="few bytes"),
+        pytest.param(["--populate-chunk-bytes", "4KiB"], "from 1,048,576 to", id="few bytes"),
         pytest.param(["--runtime-dir", ""], "it is empty", id="no directory"),
         pytest.param(["--runtime-dir", f"/{'d' * 100}"], "114 bytes", id="long socket path"),
         pytest.param(["--config", "/no/such/file"], "no such file", id="no file"),
@@ -59,7 +67,7 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--remote-url", "redis://:pw@h/one"], "number of a database", id="database"),
         pytest.param(["--remote-url", "unix://:pw@"], "the path of a socket", id="no socket"),
         pytest.param(["--remote-uri", "redis://:pw@host"], "remote-uri", id="misspelt address"),
-        pytest.param(["--remote-ms-max", "0"], "remote_ms_max", id="no time"),
+        pytest.param(["--remote-ms-max", "0"], "--remote-ms-max", id="no time"),
         pytest.param(
             ["--host-dir", "/a/../b", "--disk-dir", "/b"], "the same directory", id="one directory"
         ),
@@ -285,6 +293,22 @@ def test_help_calls_values_what_people_write(capsys: pytest.CaptureFixture[str])
     }  # fmt: skip
     assert "--memory-bytes-max BYTES" in shown
     assert "\n  kvleased serve --device cuda:0" in shown
+
+
+def test_help_tells_defaults_as_people_know_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No word of the program's language stands for a default: a directory is its path, and none is told in words."""
+    monkeypatch.setenv("KVLEASED_RUNTIME_DIR", "/run/there")
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        load(["--help"])
+
+    shown = capsys.readouterr().out
+    assert not re.search(r"default factory|default: None|\(default: \)", shown)
+    assert "private to this user already. (default: /run/there)" in shown
+    assert "Leases of one cache at once. (default: 1024)" in shown
+    assert "on loopback TCP. (default: True)" in shown
 
 
 def test_settings_are_frozen() -> None:

@@ -102,9 +102,9 @@ def test_tenants_come_from_file_environment_and_flag(
         pytest.param(
             {"a": {"min_percent": 6, "max_percent": 5}}, "at most max_p", id="upside down"
         ),
-        pytest.param({"a": {"min_percent": -1}}, "tenants.a.min_percent", id="negative"),
-        pytest.param({"a": {"max_percent": 101}}, "tenants.a.max_percent", id="above all"),
-        pytest.param({"a": {"weight": 0}}, "tenants.a.weight", id="weightless"),
+        pytest.param({"a": {"min_percent": -1}}, "--tenants: a.min_percent", id="negative"),
+        pytest.param({"a": {"max_percent": 101}}, "--tenants: a.max_percent", id="above all"),
+        pytest.param({"a": {"weight": 0}}, "--tenants: a.weight", id="weightless"),
         pytest.param({"a": {"min_per_cent": 1}}, "did you mean min_percent?", id="misspelt"),
         pytest.param({"": {}}, "tenants", id="nameless"),
         pytest.param({"a" * 129: {}}, "tenants", id="long name"),
@@ -132,7 +132,9 @@ def test_tenants_that_are_no_table_are_refused(
     with pytest.raises(SystemExit):
         load([])
 
-    assert capsys.readouterr().err.count("tenants: this is no JSON such as") == 2
+    said = capsys.readouterr().err
+    assert "--tenants: this is no JSON such as" in said
+    assert "KVLEASED_TENANTS: this is no JSON such as" in said
 
 
 def test_control_process_gets_tenants_as_they_were_resolved() -> None:

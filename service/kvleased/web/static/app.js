@@ -207,7 +207,7 @@ function tables(sheet, caches) {
     caches.flatMap((one) => one.tenants.filter((tenant) => tenant.used).map((tenant) => [named(one, tenant.tenant), count(tenant.used), count(tenant.held), count(tenant.pinned)])),
     "No tenant has a block.");
   table($("magazines"), "Magazines: what engines hold by block id", [["Magazine"], ["Private", true], ["Findable", true]],
-    caches.flatMap((one) => one.magazines.map((magazine) => [named(one, `number ${magazine.place}`), count(magazine.private), count(magazine.findable)])),
+    caches.flatMap((one) => one.magazines.map((magazine) => [named(one, `number ${magazine.magazine_id}`), count(magazine.private), count(magazine.findable)])),
     "No engine has a magazine.");
   table($("waiting"), "Calls that wait", [["Call"], ["For"], ["Priority"], ["Needs", true], ["There are", true], ["Since", true]],
     caches.flatMap((one) => one.waiting.map((call) => [named(one, call.verb), call.reason, call.priority, count(call.num_blocks), count(call.available_blocks), age(call.age_seconds)])),

@@ -1,0 +1,41 @@
+"""Own the end of a program whose output cannot be written: one line that says so, and a status."""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+_OF_OUTPUT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a write to a full or broken device fails with."""
+
+
+@contextlib.contextmanager
+def written_or_refused(program: str) -> Iterator[None]:
+    """End the program with status 1 where what it prints cannot be written; other errors go on.
+
+    Raises:
+        SystemExit: standard output cannot be written; standard error says why.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        # An error of a file that was opened by its name is not one of the output.
+        if error.errno not in _OF_OUTPUT or error.filename is not None:
+            raise
+        _drop_output()
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{program}: what it prints cannot be written: {error.strerror}\n")
+        raise SystemExit(1) from None
+
+
+def _drop_output() -> None:
+    """Have what is still buffered go nowhere: it would fail again as Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
