@@ -25,19 +25,21 @@ serve: setup ## run the daemon in the foreground on CPU memory
 ELSEWHERE := not gpu and not vllm and not deploy
 # Where tests start processes; to look at thousands of others for them takes each of pytest's workers ten seconds.
 PROCESSES := tests/acceptance tests/gpu tests/integrations/test_transformers.py tests/laws/test_sweep.py
+# Where what is thorough starts none.
+HISTORIES := tests/laws/test_simulation.py
 test: setup ## run the tests: laws and units, then those that start processes
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)"
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
 
 test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance" $(HISTORIES)
 	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance" $(PROCESSES)
 
 test-gpu: setup ## run the tests of pools on a GPU on a GPU; `make test` runs them over a stand-in of its driver
 	@$(BIN)/python -m pytest -q -n 0 -m gpu tests/gpu
 
 test-deploy: setup build/venv-deploy/.ready ## check what is deployed: chart, image, units; installs what it needs
-	@$(BIN)/python -m pytest -q -n 0 -m deploy tests/deploy
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m deploy tests/deploy
 
 build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/containers/base.sh tests/deploy/requirements.txt
 	@bash tests/deploy/setup.sh

@@ -1,21 +1,31 @@
 """Own what runs in the tools' environment: the real Helm SDK and the schemas of Kubernetes, asked by lines of JSON."""
 
+import functools
 import json
 import sys
 from typing import Any
 
 import helm_python
-import kubernetes_validate
+import kubernetes_validate.utils
 import yaml
 
 
 def main() -> None:
     """Answer each line of stdin by one of stdout, until there is no more."""
+    # A validation would read two megabytes of schemas, again and again the same; nothing changes them.
+    for name in ("schema_contents", "all_versions"):
+        once = functools.cache(getattr(kubernetes_validate.utils, name))
+        setattr(kubernetes_validate.utils, name, once)
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = _ANSWERS[asked.pop("ask")](**asked)
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(_answer(line))
         sys.stdout.flush()
+
+
+@functools.cache
+def _answer(line: str) -> str:
+    """Answer a line; many laws look at the same values, and a chart is read but once."""
+    asked = json.loads(line)
+    return json.dumps(_ANSWERS[asked.pop("ask")](**asked)) + "\n"
 
 
 def _render(chart: str, values: dict[str, Any], name: str, kube_version: str) -> dict[str, Any]:
@@ -47,7 +57,7 @@ def _documents(texts: dict[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(yaml.CSafeLoader):
     """Refuses a key that is there twice, which YAML forbids and most readers forgive."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
