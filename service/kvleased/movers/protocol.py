@@ -363,7 +363,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Whether a store works; sent whenever that changes."""
+    """Whether a store works; sent whenever that, or the reason, changes."""
 
     is_on: bool
     reason: str = ""

@@ -1,11 +1,12 @@
 """Own how values travel to a server that speaks the protocol of Redis, such as Valkey; what they are is not its matter.
 
-The user of the server needs no more than `+get +getrange +strlen +set +unlink +ping ~kvlease:*` (and `+select` for a
-database other than 0).
+The user of the server needs no more than `+get +getrange +strlen +set +unlink +expire +ping ~kvlease:*` (and `+select`
+for a database other than 0).
 """
 
 import select
 import socket
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -25,11 +26,6 @@ _READ_BYTES: Final = 1 << 20
 """Bytes read from the socket at once: a small number of them costs more than the copying."""
 _WRONG_TYPE: Final = "WRONGTYPE"
 
-_CONNECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "redis": Connection,
-    "rediss": SSLConnection,
-    "unix": UnixDomainSocketConnection,
-}
 _Command = tuple[object, ...]
 
 
@@ -154,6 +150,28 @@ class RedisStore:
             text = f"no permission: {text}"
         password = self._url.password
         return text.replace(password, "***") if password else text
+
+
+class _TlsConnection(SSLConnection):
+    """A connection over TLS that trusts no authority but the one that the URL names, where it names one.
+
+    redis-py adds that one to those of the system, and reads all of these for each connection, which takes much of the
+    time that a call has.
+    """
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        context = ssl.create_default_context(cafile=self.ca_certs)
+        context.check_hostname = self.check_hostname
+        if self.certfile or self.keyfile:
+            context.load_cert_chain(self.certfile, self.keyfile)
+        return context.wrap_socket(sock, server_hostname=self.host)
+
+
+_CONNECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "redis": Connection,
+    "rediss": _TlsConnection,
+    "unix": UnixDomainSocketConnection,
+}
 
 
 def _bulk(argument: bytes) -> bytes:

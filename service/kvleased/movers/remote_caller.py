@@ -37,7 +37,7 @@ class RemoteCaller:
         self._breaker = breaker
         self._idle_seconds = idle_seconds
         self._called_at: float | None = None
-        self._is_on: bool | None = None
+        self._said: Status | None = None
 
     def __repr__(self) -> str:
         """Show life."""
@@ -100,11 +100,13 @@ class RemoteCaller:
             self._called_at = time.monotonic()
 
     def _say(self, *, is_on: bool, reason: str = "") -> None:
-        if is_on == self._is_on:
+        """Tell what is news, as is another reason: a first trial that was only slow may hide a wrong password."""
+        status = Status(is_on=is_on, reason=reason)
+        if status == self._said:
             return
-        self._is_on = is_on
+        self._said = status
         if is_on:
             logs.line("info", "remote_store_on")
         else:
             logs.line("warning", "remote_store_off", reason=reason)
-        self._tell(Status(is_on=is_on, reason=reason))
+        self._tell(status)

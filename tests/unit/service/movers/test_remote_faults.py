@@ -256,6 +256,20 @@ def test_refused_user_is_said_without_the_password(guarded: RedisServer) -> None
     assert [json.loads(line)["event"] for line in said.splitlines()] == ["remote_store_off"]
 
 
+def test_tier_that_stays_off_says_the_latest_reason(guarded: RedisServer) -> None:
+    """A first trial that was only slow does not hide for good that the password is wrong."""
+    guarded.stop()
+    url = f"redis://cache:wr0ng@127.0.0.1:{guarded.port}"
+    with served(url, seconds_max=SHORT_SECONDS) as node:
+        slow = node.status()
+        guarded.go_on()
+        refused = node.status()
+
+    assert (slow.is_on, refused.is_on) == (False, False)
+    assert "no answer within" in slow.reason
+    assert "invalid username-password" in refused.reason
+
+
 def test_user_who_may_only_read_still_gets(tmp_path: Path) -> None:
     """A user who may not write gets what others have shared, and the store stays on."""
     reads = "--user reader on nopass ~kvlease:* +getrange +strlen +ping"
@@ -287,6 +301,25 @@ def test_encrypted_server_is_used_with_its_authority(encrypted: RedisServer) -> 
     with served(f"{base}?ssl_ca_certs={encrypted.certificate}") as node:
         assert _works(node)
     with served(base) as node:
+        status = node.status()
+
+    assert not status.is_on
+    assert "CERTIFICATE_VERIFY_FAILED" in status.reason
+
+
+def test_named_authority_is_the_only_one(
+    encrypted: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that an authority of the system vouches for is refused where the URL names another one."""
+    named = tmp_path / "named"
+    named.mkdir()
+    other = RedisServer(named, is_tls=True)
+    other.kill()
+    monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.certificate))
+    base = f"rediss://127.0.0.1:{encrypted.port}"
+    with served(base) as node:
+        assert _works(node)
+    with served(f"{base}?ssl_ca_certs={other.certificate}") as node:
         status = node.status()
 
     assert not status.is_on
