@@ -1,5 +1,6 @@
 """Run the demo: a real model generates through the daemon while its processes are preempted and killed."""
 
+import asyncio
 import runpy
 import sys
 from pathlib import Path
@@ -7,5 +8,5 @@ from pathlib import Path
 if __name__ == "__main__":
     try:
         runpy.run_path(str(Path(__file__).with_name("demo")), run_name="__main__")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit("the demo was interrupted; its processes have ended")

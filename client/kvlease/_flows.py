@@ -141,7 +141,9 @@ def _pause(link: Link, error: KVLeaseError, num_failures: int, deadline_at: floa
     is_absent = isinstance(error, UnavailableError)
     if is_absent and not link.is_worth_waiting():
         raise error
-    if link.clock() + seconds >= deadline_at:
+    # Who answers is given the time to: a try that is cut off would end in doubt, where this answer leaves none.
+    seconds_needed = seconds if is_absent else 2 * seconds
+    if link.clock() + seconds_needed >= deadline_at:
         if is_absent:
             link.give_up()
         raise error

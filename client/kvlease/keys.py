@@ -252,12 +252,11 @@ def _packed_tokens(tokens: Tokens) -> bytes:
         raise InvalidError(
             "tokens must be a flat sequence of integers", resource="tokens"
         ) from error
-    if given.size == 0:
-        return b""
-    if given.ndim != 1 or given.dtype.kind not in "iu":
+    # Of no elements NumPy tells no type, but a batch of them is a batch all the same.
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         message = f"tokens must be a flat sequence of integers, not {given.ndim}-dimensional {given.dtype}"
         raise InvalidError(message, resource="tokens")
-    if given.dtype != np.int32:
+    if given.size and given.dtype != np.int32:
         bounds, least, most = np.iinfo(np.int32), int(given.min()), int(given.max())
         if least < bounds.min or most > bounds.max:
             message = f"token ids must fit in int32; these go from {least} to {most}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -48,6 +49,11 @@ async def _guarded(
     stage: Stage, requests: dict[str, list[workload.Request]], directory: Path, *, is_quick: bool
 ) -> None:
     """Run to the end or to the deadline, and count what goes wrong as a check that failed."""
+    running = asyncio.current_task()
+    assert running is not None
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        # Left to themselves these would end this process alone, and the daemon would stay, with its memory.
+        asyncio.get_running_loop().add_signal_handler(ending, running.cancel)
     try:
         async with asyncio.timeout(_DEMO_SECONDS_MAX):
             await _play(stage, requests, directory, is_quick=is_quick)

@@ -336,19 +336,40 @@ def test_quickstart_runs(daemon: Serving) -> None:
     assert "second: 96 of 100 tokens are cached" in run.stdout
 
 
+README_NEEDS = """
+config_json = open("tests/fixtures/configs/llama3-8b.json").read()
+tokens = list(range(100))
+def prefill(tokens, block_ids):
+    print(len(tokens), "tokens into", len(block_ids), "blocks")
+"""
+
+
+def test_code_of_the_readme_runs(daemon: Serving) -> None:
+    """Typed as it stands it has blocks the first time, though memory is populated first, and hits the second time."""
+    code = README_NEEDS + 2 * _code("README.md", 1)
+
+    assert _printed(daemon, code) == ["100 tokens into 7 blocks", "4 tokens into 7 blocks"]
+
+
 def test_code_of_the_pages_runs(daemon: Serving) -> None:
     """What the pages tell to paste runs as it stands: the second request hits two blocks, and a step has its slots."""
-    quickstart, concepts = _run(daemon, "quickstart.md", 1), _run(daemon, "concepts.md", 2)
+    quickstart = _printed(daemon, _code("docs/quickstart.md", 1))
+    concepts = _printed(daemon, _code("docs/concepts.md", 2))
 
     assert quickstart[-1] == "hit 32"
     assert concepts == ["(2, 3) True"]
 
 
-def _run(daemon: Serving, page: str, block: int) -> list[str]:
-    """Return what a block of code of a page prints."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+def _code(page: str, block: int) -> str:
+    """Return a block of code of a page."""
+    return (ROOT / page).read_text(encoding="utf-8").split("```python\n")[block].split("```")[0]
+
+
+def _printed(daemon: Serving, code: str) -> list[str]:
+    """Return the lines that code prints."""
     run = subprocess.run(
-        [sys.executable, "-c", text.split("```python\n")[block].split("```")[0]],
+        [sys.executable, "-c", code],
+        cwd=ROOT,
         env=os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")},
         capture_output=True,
         text=True,

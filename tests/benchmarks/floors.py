@@ -19,6 +19,8 @@ import cores
 START_SECONDS_MAX: Final = 20.0
 BYTES_OF_LENGTH: Final = 4
 ZEROS: Final = bytes(1 << 20)
+_IDLE_SECONDS_MAX: Final = 3600
+"""Rounds take turns, so on a busy machine a connection rests for longer than the five seconds that uvicorn gives it."""
 
 
 @contextmanager
@@ -105,7 +107,15 @@ def serve_fastapi(path: str, reply: bytes) -> None:
 
     app.post("/v1/leases", response_model=type(granted))(reserve)
     app.delete("/v1/leases/{lease_id}")(release)
-    uvicorn.run(app, uds=path, loop="uvloop", http="httptools", access_log=False, log_level="error")
+    uvicorn.run(
+        app,
+        uds=path,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="error",
+        timeout_keep_alive=_IDLE_SECONDS_MAX,
+    )
 
 
 def serve_grpc(path: str, reply: bytes) -> None:

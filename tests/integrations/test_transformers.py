@@ -179,6 +179,17 @@ def test_generate_over_leased_blocks_equals_plain(worker: Worker, model: LlamaFo
     assert (hit.device_hit_tokens, hit.computed_tokens) == (96, 4)
 
 
+def test_prompt_may_be_a_tensor_and_not_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:
+    """What a tokenizer returns is taken row by row, and a batch is refused before anything is reserved."""
+    batch = torch.tensor([prompt(40)])
+
+    made = generate(model, worker, batch[0], max_new_tokens=4, request_id="tensor")
+
+    assert list(made.tokens) == plain(model, prompt(40))[:4]
+    with pytest.raises(InvalidError, match="one sequence"):
+        generate(model, worker, batch, max_new_tokens=4, request_id="batch")
+
+
 def test_prompt_of_full_blocks_computes_its_last_block(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
@@ -221,6 +232,31 @@ def test_model_generate_takes_a_leased_cache(worker: Worker, model: LlamaForCaus
             cache.commit(output[0].tolist())
             said.append(output[0, len(token_ids) :].tolist())
 
+    assert said == [plain(model, token_ids)] * 2
+
+
+def test_assisted_decoding_says_the_same_or_is_refused(
+    worker: Worker, model: LlamaForCausalLM
+) -> None:
+    """Transformers gives an assisted model the whole prompt, so over a hit it would say other tokens."""
+    token_ids = prompt(100)
+    input_ids = torch.tensor([token_ids])
+    options = {"max_new_tokens": NUM_NEW, "do_sample": False, "prompt_lookup_num_tokens": 3}
+
+    with LeasedCache.reserve(worker, token_ids, request_id="miss") as cache:
+        output = model.generate(input_ids, past_key_values=cache, **options)
+        cache.commit(output[0].tolist())
+    with (
+        LeasedCache.reserve(worker, token_ids, request_id="hit") as cache,
+        pytest.raises(WrongStateError, match="the 96 tokens"),
+    ):
+        model.generate(input_ids, past_key_values=cache, **options)
+    lease = worker.reserve("no keys", num_tokens=len(token_ids))
+    lease.map()
+    with LeasedCache(worker, lease) as cache:
+        again = model.generate(input_ids, past_key_values=cache, **options)
+
+    said = [tokens[0, len(token_ids) :].tolist() for tokens in (output, again)]
     assert said == [plain(model, token_ids)] * 2
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -53,7 +54,7 @@ class LeasedCache(Cache):
     Pass it as `past_key_values`, to `model.generate` or to a loop of your own. New keys and values are written straight
     into the mapped pages, attention reads them from there, and the prefix that was a hit counts as seen already. The
     lease is extended as tokens come. A call raises `KVLeaseError` when the lease is lost or cannot grow; what was
-    computed since is then worth nothing.
+    computed since is then worth nothing. Assisted decoding begins with an empty cache only: one with a hit refuses it.
     """
 
     def __init__(
@@ -125,6 +126,23 @@ class LeasedCache(Cache):
     def committed_tokens(self) -> int:
         """Tokens from the start that others may read, so that they are never written again."""
         return self._blocks.shared_tokens
+
+    def activate_past_recording(self) -> None:
+        """Take part in assisted decoding, which Transformers announces by this call, unless tokens are there already.
+
+        Raises:
+            WrongStateError: they are; Transformers would give the model the whole prompt, those tokens once more, and
+                what it said then would be other tokens than without the cache.
+        """
+        num_present = self.get_seq_length()
+        if num_present:
+            message = (
+                f"Assisted decoding would compute the {num_present} tokens of the cache once more, behind them; "
+                "generate without assistance, or begin without a hit: LeasedCache(worker, lease), of a lease reserved "
+                "without keys, and mapped."
+            )
+            raise WrongStateError(message, resource="tokens", need=0, available=num_present)
+        super().activate_past_recording()  # type: ignore[no-untyped-call]  # Transformers types no hooks
 
     def require_live(self) -> None:
         """Raise unless the lease still holds, which makes everything read from it up to now worth trusting."""
@@ -223,6 +241,15 @@ def _device_of(worker: Worker) -> NDArray[np.uint8] | DeviceMemory:
     return worker.device
 
 
+def _integers(token_ids: Sequence[int]) -> list[int]:
+    """Return the ids as plain integers, those of a tensor or an array, too."""
+    try:
+        return [operator.index(token) for token in token_ids]
+    except TypeError as error:
+        message = "A prompt is one sequence of token ids, each an integer."
+        raise InvalidError(message, resource="token_ids") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What `generate` made, and what it cost."""
@@ -288,13 +315,14 @@ class _GreedyRun:
         max_new_tokens: int,
         on_step: Callable[[LeasedCache | None, int], None] | None,
     ) -> None:
-        if not token_ids:
+        tokens = _integers(token_ids)
+        if not tokens:
             raise InvalidError("A prompt has at least one token.")
         self._recomputes = 0
         self._model = model
-        self._tokens = list(token_ids)
-        self._num_prompt = len(token_ids)
-        self._num_tokens_max = len(token_ids) + max_new_tokens
+        self._tokens = tokens
+        self._num_prompt = len(tokens)
+        self._num_tokens_max = len(tokens) + max_new_tokens
         self._on_step = on_step or (lambda _cache, _num_new: None)
         self._hit_tokens: tuple[int, int] | None = None
         """On the device and from the host, of the first lease."""

@@ -34,7 +34,11 @@ DESCRIPTION: Final = (
 )
 TAGS: Final = (
     {"name": "caches", "description": "Plan, register and describe caches."},
-    {"name": "workers", "description": "Become a worker, stay one, stop being one."},
+    {
+        "name": "workers",
+        "description": "Become a worker, stay one, stop being one. Over the Unix socket the worker is the process that "
+        "connected and ends with it, as with each call of curl; over TCP it stays until it is detached.",
+    },
     {
         "name": "leases",
         "description": "Reserve, map, extend, commit, fork, trim, evict, reload and release.",

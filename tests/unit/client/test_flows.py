@@ -146,6 +146,21 @@ def test_starting_cache_is_waited_for(session: Session, clock: Clock) -> None:
     assert max(played.pauses) <= _flows.LONGEST_PAUSE_SECONDS
 
 
+def test_last_try_at_a_starting_cache_has_time_to_be_answered(session: Session) -> None:
+    """A cache that is not ready by the deadline is told as such, by a try that the deadline does not cut off."""
+    seconds_left = []
+    for _ in range(100):
+        clock = Clock()
+        session.link = Link(deadline_seconds=5, clock=clock)
+        played = Played(session, clock, StartingError())
+
+        with pytest.raises(StartingError):
+            played.run(_flows.told(session.link, _calls.lookup(b"")))
+
+        seconds_left.append(played.sent[-1].deadline_at - clock.now)
+    assert min(seconds_left) > _flows.LONGEST_PAUSE_SECONDS / 2
+
+
 @pytest.mark.parametrize(
     "error", [PoolFullError(), DeadlineError(), InternalError(), InvalidError()]
 )

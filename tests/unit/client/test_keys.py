@@ -104,6 +104,7 @@ def test_key_is_a_keyed_digest_of_parent_and_tokens() -> None:
         pytest.param([[1, 2], [3]], id="ragged"),
         pytest.param(np.array([2**31, 0]), id="array too large"),
         pytest.param(np.zeros((2, 2), np.int32), id="array of two dimensions"),
+        pytest.param(np.zeros((0, 2), np.int32), id="array of no rows"),
     ],
 )
 def test_what_is_no_token_is_refused(tokens: list[object]) -> None:
