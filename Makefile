@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-thorough test-gpu test-deploy lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-thorough test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 # Without bytecode every process compiles what it imports, and tests start hundreds: one of a daemon took twice the time.
@@ -38,8 +38,16 @@ test-thorough: setup ## play on what `make test` plays for seconds: a million co
 test-gpu: setup ## run the tests of pools on a GPU on a GPU; `make test` runs them over a stand-in of its driver
 	@$(BIN)/python -m pytest -q -n 0 -m gpu tests/gpu
 
+# What shares the image and its engine, which mostly waits; all else is tested beside it.
+CONTAINERS := $(addprefix tests/deploy/test_,compose.py image.py pod.py systemd.py)
 test-deploy: setup build/venv-deploy/.ready ## check what is deployed: chart, image, units; installs what it needs
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m deploy tests/deploy
+	@$(MAKE) --no-print-directory -j 2 test-containers test-beside-containers
+
+test-containers test-beside-containers: setup build/venv-deploy/.ready
+test-containers:
+	@$(BIN)/python -m pytest -q -n 0 -m deploy $(CONTAINERS)
+test-beside-containers:
+	@$(BIN)/python -m pytest -q -n 0 -m deploy tests/deploy $(addprefix --ignore=,$(CONTAINERS))
 
 build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/containers/base.sh tests/deploy/requirements.txt
 	@bash tests/deploy/setup.sh

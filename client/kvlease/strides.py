@@ -216,17 +216,14 @@ def _check_packed(
     placement: LayerPlacement, spec: AttentionSpec, kernel_blocks: int, kernel_block_bytes: int
 ) -> None:
     """Refuse a layer whose kernel blocks cannot be counted on through what is not its own."""
+    rule = "packed_cache_not_splittable"
     if spec.tokens_per_state == 1 or spec.head_slots > 1:
         message = (
             f"layer {spec.name!r} keeps one state of {spec.tokens_per_state} tokens for each of {spec.head_slots} "
             "heads; with other pages between blocks, only compressed layers of one head are split"
         )
         raise InvalidError(
-            message,
-            resource="kernel_tokens",
-            rule="packed_cache_not_splittable",
-            need=kernel_blocks,
-            limit=1,
+            message, resource="kernel_tokens", rule=rule, need=kernel_blocks, limit=1
         )
     if placement.block_stride_bytes % kernel_block_bytes:
         message = (
@@ -236,7 +233,7 @@ def _check_packed(
         raise InvalidError(
             message,
             resource="block_stride_multiple_bytes",
-            rule="packed_cache_not_splittable",
+            rule=rule,
             need=kernel_block_bytes,
             available=placement.block_stride_bytes,
         )

@@ -2,28 +2,12 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
 
 import pytest
 
 from tests.deploy.containers.engine import Engine
 from tests.deploy.containers.images import NAME, PLACE, Image, archived, build, forget
 from tests.deploy.tools import Helm
-
-_HERE: Final = Path(__file__).parent
-_OF_THE_IMAGE: Final = {"test_compose", "test_image", "test_pod", "test_systemd"}
-"""Files whose tests share the image and its engine: one of pytest's processes has them all, and begins with them."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep files whole, as what a file shares is started for it; what takes longest, mostly waiting, comes first."""
-    for item in items:
-        if item.path.is_relative_to(_HERE):
-            name = item.path.stem
-            group = "image" if name in _OF_THE_IMAGE else name
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.path.stem not in _OF_THE_IMAGE)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.effects import Copy
+from kvleased.core.ranks import Place
 from kvleased.core.records import NULL
 from tests.laws.needs import Groups, kept_under, needed_from
 
@@ -42,6 +43,10 @@ class Held:
     is_evicted: bool = False
     is_moving: bool = False
     is_trimming: bool = False
+    rank: int | None = None
+    """Which part of every block its worker writes, where others share the lease; None where it writes all of them."""
+    vain_tokens: int = 0
+    """Tokens up to which its worker may have been told of blocks in vain, so that it is told of them no more."""
 
     @property
     def ends(self) -> list[int]:
@@ -93,6 +98,19 @@ class Worker:
     leases: dict[LeaseId, Held] = field(default_factory=dict)
     newest_lease_id: LeaseId = _NO_LEASE
     is_stalled: bool = False
+    place: Place | None = None
+    """What it is to its engine; None where it calls for all ranks."""
+
+    @property
+    def rank(self) -> int | None:
+        """Which rank it is, if ranks call apart."""
+        return None if self.place is None else self.place.rank
+
+
+def are_mates(one: Worker, other: Worker) -> bool:
+    """Tell whether two workers are one, or may share leases."""
+    places = (one.place, other.place)
+    return one is other or (None not in places and places[0].engine == places[1].engine)  # type: ignore[union-attr]
 
 
 @dataclass(eq=False)
@@ -137,6 +155,28 @@ class Call:
     """Whether the answer will reach the caller."""
     parent: Held | None = None
     """What the worker knew of a lease when it began to fork it."""
+
+
+_PARTS: Final = "parts"
+
+
+def part_of(mark: Mark, rank: int | None) -> Mark:
+    """Return what a rank's part of a block holds, or all of it where no rank is named."""
+    return mark[1 + rank] if rank is not None and mark[0] == _PARTS else mark  # type: ignore[return-value]
+
+
+def every_part(mark: Mark) -> tuple[Mark, ...]:
+    """Return what the parts of a block hold that differ."""
+    return mark[1:] if mark[0] == _PARTS else (mark,)  # type: ignore[return-value]
+
+
+def with_part(mark: Mark, rank: int | None, part: Mark, num_ranks: int) -> Mark:
+    """Return what a block holds once a rank has written its part; equal parts are one mark, that of the whole."""
+    if rank is None:
+        return part
+    parts = [part_of(mark, one) for one in range(num_ranks)]
+    parts[rank] = part
+    return part if all(one == part for one in parts) else (_PARTS, *parts)
 
 
 @remember

@@ -9,6 +9,7 @@ from kvleased.core.stepping import StepVerb
 from tests.laws import below, faults
 from tests.laws.actors import Held, Worker
 from tests.laws.answers import trim
+from tests.laws.apart import WORK_OF_RANKS, ApartWorld, trim_apart
 from tests.laws.calling import call, commit_one, extend_one, longer, new_request, release_one
 from tests.laws.crashes import InterruptedWorldError
 from tests.laws.engines import MagazineWorld
@@ -48,6 +49,8 @@ def live(world: World, steps: int) -> None:
         faulty |= FAULTS_OF_MAGAZINES
     if isinstance(world, OperatedWorld):
         acts = {**acts, **OPERATIONS}
+    if isinstance(world, ApartWorld):
+        acts = {**acts, **WORK_OF_RANKS}
     weights = [
         weight * (world.rng.choice(_SEVERITIES) if act in faulty else 1)
         for act, weight in acts.items()
@@ -160,7 +163,10 @@ def _trim(world: World) -> None:
     if found is None:
         return
     worker, held = found
-    row, least = row_of(world, held), max(1, held.written)
+    if held.rank is not None:
+        trim_apart(world, worker, held)
+        return
+    row, least = row_of(world, held.lease_id), max(1, held.written)
     asked = 0 if row is None else int(world.records.rows.num_tokens[row])
     if least > asked or is_waited_for(world, held):
         return

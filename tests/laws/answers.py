@@ -10,7 +10,7 @@ from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
 from kvleased.core.effects import Extended, Forked, Reloaded, Reserved
 from kvleased.core.records import NULL
-from tests.laws import needs
+from tests.laws import needs, sharing
 from tests.laws.actors import Call, Held, Mark, Worker
 from tests.laws.holders import check_fresh, read_row, row_of, verify
 
@@ -45,15 +45,17 @@ def _unknown(parts: Sequence[Sequence[int]]) -> list[list[Mark | None]]:
 
 def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Reserved) -> None:
     """Take up a new lease: its prefix holds the bytes of its keys, and there is a block where one is needed."""
-    worker.newest_lease_id = max(worker.newest_lease_id, reply.lease_id)
+    worker.newest_lease_id = max(worker.newest_lease_id, reply.joined_id or reply.lease_id)
     if reply.lease_id in worker.leases:
+        sharing.told_again(world, worker.leases[reply.lease_id])
         return
     world.granted[reply.lease_id] = (worker.worker_id, command.request_id)
     keys = [
         command.keys[at : at + BYTES_PER_KEY] for at in range(0, len(command.keys), BYTES_PER_KEY)
     ]
-    hit_tokens = _hit_tokens(world, reply)
-    if hit_tokens % world.shape.hit_tokens or hit_tokens > len(keys) * world.shape.hash_tokens:
+    hit_tokens, is_resumed = _hit_tokens(world, reply), sharing.is_resumed(world, reply.lease_id)
+    most = hit_tokens if is_resumed else len(keys) * world.shape.hash_tokens
+    if (hit_tokens % world.shape.hit_tokens and not is_resumed) or hit_tokens > most:
         world.fail(f"{hit_tokens} tokens of {len(keys)} keys were found")
     world.seen["hits"] += hit_tokens // world.shape.hash_tokens
     parts = parts_of(world, reply.block_ids, reply.num_blocks)
@@ -65,8 +67,12 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
         _unknown(parts),
         computed=hit_tokens,
         written=hit_tokens,
+        rank=worker.rank,
     )
     worker.leases[reply.lease_id] = held
+    num_tokens = command.num_tokens if held.rank is None else sharing.join(world, worker, held)
+    if num_tokens is None:
+        return
     groups = world.shape.groups
     hits = needs.hit_places(groups, hit_tokens)
     _compare_tenants(world, worker, held, hits)
@@ -74,19 +80,15 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
         places.stop or needs.needed_from(group, hit_tokens)
         for group, places in zip(groups, hits, strict=True)
     ]
-    fresh = needs.growth(groups, hit_tokens, command.num_tokens, ends)
+    fresh = needs.growth(groups, hit_tokens, num_tokens, ends)
     _compare_places(world, held, hits, fresh)
     for at, places in enumerate(hits):
         for place in places:
             last = (place + 1) * groups[at].keys_per_block - 1
             held.marks[at][place] = ("key", keys[last], at)
-    _compare_cover(world, held, command.num_tokens, reply.covered_tokens)
-    check_fresh(
-        world,
-        worker,
-        held,
-        [parts[at][place] for at, places in enumerate(fresh) for place in places],
-    )
+    _compare_cover(world, held, num_tokens, reply.covered_tokens)
+    blocks = [parts[at][place] for at, places in enumerate(fresh) for place in places]
+    check_fresh(world, worker, held, sharing.untold(world, held, blocks))
     verify(world, held)
 
 
@@ -134,8 +136,9 @@ def forked(world: "World", worker: Worker, call: Call, reply: Forked) -> None:
     command, parent, lease = call.command, call.parent, reply.lease
     assert isinstance(command, commands.Fork)
     assert parent is not None
-    worker.newest_lease_id = max(worker.newest_lease_id, lease.lease_id)
+    worker.newest_lease_id = max(worker.newest_lease_id, lease.joined_id or lease.lease_id)
     if lease.lease_id in worker.leases:
+        sharing.told_again(world, worker.leases[lease.lease_id])
         return
     world.granted[lease.lease_id] = (worker.worker_id, command.request_id)
     parts = parts_of(world, lease.block_ids, lease.num_blocks)
@@ -149,8 +152,12 @@ def forked(world: "World", worker: Worker, call: Call, reply: Forked) -> None:
         _unknown(parts),
         computed=computed,
         written=computed,
+        rank=worker.rank,
     )
     worker.leases[lease.lease_id] = child
+    if child.rank is not None and len(world.shared[lease.lease_id].ranks) > 1:
+        sharing.join_fork(world, worker, child, parent)
+        return
     num_shared, num_copied, fresh = 0, 0, []
     for at, place, block, _ in list(child.places()):
         source = _source_of(world, child, parent, at, place)
@@ -168,7 +175,7 @@ def forked(world: "World", worker: Worker, call: Call, reply: Forked) -> None:
     if (num_shared, num_copied) != (reply.num_shared, reply.num_copied):
         world.fail(f"a fork shares {num_shared} and copies {num_copied} blocks, and says {reply}")
     _compare_cover(world, child, command.num_tokens, lease.covered_tokens)
-    check_fresh(world, worker, child, fresh)
+    check_fresh(world, worker, child, sharing.untold(world, child, fresh))
     verify(world, child)
     world.seen["forked"] += 1
     world.seen["fork copied"] += num_copied
@@ -193,6 +200,9 @@ def extended(world: "World", worker: Worker, held: Held, num_tokens: int, reply:
     """Put the blocks that a lease got where it needs them."""
     added = numbers(reply.block_ids)
     counts = numbers(reply.num_blocks) or [len(added)]
+    if held.rank is not None:
+        sharing.grow(world, worker, held, num_tokens, (counts, added))
+        return
     if added and {*added} <= {block for part in held.parts for block in part}:
         # The answer to another call was lost, and so the worker has read its row meanwhile. Or that of a commit is yet
         # to come, which gave the blocks back from other places. The table tells, as it does to a client that is short.
@@ -219,6 +229,9 @@ def grow(
     told: tuple[Sequence[int], list[int]],
 ) -> None:
     """Put blocks, so many of each group, where a lease needs them to cover some tokens; just as many as that takes."""
+    if held.rank is not None:
+        sharing.grow(world, worker, held, num_tokens, told)
+        return
     counts, added = told
     grown = missing(world, held, num_tokens)
     if [len(places) for places in grown] != list(counts) or sum(counts) != len(added):
@@ -235,7 +248,7 @@ def grow(
 
 def missing(world: "World", held: Held, num_tokens: int) -> list[range]:
     """Return the places of each group that a lease must get to cover some tokens."""
-    row = row_of(world, held)
+    row = row_of(world, held.lease_id)
     computed = held.computed if row is None else int(world.records.rows.num_computed[row])
     return needs.growth(world.shape.groups, computed, num_tokens, held.ends)
 
@@ -243,7 +256,7 @@ def missing(world: "World", held: Held, num_tokens: int) -> list[range]:
 def committed(world: "World", held: Held, num_tokens: int, num_given_back: int | None) -> None:
     """Forget the blocks that no later token needs."""
     # The answer to an extend that the commit made room for comes first, and tells of both.
-    is_known = held.computed >= num_tokens
+    is_known = held.computed >= num_tokens or held.rank is not None
     held.computed = max(held.computed, num_tokens)
     count = 0
     for at, group in enumerate(world.shape.groups):
@@ -285,8 +298,8 @@ def reloaded(world: "World", held: Held, reply: Reloaded) -> None:
     """Learn where the blocks of a lease are now; those that it had before have the same bytes."""
     held.is_evicted = False
     parts = parts_of(world, reply.block_ids, reply.num_blocks)
-    row = row_of(world, held)
-    if row is not None:
+    row = row_of(world, held.lease_id)
+    if row is not None and held.rank is None:
         held.computed = int(world.records.rows.num_computed[row])
     marks = _unknown(parts)
     for at, part in enumerate(parts):
@@ -294,4 +307,5 @@ def reloaded(world: "World", held: Held, reply: Reloaded) -> None:
             if held.parts[at][place] != NULL and part[place] != NULL:
                 marks[at][place] = held.marks[at][place]
     held.parts, held.marks = parts, marks
+    sharing.know_prefix(world, held)
     verify(world, held)

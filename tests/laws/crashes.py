@@ -7,9 +7,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kvlease.errors import KVLeaseError
-from kvlease.ids import Epoch, LeaseId
+from kvlease.ids import Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, commands
 from kvleased.core.effects import Outcome
+from tests.laws import sharing
 from tests.laws.holders import read_row, remember_places
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ def _traced(world: "World", command: commands.Command, crash: Crash) -> Outcome:
     return outcome
 
 
-def restart(world: "World", certain: Iterable[LeaseId] | None = None) -> None:
+Known = tuple[WorkerId, LeaseId]
+"""A worker's part in a lease."""
+
+
+def restart(world: "World", certain: Iterable[Known] | None = None) -> None:
     """Let the supervisor start the control process anew over the same records; the mover is new as well.
 
     Leases that are certain are not lost by it: those that were there, but for what a command was about to end.
@@ -124,21 +129,24 @@ def restart(world: "World", certain: Iterable[LeaseId] | None = None) -> None:
             world.epoch,
             alive,
             world.now,
+            places={one: worker.place for one, worker in world.workers.items() if worker.place},
             magazines=world.magazine_names(),
         )
     )
+    sharing.begin_anew(world)
     _take_stock(world, set(kept))
     world.check()
     world.check_whole()
 
 
-def _take_stock(world: "World", certain: set[LeaseId]) -> None:
+def _take_stock(world: "World", certain: set[Known]) -> None:
     """Let workers notice what a restart has left of their leases."""
     left = world.known_ids()
     for worker in world.workers.values():
         for held in list(worker.leases.values()):
-            if held.lease_id not in left:
-                if held.lease_id in certain and not held.is_moving:
+            known = (worker.worker_id, held.lease_id)
+            if known not in left:
+                if known in certain and not held.is_moving:
                     world.fail("a restart lost a lease that nothing was happening to")
                 del worker.leases[held.lease_id]
             elif held.is_moving:
@@ -147,7 +155,7 @@ def _take_stock(world: "World", certain: set[LeaseId]) -> None:
             world.resume(worker)
 
 
-def _certain(world: "World", command: commands.Command) -> set[LeaseId]:
+def _certain(world: "World", command: commands.Command) -> set[Known]:
     """Return the leases that are there whether the command is carried out or not.
 
     Time and damaged bytes end leases that are in the host pool; nothing else ends one without its owner's word.
@@ -155,7 +163,7 @@ def _certain(world: "World", command: commands.Command) -> set[LeaseId]:
     known = world.known_ids()
     if isinstance(command, commands.Tick | commands.CopyDone):
         below = {
-            held.lease_id
+            (worker.worker_id, held.lease_id)
             for worker in world.workers.values()
             for held in worker.leases.values()
             if held.is_evicted

@@ -16,8 +16,8 @@ from kvleased.core.effects import (
     Outcome,
     Released,
 )
-from tests.laws import crashes
-from tests.laws.actors import Job, Worker
+from tests.laws import crashes, sharing
+from tests.laws.actors import Job, Worker, are_mates
 from tests.laws.crashes import Crash
 from tests.laws.mover import land, move
 from tests.laws.picks import pick_lease, pick_worker
@@ -32,6 +32,8 @@ def stale(world: World) -> None:
     worker_id, held = world.rng.choice(world.ended)
     if worker_id not in world.workers or not held.keys:
         return
+    if held.rank is not None and sharing.may_be_back(world, worker_id, held):
+        return
     world.faults["stale"] += 1
     late = commands.Commit(
         worker_id=worker_id,
@@ -40,14 +42,16 @@ def stale(world: World) -> None:
         first_block=0,
         keys=b"".join(held.keys),
     )
-    if not isinstance(world.send(late), UnknownLeaseError):
+    # Where ranks share it, the others may go on with it.
+    expected = UnknownLeaseError if held.rank is None else UnknownLeaseError | NotYoursError
+    if not isinstance(world.send(late), expected):
         world.fail("a commit of a released lease was not refused as such")
 
 
 def foreign(world: World) -> None:
     """A worker speaks of another worker's lease: nothing may come of it."""
     found = pick_lease(world)
-    others = [worker for worker in world.workers.values() if found and worker is not found[0]]
+    others = [one for one in world.workers.values() if found and not are_mates(one, found[0])]
     if found is None or not others:
         return
     world.faults["foreign"] += 1
@@ -71,6 +75,8 @@ def reuse_name(world: World) -> None:
     if found is None:
         return
     worker, held = found
+    if held.rank is not None and sharing.is_asked_anew(world, held):
+        return
     world.faults["reused"] += 1
     other = world.rng.randbytes(BYTES_PER_KEY)
     command = commands.Reserve(

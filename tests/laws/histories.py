@@ -7,10 +7,11 @@ from typing import Final
 
 from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
+from tests.laws.apart import ApartWorld
 from tests.laws.engines import MagazineWorld
 from tests.laws.limited import LimitedWorld
 from tests.laws.operated import OperatedWorld
-from tests.laws.shapes import MIXES, SHAPE, has_host, name_of, tiers_of, with_tiers
+from tests.laws.shapes import MIXES, RANKS, SHAPE, has_host, name_of, tiers_of, with_tiers
 from tests.laws.world import World
 
 STEPS: Final = 500
@@ -71,6 +72,9 @@ def world_of(seed: int) -> World:
         return OperatedWorld(seed, policy, tiers_of(seed))
     if name == "magazines":
         return MagazineWorld(seed, policy, tiers_of(seed))
+    if name == "ranks":
+        shape = with_tiers(RANKS, tiers_of(seed))
+        return ApartWorld(seed, replace(shape, eviction_policy=policy))
     shape = with_tiers(MIXES.get(name, SHAPE), tiers_of(seed))
     if not has_host(seed):
         shape = replace(shape, num_slots=0)

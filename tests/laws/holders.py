@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvlease.groups import Keeps
+from kvlease.ids import LeaseId
 from kvleased.core import Cache
 from kvleased.core.records import NULL
-from tests.laws.actors import Held, Mark, Worker
+from tests.laws.actors import Held, Mark, Worker, every_part, key_of, part_of, with_part
 from tests.laws.needs import needed_from
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ def remember_places(cache: Cache) -> Cache:
     return cache
 
 
-def row_of(world: "World", held: Held) -> int | None:
+def row_of(world: "World", lease_id: LeaseId) -> int | None:
     """Return the row of a lease, if it has one."""
-    (found,) = np.nonzero(world.records.rows.lease_id == held.lease_id)
+    (found,) = np.nonzero(world.records.rows.lease_id == lease_id)
     return int(found[0]) if len(found) else None
 
 
@@ -56,7 +57,7 @@ def check_fresh(world: "World", worker: Worker, held: Held, blocks: Sequence[int
         block: lease.lease_id
         for other in world.workers.values()
         for lease in other.leases.values()
-        if lease is not held and not lease.is_evicted and not lease.is_moving
+        if lease.lease_id != held.lease_id and not lease.is_evicted and not lease.is_moving
         for block in lease.blocks(groups)
     }
     for block in blocks:
@@ -66,7 +67,10 @@ def check_fresh(world: "World", worker: Worker, held: Held, blocks: Sequence[int
         if generation <= world.granted_under[block]:
             world.fail(f"block {block} was granted twice under generation {generation}")
         world.granted_under[block] = generation
-        if tenant_of(world, world.device[block]) not in (None, worker.tenant):
+        if any(
+            tenant_of(world, part) not in (None, worker.tenant)
+            for part in every_part(world.device[block])
+        ):
             world.fail("a fresh block holds another tenant's bytes")
 
 
@@ -82,7 +86,7 @@ def verify(world: "World", held: Held) -> None:
     if held.is_evicted or held.is_moving:
         return
     for at, place, block, mark in held.places():
-        if mark is not None and world.device[block] != mark:
+        if mark is not None and part_of(world.device[block], held.rank) != mark:
             world.fail(
                 f"block {block} of lease {held.lease_id}, at {place} of group {at}, holds "
                 f"{world.device[block]}, not {mark}"
@@ -102,7 +106,11 @@ def verify(world: "World", held: Held) -> None:
 
 def read_row(world: "World", held: Held) -> None:
     """Let a worker learn from the block table what became of a call whose answer was lost."""
-    row = row_of(world, held)
+    row = row_of(world, held.lease_id)
+    if row is not None and held.rank is not None:
+        # The row tells of all that its mates have, too; it reads no more of it than it is told to be its own.
+        held.vain_tokens = int(world.records.rows.num_tokens[row])
+        return
     if row is None or held.is_evicted or held.is_moving:
         return
     parts = row_parts(world, row)
@@ -131,6 +139,16 @@ def _compare_row(world: "World", held: Held, row: int, parts: list[list[int]]) -
 
 
 def write(world: "World", held: Held, at: int, place: int, mark: Mark) -> None:
-    """Write one private block as a worker does, without asking anybody."""
+    """Write one private block, or a rank's part of it, as a worker does, without asking anybody."""
     held.marks[at][place] = mark
-    world.device[held.parts[at][place]] = mark
+    block = held.parts[at][place]
+    world.device[block] = with_part(world.device[block], held.rank, mark, world.shape.num_ranks)
+
+
+def name_blocks(world: "World", worker: Worker, held: Held, num_tokens: int) -> None:
+    """Give a lease's chain the keys of all of its full blocks, which are the same for whoever computes the request."""
+    while len(held.keys) < num_tokens // world.shape.hash_tokens:
+        parent = held.keys[-1] if held.keys else b"root" + held.request_id.encode()
+        key = key_of(worker.tenant, (int.from_bytes(parent[:6], "little"), len(held.keys)))
+        held.keys.append(key)
+        world.tenant_of_key[key] = worker.tenant

@@ -76,18 +76,27 @@ MIXES: Final[Mapping[str, CacheShape]] = {
 """Caches of several groups, or of one that is not simply kept, by name."""
 
 
+RANKS: Final = replace(SHAPE, num_ranks=2)
+"""One group, and engines each of whose two ranks calls for itself."""
+
 _ONE_IN_LIMITED: Final = 8
 _MAGAZINES_AMONG_THEM: Final = 4
 _ONE_IN_OPERATED: Final = 16
 """Of so many histories in a row, which has limits, and which has engines with magazines; of those with limits, every
 other one has an operator."""
+_APART: Final = (32, 26)
+"""Of this many histories in a row, which has engines whose ranks call apart."""
 
 
 def name_of(seed: int) -> str:
     """Return the name of the cache of a history: "one", "limited" (its tenants have limits), or one of the mixes.
 
-    "magazines" is as "one", with engines that have magazines; "operated" as "limited", with an operator.
+    "magazines" is as "one", with engines that have magazines; "ranks" with engines whose ranks call apart;
+    "operated" as "limited", with an operator.
     """
+    period, apart = _APART
+    if seed % period == apart:
+        return "ranks"
     if seed % 2:
         return [*MIXES][seed // 2 % len(MIXES)]
     if seed % _ONE_IN_LIMITED == _MAGAZINES_AMONG_THEM:

@@ -129,7 +129,7 @@ class SmallWorld(World):
                 yield from self._uses(f"{at} {nth}", worker, held)
         for other in self.workers.values():
             for held in other.leases.values():
-                if other is not worker and held.lease_id in self.known_ids():
+                if other is not worker and (other.worker_id, held.lease_id) in self.known_ids():
                     yield (
                         f"steal {at} {held.request_id}",
                         partial(self._refuse, self._release(worker, held), "NOT_YOURS"),

@@ -11,6 +11,7 @@ from tests.laws.actors import Held, Worker, is_of
 from tests.laws.answers import numbers
 from tests.laws.holders import row_of, row_parts
 from tests.laws.needs import has_prefix, hit_places, kept_under
+from tests.laws.sharing import compare_row
 from tests.laws.stores import Label
 from tests.laws.world import World
 
@@ -25,16 +26,26 @@ def compare_map(world: World, worker: Worker, held: Held) -> None:
     row, groups = outcome.reply.row, world.shape.groups
     if world.records.rows.lease_id[row] != held.lease_id:
         world.fail(f"row {row} is not that of the mapped lease {held.lease_id}")
+    known = _known(world, held, row)
     counts = [
-        end * group.kernel_blocks_per_block for end, group in zip(held.ends, groups, strict=True)
+        len(part) * group.kernel_blocks_per_block for part, group in zip(known, groups, strict=True)
     ]
     told = numbers(outcome.reply.kernel_blocks) or [outcome.reply.num_kernel_blocks]
     if told != counts or sum(counts) != outcome.reply.num_kernel_blocks:
         world.fail(f"lease {held.lease_id} is mapped with {told} kernel blocks, not {counts}")
-    if row_parts(world, row) != held.parts:
+    if row_parts(world, row) != known:
         world.fail(f"row {row} does not list the blocks that lease {held.lease_id} was granted")
-    if _as_kernels_read(world, row) != _expanded(world, held):
+    if _as_kernels_read(world, row) != _expanded(world, known):
         world.fail(f"kernels read other blocks than lease {held.lease_id} was granted")
+
+
+def _known(world: World, held: Held, row: int) -> list[list[int]]:
+    """Return the blocks that a row must list: those that the worker knows, and where ranks share it, those of all."""
+    if held.rank is None:
+        return held.parts
+    parts = row_parts(world, row)
+    compare_row(world, held, parts)
+    return parts
 
 
 def read_table(world: World) -> None:
@@ -44,13 +55,17 @@ def read_table(world: World) -> None:
         world.fail("a kernel row is being written")
     for worker in world.workers.values():
         for held in worker.leases.values():
-            row = row_of(world, held)
-            if held.is_moving or row is None:
+            row = row_of(world, held.lease_id)
+            # A rank that has not asked for its lease again does not know that another one has brought it back.
+            is_unknown = held.rank is not None and held.is_evicted
+            if held.is_moving or is_unknown or row is None:
                 continue
             is_published = bool(kernel.num_published[row].any())
             if is_published and held.is_evicted:
                 world.fail(f"lease {held.lease_id} is published while it is in the host pool")
-            if is_published and _as_kernels_read(world, row) != _expanded(world, held):
+            if is_published and _as_kernels_read(world, row) != _expanded(
+                world, _known(world, held, row)
+            ):
                 world.fail(f"kernels read other blocks than lease {held.lease_id} has")
 
 
@@ -64,15 +79,15 @@ def _as_kernels_read(world: World, row: int) -> list[list[int]]:
     return parts
 
 
-def _expanded(world: World, held: Held) -> list[list[int]]:
-    """Return the kernel blocks that a worker's blocks are; where it has none, kernels read block 0."""
+def _expanded(world: World, parts: list[list[int]]) -> list[list[int]]:
+    """Return the kernel blocks that some blocks are; where there is none, kernels read block 0."""
     return [
         [
             max(block, 0) * group.kernel_block_stride + within
             for block in part
             for within in range(group.kernel_blocks_per_block)
         ]
-        for group, part in zip(world.shape.groups, held.parts, strict=True)
+        for group, part in zip(world.shape.groups, parts, strict=True)
     ]
 
 

@@ -38,6 +38,7 @@ from tests.laws.actors import ZERO, Call, Held, Job, Mark, ViolationError, Worke
 from tests.laws.holders import read_row, remember_places
 from tests.laws.refusals import explains
 from tests.laws.shapes import SHAPE
+from tests.laws.sharing import Shared
 from tests.laws.stores import Stores
 from tests.laws.turns import Turns, leave_nobody_waiting
 
@@ -95,6 +96,7 @@ class World:
         """What kills the control process in the middle of the next command, or of one that comes later."""
         self.granted: dict[LeaseId, tuple[WorkerId, str]] = {}
         """The request of each lease that a worker heard of."""
+        self.shared: dict[LeaseId, Shared] = {}
         self.lease_ids: set[int] = set()
         self.newest_lease_id = 0
         self.turns = Turns()
@@ -227,8 +229,7 @@ class World:
         """Let a new process attach."""
         self.num_workers += 1
         worker_id = WorkerId((self.epoch << 20) + 500_000 + self.num_workers)
-        worker = Worker(worker_id, tenant)
-        self.workers[worker_id] = worker
+        self.workers[worker_id] = Worker(worker_id, tenant)
         self.send(commands.Attach(worker_id=worker_id, tenant_digest=tenant))
 
     def call(
@@ -358,10 +359,10 @@ class World:
 
     # Faults --------------------------------------------------------------------------------------------------------
 
-    def known_ids(self) -> set[LeaseId]:
-        """Return the leases of living workers that the core knows."""
+    def known_ids(self) -> set[tuple[WorkerId, LeaseId]]:
+        """Return the leases of living workers that the core knows, and whose they are."""
         return {
-            LeaseId(lease_id)
+            (worker_id, LeaseId(lease_id))
             for worker_id in self.workers
             for lease_id in np.frombuffer(self.cache.lease_ids_of(worker_id), np.int64).tolist()
         }

@@ -2,8 +2,8 @@
 
 from kvlease.groups import Keeps
 from kvleased.core.records import NULL
-from tests.laws.actors import Held, Mark, Worker, key_of
-from tests.laws.holders import write
+from tests.laws.actors import Held, Mark, Worker
+from tests.laws.holders import name_blocks, write
 from tests.laws.needs import room
 from tests.laws.picks import is_forked
 from tests.laws.world import World
@@ -40,7 +40,7 @@ def keys_of(world: World, held: Held, num_tokens: int, first: int) -> bytes:
 
 def write_up_to(world: World, worker: Worker, held: Held, num_tokens: int) -> None:
     """Write the states of all tokens up to a number of them."""
-    _name(world, worker, held, num_tokens)
+    name_blocks(world, worker, held, num_tokens)
     for at, group in enumerate(world.shape.groups):
         private: Mark = ("private", worker.tenant, held.lease_id, at, world.now)
         part, per_block = held.parts[at], group.tokens_per_block
@@ -89,15 +89,6 @@ def know_states(world: World, held: Held) -> None:
         if mark is not None and mark[0] == "private":
             last = (place + 1) * group.keys_per_block - 1
             write(world, held, at, place, ("key", held.keys[last], at))
-
-
-def _name(world: World, worker: Worker, held: Held, num_tokens: int) -> None:
-    """Give a lease's chain the keys of all of its full blocks."""
-    while len(held.keys) < num_tokens // world.shape.hash_tokens:
-        parent = held.keys[-1] if held.keys else b"root" + held.request_id.encode()
-        key = key_of(worker.tenant, (int.from_bytes(parent[:6], "little"), len(held.keys)))
-        held.keys.append(key)
-        world.tenant_of_key[key] = worker.tenant
 
 
 def scribble(world: World, worker: Worker, held: Held) -> None:

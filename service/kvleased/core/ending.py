@@ -51,7 +51,7 @@ def forget_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = 
         state.device.let_go(entries)
     else:
         _let_go_of_both(state, lease, entries)
-    if lease.ticket is not None or state.waiting.by_ticket:
+    if lease.ticket is not None or lease.members is not None or state.waiting.by_ticket:
         _answer_waiting(state, lease, reason)
 
 
@@ -72,6 +72,9 @@ def _answer_waiting(state: CacheState, lease: Lease, reason: KVLeaseError | None
     gone = reason or UnknownLeaseError("the lease ended while the call waited")
     state.wake(lease.ticket, gone)
     lease.ticket = None
+    if lease.members is not None:
+        for call in lease.members.evicts.values():
+            state.wake(call.ticket, gone)
     for waiter in [waiter for waiter in state.waiting if waiter.lease_id == lease.lease_id]:
         state.waiting.leave(waiter.ticket)
         state.wake(waiter.ticket, gone)
@@ -95,7 +98,7 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
         state.leases.close(lease)
         state.counters["leases_released"] += 1
         state.leaving.append(lease)
-        if state.waiting.by_ticket:
+        if lease.members is not None or state.waiting.by_ticket:
             _answer_waiting(state, lease, None)
     else:
         end_lease(state, lease, End.RELEASED)

@@ -18,7 +18,7 @@ from kvleased.core.ids import Ids
 from kvleased.core.keeping import lacks_row
 from kvleased.core.leases import NOWHERE, Lease
 from kvleased.core.parking import larger
-from kvleased.core.phases import Phase
+from kvleased.core.phases import OFF_DEVICE, Phase
 from kvleased.core.records import NULL
 from kvleased.core.retention import PRIORITY_NORMAL, check_class
 from kvleased.core.room import num_available, room
@@ -30,7 +30,6 @@ from kvleased.core.waiting import NO_TIERS, Waiter
 from kvleased.counted import are, counted
 
 _ACTIVE: Final = Phase.ACTIVE
-_ON_HOST: Final = (Phase.EVICTED, Phase.RELOADING)
 _GRANT: Final = Event.GRANT
 _NO_COUNTS: Final = b""
 _NULL: Final = np.int32(NULL).tobytes()
@@ -267,7 +266,7 @@ def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
 
 def reserved(state: CacheState, lease: Lease) -> Reserved:
     """Return the answer to the Reserve that led to a lease."""
-    on_device = lease.phase not in _ON_HOST
+    on_device = lease.phase not in OFF_DEVICE
     parts: Sequence[Row] = state.leases.parts_of(lease.row) if on_device else ()
     return _reserved(state, lease, parts, int(state.leases.rows.num_tokens[lease.row]))
 

@@ -20,15 +20,13 @@ from kvleased.core.ending import renew
 from kvleased.core.granting import attempt_extend, attempt_reserve, pack_counts, reserved
 from kvleased.core.leases import Lease
 from kvleased.core.moving import attempt_reload
-from kvleased.core.parting import add_call, joined_id, wait_beside
-from kvleased.core.phases import Phase
+from kvleased.core.parting import add_call, joined_id, wait_beside, withdraw_evict
+from kvleased.core.phases import OFF_DEVICE, Phase
 from kvleased.core.ranks import Member, Members
 from kvleased.core.records import NULL
 from kvleased.core.state import CacheState, pack
+from kvleased.core.states import State
 from kvleased.core.waiting import Waiter
-
-_ON_HOST = (Phase.EVICTED, Phase.RELOADING)
-
 
 # Reserve --------------------------------------------------------------------------------------------------------------
 
@@ -46,14 +44,28 @@ def find(state: CacheState, command: Reserve | Fork) -> Lease | None:
     if lease is None or lease.members is None:
         return lease
     members, rank = lease.members, ranks.places[command.worker_id].rank
-    if command.worker_id in members.present or rank not in members.commits:
+    if command.worker_id in members.present:
         return lease
-    rows, row = state.leases.rows, lease.row
-    is_as_before = (
-        int(rows.num_computed[row]) == members.hit_tokens
-        and int(rows.num_tokens[row]) >= command.num_tokens
-    )
+    if _has_published(state, lease, members):
+        return None
+    if rank not in members.commits:
+        return lease
+    is_as_before = int(state.leases.rows.num_tokens[lease.row]) >= command.num_tokens
     return lease if is_as_before and asks_for(state, lease, command) else None
+
+
+def _has_published(state: CacheState, lease: Lease, members: Members) -> bool:
+    """Tell whether all ranks had committed more of a lease than who comes now would be told of as its prefix.
+
+    After a crash in the middle of a commit there may be blocks of which the row does not count the tokens yet.
+    """
+    leases, row = state.leases, lease.row
+    if int(leases.rows.num_computed[row]) != members.hit_tokens:
+        return True
+    places = leases.places_of(row)
+    behind = places[state.covering.end_tokens[places] > members.hit_tokens]
+    pool = state.host if lease.is_on_host else state.device
+    return bool((pool.records.state[leases.entries_at(row, behind)] == State.READY).any())
 
 
 def asks_for(state: CacheState, lease: Lease, command: Reserve | Fork) -> bool:
@@ -78,20 +90,28 @@ def is_same(first: Reserve | Fork, command: Reserve | Fork) -> bool:
 
 
 def join(state: CacheState, lease: Lease, worker_id: WorkerId) -> None:
-    """Let a worker share its engine's lease, unless it does already."""
+    """Let a worker share its engine's lease; one that does already is told of all blocks anew."""
     members = lease.members
-    if members is None or worker_id in members.present:
+    if members is None:
         return
-    rows, row = state.leases.rows, lease.row
-    ends = rows.num_blocks[row].tolist()
-    member = Member(
-        worker_id=worker_id,
-        rank=state.ranks.places[worker_id].rank,
-        joined_id=LeaseId(state.next_id()),
-        told=[0] * len(ends) if lease.phase in _ON_HOST else ends,
-        num_tokens=int(rows.num_tokens[row]),
-    )
-    state.leases.share(lease, members, member)
+    if worker_id not in members.present:
+        member = Member(
+            worker_id=worker_id,
+            rank=state.ranks.places[worker_id].rank,
+            joined_id=LeaseId(state.next_id()),
+        )
+        state.leases.share(lease, members, member)
+    withdraw_evict(state, members, worker_id)
+    tell_all(state, lease, members, worker_id)
+    if lease.phase in OFF_DEVICE:
+        members.present[worker_id].told = [0] * len(state.covering.groups)
+
+
+def tell_all(state: CacheState, lease: Lease, members: Members, worker_id: WorkerId) -> None:
+    """Note that a member is told of all blocks of a lease; it counts on them, so no other rank's trim takes them."""
+    member, rows, row = members.present[worker_id], state.leases.rows, lease.row
+    member.told = rows.num_blocks[row].tolist()
+    member.num_tokens = int(rows.num_tokens[row])
 
 
 def join_reserved(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> Reserved:
@@ -191,17 +211,20 @@ def reload_beside(
 ) -> Outcome | None:
     """Answer a member's Reload of a lease on its way; None where it is served as any other.
 
+    Whoever asks for it back does not want it off the device any more.
+
     Raises:
         WrongStateError: The lease is on its way down; all its members are told when it is there.
 
     """
     assert command.worker_id is not None, "an operator may not name a lease"
-    members.present[command.worker_id].told = state.leases.rows.num_blocks[lease.row].tolist()
-    if lease.phase is Phase.RELOADING:
-        return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
     if lease.phase is Phase.EVICTING:
         msg = "the lease is being evicted; reload it when that has been answered"
         raise WrongStateError(msg)
+    withdraw_evict(state, members, command.worker_id)
+    tell_all(state, lease, members, command.worker_id)
+    if lease.phase is Phase.RELOADING:
+        return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
     return None
 
 

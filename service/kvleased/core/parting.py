@@ -55,9 +55,7 @@ def evict_together(
         return wait_beside(state, lease, worker_id, command.wait_ms, now)
     if lease.phase is not Phase.ACTIVE:
         return evict_lease(state, command, now)
-    earlier = members.evicts.pop(worker_id, None)
-    if earlier is not None:
-        state.wake(earlier.ticket, _superseded())
+    withdraw_evict(state, members, worker_id)
     call = Call(
         ticket=state.next_id(),
         worker_id=worker_id,
@@ -73,6 +71,13 @@ def evict_together(
     if isinstance(result, KVLeaseError):
         raise result
     return Outcome(reply=result, ticket=None if result else call.ticket)
+
+
+def withdraw_evict(state: CacheState, members: Members, worker_id: WorkerId) -> None:
+    """Let a member's lease stay, which it had asked to evict: it is about to be told where the blocks are."""
+    call = members.evicts.pop(worker_id, None)
+    if call is not None:
+        state.wake(call.ticket, _superseded())
 
 
 def end_late_evicts(state: CacheState, members: Members, now: float) -> None:

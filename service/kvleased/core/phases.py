@@ -30,6 +30,10 @@ class Phase(IntEnum):
     """Not renewed in time; its blocks are kept from everyone."""
 
 
+OFF_DEVICE: Final = (Phase.EVICTING, Phase.EVICTED, Phase.RELOADING)
+"""Phases in which nobody is told of blocks: the bytes are in the host pool, or about to be there, or to leave it."""
+
+
 class End(StrEnum):
     """How a lease ended that had been granted."""
 

@@ -185,6 +185,15 @@ class Members:
             least = agreed if self.is_recurrent else newest
             commits[:] = sorted({one for one in commits if one >= least or one == newest})
 
+    def forget_behind(self, num_tokens: int) -> None:
+        """Forget what ranks had committed in blocks that have left the lease; what comes in their places is unwritten.
+
+        Who is there still wants all that it has committed, so this is about ranks that have parted.
+        """
+        self.ahead_tokens = min(self.ahead_tokens, num_tokens)
+        for commits in self.commits.values():
+            commits[:] = sorted({min(one, num_tokens) for one in commits})
+
     def computed_by(self, worker_id: WorkerId, num_computed: int) -> int:
         """Return how many tokens a member has computed, where all have computed `num_computed`."""
         own = self.commits[self.present[worker_id].rank]

@@ -41,6 +41,8 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
     # A crash from here on leaves blocks behind the end, which recovery cuts off.
     rows.num_tokens[row] = num_tokens
     left = cut(leases, row)
+    if lease.members is not None:
+        lease.members.forget_behind(leases.covering.room_tokens(rows.num_blocks[row].tolist()))
     for group, part in enumerate(leases.parts_of(row)):
         first = leases.covering.first_held(group, num_computed, len(part))
         if leases.covering.groups[group].keeps is not Keeps.STATE:

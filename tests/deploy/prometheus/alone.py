@@ -29,7 +29,12 @@ def main(folder: Path, prometheus: str, configuration: str, host: str) -> None:
     with (folder / "log").open("wb") as log, ExitStack() as stack:
         daemon = _running(serve, log, stack)
         _until(lambda: _ask(f"http://{host}:7072/readyz") == b"ready\n", daemon)
-        _until(_is_looked_at, _running(watch, log, stack))
+        watcher = _running(watch, log, stack)
+        _until(_is_scraped, watcher)
+        # One evaluation may have begun before the samples were there to be found.
+        for _ in range(2):
+            before = _evaluations()
+            _until(lambda before=before: _is_evaluated_since(before), watcher)  # type: ignore[misc]
         found = {
             "targets": _told("targets")["activeTargets"],
             "alerts": _told("alerts")["alerts"],
@@ -52,14 +57,25 @@ def _until(is_done: Callable[[], bool], process: subprocess.Popen[bytes]) -> Non
         time.sleep(0.2)
 
 
-def _is_looked_at() -> bool:
-    """Whether each target was scraped, and each rule evaluated since."""
-    targets = _told("targets").get("activeTargets", [])
-    rules = [rule for group in _told("rules").get("groups", []) for rule in group["rules"]]
-    if not targets or not rules or any(one["health"] == "unknown" for one in targets):
-        return False
-    scraped = max(one["lastScrape"] for one in targets)
-    return all(rule["health"] == "ok" and rule["lastEvaluation"] > scraped for rule in rules)
+def _is_scraped() -> bool:
+    """Whether each target was scraped, and each rule evaluated at all."""
+    targets, evaluations = _told("targets").get("activeTargets", []), _evaluations()
+    return bool(
+        targets and evaluations and all(one["health"] != "unknown" for one in targets)
+    ) and all(is_well for is_well, _ in evaluations)
+
+
+def _is_evaluated_since(before: list[tuple[bool, str]]) -> bool:
+    """Whether each rule was evaluated again, well."""
+    pairs = zip(before, _evaluations(), strict=True)
+    return all(is_well and at > earlier for (_, earlier), (is_well, at) in pairs)
+
+
+def _evaluations() -> list[tuple[bool, str]]:
+    """Return of each rule whether its last evaluation went well, and when that was."""
+    groups = _told("rules").get("groups", [])
+    rules = [rule for group in groups for rule in group["rules"]]
+    return [(rule["health"] == "ok", rule["lastEvaluation"]) for rule in rules]
 
 
 def _told(what: str) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""Bugs of ranks that call apart to switch on: who has a part in a lease, what each was told, what all have written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvlease.errors import KVLeaseError
+from kvlease.ids import WorkerId
+from kvleased.core import (
+    cache,
+    commands,
+    committing,
+    ending,
+    granting,
+    joining,
+    recovery,
+    requests,
+    trimming,
+)
+from kvleased.core.effects import Outcome
+from kvleased.core.leases import Lease
+from kvleased.core.phases import Phase
+from kvleased.core.ranks import Members
+from kvleased.core.state import CacheState
+from tests.laws.mended import Mutation
+
+_MOVED = (Phase.EVICTED, Phase.RELOADING)
+
+
+def first_rank_publishes(patch: pytest.MonkeyPatch) -> None:
+    """A block is findable as soon as one of the ranks has committed it."""
+    patch.setattr(committing, "agreed_commit", lambda _, __, command: command)
+
+
+def second_rank_gets_a_lease_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    """Who comes to a request that another rank has asked for is granted other blocks."""
+    find = joining.find
+
+    def find_own(state: CacheState, command: commands.Reserve | commands.Fork) -> Lease | None:
+        lease = find(state, command)
+        if lease is not None and lease.members is not None:
+            return lease if command.worker_id in lease.members.present else None
+        return lease
+
+    patch.setattr(requests, "find", find_own)
+    patch.setattr(joining, "find", find_own)
+
+
+def trim_heeds_no_other_rank(patch: pytest.MonkeyPatch) -> None:
+    """A trim takes the blocks that another rank still wants."""
+    agreed_trim = joining.agreed_trim
+
+    def own_trim(state: CacheState, lease: Lease, members: Members, command: commands.Trim) -> int:
+        agreed_trim(state, lease, members, command)
+        return command.num_tokens
+
+    patch.setattr(trimming, "agreed_trim", own_trim)
+
+
+def _during(
+    patch: pytest.MonkeyPatch, verb: type[commands.Command], name: str, replaced: Callable[..., Any]
+) -> None:
+    """Have one verb of those that end something see another function."""
+    carry_out = cache._VERBS[verb]
+
+    def other(state: CacheState, command: commands.Command, now: float) -> Outcome:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(ending, name, replaced)
+            return carry_out(state, command, now)
+
+    patch.setitem(cache._VERBS, verb, other)
+
+
+def release_of_one_rank_ends_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """The first rank that is done with a request ends the lease of all."""
+    _during(patch, commands.Release, "part", lambda *_: False)
+
+
+def death_of_one_rank_ends_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """A lease dies with the first of its ranks, while the others write its blocks."""
+    _during(patch, commands.WorkerDied, "part", lambda *_: False)
+
+
+def death_of_a_rank_leaves_its_part(patch: pytest.MonkeyPatch) -> None:
+    """A rank that has died still counts as one that has a part in the lease."""
+    _during(patch, commands.WorkerDied, "part", lambda _, lease, *__: lease.members is not None)
+
+
+def one_rank_evicts_for_all(patch: pytest.MonkeyPatch) -> None:
+    """A lease leaves the device as soon as one of its ranks wants that."""
+    patch.setattr(Members, "all_want_down", property(lambda self: bool(self.evicts)))
+
+
+def restart_goes_on_with_one_rank(patch: pytest.MonkeyPatch) -> None:
+    """After a restart a lease is that of the first of its ranks alone."""
+    workers_of = recovery._workers_of
+    patch.setattr(recovery, "_workers_of", lambda state, row: workers_of(state, row)[:1])
+
+
+def reload_tells_of_blocks_that_others_may_trim(patch: pytest.MonkeyPatch) -> None:
+    """A rank is told where all blocks of a lease are now, and what it wants of them stays what it was before."""
+    tell_all = joining.tell_all
+
+    def tell(state: CacheState, lease: Lease, members: Members, worker_id: WorkerId) -> None:
+        num_tokens = members.present[worker_id].num_tokens
+        tell_all(state, lease, members, worker_id)
+        members.present[worker_id].num_tokens = num_tokens or members.present[worker_id].num_tokens
+
+    patch.setattr(joining, "tell_all", tell)
+
+
+def repeated_reserve_tells_of_blocks_that_others_may_trim(patch: pytest.MonkeyPatch) -> None:
+    """Who asks again for its lease is told of all its blocks, and counts on its own part alone."""
+    join = joining.join
+
+    def join_once(state: CacheState, lease: Lease, worker_id: WorkerId) -> None:
+        if lease.members is None or worker_id not in lease.members.present:
+            join(state, lease, worker_id)
+
+    patch.setattr(joining, "join", join_once)
+
+
+def evict_outlives_a_reload(patch: pytest.MonkeyPatch) -> None:
+    """A rank's wish to evict stays although it has been told since that its blocks are here."""
+    patch.setattr(joining, "withdraw_evict", lambda *_: None)
+
+
+def who_joins_a_leaving_lease_is_told_of_its_blocks(patch: pytest.MonkeyPatch) -> None:
+    """A rank that comes while a lease is copied down gets blocks that are others' in a moment."""
+    patch.setattr(joining, "OFF_DEVICE", _MOVED)
+    patch.setattr(granting, "OFF_DEVICE", _MOVED)
+
+
+def end_of_a_lease_answers_no_evict(patch: pytest.MonkeyPatch) -> None:
+    """A call that waits for the other ranks waits for ever when the last one releases the lease."""
+    answer_waiting = ending._answer_waiting
+
+    def silent(state: CacheState, lease: Lease, reason: KVLeaseError | None) -> None:
+        if lease.members is not None:
+            lease.members.evicts.clear()
+        answer_waiting(state, lease, reason)
+
+    patch.setattr(ending, "_answer_waiting", silent)
+
+
+def rank_joins_what_was_published_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """A rank that comes back is let in where blocks are findable whose tokens a crash has kept from being counted."""
+
+    def is_counted(state: CacheState, lease: Lease, members: Members) -> bool:
+        return int(state.leases.rows.num_computed[lease.row]) != members.hit_tokens
+
+    patch.setattr(joining, "_has_published", is_counted)
+
+
+def rank_that_left_has_written_what_comes_later(patch: pytest.MonkeyPatch) -> None:
+    """What a rank had committed before a trim counts for the blocks that come in the places of those that left."""
+    patch.setattr(Members, "forget_behind", lambda *_: None)
+
+
+OF_RANKS: tuple[tuple[Mutation, str], ...] = tuple(
+    (one, "ranks")
+    for one in (
+        first_rank_publishes,
+        second_rank_gets_a_lease_of_its_own,
+        trim_heeds_no_other_rank,
+        release_of_one_rank_ends_the_lease,
+        death_of_one_rank_ends_the_lease,
+        death_of_a_rank_leaves_its_part,
+        one_rank_evicts_for_all,
+        restart_goes_on_with_one_rank,
+        end_of_a_lease_answers_no_evict,
+        rank_that_left_has_written_what_comes_later,
+        repeated_reserve_tells_of_blocks_that_others_may_trim,
+    )
+)
+"""Every bug of ranks that the simulation finds soon, and the cache in which it shows."""
+
+OF_RANKS_SELDOM: tuple[Mutation, ...] = (
+    reload_tells_of_blocks_that_others_may_trim,
+    evict_outlives_a_reload,
+    who_joins_a_leaving_lease_is_told_of_its_blocks,
+    rank_joins_what_was_published_in_a_crash,
+)
+"""Those that take it hundreds of histories or more: tests of the core have a case for each."""

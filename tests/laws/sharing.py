@@ -1,0 +1,354 @@
+"""What ranks that call apart make of the answers about a lease that they share, and what must be true of all of them.
+
+Each rank knows of its own part: which blocks it was told of, how far it has come, what it still wants. What the ranks
+know together is noted beside them as they are answered, heard or not; nothing of it is asked of the core.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
+from kvleased.core import commands
+from kvleased.core.effects import Committed, Extended, Forked, Reloaded, Reserved, Trimmed
+from kvleased.core.phases import Phase
+from kvleased.core.states import State
+from kvleased.core.stepping import StepVerb
+from tests.laws import needs
+from tests.laws.actors import Held, Worker
+from tests.laws.holders import check_fresh, name_blocks, row_of, row_parts
+
+if TYPE_CHECKING:
+    from tests.laws.world import World
+
+
+@dataclass(eq=False)
+class Shared:
+    """One lease as whoever watches all of its ranks knows it."""
+
+    engine: int
+    request_id: str
+    hit_tokens: int
+    """Tokens whose bytes all ranks had from the beginning."""
+    ranks: set[int] = field(default_factory=set)
+    """All that ever had a part in it."""
+    wants: dict[WorkerId, int] = field(default_factory=dict)
+    """Tokens that it is to cover for each process that has a part in it."""
+    done: dict[int, int] = field(default_factory=dict)
+    """By rank: the tokens that it has ever committed."""
+    is_due: dict[int, int] = field(default_factory=dict)
+    """The same since it joined last, and since the control process began: what must not be forgotten."""
+    fresh: dict[int, int] = field(default_factory=dict)
+    """The generations of blocks that were nobody's when the first of its ranks was told of them."""
+    is_resumed: bool = False
+    """Whether it has outlived a control process, which remembers no more than what all ranks had."""
+
+    def commit(self, rank: int, num_tokens: int) -> None:
+        """Note how far a rank has come."""
+        self.done[rank] = max(self.done.get(rank, self.hit_tokens), num_tokens)
+        self.is_due[rank] = max(self.is_due.get(rank, 0), num_tokens)
+
+    def cut(self, num_tokens: int) -> None:
+        """Note that what ranks have committed behind so many tokens is gone with its blocks."""
+        self.done = {rank: min(done, num_tokens) for rank, done in self.done.items()}
+        self.is_due = {rank: min(done, num_tokens) for rank, done in self.is_due.items()}
+
+
+# What is noted --------------------------------------------------------------------------------------------------------
+
+
+def note(world: "World", worker: Worker, command: object, reply: object) -> None:
+    """Note what the answer to a rank means for its lease, whether the rank hears it or not."""
+    assert worker.place is not None
+    if isinstance(reply, Forked):
+        reply = reply.lease
+    if isinstance(reply, Reserved):
+        assert isinstance(command, commands.Reserve | commands.Fork)
+        _note_part(world, worker, command.request_id, reply)
+        return
+    shared = world.shared.get(getattr(command, "lease_id", LeaseId(0)))
+    if shared is None:
+        return
+    worker_id, rank = worker.worker_id, worker.place.rank
+    if isinstance(command, commands.Extend) and isinstance(reply, Extended):
+        shared.wants[worker_id] = max(shared.wants.get(worker_id, 0), command.num_tokens)
+    elif isinstance(command, commands.Trim) and isinstance(reply, Trimmed):
+        shared.wants[worker_id] = min(shared.wants.get(worker_id, 0), command.num_tokens)
+        row = row_of(world, command.lease_id)
+        assert row is not None, "a lease that was trimmed has a row"
+        ends = [len(part) for part in row_parts(world, row)]
+        shared.cut(needs.room(world.shape.groups, ends))
+    elif isinstance(command, commands.Commit) and isinstance(reply, Committed):
+        shared.commit(rank, command.num_tokens)
+    elif isinstance(command, commands.Reload) and isinstance(reply, Reloaded):
+        shared.wants[worker_id] = _asked_tokens(world, command.lease_id or LeaseId(0))
+    elif isinstance(command, commands.Release):
+        shared.wants.pop(worker_id, None)
+
+
+def note_operation(
+    world: "World", worker: Worker, verb: StepVerb, operation: tuple[LeaseId, int]
+) -> None:
+    """Note what an operation of a rank's step, which was carried out, means for its lease."""
+    lease_id, num_tokens = operation
+    shared, worker_id = world.shared[lease_id], worker.worker_id
+    assert worker.place is not None
+    if verb is StepVerb.EXTEND:
+        shared.wants[worker_id] = max(shared.wants.get(worker_id, 0), num_tokens)
+    elif verb is StepVerb.COMMIT:
+        shared.commit(worker.place.rank, num_tokens)
+    else:
+        shared.wants.pop(worker_id, None)
+
+
+def _note_part(world: "World", worker: Worker, request_id: str, reply: Reserved) -> None:
+    """Note that a rank has a part in a lease, which is that of the others unless it had a part in theirs before."""
+    assert worker.place is not None
+    lease_id, (engine, rank) = reply.lease_id, worker.place
+    for mate in world.workers.values():
+        if mate.place is None or mate.place.engine != engine:
+            continue
+        for held in mate.leases.values():
+            is_there = held.request_id == request_id and not held.is_moving and not held.is_evicted
+            if (
+                is_there
+                and lease_id not in world.shared
+                and rank not in world.shared[held.lease_id].ranks
+            ):
+                world.fail(
+                    f"rank {rank} got lease {lease_id} beside {held.lease_id} of its request"
+                )
+    shared = world.shared.setdefault(lease_id, Shared(engine, request_id, hit_tokens_of(reply)))
+    if (shared.engine, shared.request_id) != (engine, request_id):
+        world.fail(
+            f"lease {lease_id} of {shared.request_id} was told to one that asks {request_id}"
+        )
+    shared.ranks.add(rank)
+    shared.wants[worker.worker_id] = _asked_tokens(world, lease_id)
+    if lease_id not in worker.leases:
+        shared.is_due.pop(rank, None)
+
+
+def hit_tokens_of(reply: Reserved) -> int:
+    """Return the tokens of a prefix that was found in any tier."""
+    tokens = (reply.device_hit_tokens, reply.host_hit_tokens)
+    return sum(tokens) + reply.disk_hit_tokens + reply.remote_hit_tokens
+
+
+def begin_anew(world: "World") -> None:
+    """Note that the control process is another one, which believes every rank to want all that there is."""
+    for lease_id, shared in world.shared.items():
+        asked = _asked_tokens(world, lease_id)
+        shared.wants = {one: asked for one in shared.wants if one in world.workers}
+        shared.is_resumed = True
+        shared.is_due.clear()
+    for worker in world.workers.values():
+        for held in worker.leases.values():
+            told_again(world, held)
+
+
+def _asked_tokens(world: "World", lease_id: LeaseId) -> int:
+    row = row_of(world, lease_id)
+    return 0 if row is None else int(world.records.rows.num_tokens[row])
+
+
+# What a rank makes of answers -----------------------------------------------------------------------------------------
+
+
+def untold(world: "World", held: Held, blocks: Sequence[int]) -> Sequence[int]:
+    """Return those of a lease's blocks that no rank has been told of before, and note that one has been now."""
+    if held.rank is None:
+        return blocks
+    known = world.shared[held.lease_id].fresh
+    generations = world.records.device.generation
+    new = [block for block in blocks if known.get(block) != int(generations[block])]
+    known.update((block, int(generations[block])) for block in new)
+    return new
+
+
+def told_again(world: "World", held: Held) -> None:
+    """Let a rank know that it may have been told of all blocks that there are, without having heard it."""
+    if held.rank is not None:
+        held.vain_tokens = _asked_tokens(world, held.lease_id)
+
+
+def join(world: "World", worker: Worker, held: Held) -> int | None:
+    """Let a rank take up its part of a lease, perhaps one that others have made longer since.
+
+    Returns the tokens that it covers; None where its blocks are in the host pool, so that no part is told of them.
+    """
+    row = row_of(world, held.lease_id)
+    assert row is not None, "a lease that was granted has a row"
+    name_blocks(world, worker, held, held.computed)
+    if world.records.rows.phase[row] in (Phase.EVICTING, Phase.EVICTED, Phase.RELOADING):
+        if any(held.parts):
+            world.fail(
+                f"a rank joined lease {held.lease_id}, which is leaving, and was told of blocks"
+            )
+        held.is_evicted = True
+        return None
+    return int(world.records.rows.num_tokens[row])
+
+
+def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None:
+    """Let a rank take up its part of a lease that another rank has forked off, whose copies were made then."""
+    if join(world, worker, child) is None:
+        return
+    for at, place, block, _ in list(child.places()):
+        is_shared = place < len(parent.parts[at]) and parent.parts[at][place] == block
+        mark = parent.marks[at][place] if is_shared else None
+        child.marks[at][place] = mark if mark is not None and mark[0] == "key" else None
+    blocks = [block for *_, block, _ in child.places()]
+    shared = {block for part in parent.parts for block in part}
+    new = untold(world, child, [block for block in blocks if block not in shared])
+    check_fresh(world, worker, child, new)
+
+
+def know_prefix(world: "World", held: Held) -> None:
+    """Let a rank that joined a lease in the host pool know what the prefix holds that it was told of there."""
+    if held.rank is None:
+        return
+    for at, place, _, mark in list(held.places()):
+        group = world.shape.groups[at]
+        if (
+            mark is None
+            and group.keys_per_block
+            and (place + 1) * group.tokens_per_block <= held.computed
+        ):
+            held.marks[at][place] = ("key", held.keys[(place + 1) * group.keys_per_block - 1], at)
+
+
+def is_resumed(world: "World", lease_id: LeaseId) -> bool:
+    """Tell whether a lease that ranks share has outlived a control process."""
+    shared = world.shared.get(lease_id)
+    return shared is not None and shared.is_resumed
+
+
+def grow(
+    world: "World",
+    worker: Worker,
+    held: Held,
+    num_tokens: int,
+    told_of: tuple[Sequence[int], list[int]],
+) -> None:
+    """Put blocks where a rank needs them; those that it was told of in vain it reads in the block table."""
+    row = row_of(world, held.lease_id)
+    if row is None or held.lease_id not in worker.leases:
+        return
+    counts, added = told_of
+    start, rows = 0, row_parts(world, row)
+    for at, group in enumerate(world.shape.groups):
+        part, marks = held.parts[at], held.marks[at]
+        before = len(part)
+        end = max(before, needs.end_of(group, held.computed, num_tokens))
+        told = added[start : start + counts[at]]
+        start += counts[at]
+        least = min(end, max(before, needs.end_of(group, held.computed, held.vain_tokens)))
+        piece = rows[at][before:end]
+        if len(piece) != end - before or piece[len(piece) - len(told) :] != told:
+            world.fail(f"a rank extends lease {held.lease_id} by {piece}, and is told of {told}")
+        if len(told) < end - least:
+            world.fail(f"a rank lacks places {least} to {end} of lease {held.lease_id}: got {told}")
+        part += piece
+        marks += [None] * len(piece)
+        check_fresh(world, worker, held, untold(world, held, piece))
+
+
+def compare_row(world: "World", held: Held, parts: list[list[int]]) -> None:
+    """The row of a shared lease begins, in each group, with what each of its ranks was told."""
+    for at, part in enumerate(held.parts):
+        if parts[at][: len(part)] != part:
+            world.fail(
+                f"rank {held.rank} has blocks {part} of lease {held.lease_id}, whose row lists {parts[at]}"
+            )
+
+
+def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
+    """Return the least and the most blocks that leave a lease when a rank has trimmed its part of it."""
+    row, shared = row_of(world, held.lease_id), world.shared[held.lease_id]
+    assert row is not None
+    if len(shared.ranks) < world.shape.num_ranks:
+        return 0, 0
+    parts = row_parts(world, row)
+    known = [
+        tokens
+        for one, tokens in shared.wants.items()
+        if one in world.workers and held.lease_id in world.workers[one].leases
+    ]
+    most = sum(
+        max(0, len(part) - needs.end_of(group, held.computed, max(known)))
+        for part, group in zip(parts, world.shape.groups, strict=True)
+    )
+    # Of others nobody knows whether they have a part in it yet, or still.
+    are_all_known = len(known) == len(shared.wants) and not shared.is_resumed
+    return most if are_all_known else 0, most
+
+
+# What must be true of all of them -------------------------------------------------------------------------------------
+
+
+def compare_all(world: "World") -> None:
+    """Every rank that lives has the leases that it was granted, with the blocks that it was told of."""
+    rows = {
+        lease_id: row
+        for row, lease_id in enumerate(world.records.rows.lease_id.tolist())
+        if lease_id
+    }
+    for worker in world.workers.values():
+        for held in worker.leases.values():
+            if held.rank is None or held.is_moving or held.is_evicted:
+                continue
+            if held.lease_id not in rows:
+                world.fail(f"rank {held.rank} lives, and its lease {held.lease_id} does not")
+            compare_row(world, held, row_parts(world, rows[held.lease_id]))
+
+
+def compare_published(
+    world: "World", shared: Shared, before: Sequence[Sequence[int]], was_ready: NDArray[np.bool_]
+) -> None:
+    """No block of a lease has become findable that one of the ranks has not committed."""
+    is_new = ~was_ready & (world.records.device.state == State.READY)
+    ranks = range(world.shape.num_ranks)
+    done = min(shared.done.get(rank, shared.hit_tokens) for rank in ranks)
+    for group, part in zip(world.shape.groups, before, strict=True):
+        for place, block in enumerate(part):
+            if block >= 0 and is_new[block] and (place + 1) * group.tokens_per_block > done:
+                world.fail(f"block {block} is findable, and all ranks have committed {done} tokens")
+
+
+def compare_due(world: "World", command: commands.Commit) -> None:
+    """What a commit names, and all ranks have committed, is findable: as this block, or as another under its key."""
+    row, shared = row_of(world, command.lease_id), world.shared.get(command.lease_id)
+    if row is None or shared is None:
+        return
+    due = min(shared.is_due.get(rank, 0) for rank in range(world.shape.num_ranks))
+    device = world.records.device
+    is_cached = np.isin(device.state, (State.READY, State.FILLING))
+    cached = {one.tobytes() for one in device.key[is_cached]}
+    for at, (group, part) in enumerate(zip(world.shape.groups, row_parts(world, row), strict=True)):
+        for place, block in enumerate(part if group.keys_per_block else ()):
+            last = (place + 1) * group.keys_per_block - 1 - command.first_block
+            key = command.keys[last * BYTES_PER_KEY : (last + 1) * BYTES_PER_KEY]
+            is_due = last >= 0 and key and (place + 1) * group.tokens_per_block <= due
+            is_findable = block < 0 or device.state[block] == State.READY
+            if is_due and not is_findable and needs.kept_under(key, at) not in cached:
+                world.fail(
+                    f"all ranks have committed {due} tokens, and block {block} is not findable"
+                )
+
+
+def may_be_back(world: "World", worker_id: WorkerId, held: Held) -> bool:
+    """Tell whether a rank that has released a lease may have joined it again, whether it has heard of that or not."""
+    return worker_id in world.shared[held.lease_id].wants
+
+
+def is_asked_anew(world: "World", held: Held) -> bool:
+    """Tell whether an engine has had several leases for one request, of which only the newest can be joined."""
+    shared = world.shared[held.lease_id]
+    return any(
+        one is not shared and (one.engine, one.request_id) == (shared.engine, shared.request_id)
+        for one in world.shared.values()
+    )

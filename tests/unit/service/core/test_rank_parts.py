@@ -1,0 +1,137 @@
+"""Laws of what each rank of a shared lease was told: it stays its own until its own word, and no call is forgotten."""
+
+from kvlease.errors import UnknownLeaseError, WrongStateError
+from kvleased.core.effects import Evicted, Reloaded
+from tests.unit.service.core.builders import (
+    answer,
+    commit,
+    evict,
+    found,
+    ids,
+    keys,
+    land,
+    records,
+    release,
+    reload,
+    reserve,
+    the_copy,
+    woken,
+)
+from tests.unit.service.core.rank_builders import (
+    LEFT,
+    RIGHT,
+    an_attach,
+    an_engine,
+    both,
+    extend,
+    free,
+    restarted,
+    trim,
+)
+
+
+def test_what_a_repeated_reserve_tells_of_is_not_trimmed_by_another_rank() -> None:
+    """Who asks again is told of what the other has made of the lease, and counts on it from then on."""
+    cache = an_engine()
+    lease = both(cache, 1)
+    extend(cache, lease.lease_id, 3, RIGHT)
+
+    told = ids(reserve(cache, 1, worker_id=LEFT).block_ids)
+
+    assert len(told) == 3
+    assert trim(cache, lease.lease_id, 1, RIGHT) == 0
+    assert trim(cache, lease.lease_id, 1, LEFT) == 2
+    assert cache.check() == []
+
+
+def test_what_a_reload_tells_of_is_not_trimmed_by_another_rank() -> None:
+    """A reload tells each rank of all blocks, also of those that another one has added."""
+    cache = an_engine()
+    lease = both(cache, 1)
+    extend(cache, lease.lease_id, 3, RIGHT)
+    evict(cache, lease.lease_id, worker_id=LEFT)
+    land(cache, the_copy(evict(cache, lease.lease_id, worker_id=RIGHT)))
+    land(cache, the_copy(reload(cache, lease.lease_id, worker_id=LEFT)))
+
+    answer(reload(cache, lease.lease_id, worker_id=RIGHT), Reloaded)
+
+    assert trim(cache, lease.lease_id, 1, RIGHT) == 0
+    assert cache.check() == []
+    assert trim(cache, lease.lease_id, 1, LEFT) == 2
+    assert cache.check() == []
+
+
+def test_reload_of_a_lease_that_is_here_takes_back_the_wish_to_evict_it() -> None:
+    """Who was told that its blocks are here writes them, so the other rank's evict waits for it anew."""
+    cache = an_engine()
+    lease = both(cache, 1)
+    first = evict(cache, lease.lease_id, worker_id=LEFT)
+
+    back = reload(cache, lease.lease_id, worker_id=LEFT)
+    second = evict(cache, lease.lease_id, worker_id=RIGHT)
+
+    assert answer(back, Reloaded).num_reloaded == 0
+    woken(back, first.ticket, WrongStateError)
+    assert second.ticket is not None
+    assert second.effects == ()
+    assert cache.check() == []
+
+
+def test_rank_that_joins_a_lease_on_its_way_down_is_told_of_no_blocks() -> None:
+    """They are others' in a moment; it reloads them when the lease is down."""
+    cache = an_engine()
+    lease = both(cache, 1)
+    release(cache, lease.lease_id, worker_id=RIGHT)
+    down = evict(cache, lease.lease_id, worker_id=LEFT)
+
+    joined = reserve(cache, 1, worker_id=RIGHT)
+    landed = land(cache, the_copy(down))
+
+    assert (joined.lease_id, joined.block_ids) == (lease.lease_id, b"")
+    woken(landed, down.ticket, Evicted)
+    up = reload(cache, lease.lease_id, worker_id=RIGHT)
+    woken(land(cache, the_copy(up)), up.ticket, Reloaded)
+    assert cache.check() == []
+
+
+def test_end_of_a_lease_answers_an_evict_that_waits_for_others() -> None:
+    """The last rank releases what it had asked to evict, so that nobody could ever join it in that."""
+    cache = an_engine()
+    lease = reserve(cache, 1, worker_id=LEFT)
+    waiting = evict(cache, lease.lease_id, worker_id=LEFT)
+
+    released = release(cache, lease.lease_id, worker_id=LEFT)
+
+    woken(released, waiting.ticket, UnknownLeaseError)
+    assert free(cache) == 8
+
+
+def test_rank_that_comes_back_does_not_write_what_a_crash_left_findable() -> None:
+    """A commit that was cut off has made blocks findable, but not counted their tokens: the request begins anew."""
+    cache = an_engine()
+    lease = both(cache, 2)
+    for rank in (LEFT, RIGHT):
+        commit(cache, lease.lease_id, keys(1), worker_id=rank)
+    records(cache).rows.num_computed[:] = 0
+    cache = restarted(cache, LEFT)
+    cache.handle(an_attach(LEFT), 100.0)
+
+    again = reserve(cache, 2, worker_id=LEFT, now=100.0)
+
+    assert again.lease_id != lease.lease_id
+    assert cache.check() == []
+
+
+def test_what_a_rank_committed_before_a_trim_does_not_count_for_new_blocks() -> None:
+    """A rank that has left wrote its part of the blocks that are gone, and nothing to those in their places."""
+    cache = an_engine()
+    lease = both(cache, 3)
+    commit(cache, lease.lease_id, keys(1, 2, 3), worker_id=LEFT)
+    release(cache, lease.lease_id, worker_id=LEFT)
+    trim(cache, lease.lease_id, 1, RIGHT)
+    extend(cache, lease.lease_id, 3, RIGHT)
+
+    commit(cache, lease.lease_id, keys(1, 2, 3), worker_id=RIGHT)
+
+    assert found(cache, keys(1, 2, 3)) == (1, 0)
+    assert cache.check() == []
