@@ -214,7 +214,8 @@ class Session:
                 grant.compute(grant.hit_tokens)
             else:
                 grant.put(response.block_ids)
-            grant.is_live, grant.refusal = True, None
+            # A rank may join a lease that its engine has sent to the host pool; every other grant has blocks.
+            grant.is_live, grant.is_evicted, grant.refusal = True, not response.block_ids, None
             self.grants[lease_id] = grant
             self._newest_lease_id = max(self._newest_lease_id, came_as)
             return grant

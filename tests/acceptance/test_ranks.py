@@ -31,6 +31,13 @@ for line in sys.stdin:
         print(lease.extend(int(number)), lease.block_ids.tolist(), flush=True)
     elif verb == "commit":
         print(lease.commit(int(number), keys[: int(number) // 16 * 32]).num_committed, flush=True)
+    elif verb == "evict":
+        lease.evict()
+        print(lease.is_evicted, flush=True)
+    elif verb == "reload":
+        print(lease.is_evicted, flush=True)
+        lease.reload()
+        print(lease.is_evicted, lease.block_ids.tolist(), flush=True)
     elif verb == "release":
         lease.release()
         print("released", flush=True)
@@ -48,11 +55,15 @@ class RightRank:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def does(self, line: str) -> str:
-        """Have it do something, and return what it says then."""
+    def is_told(self, line: str) -> None:
+        """Have it do something."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+
+    def does(self, line: str) -> str:
+        """Have it do something, and return what it says then."""
+        self.is_told(line)
         return self.said()
 
 
@@ -171,3 +182,25 @@ def test_ranks_share_their_lease_over_the_death_of_the_daemon(
         assert blocks_in_use(client, "demo") == 6
     lease.release()
     assert blocks_in_use(client, "demo") == 0
+
+
+def test_a_rank_that_comes_back_to_an_evicted_lease_knows_that_it_is(
+    daemon: Serving, left: Worker
+) -> None:
+    """It is told of no blocks, brings them back as any owner would, and both have the same ones."""
+    with right_rank(daemon) as right:
+        right.does("reserve")
+        lease = left.reserve("r", num_tokens=64, keys=left.keys.chain(TOKENS, TOKENS_PER_BLOCK))
+        right.is_told("evict")
+        lease.evict()
+        assert right.said() == "True"
+        right.process.kill()
+        right.process.wait()
+
+    with right_rank(daemon) as right:
+        assert right.does("reserve") == "0 []"
+        assert right.does("reload") == "True"
+        told = right.said()
+
+    lease.reload()
+    assert told == f"False {lease.block_ids.tolist()}"
