@@ -182,4 +182,4 @@ OF_RANKS_SELDOM: tuple[Mutation, ...] = (
     who_joins_a_leaving_lease_is_told_of_its_blocks,
     rank_joins_what_was_published_in_a_crash,
 )
-"""Those that take it hundreds of histories or more: tests of the core have a case for each."""
+"""Those that it finds seldom: `tests/laws/test_mutations.py` names the law of the core that notices each."""

@@ -8,8 +8,25 @@ from tests.laws.exhaustive import ROOTS, TINY, search
 from tests.laws.known_seeds import KNOWN_SEEDS, searched, shows
 from tests.laws.mended import Mutation
 from tests.laws.mutations import MUTATIONS, NEAR
+from tests.laws.of_ranks import OF_RANKS_SELDOM
+from tests.unit.service.core import test_rank_parts as rank_parts
 
 _DEPTH = 3
+_NOTICED_BY: dict[str, Callable[[], None]] = {
+    "reload_tells_of_blocks_that_others_may_trim": (
+        rank_parts.test_what_a_reload_tells_of_is_not_trimmed_by_another_rank
+    ),
+    "evict_outlives_a_reload": (
+        rank_parts.test_reload_of_a_lease_that_is_here_takes_back_the_wish_to_evict_it
+    ),
+    "who_joins_a_leaving_lease_is_told_of_its_blocks": (
+        rank_parts.test_rank_that_joins_a_lease_on_its_way_down_is_told_of_no_blocks
+    ),
+    "rank_joins_what_was_published_in_a_crash": (
+        rank_parts.test_rank_that_comes_back_does_not_write_what_a_crash_left_findable
+    ),
+}
+"""The laws of the core that notice what the simulation comes to seldom."""
 
 
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS.items(), ids=MUTATIONS)
@@ -27,6 +44,21 @@ def test_simulation_finds_seeded_bug(
         record_property("stale seed", f"{name}: {known}")
         known = None
     assert known is not None or any(shows(seed) for seed in searched(name))
+
+
+@pytest.mark.parametrize("mutation", OF_RANKS_SELDOM, ids=lambda one: one.__name__)
+def test_law_of_the_core_notices_what_histories_seldom_show(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seeded bug that takes too many histories to find breaks a law that is about it."""
+    law = _NOTICED_BY[mutation.__name__]
+    law()
+
+    mutation(monkeypatch)
+
+    # An answer that does not come cannot be unpacked.
+    with pytest.raises((AssertionError, ValueError)):
+        law()
 
 
 def test_known_seeds_are_among_those_that_are_searched() -> None:
