@@ -492,7 +492,7 @@ def test_tcp_without_tls_refuses_to_start(host: str, tmp_path: Path) -> None:
     run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     assert run.returncode == 2
-    assert "tls_cert_file" in run.stderr
+    assert "--tls-cert-file" in run.stderr
     assert not (tmp_path / "run").exists()
 
 
