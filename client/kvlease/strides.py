@@ -218,20 +218,18 @@ def _check_packed(
     """Refuse a layer whose kernel blocks cannot be counted on through what is not its own."""
     rule = "packed_cache_not_splittable"
     if spec.tokens_per_state == 1 or spec.head_slots > 1:
-        message = (
+        msg = (
             f"layer {spec.name!r} keeps one state of {spec.tokens_per_state} tokens for each of {spec.head_slots} "
             "heads; with other pages between blocks, only compressed layers of one head are split"
         )
-        raise InvalidError(
-            message, resource="kernel_tokens", rule=rule, need=kernel_blocks, limit=1
-        )
+        raise InvalidError(msg, resource="kernel_tokens", rule=rule, need=kernel_blocks, limit=1)
     if placement.block_stride_bytes % kernel_block_bytes:
-        message = (
+        msg = (
             f"blocks of layer {spec.name!r} are {placement.block_stride_bytes} bytes apart, no multiple of a kernel "
             f"block's {kernel_block_bytes}; give the layer block_stride_multiple_bytes={kernel_block_bytes}"
         )
         raise InvalidError(
-            message,
+            msg,
             resource="block_stride_multiple_bytes",
             rule=rule,
             need=kernel_block_bytes,

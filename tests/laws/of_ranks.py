@@ -174,12 +174,4 @@ OF_RANKS: tuple[tuple[Mutation, str], ...] = tuple(
         repeated_reserve_tells_of_blocks_that_others_may_trim,
     )
 )
-"""Every bug of ranks that the simulation finds soon, and the cache in which it shows."""
-
-OF_RANKS_SELDOM: tuple[Mutation, ...] = (
-    reload_tells_of_blocks_that_others_may_trim,
-    evict_outlives_a_reload,
-    who_joins_a_leaving_lease_is_told_of_its_blocks,
-    rank_joins_what_was_published_in_a_crash,
-)
-"""Those that it finds seldom: `tests/laws/test_mutations.py` names the law of the core that notices each."""
+"""Bugs of ranks that the simulation finds soon, and the cache in which they show; `test_mutations` has the others."""

@@ -4,25 +4,25 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.laws import of_ranks
 from tests.laws.exhaustive import ROOTS, TINY, search
 from tests.laws.known_seeds import KNOWN_SEEDS, searched, shows
 from tests.laws.mended import Mutation
 from tests.laws.mutations import MUTATIONS, NEAR
-from tests.laws.of_ranks import OF_RANKS_SELDOM
 from tests.unit.service.core import test_rank_parts as rank_parts
 
 _DEPTH = 3
-_NOTICED_BY: dict[str, Callable[[], None]] = {
-    "reload_tells_of_blocks_that_others_may_trim": (
+_NOTICED_BY: dict[Mutation, Callable[[], None]] = {
+    of_ranks.reload_tells_of_blocks_that_others_may_trim: (
         rank_parts.test_what_a_reload_tells_of_is_not_trimmed_by_another_rank
     ),
-    "evict_outlives_a_reload": (
+    of_ranks.evict_outlives_a_reload: (
         rank_parts.test_reload_of_a_lease_that_is_here_takes_back_the_wish_to_evict_it
     ),
-    "who_joins_a_leaving_lease_is_told_of_its_blocks": (
+    of_ranks.who_joins_a_leaving_lease_is_told_of_its_blocks: (
         rank_parts.test_rank_that_joins_a_lease_on_its_way_down_is_told_of_no_blocks
     ),
-    "rank_joins_what_was_published_in_a_crash": (
+    of_ranks.rank_joins_what_was_published_in_a_crash: (
         rank_parts.test_rank_that_comes_back_does_not_write_what_a_crash_left_findable
     ),
 }
@@ -46,12 +46,13 @@ def test_simulation_finds_seeded_bug(
     assert known is not None or any(shows(seed) for seed in searched(name))
 
 
-@pytest.mark.parametrize("mutation", OF_RANKS_SELDOM, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    ("mutation", "law"), _NOTICED_BY.items(), ids=[one.__name__ for one in _NOTICED_BY]
+)
 def test_law_of_the_core_notices_what_histories_seldom_show(
-    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+    mutation: Mutation, law: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A seeded bug that takes too many histories to find breaks a law that is about it."""
-    law = _NOTICED_BY[mutation.__name__]
     law()
 
     mutation(monkeypatch)

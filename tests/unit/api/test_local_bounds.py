@@ -14,6 +14,11 @@ TRANSPORTS = ("local",)
 STATS = pb.Call(call_number=1, stats=pb.StatsRequest())
 
 
+def bound(served: Served, monkeypatch: pytest.MonkeyPatch, **settings: float) -> None:
+    """Have the local socket go by other settings."""
+    monkeypatch.setattr(served.local, "settings", served.settings.model_copy(update=settings))
+
+
 async def test_flood_of_descriptors_ends_the_connection(served: Served) -> None:
     """More descriptors than a first frame may carry are refused."""
     sock = socket.socket(socket.AF_UNIX)
@@ -103,8 +108,7 @@ async def test_partial_frame_has_a_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that stops in the middle of a frame does not hold its connection."""
-    hurried = served.settings.model_copy(update={"head_seconds_max": 0.2})
-    monkeypatch.setattr(served.local, "settings", hurried)
+    bound(served, monkeypatch, head_seconds_max=0.2)
     line = await served.line()
     await line.ask(STATS)
 
@@ -178,8 +182,7 @@ async def test_slow_reader_of_a_stream_stays_connected(served: Served) -> None:
 async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many, the one that was silent longest goes, and none that has spoken just now."""
     monkeypatch.setattr(local, "SECONDS_SILENT", 0.0)
-    hurried = served.settings.model_copy(update={"max_connections": 2})
-    monkeypatch.setattr(served.local, "settings", hurried)
+    bound(served, monkeypatch, max_connections=2)
     silent, busy = await served.line(), await served.line()
     await silent.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
     await busy.ask(pb.Call(call_number=1, stats=pb.StatsRequest()))
@@ -199,8 +202,7 @@ async def test_connection_that_says_nothing_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first frame has its time, too."""
-    hurried = served.settings.model_copy(update={"head_seconds_max": 0.01})
-    monkeypatch.setattr(served.local, "settings", hurried)
+    bound(served, monkeypatch, head_seconds_max=0.01)
     line = await served.line()
 
     assert await line.reader.read() == b""
