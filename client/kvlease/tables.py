@@ -36,10 +36,12 @@ ROW_COLUMNS: Final[tuple[Column, ...]] = (
     ("request_digest", np.uint64, 1),
     ("num_tokens", np.int32, 1),
     ("num_computed", np.int32, 1),
+    ("hit_tokens", np.int32, 1),
     ("phase", np.int32, 1),
     ("engine", np.uint64, 1),
     ("asked", np.uint64, 1),
     ("ranks", np.uint64, 1),
+    ("ranks_ever", np.uint64, 1),
 )
 """The first columns of the block table; the daemon's records have the same, which a test holds."""
 

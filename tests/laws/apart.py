@@ -22,6 +22,7 @@ from tests.laws import sharing
 from tests.laws.actors import Call, Held, Worker, are_mates
 from tests.laws.answers import trim
 from tests.laws.calling import call, commit_one, extend_one, release_one
+from tests.laws.crashes import InterruptedWorldError
 from tests.laws.holders import row_of, row_parts
 from tests.laws.picks import is_waited_for, pick_lease
 from tests.laws.world import World
@@ -71,7 +72,11 @@ class ApartWorld(World):
             return super().send(command)
         was_ready = self.records.device.state == State.READY
         rows = self._rows_of(worker)
-        outcome = super().send(command)
+        try:
+            outcome = super().send(command)
+        except InterruptedWorldError:
+            sharing.note_unanswered(self, worker, command)
+            raise
         if isinstance(command, commands.Reserve | commands.Fork) and _is_known(outcome):
             self._note_asked(worker.place.engine, command)
         if isinstance(outcome, Outcome) and outcome.reply is not None:

@@ -22,6 +22,7 @@ from kvleased.core.effects import Outcome
 from kvleased.core.leases import Lease
 from kvleased.core.phases import Phase
 from kvleased.core.ranks import Members
+from kvleased.core.records import LeaseRows
 from kvleased.core.state import CacheState
 from tests.laws.mended import Mutation
 
@@ -158,6 +159,43 @@ def rank_that_left_has_written_what_comes_later(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Members, "forget_behind", lambda *_: None)
 
 
+def _restart_over(patch: pytest.MonkeyPatch, change: Callable[[LeaseRows], None]) -> None:
+    """Have rows say something else when the control process starts again."""
+    recover = cache.recover
+
+    def changed(state: CacheState, *known: Any) -> None:
+        change(state.records.rows)
+        recover(state, *known)
+
+    patch.setattr(cache, "recover", changed)
+
+
+def restart_takes_what_all_have_computed_for_the_prefix(patch: pytest.MonkeyPatch) -> None:
+    """After a restart a rank that comes back goes on with what the others have published since, under their keys."""
+
+    def forget(rows: LeaseRows) -> None:
+        rows.hit_tokens[:] = rows.num_computed
+
+    _restart_over(patch, forget)
+
+
+def restart_forgets_the_ranks_that_have_parted(patch: pytest.MonkeyPatch) -> None:
+    """After a restart a rank that was there and left counts as one that is yet to come."""
+
+    def forget(rows: LeaseRows) -> None:
+        rows.ranks_ever[:] = rows.ranks
+
+    _restart_over(patch, forget)
+
+
+def rank_that_never_learned_of_a_lease_has_come(patch: pytest.MonkeyPatch) -> None:
+    """A rank whose call ended while its lease was loading counts as one that was there."""
+    part = Members.part
+    patch.setattr(
+        Members, "part", lambda self, worker_id, **_: part(self, worker_id, has_learned=True)
+    )
+
+
 OF_RANKS: tuple[tuple[Mutation, str], ...] = tuple(
     (one, "ranks")
     for one in (
@@ -172,6 +210,7 @@ OF_RANKS: tuple[tuple[Mutation, str], ...] = tuple(
         end_of_a_lease_answers_no_evict,
         rank_that_left_has_written_what_comes_later,
         repeated_reserve_tells_of_blocks_that_others_may_trim,
+        restart_forgets_the_ranks_that_have_parted,
     )
 )
 """Bugs of ranks that the simulation finds soon, and the cache in which they show; `test_mutations` has the others."""

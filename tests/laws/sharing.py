@@ -35,6 +35,8 @@ class Shared:
     """Tokens whose bytes all ranks had from the beginning."""
     ranks: set[int] = field(default_factory=set)
     """All that ever had a part in it."""
+    perhaps: set[int] = field(default_factory=set)
+    """Those that may have had one, because the control process died while it heard their requests."""
     wants: dict[WorkerId, int] = field(default_factory=dict)
     """Tokens that it is to cover for each process that has a part in it."""
     done: dict[int, int] = field(default_factory=dict)
@@ -130,6 +132,16 @@ def _note_part(world: "World", worker: Worker, request_id: str, reply: Reserved)
     shared.wants[worker.worker_id] = _asked_tokens(world, lease_id)
     if lease_id not in worker.leases:
         shared.is_due.pop(rank, None)
+
+
+def note_unanswered(world: "World", worker: Worker, command: object) -> None:
+    """Note that a rank may have come to a lease of its request: the control process died of the call."""
+    assert worker.place is not None
+    asked = command.reserves if isinstance(command, commands.Step) else (command,)
+    request_ids = {getattr(one, "request_id", None) for one in asked}
+    for shared in world.shared.values():
+        if shared.engine == worker.place.engine and shared.request_id in request_ids:
+            shared.perhaps.add(worker.place.rank)
 
 
 def hit_tokens_of(reply: Reserved) -> int:
@@ -270,7 +282,7 @@ def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
     """Return the least and the most blocks that leave a lease when a rank has trimmed its part of it."""
     row, shared = row_of(world, held.lease_id), world.shared[held.lease_id]
     assert row is not None
-    if len(shared.ranks) < world.shape.num_ranks:
+    if len(shared.ranks | shared.perhaps) < world.shape.num_ranks:
         return 0, 0
     parts = row_parts(world, row)
     known = [

@@ -10,6 +10,7 @@ from tests.laws.known_seeds import KNOWN_SEEDS, searched, shows
 from tests.laws.mended import Mutation
 from tests.laws.mutations import MUTATIONS, NEAR
 from tests.unit.service.core import test_rank_parts as rank_parts
+from tests.unit.service.core import test_rank_restarts as rank_restarts
 
 _DEPTH = 3
 _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
@@ -24,6 +25,12 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_ranks.rank_joins_what_was_published_in_a_crash: (
         rank_parts.test_rank_that_comes_back_does_not_write_what_a_crash_left_findable
+    ),
+    of_ranks.restart_takes_what_all_have_computed_for_the_prefix: (
+        rank_restarts.test_a_rank_that_comes_back_after_a_restart_asks_anew_as_it_would_before
+    ),
+    of_ranks.rank_that_never_learned_of_a_lease_has_come: (
+        rank_parts.test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come
     ),
 }
 """The laws of the core that notice what the simulation comes to seldom."""

@@ -205,7 +205,7 @@ class LeaseBook:
         rows.request_digest[row] = digest
         rows.asked[row] = 0 if lease.request is None else asked_digest(lease.request)
         rows.num_tokens[row] = num_tokens
-        rows.num_computed[row] = num_computed
+        rows.num_computed[row] = rows.hit_tokens[row] = num_computed
         for group, part in enumerate(parts):
             start = self.covering.starts[group]
             rows.block_ids[row, start : start + len(part)] = part
@@ -358,7 +358,7 @@ class LeaseBook:
 
     def unshare(self, lease: Lease, members: Members, worker_id: WorkerId) -> None:
         """Take a rank out of a lease, which others go on with."""
-        members.part(worker_id)
+        members.part(worker_id, has_learned=lease.phase is not Phase.LOADING)
         lease.worker_id = next(iter(members.present))
         self._write_members(lease, members)
         self.by_worker[worker_id].discard(lease.lease_id)
@@ -373,7 +373,7 @@ class LeaseBook:
 
     def _close_shared(self, lease: Lease, members: Members) -> None:
         rows, row = self.rows, lease.row
-        rows.engine[row] = rows.ranks[row] = 0
+        rows.engine[row] = rows.ranks[row] = rows.ranks_ever[row] = 0
         key = (lease.holder, int(rows.request_digest[row]))
         if self.by_request.get(key) == lease.lease_id:
             del self.by_request[key]
@@ -384,6 +384,8 @@ class LeaseBook:
         """Let a row say who shares its lease."""
         rows, row = self.rows, lease.row
         rows.worker_id[row] = lease.worker_id
+        # Before the ranks that are there, so that a crash in between cannot leave one of them out.
+        rows.ranks_ever[row] = members.mask_ever
         rows.engine[row], rows.ranks[row] = members.engine, members.mask
 
 

@@ -42,7 +42,8 @@ def _membership(state: CacheState, lease: Lease, members: Members) -> list[str]:
             found.append(f"lease {lease.lease_id} has a member that is not of its engine")
     if lease.worker_id not in members.present:
         found.append(f"lease {lease.lease_id} is of a worker that has no part in it")
-    if (int(rows.engine[row]), int(rows.ranks[row])) != (members.engine, members.mask):
+    noted = (int(rows.engine[row]), int(rows.ranks[row]), int(rows.ranks_ever[row]))
+    if noted != (members.engine, members.mask, members.mask_ever):
         found.append(f"row {row} does not name those that share lease {lease.lease_id}")
     asked = members.evicts.keys()
     if asked and (

@@ -134,6 +134,11 @@ class Members:
         return sum(1 << one.rank for one in self.present.values())
 
     @property
+    def mask_ever(self) -> int:
+        """A bit for each rank that ever had the lease."""
+        return sum(1 << rank for rank in self.commits)
+
+    @property
     def have_all_joined(self) -> bool:
         """Whether every rank of the engine has had the lease."""
         return len(self.commits) == self.num_ranks
@@ -143,9 +148,9 @@ class Members:
         """Whether every rank that may write has asked for the lease to leave the device; one yet to come may."""
         return self.have_all_joined and self.evicts.keys() == self.present.keys()
 
-    def begin(self, lease_id: LeaseId, ends: list[int], num_tokens: int, num_computed: int) -> None:
+    def begin(self, lease_id: LeaseId, ends: list[int], num_tokens: int, hit_tokens: int) -> None:
         """Note what the lease begins with, which its first members are told."""
-        self.hit_tokens = num_computed
+        self.hit_tokens = hit_tokens
         for member in self.present.values():
             member.told, member.num_tokens, member.joined_id = [*ends], num_tokens, lease_id
 
@@ -154,9 +159,12 @@ class Members:
         self.present[member.worker_id] = member
         self.commits[member.rank] = []
 
-    def part(self, worker_id: WorkerId) -> Member:
-        """Take a member out; what it has committed stays so."""
-        return self.present.pop(worker_id)
+    def part(self, worker_id: WorkerId, *, has_learned: bool) -> Member:
+        """Take a member out; what it has committed stays so. Who never learned of the lease is yet to come."""
+        member = self.present.pop(worker_id)
+        if not has_learned:
+            del self.commits[member.rank]
+        return member
 
     # Tokens -------------------------------------------------------------------------------------------------------
 

@@ -35,10 +35,12 @@ ROW_COLUMNS: Final = (
     ("request_digest", np.uint64, 1),
     ("num_tokens", np.int32, 1),
     ("num_computed", np.int32, 1),
+    ("hit_tokens", np.int32, 1),
     ("phase", np.int32, 1),
     ("engine", np.uint64, 1),
     ("asked", np.uint64, 1),
     ("ranks", np.uint64, 1),
+    ("ranks_ever", np.uint64, 1),
 )
 """The same for the lease rows; `num_blocks`, an int32 for each group, and `block_ids`, one for each place, follow."""
 
@@ -100,6 +102,8 @@ class LeaseRows:
     """Tokens that the lease is to cover."""
     num_computed: NDArray[np.int32]
     """Tokens whose states are written, by the worker's word; those of a prefix that was found among them."""
+    hit_tokens: NDArray[np.int32]
+    """Those of them that were found when the lease was granted, or that its parent had when it forked off."""
     phase: NDArray[np.int32]
     asked: NDArray[np.uint64]
     """64 bits of what the request asked for, so that after a restart too another request under its name is noticed."""
@@ -107,6 +111,8 @@ class LeaseRows:
     """64 bits that name the engine whose ranks share the lease; 0 where a process calls for all of them."""
     ranks: NDArray[np.uint64]
     """A bit for each rank that shares it."""
+    ranks_ever: NDArray[np.uint64]
+    """A bit for each rank that ever did."""
     num_blocks: NDArray[np.int32]
     """[rows, groups]: the end of the places in use."""
     block_ids: NDArray[np.int32]
@@ -121,10 +127,12 @@ class LeaseRows:
             request_digest=np.zeros(num_rows, np.uint64),
             num_tokens=np.zeros(num_rows, np.int32),
             num_computed=np.zeros(num_rows, np.int32),
+            hit_tokens=np.zeros(num_rows, np.int32),
             phase=np.zeros(num_rows, np.int32),
             asked=np.zeros(num_rows, np.uint64),
             engine=np.zeros(num_rows, np.uint64),
             ranks=np.zeros(num_rows, np.uint64),
+            ranks_ever=np.zeros(num_rows, np.uint64),
             num_blocks=np.zeros((num_rows, num_groups), np.int32),
             block_ids=np.zeros((num_rows, table_width), np.int32),
         )

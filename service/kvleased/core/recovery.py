@@ -206,14 +206,15 @@ def _members_of(state: CacheState, row: int, workers: Sequence[WorkerId]) -> Mem
     if members is None:
         return None
     num_computed, num_tokens = int(rows.num_computed[row]), int(rows.num_tokens[row])
+    ranks_ever = int(rows.ranks_ever[row])
     for rank in range(members.num_ranks):
-        if int(rows.ranks[row]) >> rank & 1:
+        if ranks_ever >> rank & 1:
             members.commits[rank] = [num_computed]
     for worker_id in workers[1:]:
         rank = state.ranks.places[worker_id].rank
         members.join(Member(worker_id=worker_id, rank=rank, joined_id=LeaseId(0)))
     lease_id, ends = LeaseId(int(rows.lease_id[row])), rows.num_blocks[row].tolist()
-    members.begin(lease_id, ends, num_tokens, num_computed)
+    members.begin(lease_id, ends, num_tokens, int(rows.hit_tokens[row]))
     members.ahead_tokens = num_tokens
     for worker_id in workers:
         members.note(worker_id, num_computed)
@@ -235,8 +236,8 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
         phase=AFTER_RESTART[Phase(rows.phase[row])],
         deadline=now + state.shape.lease_seconds,
         granted_at=-inf,
-        # A rank that joins now must not write again what all had computed.
-        tier_tokens=on_device(0 if members is None else members.hit_tokens),
+        # Its prefix is on the device by now, wherever it was found.
+        tier_tokens=on_device(int(rows.hit_tokens[row])),
         moving_to=NOWHERE,
         members=members,
     )

@@ -1,8 +1,12 @@
 """Laws of what each rank of a shared lease was told: it stays its own until its own word, and no call is forgotten."""
 
+from dataclasses import replace
+
 from kvlease.errors import UnknownLeaseError, WrongStateError
 from kvleased.core.effects import Evicted, Reloaded
 from tests.unit.service.core.builders import (
+    WAIT_MS,
+    a_reserve,
     answer,
     commit,
     evict,
@@ -10,11 +14,14 @@ from tests.unit.service.core.builders import (
     ids,
     keys,
     land,
+    leases_of,
+    on_host,
     records,
     release,
     reload,
     reserve,
     the_copy,
+    tick,
     woken,
 )
 from tests.unit.service.core.rank_builders import (
@@ -134,4 +141,22 @@ def test_what_a_rank_committed_before_a_trim_does_not_count_for_new_blocks() -> 
     commit(cache, lease.lease_id, keys(1, 2, 3), worker_id=RIGHT)
 
     assert found(cache, keys(1, 2, 3)) == (1, 0)
+    assert cache.check() == []
+
+
+def test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come() -> None:
+    """It never learned of the lease, so the blocks that its request asked for are kept until it comes."""
+    cache = an_engine()
+    on_host(cache, keys(1, 2))
+    command = a_reserve(3, prefix=keys(1, 2), worker_id=LEFT, wait_ms=WAIT_MS)
+    copy = the_copy(cache.handle(command, 0.0))
+    cache.handle(replace(command, worker_id=RIGHT, wait_ms=2 * WAIT_MS), 0.0)
+    tick(cache, 1.5 * WAIT_MS / 1000)
+    land(cache, copy)
+    (lease_id,) = leases_of(cache, RIGHT)
+
+    assert trim(cache, lease_id, 2, RIGHT) == 0
+    joined = reserve(cache, 3, prefix=keys(1, 2), worker_id=LEFT)
+
+    assert (joined.lease_id, len(ids(joined.block_ids))) == (lease_id, 3)
     assert cache.check() == []

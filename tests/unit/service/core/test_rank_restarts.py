@@ -22,6 +22,7 @@ from tests.unit.service.core.builders import (
     an_extend,
     answer,
     commit,
+    committed,
     ids,
     keys,
     leases_of,
@@ -147,17 +148,43 @@ def test_a_restart_parts_the_dead_from_their_leases() -> None:
     assert (free(after), after.check()) == (8, [])
 
 
-def test_a_rank_that_joins_after_a_restart_keeps_what_all_had() -> None:
-    """Nobody knows any more what the prefix was; what all had computed counts as one."""
+def test_a_rank_that_comes_back_after_a_restart_asks_anew_as_it_would_before() -> None:
+    """What all have published since its request was granted is under keys that it may not know."""
     cache = an_engine()
     lease = both(cache, 2)
     for one in (LEFT, RIGHT):
         commit(cache, lease.lease_id, keys(1), worker_id=one)
     release(cache, lease.lease_id, worker_id=LEFT)
+    cache = restarted(cache)
 
-    joined = reserve(restarted(cache), 2, worker_id=LEFT)
+    again = reserve(cache, 2, worker_id=LEFT)
+
+    assert (again.lease_id != lease.lease_id, again.device_hit_tokens) == (True, 0)
+    assert cache.check() == []
+
+
+def test_a_rank_that_comes_first_after_a_restart_is_told_of_the_prefix() -> None:
+    """What was found for the first rank is there for the second one, and nothing has come to it meanwhile."""
+    cache = an_engine()
+    committed(cache, keys(1))
+    lease = reserve(cache, 2, prefix=keys(1), worker_id=LEFT)
+    commit(cache, lease.lease_id, keys(1, 2), worker_id=LEFT)
+
+    joined = reserve(restarted(cache), 2, prefix=keys(1), worker_id=RIGHT)
 
     assert (joined.lease_id, joined.device_hit_tokens) == (lease.lease_id, TOKENS_PER_BLOCK)
+
+
+def test_a_rank_that_parted_before_a_restart_holds_no_trim_up() -> None:
+    """The row knows that it has been there, so nobody waits for it to come."""
+    cache = an_engine()
+    lease = both(cache, 3)
+    release(cache, lease.lease_id, worker_id=LEFT)
+    cache = restarted(cache)
+    extend(cache, lease.lease_id, 5, RIGHT)
+
+    assert trim(cache, lease.lease_id, 3, RIGHT) == 2
+    assert cache.check() == []
 
 
 def test_the_newest_lease_of_a_request_is_found_after_a_restart() -> None:

@@ -22,6 +22,7 @@ from tests.unit.service.core.builders import (
     SHAPE,
     STRANGER,
     TENANT,
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     WORKER,
     a_cache,
@@ -29,6 +30,7 @@ from tests.unit.service.core.builders import (
     a_reserve,
     an_extend,
     cached,
+    commit,
     committed,
     copies,
     evict,
@@ -84,6 +86,21 @@ def test_leases_of_living_workers_go_on() -> None:
     )
     again.handle(an_extend(lease.lease_id, 3), 100.0)
     assert again.check() == []
+
+
+def test_repeated_request_is_told_of_its_prefix_after_a_restart() -> None:
+    """Who never heard the first answer must not compute, and write over, what it shares with others."""
+    cache = a_cache()
+    committed(cache, keys(1, 2))
+    lease = reserve(cache, 3, prefix=keys(1, 2))
+    commit(cache, lease.lease_id, keys(1, 2, 3))
+
+    repeated = reserve(restarted(cache), 3, prefix=keys(1, 2))
+
+    assert (repeated.lease_id, repeated.device_hit_tokens) == (
+        lease.lease_id,
+        2 * TOKENS_PER_BLOCK,
+    )
 
 
 def test_leases_of_dead_workers_end() -> None:
