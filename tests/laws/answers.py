@@ -81,6 +81,8 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
         for group, places in zip(groups, hits, strict=True)
     ]
     fresh = needs.growth(groups, hit_tokens, num_tokens, ends)
+    if held.rank is not None:
+        fresh = sharing.grown(held, fresh)
     _compare_places(world, held, hits, fresh)
     for at, places in enumerate(hits):
         for place in places:
@@ -250,6 +252,9 @@ def missing(world: "World", held: Held, num_tokens: int) -> list[range]:
     """Return the places of each group that a lease must get to cover some tokens."""
     row = row_of(world, held.lease_id)
     computed = held.computed if row is None else int(world.records.rows.num_computed[row])
+    if held.rank is not None:
+        # It grows by what the rank that is furthest will need.
+        computed = sharing.furthest_of_all(world, held)
     return needs.growth(world.shape.groups, computed, num_tokens, held.ends)
 
 

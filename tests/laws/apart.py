@@ -18,7 +18,7 @@ from kvleased.core.phases import Phase
 from kvleased.core.ranks import Place
 from kvleased.core.states import State
 from kvleased.core.stepping import StepVerb
-from tests.laws import sharing
+from tests.laws import agreement, sharing
 from tests.laws.actors import Call, Held, Worker, are_mates
 from tests.laws.answers import trim
 from tests.laws.calling import call, commit_one, extend_one, release_one
@@ -83,9 +83,9 @@ class ApartWorld(World):
             self._note(worker, command, outcome.reply)
         if isinstance(command, commands.Commit | commands.Step):
             for lease_id, parts in rows.items():
-                sharing.compare_published(self, self.shared[lease_id], parts, was_ready)
+                agreement.compare_published(self, self.shared[lease_id], parts, was_ready)
         if isinstance(command, commands.Commit) and isinstance(outcome, Outcome):
-            sharing.compare_due(self, command)
+            agreement.compare_due(self, command)
         return outcome
 
     def _rows_of(self, worker: Worker) -> dict[LeaseId, list[list[int]]]:
@@ -133,7 +133,7 @@ class ApartWorld(World):
     def check(self) -> None:
         """Compare the core with its own laws, with the world's, and with what each rank knows."""
         super().check()
-        sharing.compare_all(self)
+        agreement.compare_all(self)
 
     # Ranks ----------------------------------------------------------------------------------------------------------
 

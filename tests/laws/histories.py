@@ -11,7 +11,7 @@ from tests.laws.apart import ApartWorld
 from tests.laws.engines import MagazineWorld
 from tests.laws.limited import LimitedWorld
 from tests.laws.operated import OperatedWorld
-from tests.laws.shapes import MIXES, RANKS, SHAPE, has_host, name_of, tiers_of, with_tiers
+from tests.laws.shapes import MIXES, SHAPE, has_host, name_of, ranks_of, tiers_of, with_tiers
 from tests.laws.world import World
 
 STEPS: Final = 500
@@ -73,7 +73,7 @@ def world_of(seed: int) -> World:
     if name == "magazines":
         return MagazineWorld(seed, policy, tiers_of(seed))
     if name == "ranks":
-        shape = with_tiers(RANKS, tiers_of(seed))
+        shape = with_tiers(ranks_of(seed), tiers_of(seed))
         return ApartWorld(seed, replace(shape, eviction_policy=policy))
     shape = with_tiers(MIXES.get(name, SHAPE), tiers_of(seed))
     if not has_host(seed):

@@ -1,6 +1,6 @@
 """Bugs of ranks that call apart to switch on: who has a part in a lease, what each was told, what all have written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -186,6 +186,19 @@ def restart_forgets_the_ranks_that_have_parted(patch: pytest.MonkeyPatch) -> Non
         rows.ranks_ever[:] = rows.ranks
 
     _restart_over(patch, forget)
+
+
+def restart_believes_no_rank_beyond_what_was_asked_for(patch: pytest.MonkeyPatch) -> None:
+    """After a restart a rank counts as no further than its lease was asked to cover, though it had room for more."""
+    members_of = recovery._members_of
+
+    def less(state: CacheState, row: int, workers: Sequence[WorkerId]) -> Members | None:
+        members = members_of(state, row, workers)
+        if members is not None:
+            members.ahead_tokens = int(state.records.rows.num_tokens[row])
+        return members
+
+    patch.setattr(recovery, "_members_of", less)
 
 
 def rank_that_never_learned_of_a_lease_has_come(patch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,16 @@ MIXES: Final[Mapping[str, CacheShape]] = {
 """Caches of several groups, or of one that is not simply kept, by name."""
 
 
-RANKS: Final = replace(SHAPE, num_ranks=2)
-"""One group, and engines each of whose two ranks calls for itself."""
+_MIXES_OF_RANKS: Final = (
+    "full and window",
+    "full, window and chunk",
+    "drafted and window",
+    "windows",
+    "chunk",
+    "full and fixed",
+)
+"""The mixes that are played with engines whose ranks call apart; states are not, which such ranks can neither trim nor
+fork."""
 
 _ONE_IN_LIMITED: Final = 8
 _MAGAZINES_AMONG_THEM: Final = 4
@@ -104,6 +112,13 @@ def name_of(seed: int) -> str:
     if seed % _ONE_IN_LIMITED:
         return "one"
     return "operated" if seed % _ONE_IN_OPERATED else "limited"
+
+
+def ranks_of(seed: int) -> CacheShape:
+    """Return the cache of a history with engines each of whose two ranks calls for itself: half have one group."""
+    nth, is_mixed = divmod(seed // _APART[0], 2)
+    mix = _MIXES_OF_RANKS[nth % len(_MIXES_OF_RANKS)]
+    return replace(MIXES[mix] if is_mixed else SHAPE, num_ranks=2)
 
 
 _WITHOUT_HOST: Final = (128, 98)

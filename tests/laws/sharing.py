@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
+from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import commands
 from kvleased.core.effects import Committed, Extended, Forked, Reloaded, Reserved, Trimmed
 from kvleased.core.phases import Phase
-from kvleased.core.states import State
+from kvleased.core.records import NULL
 from kvleased.core.stepping import StepVerb
 from tests.laws import needs
 from tests.laws.actors import Held, Worker
@@ -205,6 +202,14 @@ def join(world: "World", worker: Worker, held: Held) -> int | None:
     return int(world.records.rows.num_tokens[row])
 
 
+def grown(held: Held, fresh: Sequence[range]) -> list[range]:
+    """Return the places that a rank finds filled behind a prefix: all those, too, that others have added."""
+    return [
+        range(places.start, max(places.stop, len(part)))
+        for places, part in zip(fresh, held.parts, strict=True)
+    ]
+
+
 def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None:
     """Let a rank take up its part of a lease that another rank has forked off, whose copies were made then."""
     if join(world, worker, child) is None:
@@ -251,14 +256,18 @@ def grow(
     if row is None or held.lease_id not in worker.leases:
         return
     counts, added = told_of
-    start, rows = 0, row_parts(world, row)
+    start, rows, most_computed = 0, row_parts(world, row), furthest(world, held)
     for at, group in enumerate(world.shape.groups):
         part, marks = held.parts[at], held.marks[at]
         before = len(part)
-        end = max(before, needs.end_of(group, held.computed, num_tokens))
         told = added[start : start + counts[at]]
         start += counts[at]
-        least = min(end, max(before, needs.end_of(group, held.computed, held.vain_tokens)))
+        end = max(before, needs.end_of(group, held.computed, num_tokens))
+        most = max(end, needs.end_of(group, most_computed, num_tokens))
+        if told and told[-1] in rows[at]:
+            # Who has committed more than it knows of is told of what comes behind that.
+            end = min(most, max(end, rows[at].index(told[-1]) + 1))
+        least = min(end, max(before, needs.end_of(group, most_computed, held.vain_tokens)))
         piece = rows[at][before:end]
         if len(piece) != end - before or piece[len(piece) - len(told) :] != told:
             world.fail(f"a rank extends lease {held.lease_id} by {piece}, and is told of {told}")
@@ -269,10 +278,43 @@ def grow(
         check_fresh(world, worker, held, untold(world, held, piece))
 
 
+def furthest(world: "World", held: Held) -> int:
+    """Return the most tokens that a rank may count as having committed, whether it has heard of that or not."""
+    shared = world.shared[held.lease_id]
+    assert held.rank is not None, "only ranks share leases"
+    known = max(held.computed, shared.is_due.get(held.rank, 0))
+    if not shared.is_resumed:
+        return known
+    # A control process that does not remember how far a rank has come believes it to be as far as it can be.
+    row = row_of(world, held.lease_id)
+    assert row is not None, "a lease that is asked about has a row"
+    has_room = needs.room(world.shape.groups, [len(part) for part in row_parts(world, row)])
+    return max(known, has_room, _asked_tokens(world, held.lease_id))
+
+
+def furthest_of_all(world: "World", held: Held) -> int:
+    """Return the most tokens that any rank may count as having committed of a lease."""
+    return max([furthest(world, held), *world.shared[held.lease_id].done.values()])
+
+
+def know_parent(world: "World", parent: Held) -> None:
+    """Let a rank that forks off a lease know what stands where it needs no block itself, and a slower one does."""
+    row = row_of(world, parent.lease_id)
+    if parent.rank is None or row is None or parent.is_evicted:
+        return
+    for at, (group, part) in enumerate(zip(world.shape.groups, row_parts(world, row), strict=True)):
+        for place, block in enumerate(part[: len(parent.parts[at])]):
+            last = (place + 1) * group.keys_per_block - 1
+            if parent.parts[at][place] == NULL != block and last < len(parent.keys):
+                parent.parts[at][place] = block
+                parent.marks[at][place] = ("key", parent.keys[last], at)
+
+
 def compare_row(world: "World", held: Held, parts: list[list[int]]) -> None:
     """The row of a shared lease begins, in each group, with what each of its ranks was told."""
-    for at, part in enumerate(held.parts):
-        if parts[at][: len(part)] != part:
+    for at, (group, part) in enumerate(zip(world.shape.groups, held.parts, strict=True)):
+        first = needs.needed_from(group, held.written)
+        if parts[at][first : len(part)] != part[first:]:
             world.fail(
                 f"rank {held.rank} has blocks {part} of lease {held.lease_id}, whose row lists {parts[at]}"
             )
@@ -284,72 +326,28 @@ def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
     assert row is not None
     if len(shared.ranks | shared.perhaps) < world.shape.num_ranks:
         return 0, 0
-    parts = row_parts(world, row)
     known = [
         tokens
         for one, tokens in shared.wants.items()
         if one in world.workers and held.lease_id in world.workers[one].leases
     ]
-    most = sum(
-        max(0, len(part) - needs.end_of(group, held.computed, max(known)))
-        for part, group in zip(parts, world.shape.groups, strict=True)
+    groups, num_computed = world.shape.groups, int(world.records.rows.num_computed[row])
+    # Windows stay as they are while a rank is ahead; and one that may be has what it needs where it is.
+    done = [shared.done.get(rank, 0) for rank in shared.ranks]
+    is_even = max(done) <= num_computed or not any(group.gives_back for group in groups)
+    least, most = (
+        sum(
+            max(0, len(part) - needs.end_of(group, at_tokens, max(known)))
+            for part, group in zip(row_parts(world, row), groups, strict=True)
+        )
+        for at_tokens in (max(known), num_computed)
     )
     # Of others nobody knows whether they have a part in it yet, or still.
     are_all_known = len(known) == len(shared.wants) and not shared.is_resumed
-    return most if are_all_known else 0, most
+    return least if are_all_known and is_even else 0, most
 
 
-# What must be true of all of them -------------------------------------------------------------------------------------
-
-
-def compare_all(world: "World") -> None:
-    """Every rank that lives has the leases that it was granted, with the blocks that it was told of."""
-    rows = {
-        lease_id: row
-        for row, lease_id in enumerate(world.records.rows.lease_id.tolist())
-        if lease_id
-    }
-    for worker in world.workers.values():
-        for held in worker.leases.values():
-            if held.rank is None or held.is_moving or held.is_evicted:
-                continue
-            if held.lease_id not in rows:
-                world.fail(f"rank {held.rank} lives, and its lease {held.lease_id} does not")
-            compare_row(world, held, row_parts(world, rows[held.lease_id]))
-
-
-def compare_published(
-    world: "World", shared: Shared, before: Sequence[Sequence[int]], was_ready: NDArray[np.bool_]
-) -> None:
-    """No block of a lease has become findable that one of the ranks has not committed."""
-    is_new = ~was_ready & (world.records.device.state == State.READY)
-    ranks = range(world.shape.num_ranks)
-    done = min(shared.done.get(rank, shared.hit_tokens) for rank in ranks)
-    for group, part in zip(world.shape.groups, before, strict=True):
-        for place, block in enumerate(part):
-            if block >= 0 and is_new[block] and (place + 1) * group.tokens_per_block > done:
-                world.fail(f"block {block} is findable, and all ranks have committed {done} tokens")
-
-
-def compare_due(world: "World", command: commands.Commit) -> None:
-    """What a commit names, and all ranks have committed, is findable: as this block, or as another under its key."""
-    row, shared = row_of(world, command.lease_id), world.shared.get(command.lease_id)
-    if row is None or shared is None:
-        return
-    due = min(shared.is_due.get(rank, 0) for rank in range(world.shape.num_ranks))
-    device = world.records.device
-    is_cached = np.isin(device.state, (State.READY, State.FILLING))
-    cached = {one.tobytes() for one in device.key[is_cached]}
-    for at, (group, part) in enumerate(zip(world.shape.groups, row_parts(world, row), strict=True)):
-        for place, block in enumerate(part if group.keys_per_block else ()):
-            last = (place + 1) * group.keys_per_block - 1 - command.first_block
-            key = command.keys[last * BYTES_PER_KEY : (last + 1) * BYTES_PER_KEY]
-            is_due = last >= 0 and key and (place + 1) * group.tokens_per_block <= due
-            is_findable = block < 0 or device.state[block] == State.READY
-            if is_due and not is_findable and needs.kept_under(key, at) not in cached:
-                world.fail(
-                    f"all ranks have committed {due} tokens, and block {block} is not findable"
-                )
+# Ranks that come back -------------------------------------------------------------------------------------------------
 
 
 def may_be_back(world: "World", worker_id: WorkerId, held: Held) -> bool:

@@ -33,12 +33,11 @@ from kvleased.core.effects import (
 )
 from kvleased.core.records import CacheRecords
 from kvleased.core.sound import Sound
-from tests.laws import answers, crashes, needs
+from tests.laws import answers, crashes, needs, sharing
 from tests.laws.actors import ZERO, Call, Held, Job, Mark, ViolationError, Worker
 from tests.laws.holders import read_row, remember_places
 from tests.laws.refusals import explains
 from tests.laws.shapes import SHAPE
-from tests.laws.sharing import Shared
 from tests.laws.stores import Stores
 from tests.laws.turns import Turns, leave_nobody_waiting
 
@@ -96,7 +95,7 @@ class World:
         """What kills the control process in the middle of the next command, or of one that comes later."""
         self.granted: dict[LeaseId, tuple[WorkerId, str]] = {}
         """The request of each lease that a worker heard of."""
-        self.shared: dict[LeaseId, Shared] = {}
+        self.shared: dict[LeaseId, sharing.Shared] = {}
         self.lease_ids: set[int] = set()
         self.newest_lease_id = 0
         self.turns = Turns()
@@ -245,6 +244,8 @@ class World:
         if held is not None:
             held.is_moving = is_move
         parent = held.snapshot() if held and isinstance(command, commands.Fork) else None
+        if parent is not None:
+            sharing.know_parent(self, parent)
         # The command may wake callers before its own answer is here.
         self.about_to_move = held if is_move else None
         outcome = self.send(command)

@@ -51,8 +51,9 @@ def _places(state: CacheState) -> list[str]:
             keeps = covering.groups[group].keeps
             least = most = covering.last_covered(group, computed, tokens)
             if lease.members is not None:
-                furthest = lease.members.furthest(computed)
-                most = covering.last_covered(group, furthest, max(tokens, furthest))
+                # A rank that left may have been further than those that are there.
+                furthest = max(tokens, lease.members.furthest(computed))
+                most = covering.last_covered(group, furthest, furthest)
             if keeps in _MOVE_ON:
                 least = 0
             if not least <= len(part) <= most:

@@ -215,7 +215,8 @@ def _members_of(state: CacheState, row: int, workers: Sequence[WorkerId]) -> Mem
         members.join(Member(worker_id=worker_id, rank=rank, joined_id=LeaseId(0)))
     lease_id, ends = LeaseId(int(rows.lease_id[row])), rows.num_blocks[row].tolist()
     members.begin(lease_id, ends, num_tokens, int(rows.hit_tokens[row]))
-    members.ahead_tokens = num_tokens
+    # A commit may fill what its lease has room for, whatever was asked for.
+    members.ahead_tokens = max(num_tokens, state.covering.room_tokens(ends))
     for worker_id in workers:
         members.note(worker_id, num_computed)
     rows.worker_id[row], rows.ranks[row] = workers[0], members.mask

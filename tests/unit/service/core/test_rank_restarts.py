@@ -11,6 +11,7 @@ from kvlease.ids import LeaseId
 from kvleased.core import commands as c
 from kvleased.core.effects import (
     Extended,
+    Reserved,
 )
 from kvleased.core.leases import Lease
 from kvleased.core.ranks import Call, Members, Place
@@ -29,6 +30,7 @@ from tests.unit.service.core.builders import (
     release,
     reserve,
 )
+from tests.unit.service.core.grouped import CHUNK
 from tests.unit.service.core.rank_builders import (
     LEFT,
     RIGHT,
@@ -214,6 +216,18 @@ def test_windows_of_a_rank_ahead_survive_a_restart() -> None:
 
     assert free(again) == before
     assert again.check() == []
+
+
+def test_a_rank_that_had_filled_what_there_was_room_for_goes_on_from_there() -> None:
+    """It may have committed more than the lease was asked to cover, up to the end of its last blocks."""
+    cache = grouped(CHUNK)
+    command = c.Reserve(worker_id=LEFT, request_id="request", keys=b"", num_tokens=5)
+    lease = answer(cache.handle(command, 0.0), Reserved)
+    commit(cache, lease.lease_id, keys(1, 2), worker_id=LEFT)
+
+    told = extend(restarted(cache), lease.lease_id, 5, LEFT)
+
+    assert len(told) == 3 + 3
 
 
 def test_a_row_that_was_given_up_is_of_no_engine() -> None:
