@@ -1,4 +1,4 @@
-"""What must be true of a lease that ranks share, whatever each of them knows: nobody loses it, and all have written."""
+"""What must be true of a lease that ranks share: nobody loses it, all have written it, nobody wants what leaves it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
 from kvleased.core.states import State
 from tests.laws import needs
+from tests.laws.actors import Held
 from tests.laws.holders import row_of, row_parts
 from tests.laws.sharing import Shared, compare_row
 
@@ -40,10 +42,27 @@ def compare_published(
     is_new = ~was_ready & (world.records.device.state == State.READY)
     ranks = range(world.shape.num_ranks)
     done = min(shared.done.get(rank, shared.hit_tokens) for rank in ranks)
+    stops = set.intersection(*(shared.stops.get(rank, set()) for rank in ranks))
     for group, part in zip(world.shape.groups, before, strict=True):
         for place, block in enumerate(part):
-            if block >= 0 and is_new[block] and (place + 1) * group.tokens_per_block > done:
+            if block < 0 or not is_new[block]:
+                continue
+            end_tokens = (place + 1) * group.tokens_per_block
+            if end_tokens > done:
                 world.fail(f"block {block} is findable, and all ranks have committed {done} tokens")
+            if group.keeps is Keeps.STATE and end_tokens not in stops:
+                world.fail(
+                    f"a state of {end_tokens} tokens is findable, and all stopped at {stops}"
+                )
+
+
+def _due(world: "World", shared: Shared) -> int:
+    """Return the tokens of which all ranks have committed everything; where there are states, all in one commit."""
+    ranks = range(world.shape.num_ranks)
+    if any(group.keeps is Keeps.STATE for group in world.shape.groups):
+        stops = set.intersection(*(shared.due_stops.get(rank, set()) for rank in ranks))
+        return max(stops, default=0)
+    return min(shared.is_due.get(rank, 0) for rank in ranks)
 
 
 def compare_due(world: "World", command: commands.Commit) -> None:
@@ -51,7 +70,7 @@ def compare_due(world: "World", command: commands.Commit) -> None:
     row, shared = row_of(world, command.lease_id), world.shared.get(command.lease_id)
     if row is None or shared is None:
         return
-    due = min(shared.is_due.get(rank, 0) for rank in range(world.shape.num_ranks))
+    due = _due(world, shared)
     device = world.records.device
     is_cached = np.isin(device.state, (State.READY, State.FILLING))
     cached = {one.tobytes() for one in device.key[is_cached]}
@@ -59,9 +78,39 @@ def compare_due(world: "World", command: commands.Commit) -> None:
         for place, block in enumerate(part if group.keys_per_block else ()):
             last = (place + 1) * group.keys_per_block - 1 - command.first_block
             key = command.keys[last * BYTES_PER_KEY : (last + 1) * BYTES_PER_KEY]
-            is_due = last >= 0 and key and (place + 1) * group.tokens_per_block <= due
+            end_tokens = (place + 1) * group.tokens_per_block
+            is_due = last >= 0 and key and end_tokens <= due
+            if group.keeps is Keeps.STATE:
+                is_due = is_due and end_tokens == due == command.num_tokens
             is_findable = block < 0 or device.state[block] == State.READY
             if is_due and not is_findable and needs.kept_under(key, at) not in cached:
                 world.fail(
                     f"all ranks have committed {due} tokens, and block {block} is not findable"
                 )
+
+
+def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
+    """Return the least and the most blocks that leave a lease when a rank has trimmed its part of it."""
+    row, shared = row_of(world, held.lease_id), world.shared[held.lease_id]
+    assert row is not None
+    if len(shared.ranks | shared.perhaps) < world.shape.num_ranks:
+        return 0, 0
+    known = [
+        tokens
+        for one, tokens in shared.wants.items()
+        if one in world.workers and held.lease_id in world.workers[one].leases
+    ]
+    groups, num_computed = world.shape.groups, int(world.records.rows.num_computed[row])
+    # Windows stay as they are while a rank is ahead; and one that may be has what it needs where it is.
+    done = [shared.done.get(rank, 0) for rank in shared.ranks]
+    is_even = max(done) <= num_computed or not any(group.gives_back for group in groups)
+    least, most = (
+        sum(
+            max(0, len(part) - needs.end_of(group, at_tokens, max(known)))
+            for part, group in zip(row_parts(world, row), groups, strict=True)
+        )
+        for at_tokens in (max(known), num_computed)
+    )
+    # Of others nobody knows whether they have a part in it yet, or still.
+    are_all_known = len(known) == len(shared.wants) and not shared.is_resumed
+    return least if are_all_known and is_even else 0, most

@@ -80,9 +80,9 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
         places.stop or needs.needed_from(group, hit_tokens)
         for group, places in zip(groups, hits, strict=True)
     ]
-    fresh = needs.growth(groups, hit_tokens, num_tokens, ends)
+    fresh: Sequence[Sequence[int]] = needs.growth(groups, hit_tokens, num_tokens, ends)
     if held.rank is not None:
-        fresh = sharing.grown(held, fresh)
+        fresh = sharing.grown(world, held, hits, fresh)
     _compare_places(world, held, hits, fresh)
     for at, places in enumerate(hits):
         for place in places:
@@ -117,7 +117,7 @@ def _hit_tokens(world: "World", reply: Reserved) -> int:
 
 
 def _compare_places(
-    world: "World", held: Held, hits: Sequence[range], fresh: Sequence[range]
+    world: "World", held: Held, hits: Sequence[range], fresh: Sequence[Sequence[int]]
 ) -> None:
     for at, part in enumerate(held.parts):
         filled = [place for place, block in enumerate(part) if block != NULL]
@@ -278,9 +278,11 @@ def committed(world: "World", held: Held, num_tokens: int, num_given_back: int |
 def trim(world: "World", held: Held, num_tokens: int) -> int:
     """Forget the blocks behind a token, but for the newest state; returns how many they are."""
     before, held.is_trimming = held.num_blocks, True
+    # A rank whose commit was not answered does not read how far it has come in the row, which is of all ranks.
+    computed = held.computed if held.rank is None else sharing.furthest(world, held)
     for at, group in enumerate(world.shape.groups):
         part, marks = held.parts[at], held.marks[at]
-        end = min(len(part), needs.end_of(group, held.computed, num_tokens))
+        end = min(len(part), needs.end_of(group, computed, num_tokens))
         if group.keeps is Keeps.STATE:
             _move_down(world, held, at, end)
         del part[end:], marks[end:]

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvlease.errors import KVLeaseError, PoolFullError, WrongStateError
+from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
 from kvleased.core import CacheShape, commands
 from kvleased.core.effects import Outcome, Reserved, Stepped, Trimmed
@@ -271,17 +272,22 @@ def trim_apart(world: World, worker: Worker, held: Held) -> None:
     if least > asked or is_waited_for(world, held):
         return
     num_tokens = world.rng.randint(least, asked)
+    command = commands.Trim(
+        worker_id=worker.worker_id, lease_id=held.lease_id, num_tokens=num_tokens
+    )
+    if any(group.keeps is Keeps.STATE for group in world.shape.groups):
+        if not isinstance(world.send(command), WrongStateError):
+            world.fail("a rank has trimmed a lease with states")
+        return
     trim(world, held, num_tokens)
     shared = world.shared[held.lease_id]
     # A control process that does not remember how far a rank has come believes it to be as far as it can be.
     held.vain_tokens, held.is_trimming = asked if shared.is_resumed else num_tokens, False
     wants = shared.wants
     before, wants[worker.worker_id] = dict(wants), min(wants[worker.worker_id], num_tokens)
-    least_left, most_left = sharing.left_by_trim(world, held)
+    least_left, most_left = agreement.left_by_trim(world, held)
     wants.update(before)
-    outcome = world.send(
-        commands.Trim(worker_id=worker.worker_id, lease_id=held.lease_id, num_tokens=num_tokens)
-    )
+    outcome = world.send(command)
     if not isinstance(outcome, Outcome) or not isinstance(outcome.reply, Trimmed):
         world.fail(f"a trim of a rank came to {outcome}")
     elif not least_left <= outcome.reply.num_given_back <= most_left:

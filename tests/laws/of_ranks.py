@@ -201,6 +201,11 @@ def restart_believes_no_rank_beyond_what_was_asked_for(patch: pytest.MonkeyPatch
     patch.setattr(recovery, "_members_of", less)
 
 
+def states_of_another_rank_go_untold(patch: pytest.MonkeyPatch) -> None:
+    """A rank is told of no state where its newest one stands with that of another, which has asked for more tokens."""
+    patch.setattr(joining, "_end_with_states", lambda _, __, ___, end: end)
+
+
 def rank_that_never_learned_of_a_lease_has_come(patch: pytest.MonkeyPatch) -> None:
     """A rank whose call ended while its lease was loading counts as one that was there."""
     part = Members.part

@@ -76,17 +76,6 @@ MIXES: Final[Mapping[str, CacheShape]] = {
 """Caches of several groups, or of one that is not simply kept, by name."""
 
 
-_MIXES_OF_RANKS: Final = (
-    "full and window",
-    "full, window and chunk",
-    "drafted and window",
-    "windows",
-    "chunk",
-    "full and fixed",
-)
-"""The mixes that are played with engines whose ranks call apart; states are not, which such ranks can neither trim nor
-fork."""
-
 _ONE_IN_LIMITED: Final = 8
 _MAGAZINES_AMONG_THEM: Final = 4
 _ONE_IN_OPERATED: Final = 16
@@ -117,7 +106,7 @@ def name_of(seed: int) -> str:
 def ranks_of(seed: int) -> CacheShape:
     """Return the cache of a history with engines each of whose two ranks calls for itself: half have one group."""
     nth, is_mixed = divmod(seed // _APART[0], 2)
-    mix = _MIXES_OF_RANKS[nth % len(_MIXES_OF_RANKS)]
+    mix = [*MIXES][nth % len(MIXES)]
     return replace(MIXES[mix] if is_mixed else SHAPE, num_ranks=2)
 
 

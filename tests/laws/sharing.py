@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvlease.groups import Keeps
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import commands
 from kvleased.core.effects import Committed, Extended, Forked, Reloaded, Reserved, Trimmed
@@ -40,6 +41,10 @@ class Shared:
     """By rank: the tokens that it has ever committed."""
     is_due: dict[int, int] = field(default_factory=dict)
     """The same since it joined last, and since the control process began: what must not be forgotten."""
+    stops: dict[int, set[int]] = field(default_factory=dict)
+    """By rank: the counts of tokens that it has ever committed, each of which is that of a state."""
+    due_stops: dict[int, set[int]] = field(default_factory=dict)
+    """The same since it joined last, and since the control process began."""
     fresh: dict[int, int] = field(default_factory=dict)
     """The generations of blocks that were nobody's when the first of its ranks was told of them."""
     is_resumed: bool = False
@@ -49,6 +54,8 @@ class Shared:
         """Note how far a rank has come."""
         self.done[rank] = max(self.done.get(rank, self.hit_tokens), num_tokens)
         self.is_due[rank] = max(self.is_due.get(rank, 0), num_tokens)
+        self.stops.setdefault(rank, set()).add(num_tokens)
+        self.due_stops.setdefault(rank, set()).add(num_tokens)
 
     def cut(self, num_tokens: int) -> None:
         """Note that what ranks have committed behind so many tokens is gone with its blocks."""
@@ -129,6 +136,7 @@ def _note_part(world: "World", worker: Worker, request_id: str, reply: Reserved)
     shared.wants[worker.worker_id] = _asked_tokens(world, lease_id)
     if lease_id not in worker.leases:
         shared.is_due.pop(rank, None)
+        shared.due_stops.pop(rank, None)
 
 
 def note_unanswered(world: "World", worker: Worker, command: object) -> None:
@@ -154,6 +162,7 @@ def begin_anew(world: "World") -> None:
         shared.wants = {one: asked for one in shared.wants if one in world.workers}
         shared.is_resumed = True
         shared.is_due.clear()
+        shared.due_stops.clear()
     for worker in world.workers.values():
         for held in worker.leases.values():
             told_again(world, held)
@@ -202,12 +211,21 @@ def join(world: "World", worker: Worker, held: Held) -> int | None:
     return int(world.records.rows.num_tokens[row])
 
 
-def grown(held: Held, fresh: Sequence[range]) -> list[range]:
+def grown(
+    world: "World", held: Held, hits: Sequence[range], fresh: Sequence[range]
+) -> list[Sequence[int]]:
     """Return the places that a rank finds filled behind a prefix: all those, too, that others have added."""
-    return [
-        range(places.start, max(places.stop, len(part)))
-        for places, part in zip(fresh, held.parts, strict=True)
-    ]
+    found: list[Sequence[int]] = []
+    for at, (group, part) in enumerate(zip(world.shape.groups, held.parts, strict=True)):
+        if group.keeps is not Keeps.STATE:
+            found.append(range(fresh[at].start, max(fresh[at].stop, len(part))))
+            continue
+        # Others have states where they stopped before.
+        filled = [place for place, block in enumerate(part) if block != NULL]
+        found.append([place for place in filled if place not in hits[at]])
+        if not {*fresh[at]} <= {*filled}:
+            world.fail(f"lease {held.lease_id} has states at {filled}, and none at {fresh[at]}")
+    return found
 
 
 def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None:
@@ -228,13 +246,16 @@ def know_prefix(world: "World", held: Held) -> None:
     """Let a rank that joined a lease in the host pool know what the prefix holds that it was told of there."""
     if held.rank is None:
         return
+    for at, group in enumerate(world.shape.groups):
+        # It is told of what slower ones still need, too.
+        first = min(needs.needed_from(group, held.computed), len(held.parts[at]))
+        held.parts[at][:first] = [NULL] * first
+        held.marks[at][:first] = [None] * first
     for at, place, _, mark in list(held.places()):
         group = world.shape.groups[at]
-        if (
-            mark is None
-            and group.keys_per_block
-            and (place + 1) * group.tokens_per_block <= held.computed
-        ):
+        end_tokens = (place + 1) * group.tokens_per_block
+        is_state = group.keeps is Keeps.STATE and end_tokens != held.computed
+        if mark is None and not is_state and group.keys_per_block and end_tokens <= held.computed:
             held.marks[at][place] = ("key", held.keys[(place + 1) * group.keys_per_block - 1], at)
 
 
@@ -260,9 +281,11 @@ def grow(
     for at, group in enumerate(world.shape.groups):
         part, marks = held.parts[at], held.marks[at]
         before = len(part)
-        told = added[start : start + counts[at]]
+        told = [block or NULL for block in added[start : start + counts[at]]]
         start += counts[at]
         end = max(before, needs.end_of(group, held.computed, num_tokens))
+        if group.keeps is Keeps.STATE:
+            end = max(end, _end_of_states(rows[at], end, 1 + group.extra_blocks))
         most = max(end, needs.end_of(group, most_computed, num_tokens))
         if told and told[-1] in rows[at]:
             # Who has committed more than it knows of is told of what comes behind that.
@@ -271,11 +294,20 @@ def grow(
         piece = rows[at][before:end]
         if len(piece) != end - before or piece[len(piece) - len(told) :] != told:
             world.fail(f"a rank extends lease {held.lease_id} by {piece}, and is told of {told}")
-        if len(told) < end - least:
+        # The empty places before a state go without saying.
+        lacking = piece[least - before : len(piece) - len(told)]
+        if any(group.keeps is not Keeps.STATE or block != NULL for block in lacking):
             world.fail(f"a rank lacks places {least} to {end} of lease {held.lease_id}: got {told}")
         part += piece
         marks += [None] * len(piece)
-        check_fresh(world, worker, held, untold(world, held, piece))
+        blocks = [block for block in piece if block != NULL]
+        check_fresh(world, worker, held, untold(world, held, blocks))
+
+
+def _end_of_states(row: Sequence[int], end: int, num_states: int) -> int:
+    """Return the end of the places of a rank's newest states: they stand where another's do that has asked for more."""
+    held = [place for place in range(max(0, end - num_states), len(row)) if row[place] != NULL]
+    return held[min(num_states, len(held)) - 1] + 1 if held else end
 
 
 def furthest(world: "World", held: Held) -> int:
@@ -297,54 +329,35 @@ def furthest_of_all(world: "World", held: Held) -> int:
     return max([furthest(world, held), *world.shared[held.lease_id].done.values()])
 
 
-def know_parent(world: "World", parent: Held) -> None:
-    """Let a rank that forks off a lease know what stands where it needs no block itself, and a slower one does."""
-    row = row_of(world, parent.lease_id)
+def as_parent(world: "World", held: Held) -> Held:
+    """Return what a worker knows of a lease that it forks: a rank also of places where only slower ones need blocks."""
+    parent, row = held.snapshot(), row_of(world, held.lease_id)
     if parent.rank is None or row is None or parent.is_evicted:
-        return
+        return parent
     for at, (group, part) in enumerate(zip(world.shape.groups, row_parts(world, row), strict=True)):
         for place, block in enumerate(part[: len(parent.parts[at])]):
             last = (place + 1) * group.keys_per_block - 1
             if parent.parts[at][place] == NULL != block and last < len(parent.keys):
                 parent.parts[at][place] = block
                 parent.marks[at][place] = ("key", parent.keys[last], at)
+    return parent
 
 
 def compare_row(world: "World", held: Held, parts: list[list[int]]) -> None:
     """The row of a shared lease begins, in each group, with what each of its ranks was told."""
     for at, (group, part) in enumerate(zip(world.shape.groups, held.parts, strict=True)):
         first = needs.needed_from(group, held.written)
-        if parts[at][first : len(part)] != part[first:]:
+        row = parts[at][first : len(part)]
+        if group.keeps is Keeps.STATE:
+            # Others have states where this one needs none.
+            row = [
+                block if mine != NULL else NULL
+                for block, mine in zip(row, part[first:], strict=False)
+            ]
+        if row != part[first:]:
             world.fail(
                 f"rank {held.rank} has blocks {part} of lease {held.lease_id}, whose row lists {parts[at]}"
             )
-
-
-def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
-    """Return the least and the most blocks that leave a lease when a rank has trimmed its part of it."""
-    row, shared = row_of(world, held.lease_id), world.shared[held.lease_id]
-    assert row is not None
-    if len(shared.ranks | shared.perhaps) < world.shape.num_ranks:
-        return 0, 0
-    known = [
-        tokens
-        for one, tokens in shared.wants.items()
-        if one in world.workers and held.lease_id in world.workers[one].leases
-    ]
-    groups, num_computed = world.shape.groups, int(world.records.rows.num_computed[row])
-    # Windows stay as they are while a rank is ahead; and one that may be has what it needs where it is.
-    done = [shared.done.get(rank, 0) for rank in shared.ranks]
-    is_even = max(done) <= num_computed or not any(group.gives_back for group in groups)
-    least, most = (
-        sum(
-            max(0, len(part) - needs.end_of(group, at_tokens, max(known)))
-            for part, group in zip(row_parts(world, row), groups, strict=True)
-        )
-        for at_tokens in (max(known), num_computed)
-    )
-    # Of others nobody knows whether they have a part in it yet, or still.
-    are_all_known = len(known) == len(shared.wants) and not shared.is_resumed
-    return least if are_all_known and is_even else 0, most
 
 
 # Ranks that come back -------------------------------------------------------------------------------------------------

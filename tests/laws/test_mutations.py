@@ -32,6 +32,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     of_ranks.restart_believes_no_rank_beyond_what_was_asked_for: (
         rank_restarts.test_a_rank_that_had_filled_what_there_was_room_for_goes_on_from_there
     ),
+    of_ranks.states_of_another_rank_go_untold: (
+        rank_restarts.test_a_rank_is_told_of_the_state_that_another_has_asked_for_further_on
+    ),
     of_ranks.rank_that_never_learned_of_a_lease_has_come: (
         rank_parts.test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come
     ),

@@ -243,9 +243,8 @@ class World:
         is_move = held is not None and isinstance(command, _MOVES)
         if held is not None:
             held.is_moving = is_move
-        parent = held.snapshot() if held and isinstance(command, commands.Fork) else None
-        if parent is not None:
-            sharing.know_parent(self, parent)
+        is_fork = held is not None and isinstance(command, commands.Fork)
+        parent = sharing.as_parent(self, held) if held and is_fork else None
         # The command may wake callers before its own answer is here.
         self.about_to_move = held if is_move else None
         outcome = self.send(command)

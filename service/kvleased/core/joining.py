@@ -10,10 +10,13 @@ Who asks first is served as a process that calls for all ranks would be. Who ask
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlease.errors import IdReusedError, WrongStateError
+from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
 from kvleased.core.commands import Commit, Extend, Fork, Reload, Reserve, Trim
+from kvleased.core.covering import Covering
 from kvleased.core.digests import asked_digest
 from kvleased.core.effects import Extended, Outcome, Reloaded, Reply, Reserved
 from kvleased.core.ending import renew
@@ -176,6 +179,7 @@ def tell(state: CacheState, lease: Lease, members: Members, command: Extend) -> 
     pieces = []
     for group, part in enumerate(leases.parts_of(lease.row)):
         end = min(len(part), covering.last_covered(group, num_computed, num_tokens))
+        end = _end_with_states(covering, group, part, end)
         piece = part[member.told[group] : end]
         (held,) = (piece != NULL).nonzero()
         # The empty places before a state go without saying, and those between two do not.
@@ -187,6 +191,20 @@ def tell(state: CacheState, lease: Lease, members: Members, command: Extend) -> 
         num_blocks=pack_counts(state, np.array([len(piece) for piece in pieces])),
         covered_tokens=covering.covered(member.told, num_tokens),
     )
+
+
+def _end_with_states(covering: Covering, group: int, part: NDArray[np.int32], end: int) -> int:
+    """Return the end of the places that a member is told of.
+
+    Its states stand where those of another do that has asked for more.
+    """
+    shape = covering.groups[group]
+    if shape.keeps is not Keeps.STATE:
+        return end
+    num_states = 1 + shape.extra_blocks
+    first = max(0, end - num_states)
+    held = first + (part[first:] != NULL).nonzero()[0][:num_states]
+    return max(end, int(held[-1]) + 1) if len(held) else end
 
 
 def attempt_joint_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | Lease | None:
@@ -239,14 +257,8 @@ def agreed_commit(state: CacheState, members: Members, command: Commit) -> Commi
 
 
 def agreed_trim(state: CacheState, lease: Lease, members: Members, command: Trim) -> int:
-    """Note how many tokens a member wants a lease to cover, and return how many some rank may still write.
-
-    Raises:
-        WrongStateError: There are states, which a trim moves: each rank's at another time.
-
-    """
+    """Note how many tokens a member wants a lease to cover, and return how many some rank may still write."""
     covering, rows, row = state.covering, state.leases.rows, lease.row
-    check_no_states(members, "trimmed")
     member, num_computed = members.present[command.worker_id], int(rows.num_computed[row])
     own = members.computed_by(command.worker_id, num_computed)
     member.num_tokens = min(member.num_tokens, max(command.num_tokens, own))

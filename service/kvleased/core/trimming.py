@@ -9,7 +9,7 @@ from kvleased.core.commands import Trim
 from kvleased.core.effects import Outcome, Trimmed
 from kvleased.core.ending import renew
 from kvleased.core.ids import Ids
-from kvleased.core.joining import agreed_trim
+from kvleased.core.joining import agreed_trim, check_no_states
 from kvleased.core.leases import LeaseBook
 from kvleased.core.phases import Phase
 from kvleased.core.records import NULL
@@ -20,10 +20,7 @@ from kvleased.counted import counted
 def trim(state: CacheState, command: Trim, now: float) -> Outcome:
     """Take back a lease's blocks behind a token; the newest state of recurrent layers stays."""
     lease = state.lease_of(command)
-    renew(state, lease, now)
-    if lease.phase is not Phase.ACTIVE:
-        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be trimmed"
-        raise WrongStateError(msg)
+    check_no_states(lease.members, "trimmed")
     leases, rows, row = state.leases, state.leases.rows, lease.row
     num_computed = int(rows.num_computed[row])
     least = max(1, num_computed)
@@ -33,6 +30,10 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
             f"trim to at least {least}"
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=least)
+    renew(state, lease, now)
+    if lease.phase is not Phase.ACTIVE:
+        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be trimmed"
+        raise WrongStateError(msg)
     num_tokens = command.num_tokens
     if lease.members is not None:
         num_tokens = agreed_trim(state, lease, lease.members, command)

@@ -11,6 +11,7 @@ from kvlease.ids import LeaseId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Evicted, Mapped, Reloaded, Reserved, Stepped, Trimmed
+from kvleased.core.phases import Phase
 from kvleased.core.stepping import StepVerb
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
@@ -20,6 +21,7 @@ from tests.unit.service.core.builders import (
     evict,
     ids,
     land,
+    records,
     release,
     reload,
     reloaded,
@@ -369,6 +371,19 @@ def test_trim_leaves_what_is_computed() -> None:
         trim(cache, lease.lease_id, 8)
 
     assert trim(cache, lease.lease_id, 9) == 2
+
+
+def test_refused_trim_leaves_a_lease_in_quarantine() -> None:
+    """What makes no sense shows nothing of its caller's health."""
+    cache = cache_of(FULL, WINDOW)
+    lease = reserve_tokens(cache, 14)
+    commit_tokens(cache, lease.lease_id, 9, b"")
+    tick(cache, LEASE_SECONDS + 1)
+
+    with pytest.raises(InvalidError):
+        trim(cache, lease.lease_id, 8)
+
+    assert records(cache).rows.phase[lease.row] == Phase.QUARANTINED
 
 
 @pytest.mark.parametrize("num_tokens", [0, -1])

@@ -115,6 +115,18 @@ def test_a_rank_behind_is_told_where_the_states_are() -> None:
     assert [bool(one) for one in ids(told.block_ids)[5:]] == [True, False, False, True]
 
 
+def test_a_rank_is_told_of_the_state_that_another_has_asked_for_further_on() -> None:
+    """Where its own newest state would stand there is none: both write theirs to the next place that has one."""
+    cache = grouped(STATES)
+    lease = both(cache, 1)
+    extend(cache, lease.lease_id, 6, LEFT)
+
+    told = answer(cache.handle(an_extend(lease.lease_id, 4, worker_id=RIGHT), 0.0), Extended)
+
+    assert ids(told.num_blocks) == [3, 1]
+    assert told.covered_tokens == 4 * TOKENS_PER_BLOCK
+
+
 # Restart --------------------------------------------------------------------------------------------------------------
 
 
