@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-thorough test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-processes test-laws test-thorough test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 # Without bytecode every process compiles what it imports, and tests start hundreds: one of a daemon took twice the time.
@@ -27,9 +27,15 @@ ELSEWHERE := not gpu and not vllm and not deploy
 PROCESSES := tests/acceptance tests/gpu tests/integrations/test_transformers.py tests/laws/test_sweep.py
 # Where what is thorough starts none.
 HISTORIES := tests/laws/test_simulation.py
-test: setup ## run the tests: laws and units, then those that start processes
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)"
+test: setup ## run the tests: laws and units, and beside them those that start processes
+	@$(MAKE) --no-print-directory -j 2 test-processes test-laws
+
+test-processes test-laws: setup
+test-processes:
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
+# What starts processes waits for them half of its time; laws and units take what it leaves of the processors.
+test-laws:
+	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)"
 
 test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance" $(HISTORIES)

@@ -41,11 +41,11 @@ def check_type(
     Raises:
         InvalidError: rule wrong_type; the message names the field, the value and what is wanted.
     """
-    if get_origin(hint) is not tuple:
+    inner = item_type(hint)
+    if inner is None:
         if not _is_of(value, hint):
             raise wrong_type(field, of, _wanted(hint), value)
         return
-    inner = get_args(hint)[0]
     for index, item in enumerate(checked_items(field, value, inner, of=of, sequences=sequences)):
         check_type(f"{field}[{index}]", item, inner, of=of, sequences=sequences)
 
@@ -214,14 +214,25 @@ _ONE: Final = {int: "an integer", str: "a string", bool: "true or false", bytes:
 _SEVERAL: Final = {int: "integers", str: "strings"}
 
 
+@cache
+def item_type(hint: Any) -> Any:
+    """Return the type of a tuple's items; None where the hint is no tuple."""
+    return get_args(hint)[0] if get_origin(hint) is tuple else None
+
+
+@cache
+def _kinds(hint: Any) -> tuple[type, ...]:
+    return get_args(hint) or (hint,)
+
+
 def _is_of(value: object, hint: Any) -> bool:
     """Tell whether a value is of a type or one of several; true and false are no integers."""
-    kinds = get_args(hint) or (hint,)
+    kinds = _kinds(hint)
     return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
 def _wanted(hint: Any) -> str:
-    kinds = get_args(hint) or (hint,)
+    kinds = _kinds(hint)
     said = " or ".join(
         _ONE.get(kind, f"a {kind.__name__}") for kind in kinds if kind is not NoneType
     )
@@ -229,8 +240,9 @@ def _wanted(hint: Any) -> str:
 
 
 def _several(hint: Any) -> str:
-    if get_origin(hint) is tuple:
-        return f"lists of {_several(get_args(hint)[0])}"
+    inner = item_type(hint)
+    if inner is not None:
+        return f"lists of {_several(inner)}"
     return _SEVERAL.get(hint) or str(hint.__name__)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -13,6 +13,7 @@ from kvlease._checks import (
     check_type,
     checked_items,
     field_types,
+    item_type,
 )
 from kvlease.spec import LayerSpec, spec_from_fields, spec_to_fields
 from kvlease.units import BYTES_MAX
@@ -58,8 +59,8 @@ def from_proto(message: Message, record_type: type[RecordT]) -> RecordT:
 
 
 def _check(field: str, value: Any, hint: Any, declared: Any) -> None:
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
+    inner = item_type(hint)
+    if inner is not None:
         for index, item in enumerate(checked_items(field, value, inner, sequences=(tuple, list))):
             _check(f"{field}[{index}]", item, inner, declared)
         return
@@ -123,8 +124,8 @@ def _put_spec(message: Any, spec: LayerSpec) -> None:
 
 def _take(value: Any, hint: Any) -> Any:
     """Return what a field of a message says, as the record's type hint wants it."""
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
+    inner = item_type(hint)
+    if inner is not None:
         return tuple(_take(item, inner) for item in value)
     if hint is LayerSpec:
         return spec_from_fields(_fields_of(value))

@@ -25,6 +25,7 @@ from kvleased.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+    from pydantic_settings import BaseSettings, CliSettingsSource
 
 _EPILOG: Final = """\
 BYTES may have a unit, such as 8GiB. Each flag is also an environment variable, KVLEASED_ and its name in capitals,
@@ -58,7 +59,6 @@ def load(argv: Sequence[str]) -> Settings:
     # Imported here: the control process gets resolved settings and must start quickly.
     from pydantic_settings import (  # noqa: PLC0415
         BaseSettings,
-        CliSettingsSource,
         EnvSettingsSource,
         PydanticBaseSettingsSource,
         SettingsConfigDict,
@@ -84,16 +84,7 @@ def load(argv: Sequence[str]) -> Settings:
             *_sources: PydanticBaseSettingsSource,
             **_named_sources: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            flags: CliSettingsSource[Any] = CliSettingsSource(
-                settings_cls,
-                cli_parse_args=list(argv),
-                root_parser=parser,
-                cli_kebab_case=True,
-                cli_implicit_flags=True,
-                cli_hide_none_type=True,
-                cli_avoid_json=True,
-            )
-            origins["flags"] = flags
+            origins["flags"] = _flags(settings_cls, parser, argv)
             origins["environment"] = EnvSettingsSource(settings_cls)
             if config is not None:
                 origins["file"] = TomlConfigSettingsSource(settings_cls, config)
@@ -111,6 +102,23 @@ def load(argv: Sequence[str]) -> Settings:
         found = [Origin(kind, source(), config or "") for kind, source in origins.items()]
         parser.error(f"\n{parser.prog}: ".join(complaints(error, found)))
     return Settings.model_validate(loaded.model_dump())
+
+
+def _flags(
+    settings_class: "type[BaseSettings]", parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> "CliSettingsSource[Any]":
+    """Return what reads the flags, which adds them to the parser."""
+    from pydantic_settings import CliSettingsSource  # noqa: PLC0415 - as above
+
+    return CliSettingsSource(
+        settings_class,
+        cli_parse_args=list(argv),
+        root_parser=parser,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
 
 
 def unknown_variables() -> dict[str, str]:

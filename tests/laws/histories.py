@@ -98,6 +98,11 @@ def play(seeds: Iterable[int], steps: int = STEPS) -> Tally:
     return tally
 
 
+def breaks_a_law(seed: int) -> bool:
+    """Tell whether something goes wrong in one history, whichever event it is after."""
+    return lived(seed, STEPS, _EVENTS_A_CHECK)[1] is not None
+
+
 def lived(seed: int, steps: int, events_a_check: int) -> tuple[World, Violation | None]:
     """Play one history, and return its world with the first violation that is found."""
     world = world_of(seed)

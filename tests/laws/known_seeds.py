@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from tests.laws.histories import play
+from tests.laws.histories import breaks_a_law
 from tests.laws.mutations import CACHES, MUTATIONS, STORES
 from tests.laws.shapes import seeds_of
 
@@ -34,16 +34,13 @@ def searched(name: str) -> Iterator[int]:
     return islice(seeds_of(CACHES.get(name, "one"), STORES.get(name, "")), HISTORIES)
 
 
-def shows(seed: int) -> bool:
-    """Tell whether a bug that is switched on breaks a law in a history."""
-    return bool(play([seed]).violations)
-
-
 def _first(name: str) -> tuple[int, int] | None:
     """Return at which place of its search a bug shows first, and the seed there; None if it does not show."""
     with pytest.MonkeyPatch.context() as patch:
         MUTATIONS[name](patch)
-        return next(((at, seed) for at, seed in enumerate(searched(name)) if shows(seed)), None)
+        return next(
+            ((at, seed) for at, seed in enumerate(searched(name)) if breaks_a_law(seed)), None
+        )
 
 
 def renew() -> int:

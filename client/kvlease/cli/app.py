@@ -20,6 +20,7 @@ from kvlease.cli import advice, operating, printing, tables
 from kvlease.cli.connecting import Address, Json, connected
 from kvlease.cli.listing import first_of
 from kvlease.cli.misses import explanation
+from kvlease.cli.mistakes import Commands
 from kvlease.cli.naming import Named, OnlyCache, either, explained
 from kvlease.cli.page import ui
 from kvlease.cli.plan import PlanCommand, plan_command
@@ -30,6 +31,7 @@ from kvlease.replies import Inspection
 
 app = typer.Typer(
     name="kvlease",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

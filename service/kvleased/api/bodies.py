@@ -76,7 +76,7 @@ def refusal_of(body_class: type[BaseModel], error: ValidationError) -> InvalidBo
     # A union finds fault with each of its kinds; what is deeper is of the one that was meant.
     found: dict[tuple[str | int, ...], list[tuple[Any, Schema]]] = {}
     for one in error.errors(include_url=False):
-        place, schema = _place(_schema(body_class), one["loc"])
+        place, schema = _place(schema_of(body_class), one["loc"])
         found.setdefault(place, []).append((one, schema))
     deepest = [place for place in found if not any(_is_within(other, place) for other in found)]
     errors = tuple(_told(place, found[place]) for place in deepest[:ERRORS_MAX])
@@ -84,7 +84,8 @@ def refusal_of(body_class: type[BaseModel], error: ValidationError) -> InvalidBo
 
 
 @cache
-def _schema(body_class: type[BaseModel]) -> Schema:
+def schema_of(body_class: type[BaseModel]) -> Schema:
+    """Return the schema of a body, as it is published; to make it takes long, and is done once."""
     return body_class.model_json_schema()
 
 

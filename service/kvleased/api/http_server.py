@@ -15,10 +15,8 @@ from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.rest_protocol import GuardedProtocol
 from kvleased.strangers import Seldom
 
-ACCEPTS_A_TURN: Final = 4
-"""Connections accepted before the loop looks at anything else."""
 _LOOKS_A_TURN: Final = 32
-"""Connections looked at, of which those that their peers have closed already cost next to nothing."""
+"""Connections looked at until one is opened: those that their peers have closed already cost next to nothing."""
 UNSENT_BYTES_MAX: Final = 1 << 18
 """Bytes that the kernel keeps for a peer that does not read; left to itself it takes 4 MiB, and we write as many."""
 SECONDS_WITHOUT_FDS: Final = 0.1
@@ -125,7 +123,7 @@ class HttpServer:
         self._tls = tls
 
     def _accept(self) -> None:
-        num_opened = 0
+        """Open one connection, and leave others to later turns: each costs as much as a call or two of a worker."""
         for _ in range(_LOOKS_A_TURN):
             try:
                 sock, address = self._listener.accept()
@@ -147,9 +145,7 @@ class HttpServer:
             opening = self._loop.create_task(self._open(sock, connection))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
-            num_opened += 1
-            if num_opened == ACCEPTS_A_TURN:
-                return
+            return
 
     def _resume(self) -> None:
         if self._listener.fileno() >= 0:

@@ -33,8 +33,6 @@ FDS_MAX: Final = 4
 """Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
 _FDS_SPACE_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 RECEIVE_BYTES: Final = 1 << 16
-ACCEPTS_A_TURN: Final = 4
-"""Connections accepted before the loop looks at anything else."""
 SECONDS_SILENT: Final = 1.0
 """Seconds after which a connection that says nothing gives way to a new one, where there are too many."""
 SECONDS_WITHOUT_FDS: Final = 0.1
@@ -82,19 +80,19 @@ class LocalServer:
 
     def _accept(self) -> None:
         assert self._listener is not None, "accepting without a listener"
-        for _ in range(ACCEPTS_A_TURN):
-            try:
-                sock, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError:
-                self._pause()
-                return
-            sock.setblocking(False)
-            if not self._has_room():
-                self._turn_away(sock)
-            else:
-                self.connections.add(_Opening(self, sock))
+        # One, and others in later turns: each costs as much as a call of a worker.
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            self._pause()
+            return
+        sock.setblocking(False)
+        if not self._has_room():
+            self._turn_away(sock)
+        else:
+            self.connections.add(_Opening(self, sock))
 
     def _has_room(self) -> bool:
         """Tell whether one more connection can be had: at the limit in place of the one that was silent longest."""

@@ -11,10 +11,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
-from kvleased.api.faults import problem, problem_headers
+from kvleased.api.endings import Lingering, refusal
 from kvleased.api.places import Places
 from kvleased.api.sockets import peer_of, role_of
 from kvleased.api.tls import role_in
+from kvleased.next_turn import in_next_turn
 from kvleased.roles import Role
 from kvleased.strangers import Seldom
 
@@ -29,6 +30,8 @@ _BYTES_BESIDE: Final = 4
 """Bytes of a line of a head beside name and value: the colon, the space and the end of the line."""
 _FED_BYTES: Final = 256
 """Bytes that the parser is fed at once, but for a body, which it takes whole: heads of some 10 requests at most."""
+_PIECES_A_TURN: Final = 16
+"""Pieces that the parser is fed before the loop looks at anything else."""
 _PASSED_OVER_BYTES_MAX: Final = 1 << 20
 """Bytes of a head that are thrown away, so that who sends it gets to see its refusal."""
 _BODY_PASSED_OVER_BYTES_MAX: Final = 32 << 20
@@ -115,7 +118,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.hang_up()
             return
         if not self._unanswered and self.scheme == "http":
-            self.transport.write(_answer(self._no_place(self.places.strangers_max)))
+            self.transport.write(refusal(self._no_place(self.places.strangers_max)))
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -144,7 +147,9 @@ class GuardedProtocol(HttpToolsProtocol):
         What one chunk brings are thousands of requests else, each of which costs time before it is begun.
         """
         at = 0
-        while at < len(data) and not self.pipeline and not self.transport.is_closing():
+        for _ in range(_PIECES_A_TURN):
+            if at >= len(data) or self.pipeline or self.transport.is_closing():
+                break
             piece = data[at : at + max(_FED_BYTES, self._body_bytes_left)]
             at += len(piece)
             if not self._fed(piece):
@@ -156,12 +161,19 @@ class GuardedProtocol(HttpToolsProtocol):
                     self._refuse_head()
                     self._pass_over(len(data) - at)
                     return
-        if self.transport.is_closing():
-            return
-        self._unfed = data[at:]
-        if self._unfed:
-            self._disarm()
+        if not self.transport.is_closing():
+            self._leave(data[at:])
+
+    def _leave(self, unfed: bytes) -> None:
+        """Keep what is not fed yet for a later turn; where nothing is, expect the rest of what has begun."""
+        self._unfed = unfed
+        if unfed:
             self.flow.pause_reading()
+            if self.pipeline:
+                # The end of an answer goes on with it.
+                self._disarm()
+            else:
+                in_next_turn(self._feed_on)
         elif self._deadline is None and self._is_in_head:
             self._arm(self.head_seconds_max)
         elif self._deadline is None and self._is_in_body:
@@ -169,10 +181,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm(self.body_seconds_max + _GRACE_SECONDS)
 
     def _feed_on(self) -> None:
-        """Take up what was left, unless the connection is at its end."""
+        """Take up what was left, unless the connection is at its end, or passes over what comes."""
         data, self._unfed = self._unfed, b""
-        if data and not self.transport.is_closing():
-            self.flow.resume_reading()
+        if not data or self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self._bytes_left:
+            self._pass_over(len(data))
+        else:
             self._feed(data)
 
     def _fed(self, data: bytes) -> bool:
@@ -256,7 +272,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def pass_over_body(self) -> None:
         """Have the answer that comes next close the connection only after the body, which nobody wants to read."""
         if self._is_in_body and self.cycle is not None:
-            self.cycle.transport = cast(asyncio.Transport, _Lingering(self.transport, self._linger))
+            self.cycle.transport = cast(asyncio.Transport, Lingering(self.transport, self._linger))
 
     def _unsupported_upgrade_warning(self) -> None:
         self._tell("it asks for an upgrade, which is passed over")
@@ -302,7 +318,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.headers[:] = [one for one in self.headers if one[0] != b"host"] + [(b"host", host)]
 
     def _refuse(self, error: KVLeaseError, status: int | None = None) -> None:
-        self.transport.write(_answer(error, status))
+        self.transport.write(refusal(error, status))
         self.transport.close()
 
     def _is_head_too_large(self) -> bool:
@@ -313,7 +329,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse_head(self) -> None:
         """Refuse a head, and pass over the rest of it."""
         error = TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
-        self.transport.write(_answer(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+        self.transport.write(refusal(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         self._give_up()
         self._linger(_PASSED_OVER_BYTES_MAX)
 
@@ -343,10 +359,17 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def _pass_over(self, num_bytes: int) -> None:
-        """Throw away what comes after a head that was refused, but not without end."""
+        """Throw away what comes after a head that was refused, but not without end, nor all of it in one turn."""
         self._bytes_left = max(0, self._bytes_left - num_bytes)
         if not self._bytes_left:
             self.transport.close()
+        elif not self.transport.is_closing():
+            self.flow.pause_reading()
+            in_next_turn(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _arm(self, seconds: float) -> None:
         self._deadline = self.loop.call_later(seconds, self.transport.close)
@@ -357,19 +380,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._deadline = None
 
 
-class _Lingering:
-    """A transport that passes over what still comes where it is to be closed."""
-
-    def __init__(self, transport: asyncio.Transport, linger: Callable[[], None]) -> None:
-        """Take what it stands for, and what is done in place of closing that."""
-        self._transport = transport
-        self.close = linger
-
-    def __getattr__(self, name: str) -> object:
-        """Be the other one in everything else."""
-        return getattr(self._transport, name)
-
-
 def _first(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
     """Return the value of the first header of a name; empty where there is none."""
     return next((value for one, value in headers if one == name), b"")
@@ -377,10 +387,3 @@ def _first(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
 
 def _nothing() -> None:
     """Do what is to be done where a connection has ended."""
-
-
-def _answer(error: KVLeaseError, status: int | None = None) -> bytes:
-    status = status or error.http_status
-    body = problem(error, status)
-    head = b"".join(b"%b: %b\r\n" % header for header in problem_headers(error, body))
-    return b"HTTP/1.1 %d Refused\r\n%bconnection: close\r\n\r\n%b" % (status, head, body)

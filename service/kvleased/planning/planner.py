@@ -57,12 +57,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
     units = _match_units(inputs, groups)
     pools = sized(inputs, layout, groups, layers_of_ranks)
     _check_places(pools, layout)
-    slots = slot_geometry(
-        [part.bytes_per_block for part in pools.parts],
-        blocks_per_slot=inputs.blocks_per_slot,
-        slot_multiple_bytes=inputs.slot_multiple_bytes,
-        is_replicated=keep_same_bytes([rank.layers for rank in layers_of_ranks], inputs.parallel),
-    )
+    slots = _slots(pools, [rank.layers for rank in layers_of_ranks], inputs)
     _check_lower_tiers(inputs, groups, units)
     ranks = _rank_plans(pools, slots, inputs.block_multiple_bytes)
     num_host_slots = num_slots("host_bytes", inputs.host_bytes, slots.bytes_per_slot)
@@ -74,10 +69,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
         null_blocks=inputs.null_blocks,
         longest_request_tokens=pools.longest_request_tokens,
         blocks_per_longest_request=sum(pools.blocks_by_group),
-        capacity_tokens=floor_div(
-            (pools.num_blocks - inputs.null_blocks) * pools.longest_request_tokens,
-            max(1, sum(pools.blocks_by_group)),
-        ),
+        capacity_tokens=_capacity_tokens(pools, inputs),
         tokens_per_block=_finest(groups, inputs),
         hash_block_tokens=units.hash_block_tokens,
         scheduler_block_tokens=units.scheduler_block_tokens,
@@ -95,6 +87,25 @@ def plan(inputs: PlanInputs) -> CachePlan:
             *host_waste(_host_account(slots, num_host_slots, inputs)),
         ),
         context_ranks=inputs.parallel.context_ranks,
+    )
+
+
+def _capacity_tokens(pools: Pools, inputs: PlanInputs) -> int:
+    """Return the tokens of as many longest requests as fit in the pool at once, of the last one a part."""
+    return floor_div(
+        (pools.num_blocks - inputs.null_blocks) * pools.longest_request_tokens,
+        max(1, sum(pools.blocks_by_group)),
+    )
+
+
+def _slots(
+    pools: Pools, layers_of_ranks: Sequence[tuple[LayerSpec, ...]], inputs: PlanInputs
+) -> SlotGeometry:
+    return slot_geometry(
+        [part.bytes_per_block for part in pools.parts],
+        blocks_per_slot=inputs.blocks_per_slot,
+        slot_multiple_bytes=inputs.slot_multiple_bytes,
+        is_replicated=keep_same_bytes(layers_of_ranks, inputs.parallel),
     )
 
 

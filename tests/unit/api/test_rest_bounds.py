@@ -2,11 +2,12 @@
 
 import asyncio
 import socket
+import threading
 
 import pytest
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api import http_server, rest_protocol
+from kvleased.api import http_server, rest_endpoints, rest_protocol
 from tests.unit.api.scripted import HttpAnswer, Served, http
 
 TRANSPORTS = ("rest",)
@@ -190,3 +191,20 @@ async def test_answer_that_is_not_read_has_a_deadline(
 
     writer.close()
     assert reader is not None
+
+
+async def test_first_refusal_of_a_body_holds_up_nobody(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told of a body is made beside the loop, which serves others until it is there."""
+    is_heard = threading.Event()
+
+    def schema_of(_: object) -> None:
+        assert is_heard.wait(10), "the loop stood still"
+
+    monkeypatch.setattr(rest_endpoints, "schema_of", schema_of)
+    refused = asyncio.ensure_future(http(served, "POST", "/v1/leases", b"[]"))
+    assert (await http(served, "GET", "/livez")).status == 200
+    is_heard.set()
+
+    assert (await refused).status == 422
