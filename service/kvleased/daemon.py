@@ -200,7 +200,7 @@ class Daemon:
     def answer(self, verb: str, request: Message, caller: Caller) -> Answer:
         """Do the same, but leave what the caller need not wait for to `settle`, which must follow."""
         try:
-            if self._settling or self._unremembered:
+            if self._settling.left or self._unremembered:
                 self.settle()
             if caller.epoch and caller.epoch != self.epoch and verb != "attach":
                 self._refuse_stale(caller.epoch)
@@ -271,11 +271,11 @@ class Daemon:
             replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
         if verb == "attach" and not self._remembers(replies, caller):
             return carry_out(request, caller)
-        if (verb, key) in replies:
+        if (verb, key) in replies.names:
             return replies.recall(verb, key, digest_of(request, salt))
         answer = carry_out(request, caller)
         if isinstance(answer, Message):
-            self._unremembered.append(Unremembered(replies, verb, request, caller, salt, answer))
+            self._unremembered.append((replies, verb, request, caller, salt, answer))
             return answer
         return replies.promise(verb, key, digest_of(request, salt), answer)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import xxhash
 from google.protobuf.message import Message
@@ -92,14 +92,12 @@ class Replies:
         """Remember up to `max_replies`, the newest."""
         self._max_replies = max_replies
         self._entries: OrderedDict[tuple[str, str], tuple[int, Message | Shared]] = OrderedDict()
+        self.names = self._entries.keys()
+        """The verbs and keys of the replies that are remembered."""
 
     def __len__(self) -> int:
         """Count the replies that are remembered."""
         return len(self._entries)
-
-    def __contains__(self, name: tuple[str, str]) -> bool:
-        """Tell whether the reply to a verb and key is remembered."""
-        return name in self._entries
 
     def known(self, name: tuple[str, str]) -> Message | Shared | None:
         """Return the remembered reply to a verb and key, whatever the call's body was."""
@@ -146,15 +144,8 @@ class Replies:
             self._entries[name] = (digest, done.result())
 
 
-class Unremembered(NamedTuple):
-    """A reply that is on its way, and what it answers."""
-
-    replies: Replies
-    verb: str
-    request: Message
-    caller: Caller
-    salt: int
-    answer: Message
+Unremembered = tuple[Replies, str, Message, Caller, int, Message]
+"""A reply that is on its way, last, and what it answers: verb, request, caller and salt; for whom it is, first."""
 
 
 def digest_of(request: Message, salt: int = 0) -> int:

@@ -20,24 +20,21 @@ class Settling:
     def __init__(self, carry_out: CarryOut) -> None:
         """Take what carries out effects."""
         self._carry_out = carry_out
-        self._left: list[tuple[CacheEntry, Sequence[Effect]]] = []
-
-    def __bool__(self) -> bool:
-        """Tell whether there is anything to be done."""
-        return bool(self._left)
+        self.left: list[tuple[CacheEntry, Sequence[Effect]]] = []
+        """The effects of each command that are not carried out yet."""
 
     def __repr__(self) -> str:
         """Show life: how many commands left something."""
-        return f"<Settling {len(self._left)} commands>"
+        return f"<Settling {len(self.left)} commands>"
 
     def add(self, entry: CacheEntry, effects: Sequence[Effect]) -> None:
         """Have the effects of a command carried out by the next `settle`."""
-        self._left.append((entry, effects))
+        self.left.append((entry, effects))
 
     def settle(self) -> None:
         """Do all of it."""
-        while self._left:
-            self._settle(*self._left.pop(0))
+        while self.left:
+            self._settle(*self.left.pop(0))
 
     def settle_apart(self, entry: CacheEntry) -> None:
         """Do what the core of a cache left in a turn of its own, behind the one in which callers are answered.

@@ -28,8 +28,9 @@ from kvleased.core import (
 from kvleased.core.effects import Beat, Outcome
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.ids import Ids
-from kvleased.core.leases import Lease, LeaseBook
+from kvleased.core.leases import Lease
 from kvleased.core.loading import Loading
+from kvleased.core.naming import RowNames
 from kvleased.core.phases import End
 from kvleased.core.pool import Pool
 from kvleased.core.states import State
@@ -40,7 +41,7 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 def released_lease_is_extended_in_the_same_step(patch: pytest.MonkeyPatch) -> None:
     """The extends of a step are done before its releases, also for a lease that it released before."""
-    patch.setattr(LeaseBook, "are_distinct", lambda *_: True)
+    patch.setattr(RowNames, "are_distinct", lambda *_: True)
 
 
 def end_of_a_workers_leases_is_not_counted(patch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,14 @@ _TICKS_PER_SECOND: Final = 100
 _EARLY: Final = 7 / 8
 """Of the time that a call has left, after which a read wakes: the kernel may be an eighth of a timeout late."""
 _MS_PER_SECOND: Final = 1000
+_LOOK_SECONDS: Final = 0.0002
+"""Seconds for which an answer is looked for before the thread sleeps until it comes.
+
+To be put to sleep and woken takes a thread as long as the daemon takes for most calls, and the daemon, which wakes it,
+half of that again.
+"""
+_CALLS_WITHOUT_LOOK: Final = 31
+"""Calls that sleep at once after a look in vain: a daemon that shares our core would only be kept waiting by us."""
 
 
 class LocalTransport:
@@ -137,7 +145,15 @@ class LocalTransport:
 class _Connection:
     """One connection, and what is remembered from call to call; opens at its first call, closes at any doubt."""
 
-    __slots__ = ("__weakref__", "_buffer", "_call_number", "_path", "_socket", "_ticks")
+    __slots__ = (
+        "__weakref__",
+        "_buffer",
+        "_call_number",
+        "_num_without_look",
+        "_path",
+        "_socket",
+        "_ticks",
+    )
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -145,6 +161,7 @@ class _Connection:
         self._buffer = bytearray(_FIRST_BUFFER_BYTES)
         self._ticks = 0
         self._call_number = 0
+        self._num_without_look = 0
 
     @property
     def is_open(self) -> bool:
@@ -273,7 +290,10 @@ class _Connection:
 
     def _receive(self, sock: socket.socket, call: Outgoing) -> pb.Reply:
         buffer = self._buffer
-        num_received = _receive_into(sock, buffer, call)
+        try:
+            num_received = self._look(sock) or sock.recv_into(buffer)
+        except BlockingIOError:
+            num_received = _receive_late(sock, buffer, call)
         (body_bytes,) = LENGTH.unpack_from(buffer)
         if num_received != BYTES_OF_LENGTH + body_bytes:
             num_received = self._receive_rest(sock, call, num_received)
@@ -287,6 +307,21 @@ class _Connection:
         self.close()  # the daemon refuses the connection, not the call
         return reply
 
+    def _look(self, sock: socket.socket) -> int:
+        """Receive some bytes of an answer that comes at once; returns 0 where none does, or the connection ended."""
+        if self._num_without_look:
+            self._num_without_look -= 1
+            return 0
+        buffer, clock = self._buffer, time.monotonic
+        until = clock() + _LOOK_SECONDS
+        while clock() < until:
+            try:
+                return sock.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+        self._num_without_look = _CALLS_WITHOUT_LOOK
+        return 0
+
     def _receive_rest(self, sock: socket.socket, call: Outgoing, num_received: int) -> int:
         """Receive what a frame lacks; returns the bytes that are there then."""
         buffer = self._buffer
@@ -296,21 +331,24 @@ class _Connection:
                 buffer.extend(bytes(frame_bytes(buffer) - num_received))
             self._limit_call(sock, call.seconds_left())
             with memoryview(buffer) as whole, whole[num_received:] as rest:
-                num_received += _more(_receive_into(sock, rest, call))
+                try:
+                    num_received += _more(sock.recv_into(rest))
+                except BlockingIOError:
+                    num_received += _more(_receive_late(sock, rest, call))
         return num_received
 
 
-def _receive_into(sock: socket.socket, buffer: bytearray | memoryview, call: Outgoing) -> int:
-    """Receive some bytes of an answer; what came by the deadline is taken, and at the deadline there is an end."""
-    try:
-        return sock.recv_into(buffer)
-    except BlockingIOError:
-        # The kernel's timeout of a socket is coarse; that of a poll is not.
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        if not poll.poll(max(0.0, call.deadline_at - time.monotonic()) * _MS_PER_SECOND):
-            raise
-        return sock.recv_into(buffer)
+def _receive_late(sock: socket.socket, buffer: bytearray | memoryview, call: Outgoing) -> int:
+    """Receive what comes between the end of a socket's own timeout, which is coarse, and the call's deadline.
+
+    Raises:
+        BlockingIOError: nothing does.
+    """
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    if not poll.poll(max(0.0, call.deadline_at - time.monotonic()) * _MS_PER_SECOND):
+        raise BlockingIOError
+    return sock.recv_into(buffer)
 
 
 def _interval(ticks: int) -> bytes:

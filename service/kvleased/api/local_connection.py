@@ -172,7 +172,7 @@ class LocalConnection(asyncio.Protocol):
         makes_sense = self._serve_frames()
         batch, self._batch = self._batch, None
         if batch:
-            self._write(self._transport, b"".join(batch))
+            self._send(b"".join(batch))
         if not makes_sense:
             self._partial.clear()
             self._transport.close()
@@ -237,8 +237,8 @@ class LocalConnection(asyncio.Protocol):
             call_number = _call_number(packed)
             self._refuse(call_number, error)
             return call_number != 0
-        verb = call.WhichOneof("request")
-        if verb is None and not call.call_number:
+        verb, call_number = call.WhichOneof("request"), call.call_number
+        if not (verb or call_number):
             # Neither asks for anything nor could be told so.
             self._refuse(0, _misplaced(verb))
             return False
@@ -254,9 +254,9 @@ class LocalConnection(asyncio.Protocol):
         assert verb is not None, "what has no verb is not admitted"
         answer = faults.ask(self._daemon.answer, verb, getattr(call, verb), caller)
         if isinstance(answer, asyncio.Future):
-            self._wait(call.call_number, verb, answer, started)
+            self._wait(call_number, verb, answer, started)
         else:
-            self._answer(call.call_number, verb, answer, started)
+            self._answer(call_number, verb, answer, started)
         return True
 
     def _admitted(
@@ -348,13 +348,13 @@ class LocalConnection(asyncio.Protocol):
         self._send(error_frame(call_number, self._daemon.epoch, error))
 
     def _send(self, frame: bytes) -> None:
+        """Send at once what the kernel takes: uvloop would keep it until the end of its turn."""
+        transport = self._transport
         if self._batch is not None:
             self._batch.append(frame)
-        elif self._transport is not None:
-            self._write(self._transport, frame)
-
-    def _write(self, transport: asyncio.Transport, frame: bytes) -> None:
-        """Send at once what the kernel takes: uvloop would keep it until the end of its turn."""
+            return
+        if transport is None:
+            return
         if not transport.get_write_buffer_size():
             try:
                 num_sent = self._sock.send(frame)

@@ -256,9 +256,11 @@ def _rows(state: CacheState) -> list[str]:
         for lease in leases
         if lease.phase is _ACTIVE and lease.members is None
     }
-    workers = state.leases.active_worker.tolist()
+    workers = state.leases.names.worker_of.tolist()
     if {row: worker_id for row, worker_id in enumerate(workers) if worker_id} != active:
         found.append("the rows that count as active are not those of active leases")
+    elif not state.leases.names.is_sound:
+        found.append("what the ids of a step name is remembered otherwise than it is")
     return found + _free_rows(state, used)
 
 

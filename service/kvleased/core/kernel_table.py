@@ -38,6 +38,8 @@ class KernelTable:
     def __init__(self, rows: KernelRows, groups: Sequence[GroupShape]) -> None:
         """Take over rows as they are; after a crash, `reset` them."""
         self.rows = rows
+        self.is_used = bool(rows.num_published.any())
+        """Whether any row was ever published; until then no append has anything to do here."""
         self._has_nulls = any(group.gives_back for group in groups)
         self._num_parts = [group.kernel_blocks_per_block for group in groups]
         self._strides = [group.kernel_block_stride for group in groups]
@@ -137,6 +139,7 @@ class KernelTable:
 
     def _begin(self, row: int) -> int:
         """Make readers wait; return the odd number, which is the one there if a crash left it."""
+        self.is_used = True
         sequence = self.rows.sequence.item(row) | 1
         self.rows.sequence[row] = sequence
         return sequence

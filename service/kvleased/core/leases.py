@@ -21,6 +21,7 @@ from kvleased.core.effects import Missed, Tier
 from kvleased.core.flights import TierTokens
 from kvleased.core.ids import Ids
 from kvleased.core.kernel_table import KernelTable
+from kvleased.core.naming import RowNames
 from kvleased.core.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
 from kvleased.core.ranks import Member, Members
 from kvleased.core.records import NULL, LeaseRows
@@ -28,8 +29,6 @@ from kvleased.core.records import NULL, LeaseRows
 _ACTIVE: Final = Phase.ACTIVE
 
 NOWHERE: Final[Ids] = np.empty(0, np.intp)
-
-_PLACES_PER_ROW: Final = 4
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +80,11 @@ class Lease:
         return on_device, on_host - on_device, on_disk - on_host, everywhere - on_disk
 
     @property
+    def active_worker(self) -> int:
+        """Whose it is while it is active and one worker's alone, else 0; the fast way through a step knows no other."""
+        return self.worker_id if self.phase is _ACTIVE and self.members is None else 0
+
+    @property
     def is_on_host(self) -> bool:
         """Whether its row lists slots of the host pool."""
         return self.phase in (Phase.EVICTED, Phase.RELOADING)
@@ -111,13 +115,8 @@ class LeaseBook:
         self.charges: Charges | None = Charges([]) if are_charged else None
         """What each tenant has of leases; None while nobody needs to know."""
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
-        self._last_row: NDArray[np.intp] = np.zeros(_places(len(rows.lease_id)), np.intp)
-        """The row of the last lease whose id has these lower bits."""
-        self._low_bits = np.array(len(self._last_row) - 1)
-        """The mask of these, as arrays are masked with it: in half the time that a plain number takes."""
-        self.active_worker: NDArray[np.int64] = np.zeros(len(rows.lease_id), np.int64)
-        """Whose lease a row is, while that is active; 0 is no worker."""
-        self._mark: NDArray[np.intp] = np.zeros(len(rows.lease_id), np.intp)
+        self.names = RowNames(rows.lease_id)
+        """Which rows the ids of active leases name, for the fast way through a step."""
 
     def __len__(self) -> int:
         """Count the leases."""
@@ -164,25 +163,6 @@ class LeaseBook:
         lease_id = self.by_request.get((holder, request_digest(request_id)))
         return None if lease_id is None else self.by_id[lease_id]
 
-    def active_rows(
-        self, lease_ids: NDArray[np.int64], worker_id: WorkerId
-    ) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return the rows of many leases at once, and which of them are a worker's active ones and were found.
-
-        Where a younger lease with the same lower bits took its place, a lease is not found; so what is not found must
-        be looked up in `by_id`.
-        """
-        rows = self._last_row[lease_ids & self._low_bits]
-        is_found: NDArray[np.bool_] = self.rows.lease_id[rows] == lease_ids
-        is_found &= self.active_worker[rows] == worker_id
-        return rows, is_found
-
-    def are_distinct(self, rows: Ids) -> bool:
-        """Tell whether no row is named twice."""
-        order = np.arange(len(rows))
-        self._mark[rows] = order
-        return self._mark[rows].tobytes() == order.tobytes()
-
     def open(
         self,
         lease: Lease,
@@ -223,11 +203,10 @@ class LeaseBook:
         self.by_id[lease.lease_id] = lease
         if self.charges is not None:
             self.charges.charge(lease.tenant)
-        self._last_row[lease.lease_id & (len(self._last_row) - 1)] = lease.row
+        self.names.name(lease.lease_id, lease.row, lease.active_worker)
         if lease.members is not None:
             self._adopt_shared(lease, lease.members, digest)
             return
-        self.active_worker[lease.row] = lease.worker_id if lease.phase is _ACTIVE else 0
         self.by_request[lease.worker_id, digest] = lease.lease_id
         self.by_worker.setdefault(lease.worker_id, set()).add(lease.lease_id)
 
@@ -263,7 +242,8 @@ class LeaseBook:
             columns.block_ids[rows.repeat(counts), within] = blocks
         columns.num_tokens[rows] = num_tokens
         self.num_blocks[rows] = after
-        self.kernel.append_many(rows, before[:, None], counts[:, None], blocks)
+        if self.kernel.is_used:
+            self.kernel.append_many(rows, before[:, None], counts[:, None], blocks)
 
     def grow(
         self, rows: Ids, begins: Counts, afters: Counts, blocks: Ids, num_tokens: Counts
@@ -317,8 +297,7 @@ class LeaseBook:
         assert phase in PHASE_TRANSITIONS[lease.phase], f"{phase.name} after {lease.phase.name}"
         lease.phase = phase
         self.rows.phase[lease.row] = phase
-        if lease.members is None:
-            self.active_worker[lease.row] = lease.worker_id if phase is _ACTIVE else 0
+        self.names.give(lease.row, lease.active_worker)
 
     def rewrite(self, lease: Lease, entries: Ids, phase: Phase) -> None:
         """Replace the entries of a lease's row, in the order of `blocks_of`.
@@ -337,7 +316,7 @@ class LeaseBook:
     def close(self, lease: Lease) -> None:
         """Forget a lease; its holds are the caller's to end."""
         self.rows.lease_id[lease.row] = 0
-        self.active_worker[lease.row] = 0
+        self.names.give(lease.row, 0)
         del self.by_id[lease.lease_id]
         if self.charges is not None:
             self.charges.refund(lease.tenant)
@@ -364,8 +343,6 @@ class LeaseBook:
         self.by_worker[worker_id].discard(lease.lease_id)
 
     def _adopt_shared(self, lease: Lease, members: Members, digest: int) -> None:
-        # The fast way through a step knows of one worker a row.
-        self.active_worker[lease.row] = 0
         key = (lease.holder, digest)
         self.by_request[key] = max(self.by_request.get(key, lease.lease_id), lease.lease_id)
         for worker_id in members.present:
@@ -387,8 +364,3 @@ class LeaseBook:
         # Before the ranks that are there, so that a crash in between cannot leave one of them out.
         rows.ranks_ever[row] = members.mask_ever
         rows.engine[row], rows.ranks[row] = members.engine, members.mask
-
-
-def _places(num_rows: int) -> int:
-    """Return a power of two with so much room to spare that leases seldom fall on the same place."""
-    return 1 << (_PLACES_PER_ROW * num_rows).bit_length()

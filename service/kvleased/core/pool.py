@@ -106,7 +106,7 @@ class Pool:
 
     def is_only_of(self, tenant: int) -> bool:
         """Tell whether no other tenant ever had a block."""
-        return self._tenants.keys() <= {tenant}
+        return not self._tenants or (len(self._tenants) == 1 and tenant in self._tenants)
 
     def counts(self) -> dict[str, int]:
         """Count the blocks by state; the states add up to all blocks that can be granted."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError, KVLeaseError
+from kvlease.groups import Counts
 from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
 from kvleased.core.commands import Commit, Extend, Release, Reserve, Step
 from kvleased.core.committing import commit
@@ -38,8 +39,8 @@ class StepVerb(IntEnum):
     RELEASE = 3
 
 
-_EXTEND: Final = int(StepVerb.EXTEND)
-_EXTENDS: Final = np.array(_EXTEND, np.uint8)
+_EXTEND: Final = bytes([StepVerb.EXTEND])
+_EXTENDS: Final = np.array(StepVerb.EXTEND, np.uint8)
 _ZERO: Final = np.array(0, np.int32)
 _ONE: Final = np.array(1, np.int32)
 """What columns are compared with, or is taken from them, in half the time that a plain number takes."""
@@ -49,57 +50,55 @@ _Operation = tuple[LeaseId, int, int, bytes]
 """Lease, token count, first block and keys of one operation."""
 
 
-class _Columns(NamedTuple):
-    """What every operation of a step says, one entry each."""
-
-    verbs: NDArray[np.uint8]
-    lease_ids: NDArray[np.int64]
-    num_tokens: NDArray[np.int32]
-
-
 def step(state: CacheState, command: Step, now: float) -> Outcome:
     """Carry out the operations of a step in their order, then its reserves."""
     state.tenant_of(command.worker_id)
-    columns = _columns(command)
-    codes = np.zeros(len(columns.verbs), np.int32)
-    is_done, counts, fresh = _extend_together(state, command.worker_id, columns)
+    _check_columns(command)
+    is_done, counts, fresh = _extend_together(state, command)
     errors: list[tuple[int, KVLeaseError]] = []
     # Nearly always all of them are; bytes are searched faster than an array.
     if b"\0" not in is_done.tobytes():
-        block_ids = pack(fresh)
+        codes, block_ids = bytes(_BYTES_PER_NUMBER * len(is_done)), pack(fresh)
     else:
-        results = (columns, is_done, codes, counts, fresh)
-        block_ids = _one_by_one(state, command, now, results, errors)
+        results = (is_done, counts, fresh)
+        codes, block_ids = _one_by_one(state, command, now, results, errors)
+    reserves = [_reserve(state, one, now) for one in command.reserves] if command.reserves else ()
     return Outcome(
         reply=Stepped(
-            codes=codes.tobytes(),
+            codes=codes,
             num_blocks=counts.tobytes(),
             block_ids=block_ids,
-            reserves=tuple([_reserve(state, one, now) for one in command.reserves]),
+            reserves=tuple(reserves),
             errors=tuple(errors),
         )
     )
 
 
 def _extend_together(
-    state: CacheState, worker_id: WorkerId, columns: _Columns
+    state: CacheState, command: Step
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
     """Do the extends of a step that cannot fail: those covered already, and all others if there is room for all.
 
     Returns which operations are done, how many blocks each added, of every group, and these blocks in the order of the
     operations. Looking at all leases at once is what makes a step cheap.
     """
-    leases = state.leases
-    rows, is_done = leases.active_rows(columns.lease_ids, worker_id)
-    is_done &= columns.verbs == _EXTENDS
+    leases, worker_id = state.leases, command.worker_id
+    named = leases.names.find(command.lease_ids, worker_id)
+    rows = named.rows
     # Read without a sign, what is below 1 lies above all that fits, too.
-    last_tokens = columns.num_tokens - _ONE
-    is_done &= last_tokens.view(np.uint32) < state.covering.longest_of_column
+    num_tokens = np.frombuffer(command.num_tokens, np.int32)
+    last_tokens = num_tokens - _ONE
+    is_done = last_tokens.view(np.uint32) < state.covering.longest_of_column
+    # Nearly always all are extends of active leases.
+    if command.verbs != _EXTEND * len(rows):
+        is_done &= np.frombuffer(command.verbs, np.uint8) == _EXTENDS
+    if not named.are_active:
+        is_done &= named.is_active
     # An extend of a lease of which the step says more than that is done, or refused, in its turn.
-    if not leases.are_distinct(rows):
+    if not named.are_distinct:
         is_done[:] = False
     if not state.is_simple:
-        return _grow_together(state, worker_id, columns, rows, is_done)
+        return _grow_together(state, worker_id, num_tokens.astype(np.int64), rows, is_done)
     counts = np.zeros(len(rows), np.int32)
     behind = last_tokens // state.covering.block_of_column - leases.num_blocks[rows]
     wants = behind >= _ZERO
@@ -113,7 +112,7 @@ def _extend_together(
             is_done[at] = False
         else:
             fresh = offered
-            leases.append_many(rows[at], added, fresh, columns.num_tokens[at])
+            leases.append_many(rows[at], added, fresh, num_tokens[at])
             counts[at] = added
     return is_done, counts, fresh
 
@@ -121,13 +120,12 @@ def _extend_together(
 def _grow_together(
     state: CacheState,
     worker_id: WorkerId,
-    columns: _Columns,
+    num_tokens: Counts,
     rows: Ids,
     is_done: NDArray[np.bool_],
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
     """Do the same where there are several groups; the counts are [operations, groups]."""
     records = state.leases.rows
-    num_tokens = columns.num_tokens.astype(np.int64)
     begins, afters = state.covering.growth(
         records.num_computed[rows].astype(np.int64),
         num_tokens,
@@ -166,15 +164,18 @@ def _one_by_one(
     state: CacheState,
     command: Step,
     now: float,
-    results: tuple[_Columns, NDArray[np.bool_], NDArray[np.int32], NDArray[np.int32], Ids],
+    results: tuple[NDArray[np.bool_], NDArray[np.int32], Ids],
     errors: list[tuple[int, KVLeaseError]],
-) -> bytes:
-    """Do what is not done yet, each operation in its turn; returns the ids of all blocks that were added.
+) -> tuple[bytes, bytes]:
+    """Do what is not done yet, each operation in its turn; returns the codes and the ids of all blocks that were added.
 
     `errors` gets the first refusals, each with its operation.
     """
-    columns, is_done, codes, counts, fresh = results
+    is_done, counts, fresh = results
+    codes = np.zeros(len(is_done), np.int32)
     pieces: list[bytes] = []
+    lease_ids = np.frombuffer(command.lease_ids, np.int64)
+    num_tokens = np.frombuffer(command.num_tokens, np.int32)
     no_numbers = bytes(_BYTES_PER_NUMBER * len(codes))
     num_keys = np.frombuffer(command.num_keys or no_numbers, np.int32)
     first_blocks = np.frombuffer(command.first_blocks or no_numbers, np.int32)
@@ -188,11 +189,11 @@ def _one_by_one(
             continue
         key_end = int(key_ends[at])
         keys = command.keys[key_end - int(num_keys[at]) * BYTES_PER_KEY : key_end]
-        lease_id = LeaseId(int(columns.lease_ids[at]))
-        operation = (lease_id, int(columns.num_tokens[at]), int(first_blocks[at]), keys)
+        lease_id = LeaseId(int(lease_ids[at]))
+        operation = (lease_id, int(num_tokens[at]), int(first_blocks[at]), keys)
         state.detail = Detail.FIGURES if len(errors) < ERRORS_MAX else Detail.CODE
         try:
-            added = _carry_out(state, command.worker_id, int(columns.verbs[at]), operation, now)
+            added = _carry_out(state, command.worker_id, command.verbs[at], operation, now)
         except KVLeaseError as error:
             codes[at] = error.number
             if len(errors) < ERRORS_MAX:
@@ -203,7 +204,7 @@ def _one_by_one(
             pieces.append(added.block_ids)
         finally:
             state.detail = Detail.ALL
-    return b"".join(pieces)
+    return codes.tobytes(), b"".join(pieces)
 
 
 def _counts_of(added: Extended) -> NDArray[np.int32] | int:
@@ -212,7 +213,7 @@ def _counts_of(added: Extended) -> NDArray[np.int32] | int:
     return len(added.block_ids) // _BYTES_PER_NUMBER
 
 
-def _columns(command: Step) -> _Columns:
+def _check_columns(command: Step) -> None:
     count = len(command.verbs)
     _check("lease_ids", command.lease_ids, 2 * _BYTES_PER_NUMBER, count)
     _check("num_tokens", command.num_tokens, _BYTES_PER_NUMBER, count)
@@ -220,11 +221,6 @@ def _columns(command: Step) -> _Columns:
         _check("first_blocks", command.first_blocks, _BYTES_PER_NUMBER, count)
     if command.num_keys or command.keys:
         _check_keys(command, count)
-    return _Columns(
-        np.frombuffer(command.verbs, np.uint8),
-        np.frombuffer(command.lease_ids, np.int64),
-        np.frombuffer(command.num_tokens, np.int32),
-    )
 
 
 def _check_keys(command: Step, count: int) -> None:

@@ -69,7 +69,8 @@ class LeaseVerbs:
             return asyncio.ensure_future(
                 self._reserve_by_tokens(worker, command, request.token_ids)
             )
-        return self._run(worker.entry, command, self._told(worker, command), command.wait_ms)
+        respond = self._told(worker, command) if command.explain else replies.reserved
+        return self._run(worker.entry, command, respond, command.wait_ms)
 
     def map(self, request: pb.MapRequest, caller: Caller) -> Answer:
         """Publish a lease's row."""
@@ -214,7 +215,8 @@ class LeaseVerbs:
             reserves=self._step_reserves(worker, request),
         )
         checks.packed("verbs", command.verbs, 1, self._operations_max)
-        checks.keys("keys", command.keys, self._keys_max)
+        if command.keys:
+            checks.keys("keys", command.keys, self._keys_max)
         if not command.reserves:
             return self._run(worker.entry, command, replies.stepped)
         explainer = Explainer(self._registry, worker.entry, worker)

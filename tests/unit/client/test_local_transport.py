@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -150,6 +151,65 @@ def test_read_that_wakes_early_waits_for_the_rest(
 def hang(_: pb.Call) -> Message:
     """Answer nothing."""
     raise Hang
+
+
+class Recorder:
+    """A socket that notes with which flags it was read."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.flags: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Do everything else as the socket does."""
+        return getattr(self._sock, name)
+
+    def recv_into(self, buffer: bytearray, num_bytes: int = 0, flags: int = 0) -> int:
+        """Read, and note how."""
+        self.flags.append(flags)
+        return self._sock.recv_into(buffer, num_bytes, flags)
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(0.0, id="slept for"), pytest.param(60.0, id="looked for")]
+)
+def test_answer_is_received_however_it_is_waited_for(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call gets its answer while its thread looks for it, and once it sleeps."""
+    monkeypatch.setattr(local, "_LOOK_SECONDS", seconds)
+
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        answers = [transport.send(call()) for _ in range(3)]
+        transport.close()
+
+    assert answers == [pb.ReleaseResponse(released=True)] * 3
+
+
+def test_calls_after_a_look_in_vain_sleep_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cannot be answered at once does not keep the daemon from its core call after call, but tries now and then."""
+    monkeypatch.setattr(local, "_LOOK_SECONDS", 0.0)
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        transport.send(call())
+        connection = transport._pool.newest()
+        assert connection is not None
+        assert connection._socket is not None
+        recorder = Recorder(connection._socket)
+        monkeypatch.setattr(connection, "_socket", recorder)
+        monkeypatch.setattr(local, "_LOOK_SECONDS", 60.0)
+
+        for _ in range(local._CALLS_WITHOUT_LOOK):
+            transport.send(call())
+        asleep = list(recorder.flags)
+        transport.send(call())
+        transport.close()
+
+    assert asleep == [0] * local._CALLS_WITHOUT_LOOK
+    assert set(recorder.flags[len(asleep) :]) == {socket.MSG_DONTWAIT}
 
 
 def test_past_deadline_sends_nothing(tmp_path: Path) -> None:

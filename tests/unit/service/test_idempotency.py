@@ -18,7 +18,7 @@ def answer(
     replies: Replies, verb: str, key: str, digest: int, work: Callable[[], Answer]
 ) -> Answer:
     """Answer a call as the daemon does: once, and then from memory."""
-    if (verb, key) in replies:
+    if (verb, key) in replies.names:
         return replies.recall(verb, key, digest)
     found = work()
     if isinstance(found, asyncio.Future):

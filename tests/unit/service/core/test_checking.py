@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -142,6 +143,13 @@ def share_block(state: CacheState) -> None:
     list_block(state, other, 0, blocks(state)[1])
 
 
+def forget_a_lease(state: CacheState) -> None:
+    """Have it be remembered of an active lease's id that it names nothing."""
+    active = lease(state)
+    packed = np.array([active.lease_id], np.int64).tobytes()
+    state.leases.names.find(packed, active.worker_id).is_active[0] = False
+
+
 Damage = Callable[[CacheState], object]
 
 DAMAGES: dict[str, Damage] = {
@@ -178,7 +186,8 @@ DAMAGES: dict[str, Damage] = {
     "is published while its lease is EVICTED": lambda it: put(
         it.kernel.rows.num_published, lease(it, Phase.EVICTED).row, 1
     ),
-    "the rows that count as active": lambda it: put(it.leases.active_worker, lease(it).row, 0),
+    "the rows that count as active": lambda it: put(it.leases.names.worker_of, lease(it).row, 0),
+    "what the ids of a step name": forget_a_lease,
     "rows in use and free rows": lambda it: it.leases.free_rows.append(lease(it).row),
     "free rows do not add up": lambda it: it.leases.free_rows.pop(),
     "the leases by worker are not": lambda it: it.leases.by_worker[MATE].clear(),

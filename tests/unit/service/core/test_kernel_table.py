@@ -71,6 +71,16 @@ def test_published_row_counts_blocks_as_kernels_do() -> None:
     assert repr(table) == "<KernelTable 1 of 4 rows published>"
 
 
+def test_table_is_used_once_a_row_was_published() -> None:
+    """Until then nobody need tell it of blocks; rows that an earlier life published count."""
+    table = a_table(FULL)
+    before = table.is_used
+
+    table.publish(1, [ints(7)])
+
+    assert (before, table.is_used, KernelTable(table.rows, (FULL,)).is_used) == (False, True, True)
+
+
 def test_published_row_grows_where_it_is_told() -> None:
     """Appended places follow those that there are, and those of other groups stay."""
     table = a_table(FULL, WINDOW)

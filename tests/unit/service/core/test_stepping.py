@@ -1,6 +1,6 @@
 """Laws of Step: each operation succeeds alone or changes nothing, and none stops the others."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from tests.unit.service.core.builders import (
     answer,
     cached,
     commit,
+    evict,
     evicted,
     found,
     ids,
@@ -87,6 +88,12 @@ def step(
     return answer(cache.handle(a_step(*operations, reserves=reserves), now), Stepped)
 
 
+def release_to_another(cache: Cache, lease_id: LeaseId) -> None:
+    """End a lease, and let a new one have its row."""
+    release(cache, lease_id)
+    reserve(cache, 1, "another")
+
+
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +153,20 @@ def test_leases_whose_ids_end_alike_are_told_apart() -> None:
     assert ids(reply.num_blocks) == [2, 1]
     assert [*table[first.row, 1:3], *table[second.row, 1:2]] == added
     assert cache.check() == []
+
+
+def test_extends_of_a_step_are_shown_to_kernels_where_leases_are_mapped() -> None:
+    """Kernels read the blocks that a step adds to a mapped lease, and nothing of one that is not."""
+    cache = a_cache()
+    mapped, other = reserve(cache, 1, "a"), reserve(cache, 1, "b")
+    cache.handle(c.Map(worker_id=WORKER, lease_id=mapped.lease_id), 0.0)
+
+    reply = step(cache, grow(mapped, 2), grow(other, 2))
+
+    kernel_rows = records(cache).kernel_rows
+    assert kernel_rows.num_published[[mapped.row, other.row], 0].tolist() == [2, 0]
+    shown = kernel_rows.kernel_ids[mapped.row, :2].tolist()
+    assert shown == [*ids(mapped.block_ids), ids(reply.block_ids)[0]]
 
 
 def test_extend_of_what_is_covered_adds_nothing() -> None:
@@ -323,6 +344,29 @@ def test_step_of_an_evicted_lease_is_refused() -> None:
     lease = evicted(cache, keys(1))
 
     assert ids(step(cache, grow(lease, 1)).codes) == [WRONG_STATE]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param(release, UNKNOWN_LEASE, id="released"),
+        pytest.param(evict, WRONG_STATE, id="evicted"),
+        pytest.param(release_to_another, UNKNOWN_LEASE, id="another has its row"),
+    ],
+)
+def test_repeated_step_sees_what_became_of_its_leases(
+    change: Callable[[Cache, LeaseId], object], code: int
+) -> None:
+    """A step is answered by what its leases are now, also where the last one named just these."""
+    cache = a_cache()
+    lease = reserve(cache, 1)
+    assert ids(step(cache, grow(lease, 1)).codes) == [0]
+
+    change(cache, lease.lease_id)
+
+    assert ids(step(cache, grow(lease, 1)).codes) == [code]
+    assert ids(step(cache, grow(lease, 2)).codes) == [code]
+    assert cache.check() == []
 
 
 def test_step_revives_a_quarantined_lease() -> None:
