@@ -26,9 +26,10 @@ class TierInfo:
     tier: str
     """"host", "disk" or "remote"."""
     status: str
-    """"ready", "scanning" (what an earlier life left is being looked through) or "off" (all in it is a miss)."""
+    """"ready", "scanning" (what an earlier life left is being looked through), "degraded" (it works, but all its slots
+    are retired) or "off" (all in it is a miss)."""
     reason: str
-    """Why it is off; empty otherwise."""
+    """Why it is off or degraded; empty otherwise."""
     num_slots: int
     """Slots of the tier; 0 where it does not count them."""
     num_found: int

@@ -16,6 +16,8 @@ RANKS_MAX: Final = 128
 """Ranks of one cache: the descriptors of all their regions travel in one message."""
 BYTES_PER_SECTOR: Final = 4096
 """What direct reads and writes of a disk are a multiple of, in the file and in memory."""
+BYTES_PER_DISK_HEADER: Final = 128
+"""What a disk store writes of each slot, and once of itself, before all slots; so many never lie in two sectors."""
 
 _BYTES_PER_UNIT: Final = {
     "": 1, "B": 1,

@@ -31,6 +31,7 @@ from kvleased.roles import Role, Roles
 from kvleased.settings import Settings
 from kvleased.settling import Settling
 from kvleased.tallies import verb_of
+from kvleased.tier_infos import restrictions
 from kvleased.tiers import Tiers
 from kvleased.tokens import Keyring
 from kvleased.tracing import Tracing, traced
@@ -117,9 +118,8 @@ class Daemon:
             return False, _DRAINED
         if self._unreachable:
             return False, self._unreachable
-        drained = ", ".join(entry.name for entry in self.registry if entry.is_draining)
-        restrictions = {"being replaced": self.tiers.away, "drained": drained}
-        said = "; ".join(f"{what}: {names}" for what, names in restrictions.items() if names)
+        without = {"being replaced": self.tiers.away} | restrictions(self.registry)
+        said = "; ".join(f"{what}: {names}" for what, names in without.items() if names)
         return True, f"degraded: {said}" if said else "ready"
 
     async def start(self, kept: Sequence[Kept]) -> None:
@@ -331,6 +331,7 @@ class Daemon:
         wait = entry.tally.waits_for(command)
         future = self._waiting.promise(entry, outcome.ticket, respond, wait, wait_ms)
         self._carry_out(entry, outcome.effects)
+        self._settling.settle_apart(entry)
         return future
 
     def apply(self, entry: CacheEntry, command: c.Command) -> object:

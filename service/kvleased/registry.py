@@ -27,6 +27,7 @@ from kvleased.memory.regions import TABLES, device_kind
 from kvleased.movers.device_link import GpuRegion
 from kvleased.movers.protocol import Status
 from kvleased.tallies import Tally
+from kvleased.tier_infos import tier_info
 from kvleased.worker_allowances import WorkerAllowances
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ READY: Final = "ready"
 TENANT_DEFAULT: Final = "default"
 _STARTING_RETRY_MS: Final = 200
 _LOWER_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
-_NEVER_HEARD_OF: Final = Status(is_on=False, reason="its mover is being started")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class CacheEntry:
     stores: dict[Tier, Status] = field(default_factory=dict)
     """Whether the disk and the remote store work, those that the cache uses."""
     num_found: Counter[Tier] = field(default_factory=Counter)
-    """Slots that an earlier life of the container left, by tier."""
+    """Slots that an earlier life of the container left, and whose blocks are found again, by tier."""
     is_scanned: bool = False
     """Whether the disk store was looked through to the end, in this life or an earlier one of the control process."""
     disk_file_id: str = ""
@@ -103,9 +103,14 @@ class CacheEntry:
         there = self.plan.host_bytes if self.gpu_regions else self.pool_bytes
         return there - self.bytes_given_back
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of its memory is there."""
+        return self.status == READY
+
     def require_ready(self) -> None:
         """Refuse a call that needs memory which is not there yet."""
-        if self.status != READY:
+        if not self.is_ready:
             message = (
                 f"cache {self.name} has {self.bytes_populated} of {self.pool_bytes} bytes populated"
             )
@@ -158,23 +163,7 @@ class CacheEntry:
 
     def tiers(self) -> list[pb.TierInfo]:
         """Describe the lower tiers that the cache has."""
-        return [self._tier(tier) for tier in _LOWER_TIERS if self.has_tier(tier)]
-
-    def _tier(self, tier: Tier) -> pb.TierInfo:
-        info = pb.TierInfo(tier=tier.value, status="ready", num_found=self.num_found[tier])
-        if tier is Tier.HOST:
-            info.num_slots = self.plan.num_slots
-            is_on, reason = self.status == READY, "its memory is being populated"
-        else:
-            # What a remote store has room for is its own business.
-            info.num_slots = self.plan.num_disk_slots if tier is Tier.DISK else 0
-            store = self.stores.get(tier, _NEVER_HEARD_OF)
-            is_on, reason = store.is_on, store.reason
-        if not is_on:
-            info.status, info.reason = "off", reason
-        elif tier is Tier.DISK and not self.is_scanned:
-            info.status = "scanning"
-        return info
+        return [tier_info(self, tier) for tier in _LOWER_TIERS if self.has_tier(tier)]
 
     def close(self) -> None:
         """Close the descriptors; mappings end with the arrays over them."""

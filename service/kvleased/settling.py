@@ -22,6 +22,8 @@ class Settling:
         self._carry_out = carry_out
         self.left: list[tuple[CacheEntry, Sequence[Effect]]] = []
         """The effects of each command that are not carried out yet."""
+        self._apart: set[int] = set()
+        """The pools of the caches that are settled in turns of their own."""
 
     def __repr__(self) -> str:
         """Show life: how many commands left something."""
@@ -37,12 +39,22 @@ class Settling:
             self._settle(*self.left.pop(0))
 
     def settle_apart(self, entry: CacheEntry) -> None:
-        """Do what the core of a cache left in a turn of its own, behind the one in which callers are answered.
+        """Do what the core of a cache left in turns of their own, behind the one in which callers are answered.
 
         Nobody sees when that is: the core does it before the next command, if that is first.
         """
-        if not entry.core.is_settled:
-            in_next_turn(self._settle, entry, ())
+        if not entry.core.is_settled and entry.pool not in self._apart:
+            self._apart.add(entry.pool)
+            in_next_turn(self._settle_part, entry)
+
+    def _settle_part(self, entry: CacheEntry) -> None:
+        self._apart.remove(entry.pool)
+        try:
+            entry.core.settle_part()
+            self._carry_out(entry, entry.core.take_effects())
+        except Exception:  # noqa: BLE001 -- one call's fault must not end the daemon
+            _LOG.exception("settling_failed", cache=entry.name)
+        self.settle_apart(entry)
 
     def _settle(self, entry: CacheEntry, effects: Sequence[Effect]) -> None:
         try:

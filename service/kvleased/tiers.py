@@ -13,7 +13,7 @@ import structlog
 
 from kvleased.addresses import without_credentials
 from kvleased.core import commands as c
-from kvleased.core.effects import MOVER_OF, Copy, Mover, Probe, Tier
+from kvleased.core.effects import MOVER_OF, Adopted, Copy, Mover, Probe, Tier
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.batches import ObserveCopies
@@ -275,9 +275,6 @@ class Tiers:
                 self._answer(probing, b"")
         if mover is Mover.DISK:
             self._answer_purges("its mover has ended")
-            for entry in self._registry.by_pool.values():
-                # The next one begins from the start.
-                entry.num_found[Tier.DISK] *= entry.is_scanned
         if mover in TIERS:
             self._note(mover, _AWAY)
 
@@ -287,8 +284,9 @@ class Tiers:
             return
         if found.slot_ids:
             adopt = c.Adopt(slot_ids=found.slot_ids, labels=found.labels, checksums=found.checksums)
-            self._apply(entry, adopt)
-            entry.num_found[Tier.DISK] += len(found.slot_ids) // protocol.ITEM_BYTES
+            reply = self._apply(entry, adopt)
+            assert isinstance(reply, Adopted), "an Adopt is answered so"
+            entry.num_found[Tier.DISK] += reply.num_adopted
         if found.is_last:
             entry.is_scanned = True
             self.links[mover].note_file(found.pool, entry.disk_file_id)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kvlease import CacheOptions, EngineInputs, FullAttention, PlanInputs, SlidingWindow
 from kvlease.errors import BY_CODE
 from kvlease.ids import BYTES_PER_KEY
+from tests.acceptance.tiering import disk_bytes_of
 
 CACHE: Final = "soaked"
 TOKENS_PER_BLOCK: Final = 16
@@ -88,7 +89,7 @@ def inputs_of(*, is_hybrid: bool) -> PlanInputs:
         device_blocks=96 if is_hybrid else 64,
         null_blocks=1 if is_hybrid else 0,
         host_bytes=48 * 4096,
-        disk_bytes=160 * 8192,
+        disk_bytes=disk_bytes_of(160, 4096),
         remote_bytes=1 << 22,
         model_digest="a model of soaks",
         longest_request_tokens=1024,

@@ -10,12 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease import CacheOptions, Client, FullAttention, Lease, PlanInputs, Worker
+from kvlease.disk_file import bytes_per_charged_slot
+from kvlease.units import BYTES_PER_SECTOR
 from tests.acceptance.serving import DEADLINE_SECONDS, SECONDS_TO_START, Serving, pool_of
 
 TOKENS_PER_BLOCK = 16
 CACHE = "tiered"
 WRITE_THROUGH = CacheOptions(write_policy="write-through")
 WAIT_MS = int(SECONDS_TO_START * 500)
+
+
+def disk_bytes_of(num_slots: int, bytes_per_slot: int) -> int:
+    """Return the bytes for which a disk store of just so many slots is planned."""
+    if not num_slots:
+        return 0
+    return BYTES_PER_SECTOR + num_slots * bytes_per_charged_slot(bytes_per_slot)
 
 
 def inputs_of(
@@ -29,7 +38,7 @@ def inputs_of(
         tokens_per_block=TOKENS_PER_BLOCK,
         device_blocks=device_blocks,
         host_bytes=host_slots * bytes_per_block,
-        disk_bytes=disk_slots * (bytes_per_block + 4096),
+        disk_bytes=disk_bytes_of(disk_slots, bytes_per_block),
         remote_bytes=(1 << 20) if remote else 0,
         model_digest="a model of tests",
     )

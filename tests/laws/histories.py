@@ -11,7 +11,16 @@ from tests.laws.apart import ApartWorld
 from tests.laws.engines import MagazineWorld
 from tests.laws.limited import LimitedWorld
 from tests.laws.operated import OperatedWorld
-from tests.laws.shapes import MIXES, SHAPE, has_host, name_of, ranks_of, tiers_of, with_tiers
+from tests.laws.shapes import (
+    MIXES,
+    SHAPE,
+    has_host,
+    has_parts,
+    name_of,
+    ranks_of,
+    tiers_of,
+    with_tiers,
+)
 from tests.laws.world import World
 
 STEPS: Final = 500
@@ -78,6 +87,8 @@ def world_of(seed: int) -> World:
     shape = with_tiers(MIXES.get(name, SHAPE), tiers_of(seed))
     if not has_host(seed):
         shape = replace(shape, num_slots=0)
+    if has_parts(seed):
+        shape = replace(shape, blocks_at_once=1)
     return World(seed, shape=replace(shape, eviction_policy=policy))
 
 

@@ -147,7 +147,7 @@ def block_that_was_taken_up_meanwhile_is_evicted(patch: pytest.MonkeyPatch) -> N
 
 def released_blocks_are_never_let_go_of(patch: pytest.MonkeyPatch) -> None:
     """What a release leaves for after its answer is left for ever."""
-    patch.setattr(ending, "settle", lambda world: world.leaving.clear())
+    patch.setattr(ending, "settle", lambda state: state.unsettled.leaving.clear())
 
 
 def failed_flight_keeps_others_waiting(patch: pytest.MonkeyPatch) -> None:

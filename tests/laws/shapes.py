@@ -107,7 +107,8 @@ def ranks_of(seed: int) -> CacheShape:
     """Return the cache of a history with engines each of whose two ranks calls for itself: half have one group."""
     nth, is_mixed = divmod(seed // _APART[0], 2)
     mix = [*MIXES][nth % len(MIXES)]
-    return replace(MIXES[mix] if is_mixed else SHAPE, num_ranks=2)
+    shape = replace(MIXES[mix] if is_mixed else SHAPE, num_ranks=2)
+    return replace(shape, blocks_at_once=1) if nth % _RANKS_IN_PARTS == 0 else shape
 
 
 _WITHOUT_HOST: Final = (128, 98)
@@ -118,6 +119,19 @@ def has_host(seed: int) -> bool:
     """Tell whether the cache of a history has a host pool."""
     period, without = _WITHOUT_HOST
     return seed % period != without or bool(tiers_of(seed))
+
+
+_IN_PARTS: Final = ((16, 7), (64, 42))
+"""Of these many histories in a row, which have moves of leases done in parts, however few blocks they have."""
+
+
+_RANKS_IN_PARTS: Final = 5
+"""Of so many histories with ranks that call apart, which has."""
+
+
+def has_parts(seed: int) -> bool:
+    """Tell whether leases are moved in parts in a history."""
+    return any(seed % period == which for period, which in _IN_PARTS)
 
 
 TIERS: Final = ("evict", "through", "hits", "remote", "disk")

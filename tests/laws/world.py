@@ -141,6 +141,9 @@ class World:
         self.check()
         if self.cache._state.waiting.by_ticket:
             leave_nobody_waiting(self)
+        if not (isinstance(outcome, Outcome) and outcome.ticket):
+            # What parts of moves want is done behind the answer, or its promise.
+            self.carry_out(self.cache.take_effects())
         return outcome
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
@@ -254,6 +257,7 @@ class World:
             call = Call(worker, command, held, self.now + seconds, is_heard, parent)
             self.calls[outcome.ticket] = call
             self._settle_move(held)
+            self.carry_out(self.cache.take_effects())
             return
         if held is not None:
             held.is_moving = False

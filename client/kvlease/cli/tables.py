@@ -340,9 +340,11 @@ def _counts(cache: CacheStats, *names: str) -> list[str]:
 
 
 def _status(cache: CacheInfo) -> str:
-    """Return how a cache does, whether it is drained, and which of its stores do not work."""
+    """Return how a cache does, whether it is drained, and which of its stores do not work, or have no slot left."""
     off = [
-        tier.tier for tier in cache.tiers if tier.status == "off" and cache.status != "populating"
+        tier.tier
+        for tier in cache.tiers
+        if tier.status in {"off", "degraded"} and cache.status != "populating"
     ]
     return f"{_life(cache)}, no {' and '.join(off)}" if off else _life(cache)
 

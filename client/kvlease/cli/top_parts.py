@@ -69,7 +69,11 @@ def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> Renderable
             f"host {show_bytes(info.plan.host_bytes)}"
         )
         lines.append(Text(text))
-        off = [f"{tier.tier} is off: {tier.reason}" for tier in info.tiers if tier.status == "off"]
+        off = [
+            f"{tier.tier} is {tier.status}: {tier.reason}"
+            for tier in info.tiers
+            if tier.status in {"off", "degraded"}
+        ]
         lines += [Text(words, style="bold red") for words in off]
     return Group(*lines)
 

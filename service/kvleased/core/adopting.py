@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.commands import Adopt
-from kvleased.core.effects import Done, Outcome
+from kvleased.core.effects import Adopted, Outcome
 from kvleased.core.ids import Ids
 from kvleased.core.labels import LABEL
 from kvleased.core.state import CacheState, split_keys
@@ -28,7 +28,7 @@ def adopt(state: CacheState, command: Adopt, now: float) -> Outcome:
     state.counters["slots_adopted"] += len(chosen)
     state.counters["slots_not_adopted"] += len(slots) - len(chosen)
     if not len(chosen):
-        return Outcome(reply=Done())
+        return Outcome(reply=Adopted(num_adopted=0))
     slots, labels = slots[chosen], labels[chosen]
     disk, columns = state.disk, state.disk.records
     columns.generation[slots] = labels["generation"]
@@ -38,7 +38,7 @@ def adopt(state: CacheState, command: Adopt, now: float) -> Outcome:
     columns.is_remote[slots] = False
     disk.publish(slots, labels["key"].tobytes(), Event.FILLED)
     disk.let_go(slots)
-    return Outcome(reply=Done())
+    return Outcome(reply=Adopted(num_adopted=len(slots)))
 
 
 def _chosen(state: CacheState, slots: Ids, labels: NDArray[np.void]) -> Ids:

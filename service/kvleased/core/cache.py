@@ -47,6 +47,7 @@ from kvleased.core.seating import pump
 from kvleased.core.shape import CacheShape
 from kvleased.core.sound import Sound
 from kvleased.core.state import CacheState, pack
+from kvleased.core.states import State
 from kvleased.core.stepping import step
 from kvleased.core.survey import Survey, survey
 from kvleased.core.tenants import TenantFacts, list_tenants
@@ -144,7 +145,7 @@ class Cache:
 
         """
         state = self._state
-        if state.leaving or state.left:
+        if state.unsettled and not requests.is_put_off(state, command):
             ending.settle(state)
         state.history.now = now
         if state.device.owners is not None:
@@ -182,10 +183,15 @@ class Cache:
         """Do what the last command left to be done until its answer was on its way; the next one would do it, too."""
         ending.settle(self._state)
 
+    def settle_part(self) -> None:
+        """Do some of it, where there is any: no more than others can wait for."""
+        if not self.is_settled:
+            ending.settle_part(self._state)
+
     @property
     def is_settled(self) -> bool:
         """Whether the last command left nothing to be done."""
-        return not (self._state.leaving or self._state.left)
+        return not self._state.unsettled
 
     def take_effects(self) -> list[Effect]:
         """Return the effects that `handle` could not: call it after a refusal, and after `settle`."""
@@ -270,6 +276,13 @@ class Cache:
 
         """
         resizing.check_owed(self._state, limited(self._state.shape, command))
+
+    def num_retired(self, tier: Tier) -> int:
+        """Count a tier's slots that were retired, if no others are in use there; else 0."""
+        states = pool_of(self._state, tier).records.state
+        num_bad = int(np.count_nonzero(states == State.BAD))
+        num_parked = int(np.count_nonzero(states == State.PARKED))
+        return num_bad if num_bad + num_parked == len(states) else 0
 
     def parked(self, tier: Tier) -> bytes:
         """Return the packed int32 ids of a tier's blocks that are out of use until it grows again."""

@@ -29,6 +29,14 @@ class Detached:
 
 
 @message
+class Adopted:
+    """Answer Adopt."""
+
+    num_adopted: int
+    """Slots whose blocks are found again."""
+
+
+@message
 class Beat:
     """Answer Heartbeat."""
 
@@ -295,7 +303,7 @@ class Resized:
 
 
 Reply = (
-    Done | Detached | Beat | Reserved | Mapped | Extended | Committed | Forked | Trimmed | Evicted |
+    Done | Adopted | Detached | Beat | Reserved | Mapped | Extended | Committed | Forked | Trimmed | Evicted |
     Reloaded | Released | Found | Explained | Pinned | Stepped | Exchanged | Inventoried |
     Drained | Cleared | Resized )  # fmt: skip
 

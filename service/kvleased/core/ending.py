@@ -97,7 +97,7 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
             keep_class(state, lease, state.leases.blocks_of(lease))
         state.leases.close(lease)
         state.counters["leases_released"] += 1
-        state.leaving.append(lease)
+        state.unsettled.leaving.append(lease)
         if lease.members is not None or state.waiting.by_ticket:
             _answer_waiting(state, lease, None)
     else:
@@ -107,14 +107,31 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
 
 
 def settle(state: CacheState) -> None:
-    """Let go of what released leases had, and of what moves held that are done; no answer need wait for either."""
-    while state.leaving:
-        state.device.let_go(state.leases.blocks_of(state.leaving.pop(0)))
-    while state.left:
-        pool, entries, is_leaving = state.left.pop(0)
+    """Let go of what released leases had, and of what moves held that are done, and go on with moves in parts.
+
+    No answer need wait for the former, and nobody sees what the latter are in between.
+    """
+    while state.unsettled:
+        settle_part(state)
+
+
+def settle_part(state: CacheState) -> None:
+    """Do the first part of what there is to settle; of many blocks that a move held, let go of some."""
+    unsettled = state.unsettled
+    if unsettled.leaving:
+        state.device.let_go(state.leases.blocks_of(unsettled.leaving.pop(0)))
+    elif unsettled.left:
+        pool, entries, is_leaving = unsettled.left.pop(0)
+        num_others = max(0, len(entries) - state.shape.blocks_at_once)
+        if num_others:
+            # The last in token order go first: they are the first to be evicted.
+            unsettled.left.insert(0, (pool, entries[:num_others], is_leaving))
+        entries = entries[num_others:]
         pool.let_go(entries)
         if is_leaving:
             evict_blocks(state, pool.evictable(entries))
+    else:
+        unsettled.parts.popleft()()
 
 
 # Time -------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Cases at the end of a flight:
 - lost, the mover saying nothing: the same for the leases, but both ends stay held until the mover speaks or is dead.
 """
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -82,6 +83,18 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
         state.device.records.tenant[flight.targets] = 0
         state.device.end(flight.targets, Event.SCRUBBED)
         return Outcome(reply=Done())
+    land = partial(_land, state, flight, command, now)
+    state.unsettled.do(land, apart=_is_in_parts(state, flight))
+    return Outcome(reply=Done())
+
+
+def _is_in_parts(state: CacheState, flight: Flight) -> bool:
+    """Tell whether a copy is so large a lease's that it is begun and ended in parts."""
+    return flight.purpose in HELD_BY_LEASES and flight.num_pairs > state.shape.blocks_at_once
+
+
+def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> None:
+    """Take over what came, and tell of what did not; who waits is told last, of a large lease in a part of its own."""
     _unlist_loading(state, flight)
     failed = None
     if command.failed:
@@ -99,8 +112,8 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
         state.dirt.landed(flight, good, now)
         if flight.direction is Direction.SHARE:
             _note_shared(state, flight, good)
-    _settle(state, flight, failed, now)
-    return Outcome(reply=Done())
+    settle = partial(_settle, state, flight, failed, now)
+    state.unsettled.do(settle, apart=_is_in_parts(state, flight))
 
 
 def copy_failed(state: CacheState, command: CopyFailed, now: float) -> Outcome:
@@ -201,7 +214,7 @@ def _let_go(state: CacheState, flight: Flight, failed: Marks | None) -> None:
         target_pool.end(good[failed], Event.FAIL)
         good = good[~failed]
     if flight.purpose in HELD_BY_LEASES:
-        state.left += [(source_pool, flight.sources, False), (target_pool, good, False)]
+        state.unsettled.left += [(source_pool, flight.sources, False), (target_pool, good, False)]
     else:
         source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
         target_pool.let_go(good)

@@ -134,6 +134,12 @@ class LeaseBook:
             return self.rows.block_ids[row, : self.num_blocks[row]].astype(np.intp)
         return self.entries_at(row, self.places_of(row))
 
+    def num_entries(self, lease: Lease) -> int:
+        """Count the entries of the lease's row."""
+        if self.covering.is_simple:
+            return int(self.num_blocks[lease.row])
+        return len(self.places_of(lease.row))
+
     def places_of(self, row: int) -> Ids:
         """Return the places of a row that have a block, in the order of the tokens at which they end."""
         used = self.covering.used(self.rows.num_blocks[row].tolist())

@@ -1,12 +1,14 @@
 """Own the moving of blocks between device and host on request: evict and reload, of leases and of cached blocks."""
 
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import (
     InvalidError,
+    KVLeaseError,
     NeverFitsError,
     WrongStateError,
 )
@@ -31,11 +33,26 @@ from kvleased.counted import are
 
 _LEASE_AND_COPY: Final = 2
 """Holders of a block of which nobody else has anything."""
+_READY_BYTE: Final = bytes([State.READY])
+
+
+class _Way(NamedTuple):
+    """What must be copied for a lease to move."""
+
+    sources: Ids
+    targets: Ids
+    is_keyed: NDArray[np.bool_]
+    """Which of the targets become READY under their source's key."""
 
 
 def deadline(wait_ms: int, now: float) -> float:
     """Return when a call that waits for copies is answered at the latest."""
     return now + (wait_ms / 1000 if wait_ms else WAIT_SECONDS_DEFAULT)
+
+
+def is_large(state: CacheState, lease: Lease) -> bool:
+    """Tell whether a lease has so many blocks that it is moved in parts."""
+    return state.leases.num_entries(lease) > state.shape.blocks_at_once
 
 
 def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) -> Outcome:
@@ -67,35 +84,59 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be evicted"
         raise WrongStateError(msg)
-    blocks = state.leases.blocks_of(lease)
-    placed, is_ready = _slots_below(state, blocks)
-    missing = placed < 0
-    if missing.all():
-        # Nearly always; to choose all of many blocks takes as long as to move them.
-        slots = placed = _slots_for_lease(state, len(blocks), NOWHERE, lease.tenant)
-    else:
-        there = placed[~missing]
-        blocks, is_ready = blocks[missing], is_ready[missing]
-        slots = _slots_for_lease(state, len(blocks), there, lease.tenant)
-        placed[missing] = slots
-        state.host.hold(there)
-    lease.moving_to = placed
-    if not len(slots):
+    if is_large(state, lease):
+        lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
+        state.unsettled.parts.append(partial(_evict_apart, state, lease, now))
+        return Outcome(ticket=lease.ticket)
+    way = _way_down(state, lease)
+    if not len(way.targets):
         return Outcome(reply=finish_evict(state, lease, NOWHERE, now))
-    flight = state.fly(Purpose.PREEMPT, blocks, slots, keyed=is_ready, lease=lease)
-    lease.pending.add(flight.copy_id)
+    _take_down(state, lease, way)
     lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
-    state.leases.enter(lease, Phase.EVICTING)
     return Outcome(ticket=lease.ticket)
 
 
-def _slots_below(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]]:
-    """Return for each block the slot that has its bytes already, or -1, and whether the block is READY."""
-    is_ready = state.device.records.state[blocks] == State.READY
+def _evict_apart(state: CacheState, lease: Lease, now: float) -> None:
+    """Find the way of a large lease, or refuse its call; to take it down is the next part."""
+    answer: Evicted | KVLeaseError
+    try:
+        way = _way_down(state, lease)
+        if len(way.targets):
+            state.unsettled.parts.appendleft(partial(_take_down, state, lease, way))
+            return
+        answer = finish_evict(state, lease, NOWHERE, now)
+    except KVLeaseError as error:
+        answer = error
+    ticket, lease.ticket = lease.ticket, None
+    state.wake(ticket, answer)
+
+
+def _way_down(state: CacheState, lease: Lease) -> _Way:
+    """Choose slots for those of a lease's blocks that have none, and hold the slots of the others."""
+    blocks = state.leases.blocks_of(lease)
+    states = state.device.records.state[blocks].tobytes()
+    if _READY_BYTE not in states:
+        # Nearly always; to choose all of many blocks takes as long as to move them.
+        slots = lease.moving_to = _slots_for_lease(state, len(blocks), NOWHERE, lease.tenant)
+        return _Way(blocks, slots, np.zeros(len(blocks), np.bool_))
+    is_ready = np.frombuffer(states, np.uint8) == State.READY
     placed = np.full(len(blocks), -1, np.intp)
-    if is_ready.any():
-        placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
-    return placed, is_ready
+    placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
+    missing = placed < 0
+    there = placed[~missing]
+    blocks, is_ready = blocks[missing], is_ready[missing]
+    slots = _slots_for_lease(state, len(blocks), there, lease.tenant)
+    placed[missing] = slots
+    state.host.hold(there)
+    lease.moving_to = placed
+    return _Way(blocks, slots, is_ready)
+
+
+def _take_down(state: CacheState, lease: Lease, way: _Way) -> None:
+    """Start the copy that takes a lease to the host pool."""
+    flight = state.fly(Purpose.PREEMPT, way.sources, way.targets, keyed=way.is_keyed, lease=lease)
+    lease.pending.add(flight.copy_id)
+    state.leases.enter(lease, Phase.EVICTING)
 
 
 def _slots_for_lease(state: CacheState, count: int, reused: Ids, tenant: int) -> Ids:
@@ -116,7 +157,7 @@ def finish_evict(state: CacheState, lease: Lease, copied: Ids, now: float) -> Ev
     state.leases.rewrite(lease, lease.moving_to, Phase.EVICTED)
     num_evicted = int(np.count_nonzero(state.device.holds[blocks] == 1))
     num_evicted += int(np.count_nonzero(state.device.holds[copied] == _LEASE_AND_COPY))
-    state.left.append((state.device, blocks, True))
+    state.unsettled.left.append((state.device, blocks, True))
     lease.deadline = now + state.shape.lease_seconds
     state.counters["offloads"] += len(copied)
     state.tell("lease_evicted", lease, num_blocks=num_evicted)
@@ -176,6 +217,32 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
     if lease.phase is not Phase.EVICTED:
         msg = f"the lease is {lease.phase.name.lower()}, only an evicted one can be reloaded"
         raise WrongStateError(msg)
+    way = _way_up(state, lease)
+    if way is None:
+        return None
+    if is_large(state, lease):
+        lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
+        state.unsettled.parts.appendleft(partial(_bring_up_apart, state, lease, way, now))
+        return lease
+    _bring_up(state, lease, way)
+    if not lease.pending:
+        return finish_reload(state, lease, now)
+    lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
+    return lease
+
+
+def _bring_up_apart(state: CacheState, lease: Lease, way: _Way, now: float) -> None:
+    _bring_up(state, lease, way)
+    if not lease.pending:
+        ticket, lease.ticket = lease.ticket, None
+        state.wake(ticket, finish_reload(state, lease, now))
+
+
+def _way_up(state: CacheState, lease: Lease) -> _Way | None:
+    """Choose blocks for those of a lease's slots that have none, and hold the blocks of the others; None without room.
+
+    What brings some of them already is waited for.
+    """
     slots = state.leases.blocks_of(lease)
     placed, is_keyed, joined = _blocks_above(state, slots)
     missing = placed < 0
@@ -188,26 +255,27 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
         return None
     state.device.hold(hits)
     lease.pending |= joined
-    if count:
-        flight = state.fly(
-            Purpose.RESUME, slots[missing], fresh, keyed=is_keyed[missing], lease=lease
-        )
-        lease.pending.add(flight.copy_id)
-        placed[missing] = fresh
+    placed[missing] = fresh
     lease.moving_to = placed
     lease.num_reloading = count
+    return _Way(slots[missing], fresh, is_keyed[missing])
+
+
+def _bring_up(state: CacheState, lease: Lease, way: _Way) -> None:
+    """Start the copy that brings a lease back to the device, if there is anything to copy."""
+    if len(way.targets):
+        flight = state.fly(
+            Purpose.RESUME, way.sources, way.targets, keyed=way.is_keyed, lease=lease
+        )
+        lease.pending.add(flight.copy_id)
     state.leases.enter(lease, Phase.RELOADING)
-    if not lease.pending:
-        return finish_reload(state, lease, now)
-    lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
-    return lease
 
 
 def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_], set[CopyId]]:
     """Return for each slot the block with its bytes or -1, whether it is keyed; and the copies to await."""
     is_keyed = state.host.records.state[slots] == State.READY
     placed = np.full(len(slots), -1, np.intp)
-    if not is_keyed.any():
+    if b"\1" not in is_keyed.tobytes():
         return placed, is_keyed, set()
     keys = state.host.keys_of(slots[is_keyed])
     found = state.device.index.find(keys)
@@ -225,7 +293,7 @@ def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
     """Hand a lease over to the blocks that its bytes are in now; its slots are let go of behind the answer."""
     slots = state.leases.blocks_of(lease)
     state.leases.rewrite(lease, lease.moving_to, Phase.ACTIVE)
-    state.left.append((state.host, slots, False))
+    state.unsettled.left.append((state.host, slots, False))
     lease.deadline = now + state.shape.lease_seconds
     state.counters["reloads"] += lease.num_reloading
     state.tell("lease_reloaded", lease, num_blocks=lease.num_reloading)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
 from kvleased.core.asking import ask, supersede_asking
-from kvleased.core.commands import Evict, Extend, Reload, Reserve
+from kvleased.core.commands import Command, Evict, Extend, Reload, Reserve
 from kvleased.core.effects import Outcome
 from kvleased.core.ending import renew
 from kvleased.core.explaining import misses_of
@@ -23,13 +23,14 @@ from kvleased.core.moving import (
     evict_cached,
     evict_lease,
     here,
+    is_large,
     reload_after_evict,
     reload_cached,
     supersede_ticket,
 )
 from kvleased.core.parting import evict_together, wait_beside
 from kvleased.core.phases import Phase
-from kvleased.core.seating import seat
+from kvleased.core.seating import seat, seat_apart
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import check_fits, check_tokens_fit
 
@@ -117,8 +118,18 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
         return reload_after_evict(state, lease, command, now)
     if lease.phase is Phase.ACTIVE:
         return Outcome(reply=here(state, lease))
-    check_fits(state, lease.tenant, len(state.leases.blocks_of(lease)))
-    return seat(state, command, command.worker_id or lease.worker_id, now)
+    check_fits(state, lease.tenant, state.leases.num_entries(lease))
+    begin = seat_apart if is_large(state, lease) else seat
+    return begin(state, command, command.worker_id or lease.worker_id, now)
+
+
+def is_put_off(state: CacheState, command: Command) -> bool:
+    """Tell whether a command merely adds parts behind those that are left, and need not wait for their end."""
+    has_others = state.unsettled.parts or state.unsettled.leaving
+    if has_others or not isinstance(command, Evict | Reload):
+        return False
+    lease = state.leases.by_id.get(command.lease_id)  # type: ignore[arg-type]  # None is in no book
+    return lease is not None and lease.members is None and is_large(state, lease)
 
 
 def _check_one_of(**choices: object) -> None:

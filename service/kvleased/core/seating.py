@@ -1,6 +1,7 @@
 """Own who is served when: a call is served at once, or waits for its turn, or is refused with numbers."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -8,6 +9,7 @@ from kvlease.errors import BusyError, InvalidError, KVLeaseError
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Notice, Outcome, Reply
+from kvleased.core.ending import settle
 from kvleased.core.granting import attempt_reserve
 from kvleased.core.joining import (
     attempt_joint_extend,
@@ -45,6 +47,24 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
         assert not isinstance(reply, Lease), "nothing loads for who cannot wait"
         return Outcome(reply=reply)
     return seat_waiter(state, new_waiter(state, command, worker_id, now), now)
+
+
+def seat_apart(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) -> Outcome:
+    """Do the same, but serve the call as a part of its own; a refusal then answers it as one that has waited."""
+    check_call(state, command)
+    waiter = new_waiter(state, command, worker_id, now)
+    state.unsettled.parts.append(partial(_serve_apart, state, waiter, now))
+    return Outcome(ticket=waiter.ticket)
+
+
+def _serve_apart(state: CacheState, waiter: Waiter, now: float) -> None:
+    result: Reply | KVLeaseError | None
+    try:
+        result = seat_waiter(state, waiter, now).reply
+    except KVLeaseError as error:
+        result = error
+    if result is not None:
+        state.wake(waiter.ticket, result)
 
 
 def _is_served_now(state: CacheState, command: Reserve) -> bool:
@@ -160,6 +180,9 @@ def pump(state: CacheState, now: float) -> None:
         if not isinstance(result, Lease):
             state.wake(waiter.ticket, result)
         _answer_mates(state, waiter, now)
+        if state.unsettled.parts:
+            # The next one shall find taken what this one has taken.
+            settle(state)
 
 
 def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:

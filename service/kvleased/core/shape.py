@@ -55,6 +55,8 @@ class CacheShape:
     max_waiting: int = 256
     """Requests that may wait for blocks at once."""
     max_pins: int = 256
+    blocks_at_once: int = 1024
+    """Blocks of a lease up to which a move of it is begun, and ended, in one go; for more it is done in parts."""
     lease_seconds: float = 30.0
     """Seconds after which a lease that was not renewed is quarantined."""
     ageing_seconds: float = 5.0

@@ -42,6 +42,7 @@ from kvleased.core.records import CacheRecords, key_digests
 from kvleased.core.shape import CacheShape
 from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
 from kvleased.core.suspects import Suspects
+from kvleased.core.unsettled import Unsettled
 from kvleased.core.waiting import Asking, Waiter, WaitingRoom
 
 TIER_NUMBERS: Final = {tier: number for number, tier in enumerate(Tier)}
@@ -109,10 +110,7 @@ class CacheState:
         self.flights: dict[CopyId, Flight] = {}
         self.loading = Loading(records.device.key)
         """Keys on their way to the device, so that a second caller joins the first."""
-        self.leaving: list[Lease] = []
-        """Leases that have been released; their blocks are let go of before the next command could take their rows."""
-        self.left: list[tuple[Pool, Ids, bool]] = []
-        """Blocks that moves still hold until the same moment; and whether they leave their tier then."""
+        self.unsettled = Unsettled()
         # A Counter would take three times as long, several times a call.
         self.counters: defaultdict[str, int] = defaultdict(int)
         self.effects: list[Effect] = []

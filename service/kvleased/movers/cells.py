@@ -12,8 +12,8 @@ import xxhash
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from kvlease.geometry import round_up
-from kvlease.units import BYTES_PER_SECTOR
+from kvlease import disk_file
+from kvlease.units import BYTES_PER_DISK_HEADER
 from kvleased.core.labels import LABEL
 
 BYTES_PER_LAYOUT: Final = 32
@@ -51,7 +51,8 @@ _HEAD: Final = np.dtype(
         ("seal", "<u8"),
     ]
 )
-BYTES_PER_CELL: Final = CELL.itemsize
+BYTES_PER_CELL: Final = BYTES_PER_DISK_HEADER
+assert CELL.itemsize == BYTES_PER_CELL, "a cell is what a plan charges for it"
 _SEALED_BYTES: Final = BYTES_PER_CELL - 8
 
 Cells = NDArray[np.void]
@@ -72,17 +73,17 @@ class StoreShape:
     @property
     def stride_bytes(self) -> int:
         """From the bytes of one slot to those of the next."""
-        return round_up(self.bytes_per_slot, BYTES_PER_SECTOR)
+        return disk_file.stride_bytes(self.bytes_per_slot)
 
     @property
     def payload_offset_bytes(self) -> int:
         """Where the bytes of slot 0 start: after the store's own cell and one cell for each slot."""
-        return round_up((1 + self.num_slots) * BYTES_PER_CELL, BYTES_PER_SECTOR)
+        return disk_file.payload_offset_bytes(self.num_slots)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole file; never more than a sector for each slot above what the slots take."""
-        return self.payload_offset_bytes + self.num_slots * self.stride_bytes
+        """Bytes of the whole file."""
+        return disk_file.file_bytes(self.num_slots, self.bytes_per_slot)
 
     def head(self, file_id: bytes) -> bytes:
         """Return the first cell of a file, which says all this and which file it is."""

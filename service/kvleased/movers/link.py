@@ -280,7 +280,9 @@ class MoverLink:
         kind = packet[:1]
         if kind == protocol.DONE:
             self._complete(Completion.decode(packet))
-            self._flush()
+            if self._queue:
+                # The mover has another batch already, so the loop may hear others before.
+                self._flush_apart()
         elif kind == protocol.HERE:
             self._is_here, self._progress_at = True, monotonic()
             self._flush()

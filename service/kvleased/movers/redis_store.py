@@ -159,12 +159,23 @@ class _TlsConnection(SSLConnection):
     time that a call has.
     """
 
+    _system_context: ssl.SSLContext | None = None
+    """What trusts the system's authorities, once they were read."""
+
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
-        context = ssl.create_default_context(cafile=self.ca_certs)
+        context = self._trusting()
         context.check_hostname = self.check_hostname
         if self.certfile or self.keyfile:
             context.load_cert_chain(self.certfile, self.keyfile)
         return context.wrap_socket(sock, server_hostname=self.host)
+
+    def _trusting(self) -> ssl.SSLContext:
+        """Return what trusts the authorities; a file is read each time, for it may be renewed, the system's once."""
+        if self.ca_certs:
+            return ssl.create_default_context(cafile=self.ca_certs)
+        if self._system_context is None:
+            self._system_context = ssl.create_default_context()
+        return self._system_context
 
 
 _CONNECTIONS: Final[Mapping[str, Callable[..., Any]]] = {

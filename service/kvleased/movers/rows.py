@@ -6,6 +6,7 @@ there, and written as one.
 """
 
 import mmap
+import time
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import repeat
@@ -31,6 +32,12 @@ GATHERED_MIN: Final = 16
 """Adjacent targets from which on their blocks are gathered: below, the calls for it cost what it saves."""
 GATHERED_MAX: Final = 64
 """Blocks that are gathered at once, however small they are."""
+TRIED_MIN: Final = 256
+"""Blocks of a batch from which on it tells which way is the quicker."""
+TRIALS: Final = 3
+"""Batches that each way is tried with."""
+_SIZES_MAX: Final = 8
+"""Sizes of a block of which it is known; of more the one that was not seen for longest is tried anew."""
 
 Pool = NDArray[np.uint8]
 """[blocks, bytes] or [slots, bytes]: a piece of every block, wherever it lies."""
@@ -91,17 +98,65 @@ def copy_and_sum_small(
 ) -> list[int]:
     """Copy small blocks of which few are adjacent at both ends, and return the checksum of each.
 
-    The targets are sorted.
+    The targets are sorted. Whether it pays to gather differs from processor to processor, by a quarter either way.
     """
     firsts = np.concatenate([[0], np.flatnonzero(np.diff(targets) != 1) + 1])
     counts = np.diff(firsts, append=len(targets))
     is_long = counts >= GATHERED_MIN
     if not is_long.any():
         return copy_and_sum_each(source, target, sources, targets)
+    trial, began = trial_of(target.shape[1]), time.thread_time_ns()
+    is_gathered = trial.is_gathered
+    if is_gathered:
+        stretches = (firsts[is_long], counts[is_long])
+        sums = _copy_and_sum_gathered(source, target, sources, targets, stretches)
+    else:
+        sums = copy_and_sum_each(source, target, sources, targets)
+    if len(targets) >= TRIED_MIN:
+        trial.took((time.thread_time_ns() - began) / len(targets), is_gathered=is_gathered)
+    return sums
+
+
+class Trial:
+    """Which of two ways to copy and sum small blocks takes less of the processor here, by the first batches."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._nanoseconds: dict[bool, list[float]] = {False: [], True: []}
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the next batch is to be gathered: each way in its turn, and in the end the quicker one."""
+        each, gathered = self._nanoseconds[False], self._nanoseconds[True]
+        if len(gathered) < TRIALS:
+            return len(gathered) < len(each)
+        return min(gathered) < min(each)
+
+    def took(self, nanoseconds_a_block: float, *, is_gathered: bool) -> None:
+        """Take note of a batch; once all trials are made none counts any more."""
+        if len(self._nanoseconds[is_gathered]) < TRIALS:
+            self._nanoseconds[is_gathered].append(nanoseconds_a_block)
+
+
+@lru_cache(maxsize=_SIZES_MAX)
+def trial_of(bytes_per_block: int) -> Trial:
+    """Return what is known of blocks of a size."""
+    del bytes_per_block
+    return Trial()
+
+
+def _copy_and_sum_gathered(
+    source: Pool,
+    target: Pool,
+    sources: NDArray[np.int32],
+    targets: NDArray[np.int32],
+    stretches: tuple[NDArray[np.intp], NDArray[np.intp]],
+) -> list[int]:
+    """Gather the blocks of stretches, given by their positions and lengths, and copy those between them one by one."""
     gathering = _gathering(target.shape[1])
     sums: list[int] = []
     done = 0
-    for first, count in zip(firsts[is_long].tolist(), counts[is_long].tolist(), strict=True):
+    for first, count in zip(*(column.tolist() for column in stretches), strict=True):
         sums += copy_and_sum_each(source, target, sources[done:first], targets[done:first])
         done, to = first + count, int(targets[first])
         sums += gathering.copy_and_sum(source, target[to : to + count], sources[first:done])

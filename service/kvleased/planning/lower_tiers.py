@@ -3,7 +3,7 @@
 cell           = bytes_per_block * blocks_per_slot, for each rank; ranks that keep the same bytes share one
 bytes_per_slot = round_up(sum of the cells, slot_multiple_bytes)
 host, remote   = floor(bytes / bytes_per_slot)
-disk           = floor(bytes / round_up(bytes_per_slot + 4096, 4096)): a slot's header takes a sector of its own
+disk           = floor((bytes - 4096) / (round_up(bytes_per_slot, 4096) + 128)), with a header for each slot
 
 All ranks agree on one geometry, whatever each keeps: a slot is whole on all of them or not there.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvlease.disk_file import bytes_per_charged_slot
 from kvlease.errors import InvalidError, NeverFitsError
 from kvlease.geometry import exact_div, floor_div, round_up
 from kvlease.layout import Layout
@@ -44,8 +45,8 @@ class SlotGeometry:
 
     @property
     def bytes_per_disk_slot(self) -> int:
-        """round_up(bytes_per_slot + a header's sector, a sector)."""
-        return round_up(self.bytes_per_slot + BYTES_PER_SECTOR, BYTES_PER_SECTOR)
+        """round_up(bytes_per_slot, a sector) + a header."""
+        return bytes_per_charged_slot(self.bytes_per_slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +112,10 @@ def keep_same_bytes(
     )
 
 
-def num_slots(name: str, tier_bytes: int, bytes_per_slot: int) -> int:
+def num_slots(name: str, tier_bytes: int, bytes_per_slot: int, *, others_bytes: int = 0) -> int:
     """Return the slots of a tier: none without memory or without anything to keep, else at least one.
+
+    `others_bytes` are those of the tier that are no slot's.
 
     Raises:
         InvalidError: the bytes are out of range, or the slots are more than their ids count.
@@ -121,21 +124,30 @@ def num_slots(name: str, tier_bytes: int, bytes_per_slot: int) -> int:
     checked_count(name, tier_bytes, most=BYTES_MAX)
     if not tier_bytes or not bytes_per_slot:
         return 0
-    if tier_bytes >= bytes_per_slot:
-        slots = floor_div(tier_bytes, bytes_per_slot)
+    need = bytes_per_slot + others_bytes
+    if tier_bytes >= need:
+        slots = floor_div(tier_bytes - others_bytes, bytes_per_slot)
         return checked_count(f"slots of {name}", slots, most=BLOCKS_MAX)
     message = (
-        f"{name} is {tier_bytes} ({show_bytes(tier_bytes)}) and one slot takes {bytes_per_slot} bytes "
-        f"({show_bytes(bytes_per_slot)}); give at least that, or 0 for no such tier"
+        f"{name} is {tier_bytes} ({show_bytes(tier_bytes)}) and one slot takes {need} bytes "
+        f"({show_bytes(need)}); give at least that, or 0 for no such tier"
     )
     raise NeverFitsError(
         message,
         resource=name,
         rule="slot_does_not_fit",
-        need=bytes_per_slot,
+        need=need,
         available=tier_bytes,
         limit=tier_bytes,
     )
+
+
+def num_disk_slots(disk_bytes: int, slots: SlotGeometry) -> int:
+    """Return the slots of a disk store whose file has at most so many bytes; raises what `num_slots` does."""
+    if not slots.bytes_per_slot:
+        return num_slots("disk_bytes", disk_bytes, 0)
+    charged = slots.bytes_per_disk_slot
+    return num_slots("disk_bytes", disk_bytes, charged, others_bytes=BYTES_PER_SECTOR)
 
 
 def check_groups(groups: Iterable[Group], *, hash_block_tokens: int, context_ranks: int) -> None:

@@ -24,6 +24,7 @@ from kvleased.planning.lower_tiers import (
     SlotGeometry,
     check_groups,
     keep_same_bytes,
+    num_disk_slots,
     num_slots,
     slot_geometry,
 )
@@ -80,7 +81,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
         num_slots=num_host_slots,
         blocks_per_slot=inputs.blocks_per_slot,
         bytes_per_slot=slots.bytes_per_slot,
-        num_disk_slots=num_slots("disk_bytes", inputs.disk_bytes, slots.bytes_per_disk_slot),
+        num_disk_slots=num_disk_slots(inputs.disk_bytes, slots),
         num_remote_slots=num_slots("remote_bytes", inputs.remote_bytes, slots.bytes_per_slot),
         waste=(
             *device_waste(_pool_account(pools, layers, inputs)),

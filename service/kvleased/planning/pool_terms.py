@@ -5,7 +5,7 @@ from math import lcm
 
 from kvlease.plan import CachePlan, LayerPlacement, PlanInputs, RankPlan, TensorPlan
 from kvlease.spec import BYTES_PER_ELEMENT, LayerSpec, StateSpace
-from kvlease.units import BYTES_PER_SECTOR
+from kvlease.units import BYTES_PER_DISK_HEADER, BYTES_PER_SECTOR
 from kvleased.planning.terms import Term, floor, least, literal, most, number, round_up, total
 
 _PAGES = "sum of pages of the largest group"
@@ -91,8 +91,9 @@ def tier_terms(plan: CachePlan, inputs: PlanInputs) -> Iterator[tuple[str, Term]
     if plan.num_slots:
         yield "num_slots", floor(number("host_bytes", inputs.host_bytes) / slot)
     if plan.num_disk_slots:
-        disk_slot = round_up(slot + sector, sector)
-        yield "num_disk_slots", floor(number("disk_bytes", inputs.disk_bytes) / disk_slot)
+        disk_slot = round_up(slot, sector) + literal(BYTES_PER_DISK_HEADER)
+        slots_bytes = number("disk_bytes", inputs.disk_bytes) - sector
+        yield "num_disk_slots", floor(slots_bytes / disk_slot)
     if plan.num_remote_slots:
         yield "num_remote_slots", floor(number("remote_bytes", inputs.remote_bytes) / slot)
 

@@ -10,6 +10,7 @@ from kvleased.core.cache import Cache
 from kvleased.core.census import Census
 from kvleased.core.effects import Tier
 from kvleased.registry import CacheEntry, Registry
+from kvleased.tier_infos import is_up
 
 if TYPE_CHECKING:
     from kvleased.traces.ghosts import GhostFigures
@@ -44,7 +45,7 @@ def figures(registry: Registry) -> dict[str, Figures]:
             waiting=waiting_by_priority(census),
             tenants=_tenants(entry.core, names),
             pools=pools_of(entry, census),
-            are_up={tier.tier: tier.status != "off" for tier in entry.tiers()},
+            are_up={tier.tier: is_up(tier) for tier in entry.tiers()},
             ghosts=() if (ghosts := entry.ghosts) is None else ghosts.figures(),
             num_ghost_keys_dropped=0 if ghosts is None else ghosts.num_dropped,
         )

@@ -10,10 +10,9 @@ from typing import Any, Final
 import structlog
 from blake3 import blake3
 
+from kvlease import disk_file
 from kvlease.errors import NeverFitsError, PoolFullError
-from kvlease.geometry import round_up
 from kvlease.plan import CachePlan
-from kvlease.units import BYTES_PER_SECTOR
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
@@ -368,9 +367,10 @@ def gpu_regions_of(kept: Mapping[str, Kept]) -> dict[str, GpuRegion]:
 
 
 def disk_bytes(plan: CachePlan) -> int:
-    """Return the bytes of a cache's disk store: slots, each with its header, in whole sectors."""
-    bytes_per_slot = round_up(plan.bytes_per_slot + BYTES_PER_SECTOR, BYTES_PER_SECTOR)
-    return plan.num_disk_slots * bytes_per_slot
+    """Return the bytes of the file of a cache's disk store; 0 where it has none."""
+    if not plan.num_disk_slots:
+        return 0
+    return disk_file.file_bytes(plan.num_disk_slots, plan.bytes_per_slot)
 
 
 def _registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kvleased.core.survey import Survey
 from kvleased.registry import CacheEntry, Registry
 from kvleased.tallies import Tally
 from kvleased.tenant_names import is_reserved
+from kvleased.tier_infos import is_up
 from kvleased.verbs.figures import OTHERS, pools_of, waiting_by_priority
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _surveyed(entry: CacheEntry, named: Mapping[int, str]) -> Surveyed:
         bytes_per_block=_bytes_per_block(entry.plan),
         tenants=(*named.values(), OTHERS),
         digests=tuple(named),
-        are_up={tier.tier: tier.status != "off" for tier in entry.tiers()},
+        are_up={tier.tier: is_up(tier) for tier in entry.tiers()},
         max_leases=entry.core.shape.max_leases,
         is_draining=entry.core.is_draining,
         groups=[_group(entry.plan, at) for at in range(len(entry.plan.groups))],

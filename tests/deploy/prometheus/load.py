@@ -22,6 +22,7 @@ from kvlease import (
     Worker,
 )
 from tests.acceptance.serving import Serving
+from tests.acceptance.tiering import disk_bytes_of
 
 CACHE: Final = "main"
 TOKENS_PER_BLOCK: Final = 16
@@ -37,7 +38,7 @@ _INPUTS: Final = PlanInputs(
     device_blocks=DEVICE_BLOCKS,
     null_blocks=1,
     host_bytes=HOST_SLOTS * BYTES_PER_BLOCK,
-    disk_bytes=DISK_SLOTS * (BYTES_PER_BLOCK + 4096),
+    disk_bytes=disk_bytes_of(DISK_SLOTS, BYTES_PER_BLOCK),
     model_digest="a model of tests",
 )
 _OPTIONS: Final = CacheOptions(write_policy="write-through", ghosts=("leaf-lru@130", "adaptive"))

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvlease.disk_file import bytes_per_charged_slot, file_bytes
 from kvlease.errors import InvalidError, LayoutMismatchError, NeverFitsError, PoolFullError
+from kvlease.units import BYTES_PER_SECTOR
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import secret
 from kvleased.keeper import Store
@@ -28,6 +30,11 @@ OPTIONS = pb.CacheOptions(
     integrity="none", write_policy="after-n-hits", write_after_hits=3, ghosts=["leaf-lru@20"]
 )
 SLOT_BYTES = 512
+
+
+def _disk_bytes(num_slots: int) -> int:
+    """Return the bytes for which a disk store of so many slots is planned."""
+    return BYTES_PER_SECTOR + num_slots * bytes_per_charged_slot(SLOT_BYTES)
 
 
 def _request(options: pb.CacheOptions | None = None, **changes: Any) -> pb.RegisterCacheRequest:
@@ -150,7 +157,7 @@ class TestStores:
             max_leases=8,
             memory_bytes_max=1 << 30,
             disk_dir=tmp_path / "disk",
-            disk_bytes_max=100 * 8192,
+            disk_bytes_max=file_bytes(100, SLOT_BYTES),
             remote_url="redis://host:1",
         )
 
@@ -166,14 +173,16 @@ class TestStores:
     async def test_disks_of_all_caches_have_one_limit(self, node: Node) -> None:
         """A store that does not fit beside those of the other caches is refused with what is left."""
         async with node.life():
-            await node.register("other", disk_bytes=60 * 8192)
+            await node.register("other", disk_bytes=_disk_bytes(60))
 
             with pytest.raises(NeverFitsError) as refusal:
-                await node.ask("register_cache", _request(disk_bytes=50 * 8192))
+                await node.ask("register_cache", _request(disk_bytes=_disk_bytes(50)))
 
             assert refusal.value.resource == "disk_bytes"
-            assert (refusal.value.need, refusal.value.available) == (50 * 8192, 40 * 8192)
-            assert refusal.value.limit == 100 * 8192
+            sizes = {count: file_bytes(count, SLOT_BYTES) for count in (50, 60, 100)}
+            assert refusal.value.need == sizes[50]
+            assert refusal.value.available == sizes[100] - sizes[60]
+            assert refusal.value.limit == sizes[100]
 
     @pytest.mark.parametrize("breaks", ["hangs", "fails"])
     async def test_file_system_that_does_not_answer_holds_up_nobody(
@@ -193,7 +202,7 @@ class TestStores:
         async with node.life():
             monkeypatch.setattr(making.os, "statvfs", statvfs)
             asked = asyncio.ensure_future(
-                node.ask("register_cache", _request(disk_bytes=10 * 8192))
+                node.ask("register_cache", _request(disk_bytes=_disk_bytes(10)))
             )
             await asyncio.to_thread(has_hung.wait)
             assert not (await node.ask("list_caches", pb.ListCachesRequest())).caches
@@ -209,7 +218,7 @@ class TestStores:
     async def test_stores_are_told_with_why_they_are_off(self, node: Node) -> None:
         """A store whose mover has not come is there, and says why it is of no use yet."""
         async with node.life() as daemon:
-            info = await node.register(disk_bytes=10 * 8192, remote_bytes=10 * 512)
+            info = await node.register(disk_bytes=_disk_bytes(10), remote_bytes=10 * 512)
             shape = daemon.registry.cache("main").core.shape
 
         shown = {tier.tier: (tier.status, tier.reason, tier.num_slots) for tier in info.tiers}
@@ -224,7 +233,7 @@ class TestStores:
     async def test_store_that_is_known_is_not_looked_through_again(self, node: Node) -> None:
         """That a store was looked through to the end is remembered over restarts of the control process."""
         async with node.life() as daemon:
-            await node.register(disk_bytes=10 * 8192)
+            await node.register(disk_bytes=_disk_bytes(10))
             entry = daemon.registry.cache("main")
             entry.is_scanned, entry.disk_file_id = True, "ab"
             daemon._caches.note_store(entry)
@@ -232,7 +241,9 @@ class TestStores:
         async with node.life() as daemon:
             entry = daemon.registry.cache("main")
             assert (entry.is_scanned, entry.disk_file_id) == (True, "ab")
-            assert not (await node.ask("register_cache", _request(disk_bytes=10 * 8192))).created
+            assert not (
+                await node.ask("register_cache", _request(disk_bytes=_disk_bytes(10)))
+            ).created
 
 
 class TestHostDirectory:

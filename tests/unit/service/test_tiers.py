@@ -15,7 +15,16 @@ from kvlease.ids import CopyId
 from kvlease.plan import PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core import commands as c
-from kvleased.core.effects import MOVER_OF, Copy, Direction, Mover, Probe, Tier
+from kvleased.core.effects import (
+    MOVER_OF,
+    Adopted,
+    Copy,
+    Direction,
+    Done,
+    Mover,
+    Probe,
+    Tier,
+)
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.plans import pool_map
@@ -23,6 +32,7 @@ from kvleased.movers.protocol import Ask, Batch, Completion, Found, Purge, Purge
 from kvleased.planning import plan
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.settings import Settings
+from kvleased.tier_infos import is_up, restrictions
 from kvleased.tiers import REMOTE_SECONDS_MIN, Tiers
 from tests.unit.service.planning.specs import full
 
@@ -63,7 +73,7 @@ def _entry(registry: Registry, name: str, **tiers: int) -> CacheEntry:
         pool=registry.take_pool_number(),
         plan=planned,
         options=pb.CacheOptions(integrity="xxh3"),
-        core=SimpleNamespace(),  # type: ignore[arg-type]  # nobody asks it anything
+        core=SimpleNamespace(num_retired=lambda _: 0),  # type: ignore[arg-type]  # nobody asks it anything else
         fds={},
         tables_read_only_fd=-1,
         status=READY,
@@ -81,9 +91,16 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     recycled: list[tuple[str, int]] = []
     scanned: list[str] = []
     keeper = SimpleNamespace(recycle_mover=lambda *what: recycled.append(what))
+
+    def apply(entry: CacheEntry, command: c.Command) -> object:
+        told.append((entry.name, command))
+        # As if all but one of the slots were another block's by now.
+        is_adopt = isinstance(command, c.Adopt)
+        return Adopted(num_adopted=len(command.slot_ids) // 4 - 1) if is_adopt else Done()
+
     tiers = Tiers(
         registry,
-        lambda entry, command: told.append((entry.name, command)),
+        apply,
         keeper,
         settings,
         note_store=lambda entry: scanned.append(entry.name),
@@ -324,7 +341,7 @@ async def test_probe_ends_with_its_mover(node: Node, ends: dict[str, socket.sock
 async def test_found_slots_are_adopted_until_the_last(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """What an earlier life left is handed to the core as it is found; then the store counts as known."""
+    """What an earlier life left is handed to the core as it is found, and counts as far as that takes it over."""
     deep = node.registry.cache("deep")
     node.tiers.introduce(deep)
     ends["disk-mover"].send(Status(is_on=True).encode())
@@ -340,7 +357,7 @@ async def test_found_slots_are_adopted_until_the_last(
     assert await node.until() == [("deep", adopt)]
     assert [(one.status, one.num_found) for one in deep.tiers()] == [
         ("ready", 0),
-        ("scanning", 3),
+        ("scanning", 2),
         ("off", 0),
     ]
     last = Found(pool=deep.pool, slot_ids=b"", labels=b"", checksums=b"", is_last=True)
@@ -450,3 +467,20 @@ async def test_purge_of_a_mover_that_ends_is_not_certain(
 
     assert await asyncio.wait_for(asked, 5) == "its mover has ended"
     assert await node.tiers.purge(entry) == "its mover is being started"
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
+async def test_tier_all_of_whose_slots_are_retired_is_degraded(node: Node, tier: Tier) -> None:
+    """It answers, but keeps nothing: its status, its metric and what readiness says tell so, and why."""
+    deep = node.registry.cache("deep")
+    deep.stores[Tier.DISK] = Status(is_on=True)
+    deep.is_scanned = True
+    assert restrictions(node.registry) == {"drained": "", "all slots retired": ""}
+
+    deep.core = SimpleNamespace(num_retired=lambda one: 64 if one is tier else 0)  # type: ignore[assignment]
+
+    (found,) = [one for one in deep.tiers() if one.status == "degraded"]
+    assert found.tier == tier.value
+    assert found.reason.startswith("64 slots are retired")
+    assert not is_up(found)
+    assert restrictions(node.registry)["all slots retired"] == f"{tier.value} of deep"

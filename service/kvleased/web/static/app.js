@@ -223,7 +223,7 @@ function tables(sheet, caches) {
 /** Say beside the titles what is below them, for who has folded that. */
 function sums(sheet, caches) {
   const tenants = new Set(caches.flatMap((one) => one.tenants.filter((tenant) => tenant.used).map((tenant) => tenant.tenant)));
-  const off = caches.flatMap((one) => one.tiers.filter((tier) => tier.status === "off").map((tier) => `${tier.tier} is off`));
+  const off = caches.flatMap((one) => one.tiers.filter((tier) => ["off", "degraded"].includes(tier.status)).map((tier) => `${tier.tier} is ${tier.status}`));
   const refused = sheet.refusals.reduce((total, one) => total + one.count, 0);
   const waiting = caches.reduce((total, one) => total + one.num_waiting, 0);
   text($("tenants-now"), tenants.size === 1 ? "1 tenant has blocks" : `${count(tenants.size)} tenants have blocks`);

@@ -63,7 +63,8 @@ def test_generation_only_grows() -> None:
     cache = a_tiered_cache()
     records(cache).disk.generation[:2] = 5
 
-    adopt(cache, [0, 1], labels_of(keys(1), generation=4) + labels_of(keys(2), generation=9))
+    labels = labels_of(keys(1), generation=4) + labels_of(keys(2), generation=9)
+    assert adopt(cache, [0, 1], labels) == 1
 
     assert records(cache).disk.generation[:2].tolist() == [5, 9]
     assert looked_up(cache, keys(1)) == (0, 0, 0)
@@ -86,7 +87,7 @@ def test_what_may_not_be_believed_is_left_free(slots: list[int], labels: bytes) 
     cache = a_tiered_cache()
     on_disk(cache, keys(9))
 
-    adopt(cache, slots, labels)
+    assert adopt(cache, slots, labels) == 0
 
     assert counts(cache) == (1, 1)
     assert looked_up(cache, keys(1)) == (0, 0, 0)
@@ -98,7 +99,7 @@ def test_what_is_found_twice_is_taken_once() -> None:
     cache = a_tiered_cache()
     labels = b"".join(labels_of(keys(number)) for number in (1, 1, 2, 3))
 
-    adopt(cache, [0, 1, 2, 2], labels)
+    assert adopt(cache, [0, 1, 2, 2], labels) == 2
 
     assert looked_up(cache, keys(1, 2)) == (0, 0, 2)
     assert counts(cache) == (2, 2)

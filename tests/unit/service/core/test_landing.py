@@ -7,7 +7,7 @@ from kvlease.errors import CopyFailedError
 from kvlease.ids import CopyId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Direction, Done, Reserved
+from kvleased.core.effects import Copy, Direction, Done, Reserved, Tier
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
     MATE,
@@ -389,3 +389,17 @@ def test_states_of_a_copys_target() -> None:
     reloaded(land(cache, the_copy(outcome)), outcome.ticket)
 
     assert records(cache).device.state[target] == State.READY
+
+
+def test_slots_are_told_as_retired_when_no_others_are_in_use() -> None:
+    """One slot that is left makes a host pool smaller, none makes it useless; parked ones are out of use, too."""
+    cache = a_cache(num_slots=3)
+    state = records(cache).host.state
+
+    state[:2] = State.BAD
+    assert cache.num_retired(Tier.HOST) == 0
+    state[2] = State.PARKED
+    assert cache.num_retired(Tier.HOST) == 2
+    state[:] = State.PARKED
+    assert cache.num_retired(Tier.HOST) == 0
+    assert a_cache().num_retired(Tier.DISK) == 0

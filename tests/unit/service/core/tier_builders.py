@@ -8,7 +8,7 @@ import numpy as np
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Direction, Done, Found, Outcome, Probe, Tier
+from kvleased.core.effects import Adopted, Copy, Direction, Found, Outcome, Probe, Tier
 from kvleased.core.labels import LABEL, pack_labels
 from tests.unit.service.core.builders import (
     TENANT,
@@ -53,15 +53,15 @@ def label_numbers(packed: bytes, name: str) -> list[int]:
 
 def adopt(
     cache: Cache, slots: Sequence[int], labels: bytes, checksums: Sequence[int] | None = None
-) -> None:
-    """Let the store tell what it found in its slots."""
+) -> int:
+    """Let the store tell what it found in its slots; return how many of them were taken over."""
     sums = [0] * len(slots) if checksums is None else checksums
     command = c.Adopt(
         slot_ids=np.array(slots, np.int32).tobytes(),
         labels=labels,
         checksums=np.array(sums, np.uint64).tobytes(),
     )
-    answer(cache.handle(command, 0.0), Done)
+    return answer(cache.handle(command, 0.0), Adopted).num_adopted
 
 
 def on_disk(cache: Cache, packed: bytes, tenant: int = TENANT, first_slot: int = 0) -> None:

@@ -17,6 +17,7 @@ from kvleased.core.effects import Direction
 from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError, checksum
 from kvleased.movers.pools import Pools
 from kvleased.movers.protocol import Batch, Piece
+from kvleased.movers.rows import TRIALS, TRIED_MIN, Trial, copy_and_sum_small, trial_of
 from tests.unit.service.movers.gpu_memory import laid_on_gpu
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 12, 9, 64
@@ -295,8 +296,12 @@ def test_stretches_bring_back_the_bytes(
     ],
 )
 @pytest.mark.parametrize("block_bytes", [64, (20 << 10) - 64])
-def test_small_blocks_have_their_own_checksums(slots: Sequence[int], block_bytes: int) -> None:
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_small_blocks_have_their_own_checksums(
+    slots: Sequence[int], block_bytes: int, is_gathered: bool, quicker: Callable[[int, bool], None]
+) -> None:
     """Small blocks that become adjacent ones get bytes and checksum of their own, and damage is told by position."""
+    quicker(block_bytes, is_gathered)
     random = np.random.default_rng(2)
     num_blocks = max(slots) + 2
     devices = (random.integers(0, 256, num_blocks * block_bytes, np.uint8),)
@@ -327,6 +332,50 @@ def test_small_blocks_have_their_own_checksums(slots: Sequence[int], block_bytes
     assert np.frombuffer(down.checksums, np.uint64).tolist() == sums
     assert up.failed == [3]
     assert (np.flatnonzero((device != before).any(axis=1)) == blocks[3]).all()
+
+
+@pytest.fixture
+def quicker() -> Iterator[Callable[[int, bool], None]]:
+    """Return what has one of the ways to copy small blocks of a size be known as the quicker one."""
+
+    def know(block_bytes: int, is_gathered: bool) -> None:
+        for _ in range(TRIALS):
+            trial_of(block_bytes).took(1.0, is_gathered=is_gathered)
+            trial_of(block_bytes).took(2.0, is_gathered=not is_gathered)
+        assert trial_of(block_bytes).is_gathered is is_gathered
+
+    trial_of.cache_clear()
+    yield know
+    trial_of.cache_clear()
+
+
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_each_way_is_tried_in_turn_and_the_quicker_one_stays(is_gathered: bool) -> None:
+    """A way that was slow once, as the machine was busy, is not slow for good; later batches change nothing."""
+    trial, taken = Trial(), {is_gathered: [9.0, 1.0, 9.0], not is_gathered: [5.0, 2.0, 3.0]}
+
+    ways = []
+    for number in range(2 * TRIALS):
+        ways.append(trial.is_gathered)
+        trial.took(taken[ways[-1]][number // 2], is_gathered=ways[-1])
+    trial.took(0.5, is_gathered=not is_gathered)
+
+    assert ways == [False, True] * TRIALS
+    assert trial.is_gathered is is_gathered
+
+
+def test_large_batches_tell_which_way_is_the_quicker(quicker: object) -> None:
+    """Batches of few blocks say nothing; each of many is a trial."""
+    del quicker
+    block_bytes, many, few = 64, TRIED_MIN, TRIED_MIN - 1
+    pool = np.zeros((many, block_bytes), np.uint8)
+
+    def copy(count: int) -> bool:
+        ids = np.arange(count, dtype=np.int32)
+        copy_and_sum_small(pool, pool.copy(), ids[::-1].copy(), ids)
+        return trial_of(block_bytes).is_gathered
+
+    assert [copy(count) for count in (few, many, few, many)] == [False, True, True, False]
 
 
 def test_checksum_covers_a_slot_with_gaps() -> None:

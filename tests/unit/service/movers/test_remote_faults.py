@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvleased.addresses import RemoteUrl
 from kvleased.movers.breaker import Breaker
+from kvleased.movers.redis_store import RedisStore
+from kvleased.movers.remote_store import RemoteError
 from tests.servers.faulty import Fault, faulty_server
 from tests.servers.redis import RedisServer
 from tests.unit.service.movers.remote_node import (
@@ -324,6 +327,23 @@ def test_named_authority_is_the_only_one(
 
     assert not status.is_on
     assert "CERTIFICATE_VERIFY_FAILED" in status.reason
+
+
+def test_authorities_of_the_system_are_read_once(
+    encrypted: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that connects again goes by what it read at first, which takes long; the next store reads anew."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.certificate))
+    url = RemoteUrl.parse(f"rediss://127.0.0.1:{encrypted.port}")
+    store, next_store = (RedisStore(url, ttl_seconds=0, seconds_max=5.0) for _ in range(2))
+    store.ping()
+    store.close()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nothing"))
+
+    store.ping()
+    store.close()
+    with pytest.raises(RemoteError, match="CERTIFICATE_VERIFY_FAILED"):
+        next_store.ping()
 
 
 def test_stopped_encrypted_server_is_cut_off(encrypted: RedisServer) -> None:

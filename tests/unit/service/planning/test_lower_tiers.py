@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvlease.errors import InvalidError, NeverFitsError
 from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs, RankInputs
 from kvlease.spec import MLA, FullAttention, LayerSpec, RingState, StateSpace
+from kvleased.movers.cells import StoreShape
 from kvleased.planning import plan
 from kvleased.planning.grouping import Group
 from kvleased.planning.lower_tiers import (
@@ -16,6 +17,7 @@ from kvleased.planning.lower_tiers import (
     TransferRegion,
     check_groups,
     keep_same_bytes,
+    num_disk_slots,
     num_slots,
     slot_geometry,
     slot_offset_bytes,
@@ -59,8 +61,23 @@ def test_cells_lie_apart_and_fill_the_slot(
         end += cell
     assert slots.content_bytes == end <= slots.bytes_per_slot < end + multiple
     assert slots.bytes_per_slot % multiple == 0
-    assert slots.bytes_per_disk_slot % 4096 == 0
-    assert 4096 <= slots.bytes_per_disk_slot - slots.bytes_per_slot < 8192
+
+
+@given(st.integers(1, 20_000), st.integers(1, 1 << 24))
+def test_disk_slots_fill_the_file_that_a_store_makes(bytes_per_slot: int, disk_bytes: int) -> None:
+    """As many slots are planned as the file has room for, headers and all; less than two of them are left over."""
+    slots = slot_geometry(
+        (bytes_per_slot,), blocks_per_slot=1, slot_multiple_bytes=1, is_replicated=False
+    )
+    try:
+        count = num_disk_slots(disk_bytes, slots)
+    except NeverFitsError as error:
+        assert error.need == slots.bytes_per_disk_slot + 4096 > disk_bytes
+        return
+
+    shape = StoreShape(layout=bytes(32), bytes_per_slot=bytes_per_slot, num_slots=count)
+    assert shape.file_bytes <= disk_bytes
+    assert dataclasses.replace(shape, num_slots=count + 2).file_bytes > disk_bytes
 
 
 def test_ranks_that_keep_the_same_share_one_cell() -> None:

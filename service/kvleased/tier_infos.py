@@ -1,0 +1,62 @@
+"""Own how caches and their lower tiers are told to people: whether each works, why not, and what calls do without."""
+
+from typing import TYPE_CHECKING, Final
+
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core.effects import Tier
+from kvleased.counted import are
+from kvleased.movers.protocol import Status
+
+if TYPE_CHECKING:
+    from kvleased.registry import CacheEntry, Registry
+
+READY: Final = "ready"
+SCANNING: Final = "scanning"
+DEGRADED: Final = "degraded"
+"""It works, but none of its slots is in use any more."""
+OFF: Final = "off"
+
+_NEVER_HEARD_OF: Final = Status(is_on=False, reason="its mover is being started")
+
+
+def tier_info(entry: "CacheEntry", tier: Tier) -> pb.TierInfo:
+    """Describe a lower tier that a cache has."""
+    info = pb.TierInfo(tier=tier.value, status=READY, num_found=entry.num_found[tier])
+    if tier is Tier.HOST:
+        info.num_slots = entry.plan.num_slots
+        is_on, reason = entry.is_ready, "its memory is being populated"
+    else:
+        # What a remote store has room for is its own business.
+        info.num_slots = entry.plan.num_disk_slots if tier is Tier.DISK else 0
+        store = entry.stores.get(tier, _NEVER_HEARD_OF)
+        is_on, reason = store.is_on, store.reason
+    if not is_on:
+        info.status, info.reason = OFF, reason
+    elif tier is Tier.DISK and not entry.is_scanned:
+        info.status = SCANNING
+    elif tier is not Tier.REMOTE and (num_retired := entry.core.num_retired(tier)):
+        info.status = DEGRADED
+        info.reason = (
+            f"{are(num_retired, 'slot')} retired, and no others are in use: their bytes were not what they should be, "
+            "or could not be written; find out what ails the memory or the disk, delete the cache and register it again"
+        )
+    return info
+
+
+def is_up(tier: pb.TierInfo) -> bool:
+    """Tell whether blocks can be found in a tier, or be brought there."""
+    return tier.status not in {OFF, DEGRADED}
+
+
+def restrictions(registry: "Registry") -> dict[str, str]:
+    """Return what granted calls do without, for people: the caches or tiers that it is true of, by what it is."""
+    worn_out = [
+        f"{tier.tier} of {entry.name}"
+        for entry in registry
+        for tier in entry.tiers()
+        if tier.status == DEGRADED
+    ]
+    return {
+        "drained": ", ".join(entry.name for entry in registry if entry.is_draining),
+        "all slots retired": ", ".join(worn_out),
+    }
