@@ -47,7 +47,7 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
     lease = state.lease_of(command)
     if lease.phase not in _ON_DEVICE:
         msg = f"the lease is {lease.phase.name.lower()}, only one on the device can be committed"
-        raise WrongStateError(msg)
+        raise WrongStateError(msg, resource="lease")
     _check_keys(state, lease, command)
     said = command
     if lease.members is not None:
@@ -113,11 +113,11 @@ def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
     """Refuse keys that are none, or that name what the lease cannot have written."""
     if len(command.keys) % BYTES_PER_KEY:
         msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource="keys")
     num_keys = len(command.keys) // BYTES_PER_KEY
     if not are_distinct(command.keys):
         msg = "keys names a block twice; the keys of a chain differ"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource="keys")
     covered = _covered_tokens(state, lease)
     num_full = command.num_tokens // state.shape.hash_tokens
     if not 0 <= command.num_tokens <= covered:
@@ -125,10 +125,9 @@ def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=covered)
     last = command.first_block + num_keys
     if command.first_block < 0 or not 0 <= last <= num_full:
-        msg = (
-            f"keys names blocks {command.first_block} to {last - 1}, but num_tokens "
-            f"{command.num_tokens} fills {counted(num_full, 'block')}"
-        )
+        first = command.first_block
+        named = f"block {first}" if num_keys == 1 else f"blocks {first} to {last - 1}"
+        msg = f"keys names {named}, but num_tokens {command.num_tokens} fills {counted(num_full, 'block')}"
         raise InvalidError(msg, resource="blocks", need=last, limit=num_full)
 
 
@@ -214,7 +213,7 @@ def map_lease(state: CacheState, command: Map, now: float) -> Outcome:
     renew(state, lease, now)
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be mapped"
-        raise WrongStateError(msg)
+        raise WrongStateError(msg, resource="lease")
     state.kernel.publish(lease.row, state.leases.parts_of(lease.row))
     published = state.kernel.rows.num_published[lease.row]
     return Outcome(

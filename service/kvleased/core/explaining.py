@@ -107,7 +107,7 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
         lease = state.lease_of(command)
     if lease.request is None:
         msg = "the lease was granted before the daemon's restart, and why is not kept; ask about a newer one"
-        raise WrongStateError(msg, rule="granted_before_restart")
+        raise WrongStateError(msg, resource="lease", rule="granted_before_restart")
     hits = dict(zip(Tier, lease.hit_tokens, strict=True))
     return Outcome(
         reply=Explained(

@@ -81,7 +81,7 @@ def fork(state: CacheState, command: Fork, now: float) -> Outcome:
     renew(state, parent, now)
     if parent.phase is not Phase.ACTIVE:
         msg = f"the lease is {parent.phase.name.lower()}, only an active one can be forked"
-        raise WrongStateError(msg)
+        raise WrongStateError(msg, resource="lease")
     _check(state, parent, command)
     row = _row_of(state, parent, command.num_tokens)
     fresh = _room_for(state, parent, row.num_fresh)
@@ -120,7 +120,7 @@ def _forked(state: CacheState, lease: Lease, worker_id: WorkerId) -> Forked:
 def _repeat(state: CacheState, lease: Lease, command: Fork, now: float) -> Outcome:
     if not asks_for(state, lease, command):
         msg = f"request {command.request_id} has a lease of another kind; release it, or use another id"
-        raise IdReusedError(msg)
+        raise IdReusedError(msg, resource="request_id")
     join(state, lease, command.worker_id)
     if lease.members is not None and lease.phase is Phase.LOADING:
         return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
@@ -134,7 +134,7 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
     """Refuse a fork that is malformed, can never fit, or is of a request that waits for a lease of its own."""
     if state.is_draining:
         raise draining(state)
-    check_tokens(state, command.num_tokens)
+    check_tokens(state, command.num_tokens, parent.tenant)
     if state.is_limited:
         check_tokens_fit(state, parent.tenant, command.num_tokens)
     num_computed = int(state.leases.rows.num_computed[parent.row])
@@ -153,7 +153,7 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
             and waiting.request_id == command.request_id
         ):
             msg = f"request {command.request_id} waits for a lease already; use another id"
-            raise IdReusedError(msg)
+            raise IdReusedError(msg, resource="request_id")
 
 
 # Places ---------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
-from kvleased.core.tenants import check_tokens_fit
+from kvleased.core.tenants import check_tokens_fit, most_tokens
 from kvleased.core.waiting import NO_TIERS, Waiter
 from kvleased.counted import are, counted
 
@@ -38,16 +38,18 @@ Row = Ids | NDArray[np.int32]
 """Places of a group, NULL where no block is needed."""
 
 
-def check_tokens(state: CacheState, num_tokens: int, lease: Lease | None = None) -> None:
+def check_tokens(
+    state: CacheState, num_tokens: int, tenant: int, lease: Lease | None = None
+) -> None:
     """Refuse a number of tokens that can never be covered, and is not by the lease that is meant."""
     if num_tokens <= 0:
         msg = f"num_tokens is {num_tokens}, it must be at least 1"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource="num_tokens", need=num_tokens)
     if num_tokens > state.covering.longest_tokens:
         # The pool may have been larger when it was granted.
         if lease is not None and _had_been_granted(state, lease, num_tokens):
             return
-        raise _never_fits(state, num_tokens)
+        raise _never_fits(state, num_tokens, tenant)
 
 
 def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
@@ -57,11 +59,13 @@ def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
     return num_missing(state, lease, num_tokens) <= 0
 
 
-def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError:
-    """Explain why no lease will ever cover so many tokens."""
+def _never_fits(state: CacheState, num_tokens: int, tenant: int) -> NeverFitsError:
+    """Explain why no lease will ever cover so many tokens, and how many one of this tenant can."""
     shape, covering = state.shape, state.covering
     longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
-    need, asked = sum(most), ""
+    need, asked, at_most = sum(most), "", most_tokens(state, tenant, longest)
+    less = f"ask for at most {counted(at_most, 'token')}, or " if at_most else ""
+    remedies = (f"num_tokens={at_most}",) if at_most else ()
     if covering.is_simple:
         limit = min(shape.groups[0].table_blocks, limit)
         need = -(-num_tokens // covering.tokens_per_block)
@@ -69,39 +73,33 @@ def _never_fits(state: CacheState, num_tokens: int) -> NeverFitsError:
         worst = most.index(need_most := max(most))
         asked = f", {need_most} of them in group {worst}"
     if need <= limit:
-        msg = (
-            f"{are(num_tokens, 'token')} more than the longest request of {longest}; ask for at most those, "
-            "or register the cache with more longest_request_tokens"
-        )
         return NeverFitsError(
-            msg,
+            f"{are(num_tokens, 'token')} more than the longest request of {longest}; "
+            f"{less}register the cache with more longest_request_tokens",
             resource="longest_request_tokens",
             need=num_tokens,
             available=longest,
             limit=longest,
-            remedies=(f"num_tokens={longest}",),
+            remedies=remedies,
         )
     more = larger(shape.parked_blocks, need - shape.usable_blocks, "register a larger pool")
-    most_tokens = counted(longest, "token")
-    msg = (
-        f"{counted(num_tokens, 'token', 'takes', 'take')} {counted(need, 'block')}{asked}, but a lease can never have "
-        f"more than {limit}; {f'ask for at most {most_tokens}, or {more}' if longest else more}"
-    )
     return NeverFitsError(
-        msg,
+        f"{counted(num_tokens, 'token', 'takes', 'take')} {counted(need, 'block')}{asked}, but a lease can never have "
+        f"more than {limit}; {less}{more}",
         resource="device_blocks",
         need=need,
         available=state.device.num_available,
         limit=limit,
-        remedies=(f"num_tokens={longest}",),
+        remedies=remedies,
     )
 
 
 def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
-    check_tokens(state, command.num_tokens)
+    tenant = state.workers[command.worker_id]
+    check_tokens(state, command.num_tokens, tenant)
     if state.is_limited:
-        check_tokens_fit(state, state.workers[command.worker_id], command.num_tokens)
+        check_tokens_fit(state, tenant, command.num_tokens)
     if (
         command.priority != PRIORITY_NORMAL
         or command.retain_seconds
@@ -112,7 +110,7 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
         return
     if len(command.keys) % BYTES_PER_KEY:
         msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource="keys")
     num_keys = len(command.keys) // BYTES_PER_KEY
     most_keys = -(-command.num_tokens // state.shape.hash_tokens)
     if num_keys > most_keys:
@@ -323,8 +321,8 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
     lease = state.leases.by_id[command.lease_id]
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}, only an active one can be extended"
-        raise WrongStateError(msg)
-    check_tokens(state, command.num_tokens, lease)
+        raise WrongStateError(msg, resource="lease")
+    check_tokens(state, command.num_tokens, lease.tenant, lease)
     if not state.is_simple:
         return _grow(state, lease, command)
     count = num_missing(state, lease, command.num_tokens)

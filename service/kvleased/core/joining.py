@@ -135,7 +135,7 @@ def check_mates(state: CacheState, command: Reserve) -> None:
                     f"request {command.request_id} waits for a lease for other tokens or with another "
                     "retain_priority; use another id"
                 )
-                raise IdReusedError(msg)
+                raise IdReusedError(msg, resource="request_id")
 
 
 def request_of(state: CacheState, command: Reserve) -> tuple[int, str] | None:
@@ -238,7 +238,7 @@ def reload_beside(
     assert command.worker_id is not None, "an operator may not name a lease"
     if lease.phase is Phase.EVICTING:
         msg = "the lease is being evicted; reload it when that has been answered"
-        raise WrongStateError(msg)
+        raise WrongStateError(msg, resource="lease")
     withdraw_evict(state, members, command.worker_id)
     tell_all(state, lease, members, command.worker_id)
     if lease.phase is Phase.RELOADING:
@@ -275,4 +275,4 @@ def check_no_states(members: Members | None, done: str) -> None:
     """Refuse what would need all ranks to have stopped at the same token."""
     if members is not None and members.is_recurrent:
         msg = f"a lease with recurrent states cannot be {done} while its ranks call apart"
-        raise WrongStateError(msg, rule="ranks_apart")
+        raise WrongStateError(msg, resource="lease", rule="ranks_apart")

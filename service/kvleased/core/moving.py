@@ -68,7 +68,7 @@ def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) 
 def _check_keys(keys: bytes) -> None:
     if len(keys) % BYTES_PER_KEY:
         msg = f"keys has {len(keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource="keys")
 
 
 # Evict ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from kvleased.core.moving import deadline, evict_lease
 from kvleased.core.phases import Phase
 from kvleased.core.ranks import Call, Members
 from kvleased.core.state import CacheState
+from kvleased.counted import counted
 
 _OWN_ID = LeaseId(0)
 
@@ -82,13 +83,28 @@ def withdraw_evict(state: CacheState, members: Members, worker_id: WorkerId) -> 
 
 def end_late_evicts(state: CacheState, members: Members, now: float) -> None:
     """Refuse the calls for which other ranks did not ask in time."""
-    for worker_id, call in list(members.evicts.items()):
-        if call.deadline <= now:
-            del members.evicts[worker_id]
-            state.wake(
-                call.ticket,
-                BusyError("other ranks of the request have not asked to evict it; try again"),
-            )
+    late = [call for call in members.evicts.values() if call.deadline <= now]
+    if not late:
+        return
+    refused = _not_asked(state, members)
+    for call in late:
+        del members.evicts[call.worker_id]
+        state.wake(call.ticket, refused)
+
+
+def _not_asked(state: CacheState, members: Members) -> BusyError:
+    """Explain why a lease stays on the device: ranks that may write its blocks did not ask to evict it."""
+    num_ranks = len(members.present) + members.num_ranks - len(members.commits)
+    num_asked = len(members.evicts)
+    others = counted(num_ranks - num_asked, "rank", "of the request has", "of the request have")
+    return BusyError(
+        f"{others} not asked to evict it; try again after retry_after_ms, or with a longer wait_ms",
+        resource="ranks",
+        need=num_ranks,
+        available=num_asked,
+        limit=members.num_ranks,
+        retry_after_ms=state.shape.retry_after_ms,
+    )
 
 
 def _evict(

@@ -58,7 +58,7 @@ def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Ou
             f"request {command.request_id} has a lease for other tokens or with another retain_priority; "
             "release it, or use another id"
         )
-        raise IdReusedError(msg)
+        raise IdReusedError(msg, resource="request_id")
     if lease.phase is not Phase.LOADING:
         reply = join_reserved(state, lease, command.worker_id, now)
         if command.explain:
@@ -66,7 +66,7 @@ def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Ou
         return Outcome(reply=reply)
     if not command.wait_ms:
         msg = "the lease is loading; repeat the call with a wait_ms"
-        raise WrongStateError(msg)
+        raise WrongStateError(msg, resource="lease")
     if lease.members is not None:
         join(state, lease, command.worker_id)
         return wait_beside(state, lease, command.worker_id, command.wait_ms, now)
@@ -77,7 +77,7 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     """Make a lease cover more tokens."""
     lease = state.lease_of(command)
     renew(state, lease, now)
-    check_tokens(state, command.num_tokens, lease)
+    check_tokens(state, command.num_tokens, lease.tenant, lease)
     if lease.phase is Phase.ACTIVE and num_missing(state, lease, command.num_tokens) <= 0:
         # Who needs nothing waits for nobody, also where less may be had by now.
         reply = unextended(state, lease, command.num_tokens)

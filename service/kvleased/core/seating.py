@@ -19,10 +19,12 @@ from kvleased.core.joining import (
 )
 from kvleased.core.leases import Lease
 from kvleased.core.reasons import OF_TENANT
-from kvleased.core.refusals import busy, draining, refusal, shortage
+from kvleased.core.refusals import busy, draining, refusal
+from kvleased.core.shape import WAIT_MS_MAX
+from kvleased.core.shortages import shortage
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back
-from kvleased.core.waiting import WAIT_MS_MAX, Waitable, Waiter
+from kvleased.core.waiting import Waitable, Waiter
 
 _SHARE_OF_PLACES: Final = 2
 """One tenant may have the places to wait, divided by this, while others are attached."""

@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from kvlease.groups import GroupShape, Keeps
 from kvleased.core.limits import UNLIMITED, TenantLimits
+
+WAIT_MS_MAX: Final = 600_000
+"""Ten minutes: the longest that a call may wait."""
 
 
 class WritePolicy(Enum):
@@ -63,6 +67,8 @@ class CacheShape:
     """Seconds after which a waiting request rises to the next priority."""
     retry_after_ms: int = 50
     """What a refusal tells the first caller in an empty queue to wait."""
+    wait_ms_max: int = WAIT_MS_MAX
+    """The longest that a refusal tells a caller to let its call wait."""
     layout_digest: int = 0
     """64 bits of the layout fingerprint, stored in every header."""
     num_ranks: int = 1

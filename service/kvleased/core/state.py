@@ -178,11 +178,11 @@ class CacheState:
         """Return the lease that a command speaks of, if it is the speaker's own."""
         lease = self.leases.by_id.get(command.lease_id)  # type: ignore[arg-type]  # None is in no book
         if lease is None:
-            raise UnknownLeaseError
+            raise UnknownLeaseError(resource="lease")
         if lease.worker_id != command.worker_id and (
             lease.members is None or command.worker_id not in lease.members.present
         ):
-            raise NotYoursError("the lease belongs to another worker")
+            raise NotYoursError("the lease belongs to another worker", resource="lease")
         return lease
 
     @property

@@ -21,6 +21,7 @@ from kvleased.core.requests import extend, reserve
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
 from kvleased.core.tenants import may_take_free
+from kvleased.counted import counted
 
 ERRORS_MAX: Final = 64
 """Refused operations of which a step says more than the code."""
@@ -238,7 +239,7 @@ def _check_keys(command: Step, count: int) -> None:
 def _check(name: str, packed: bytes, bytes_per_item: int, count: int) -> None:
     expected = count * bytes_per_item
     if len(packed) != expected:
-        msg = f"{name} has {len(packed)} bytes, but {count} verbs take {expected}"
+        msg = f"{name} has {len(packed)} bytes, but {counted(count, 'verb', 'takes', 'take')} {expected}"
         raise InvalidError(msg, resource=name, need=expected, available=len(packed))
 
 

@@ -30,6 +30,8 @@ from kvleased.core.looking import tenants_of
 from kvleased.core.state import CacheState
 from kvleased.counted import are
 
+TENANT_BLOCKS: Final = "tenant_blocks"
+"""The resource that a tenant's maximum makes scarce."""
 _SCRUB: Final = Direction.SCRUB
 
 
@@ -99,9 +101,15 @@ def check_tokens_fit(state: CacheState, tenant: int, num_tokens: int) -> None:
     need = sum(most(num_tokens))
     if need <= limit:
         return
-    sizes = range(1, num_tokens)
-    longest = bisect_left(sizes, True, key=lambda tokens: sum(most(tokens)) > limit)
+    longest = most_tokens(state, tenant, num_tokens)
     raise _above_maximum(state, tenant, need, (f"num_tokens={longest}",) if longest else ())
+
+
+def most_tokens(state: CacheState, tenant: int, num_tokens: int) -> int:
+    """Return how many of so many tokens a tenant can ever have blocks for."""
+    limit, most = limits_of(state, tenant).max_blocks, state.covering.most
+    sizes = range(1, num_tokens + 1)
+    return bisect_left(sizes, True, key=lambda tokens: sum(most(tokens)) > limit)
 
 
 def check_fits(state: CacheState, tenant: int, num_blocks: int) -> None:
@@ -116,11 +124,11 @@ def _above_maximum(
     limit = limits_of(state, tenant).max_blocks
     msg = (
         f"{are(num_blocks, 'block')} needed, but the tenant can never have more than {limit}; "
-        "ask for fewer tokens, or raise the tenant's max_percent"
+        "ask for fewer tokens, or raise the tenant's max_percent and max_bytes"
     )
     return NeverFitsError(
         msg,
-        resource="tenant_blocks",
+        resource=TENANT_BLOCKS,
         need=num_blocks,
         available=max(0, available_to(state, tenant, NOWHERE)),
         limit=limit,
@@ -164,7 +172,7 @@ def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
     most, usable = limits_of(state, tenant).max_blocks, state.shape.usable_blocks
     used, cached = state.device.usage().get(tenant, (0, 0))
     if most < usable and most - used + cached <= available:
-        return "tenant_blocks", most
+        return TENANT_BLOCKS, most
     return "device_blocks", usable
 
 

@@ -31,8 +31,6 @@ Waitable = Reserve | Extend | Reload
 PRIORITY_MAX: Final = 2
 """High; 0 is low and 1 is normal."""
 NO_TIERS: Final[frozenset[Tier]] = frozenset()
-WAIT_MS_MAX: Final = 600_000
-"""Ten minutes: the longest that a call may wait."""
 WAIT_SECONDS_DEFAULT: Final = 30.0
 """How long a call waits that must wait for copies although it gave no time."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvlease.ids import WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
-from kvleased.core.refusals import shortage
+from kvleased.core.shortages import shortage
 from kvleased.core.state import CacheState
 from kvleased.core.waiting import Waiter
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Final
 
+from kvlease.groups import Keeps
 from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Missed, Reason, Tier
+from kvleased.core.shape import CacheShape
 from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.verbs.runner import Respond
@@ -115,7 +117,7 @@ def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
     if miss.reason is Reason.EVICTED:
         return _evicted(miss, now, tenant, has_host=entry.plan.num_slots > 0)
     if miss.reason is Reason.NEVER_COMMITTED:
-        return _never(miss, now)
+        return _never(miss, now, entry.core.shape)
     return _SENTENCES[miss.reason].format(
         tier="" if miss.tier is None else miss.tier.value,
         ago=_ago(miss, now),
@@ -148,10 +150,14 @@ def _evicted(miss: Missed, now: float, tenant: str, *, has_host: bool) -> str:
     return f"{miss.policy} chose them{left}; {kept}, {also}"
 
 
-def _never(miss: Missed, now: float) -> str:
-    others = (
-        "never committed, or under another salt, adapter, tenant or layout, which give other keys"
-    )
+def _never(miss: Missed, now: float, shape: CacheShape) -> str:
+    committed = "committed"
+    if shape.groups[miss.group].keeps is Keeps.STATE:
+        committed = (
+            "committed by a request whose reserve or extend ended there, as only such states are kept "
+            f"(end one at a multiple of {shape.hit_tokens} tokens)"
+        )
+    others = f"never {committed}, or under another salt, adapter, tenant or layout, which give other keys"
     if miss.remembered_since is None:
         return f"no block has left this cache since it began, so these were {others}"
     return (

@@ -41,6 +41,7 @@ def shape_of(
         lease_seconds=settings.lease_seconds,
         ageing_seconds=settings.ageing_seconds,
         retry_after_ms=settings.retry_after_ms,
+        wait_ms_max=settings.wait_ms_max,
         layout_digest=int(plan.layout_fingerprint[:16], 16),
     )
 

@@ -137,12 +137,12 @@ def test_bytes_that_are_on_their_way_stay_private() -> None:
     [
         pytest.param(8, 0, b"x" * 31, "multiple of 32", id="ragged keys"),
         pytest.param(8, 0, keys(1, 1), "twice", id="one key twice"),
-        pytest.param(8, -1, keys(1), "blocks -1 to -1", id="before the first"),
+        pytest.param(8, -1, keys(1), "names block -1, ", id="before the first"),
         pytest.param(7, 0, keys(1, 2), "fills 1 block$", id="not full"),
         pytest.param(12, 1, keys(1, 2), "the lease covers 8", id="beyond the lease"),
         pytest.param(-4, 0, keys(1), "num_tokens is -4", id="negative tokens"),
         pytest.param(8, 1, keys(1, 2), "names blocks 1 to 2", id="one block too many"),
-        pytest.param(8, -3, keys(1), "blocks -3 to -3", id="all before the first"),
+        pytest.param(8, -3, keys(1), "names block -3, ", id="all before the first"),
     ],
 )
 def test_malformed_commit_is_refused(

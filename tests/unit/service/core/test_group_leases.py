@@ -532,6 +532,19 @@ def test_refusal_names_no_tokens_where_one_more_takes_a_block_of_each_group() ->
     assert not any(one.startswith("num_tokens") for one in refusal.value.remedies)
 
 
+def test_extend_is_not_told_to_ask_for_what_it_has() -> None:
+    """With one block left, a lease that needs one of every group for its next token is told of no fewer tokens."""
+    cache = cache_of(FULL, WINDOW, num_blocks=8, num_slots=0)
+    lease = reserve_tokens(cache, 8)
+    reserve_tokens(cache, 4, "other")
+
+    with pytest.raises(PoolFullError) as refusal:
+        extend_tokens(cache, lease.lease_id, 12)
+
+    assert (refusal.value.need, refusal.value.available) == (2, 1)
+    assert refusal.value.remedies == ()
+
+
 def test_blocks_that_are_never_shared_have_no_keys() -> None:
     """Where no group is shared, a commit publishes nothing, and notes how far the request is computed."""
     cache = cache_of(FIXED)

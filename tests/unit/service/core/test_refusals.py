@@ -44,6 +44,7 @@ from tests.unit.service.core.builders import (
     the_copy,
     tick,
     wait_for,
+    wakes,
     woken,
 )
 
@@ -301,7 +302,10 @@ def test_obeying_the_patience_succeeds_soon(
 def test_fewer_tokens_are_granted_as_told(
     theirs: int, num_cached: int, held: int, num_keys: int
 ) -> None:
-    """The call that a refusal recommends is granted at once; where no other tenant had blocks, none larger is."""
+    """The call that a refusal recommends is granted, once blocks are zeroed where it is told to wait.
+
+    Where no other tenant had blocks, it is granted at once, and none larger is.
+    """
     cache = a_cache(8)
     if theirs:
         release(cache, reserve(cache, theirs, worker_id=STRANGER).lease_id, worker_id=STRANGER)
@@ -315,15 +319,42 @@ def test_fewer_tokens_are_granted_as_told(
     _land_all(cache)
     told = settings(error)
     if "num_tokens" not in told:
-        assert theirs or not error.available
+        assert not error.available
         return
+    assert theirs or "wait_ms" not in told
     fewer = replace(
-        command, num_tokens=told["num_tokens"], keys=command.keys[: 32 * told.get("num_keys", 8)]
+        command,
+        num_tokens=told["num_tokens"],
+        keys=command.keys[: 32 * told.get("num_keys", 8)],
+        wait_ms=told.get("wait_ms", 0),
     )
     if not theirs:
         refused(cache, replace(fewer, num_tokens=told["num_tokens"] + 1))
 
-    answer(cache.handle(fewer, 0.0), Reserved)
+    outcome = cache.handle(fewer, 0.0)
+
+    while outcome.ticket is not None and not wakes(outcome):
+        # What is in the way is written back first, and then zeroed.
+        outcome = replace(land(cache, the_copy(outcome)), ticket=outcome.ticket)
+    if outcome.ticket is None:
+        answer(outcome, Reserved)
+    else:
+        woken(outcome, outcome.ticket, Reserved)
+
+
+def test_refusal_names_what_is_there_at_once_and_what_a_wait_brings() -> None:
+    """Where free blocks are another tenant's, a call can have some now, and more once those are zeroed for it."""
+    cache = a_cache(8, num_slots=0, wait_ms_max=500)
+    theirs = reserve(cache, 3, "theirs", worker_id=STRANGER)
+    release(cache, theirs.lease_id, worker_id=STRANGER)
+    reserve(cache, 3, "held")
+
+    error = refused(cache, a_reserve(6, "r"))
+
+    assert (error.need, error.available, error.rule) == (6, 5, "blocks")
+    assert error.remedies == ("num_tokens=8", "num_tokens=20 wait_ms=500")
+    waits = cache.handle(a_reserve(5, "r", wait_ms=500), 0.0)
+    woken(land(cache, the_copy(waits)), waits.ticket, Reserved)
 
 
 def _when_scrubbed(cache: Cache, command: c.Reserve) -> Reserved:
@@ -378,6 +409,20 @@ def test_longer_wait_is_recommended_where_copies_make_room() -> None:
     assert (error.rule, error.retry_after_ms, error.remedies) == ("copies", 25, ("wait_ms=10000",))
 
 
+@pytest.mark.parametrize(("wait_ms_max", "told"), [(6_000, ("wait_ms=6000",)), (WAIT_MS, ())])
+def test_no_wait_is_recommended_that_no_call_may_have(
+    wait_ms_max: int, told: tuple[str, ...]
+) -> None:
+    """A longer wait is named up to the longest that the daemon takes; who waited for that is told of none."""
+    cache = a_cache(4, wait_ms_max=wait_ms_max)
+    evict(cache, reserve(cache, 4).lease_id)
+    ticket = wait_for(cache, 2, "r")
+
+    error = woken(tick(cache, 5.0), ticket, PoolFullError)
+
+    assert (error.rule, error.remedies) == ("copies", told)
+
+
 def test_reload_of_keys_learns_how_many_there_is_room_for() -> None:
     """Whoever prefetches more than there is room for learns how many it could."""
     cache = a_cache(4)
@@ -392,7 +437,7 @@ def test_reload_of_keys_learns_how_many_there_is_room_for() -> None:
 
 
 def test_late_copies_are_told_with_their_blocks() -> None:
-    """A call that ends while its bytes are on their way learns how many, and that more time would do."""
+    """A call that ends while its bytes are on their way learns how many, and that twice its time would do."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2))
     ticket = cache.handle(a_reserve(2, "r", keys(1, 2), wait_ms=WAIT_MS), 0.0).ticket
@@ -400,7 +445,7 @@ def test_late_copies_are_told_with_their_blocks() -> None:
     error = woken(tick(cache, 5.0), ticket, DeadlineError)
 
     assert (error.resource, error.need, error.available) == ("copies", 2, 0)
-    assert (error.retry_after_ms, error.remedies) == (50, ("wait_ms=2000",))
+    assert (error.retry_after_ms, error.remedies) == (50, ("wait_ms=10000",))
     assert error.holdings == (Holding("you", "copying", 2), Holding("nobody", "free", 2))
 
 
@@ -410,7 +455,10 @@ def test_late_eviction_of_cached_blocks_is_told_with_its_blocks() -> None:
     cached(cache, keys(1))
     ticket = cache.handle(c.Evict(keys=keys(1), wait_ms=1_000), 0.0).ticket
 
-    assert woken(tick(cache, 1.0), ticket, DeadlineError).need == 1
+    error = woken(tick(cache, 1.0), ticket, DeadlineError)
+
+    # Nobody remembers how long it waited, and a shorter wait would be no help.
+    assert (error.need, error.remedies) == (1, ())
 
 
 def test_no_fewer_tokens_are_named_where_a_prefix_would_come_from_below() -> None:

@@ -55,6 +55,12 @@ def test_columns_that_disagree_are_refused(column: str, packed: bytes, need: int
     assert refusal.value.available == len(packed)
 
 
+def test_one_verb_is_counted_in_the_singular() -> None:
+    """A step of one operation is told what one verb takes."""
+    with pytest.raises(InvalidError, match=r"has 0 bytes, but 1 verb takes 8$"):
+        a_cache().handle(c.Step(worker_id=WORKER, verbs=b"\1", lease_ids=b"", num_tokens=b""), 0.0)
+
+
 def test_negative_key_counts_are_refused() -> None:
     """Counts that cancel each other out are not believed."""
     counts = np.array([2, -1], np.int32).tobytes()

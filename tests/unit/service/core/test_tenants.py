@@ -565,10 +565,51 @@ def test_refusal_says_that_limits_keep_blocks() -> None:
     cache = limited(4, max_blocks=2)
     reserve(cache, 1, "own")
 
-    with pytest.raises(PoolFullError, match="maximum") as refusal:
+    with pytest.raises(PoolFullError, match="had now: its tenant's maximum keeps it") as refusal:
         reserve(cache, 2, "more")
 
     assert (refusal.value.rule, refusal.value.resource) == ("limits", "tenant_blocks")
+    assert refusal.value.remedies == ("num_tokens=4",)
+    reserve(cache, 1, "more")
+
+
+def test_refusal_says_that_blocks_are_kept_for_others() -> None:
+    """Where what others are guaranteed keeps a call from blocks, that is said, and what it can have."""
+    cache = limited(4, min_blocks=2)
+
+    with pytest.raises(
+        PoolFullError, match="what other tenants are guaranteed keeps it"
+    ) as refusal:
+        reserve(cache, 3, "more", worker_id=STRANGER)
+
+    assert (refusal.value.rule, refusal.value.resource) == ("limits", "device_blocks")
+    assert refusal.value.remedies == ("num_tokens=8",)
+    reserve(cache, 2, "more", worker_id=STRANGER)
+
+
+@pytest.mark.parametrize("longest_request_tokens", [2**31 - 1, 16])
+def test_request_above_pool_and_maximum_learns_what_its_tenant_can_have(
+    longest_request_tokens: int,
+) -> None:
+    """Who asks for more than anybody can have is told at once what its own tenant can, and gets that."""
+    shape = limited(8, max_blocks=3).shape
+    cache = a_cache(8, tenants=shape.tenants, longest_request_tokens=longest_request_tokens)
+
+    with pytest.raises(NeverFitsError, match="ask for at most 12 tokens") as refusal:
+        reserve(cache, 9)
+
+    assert refusal.value.remedies == ("num_tokens=12",)
+    reserve(cache, 3)
+
+
+def test_tenant_that_can_have_nothing_of_a_small_pool_is_told_no_number() -> None:
+    """Where not even one token fits, the refusal of what no pool has names no tokens either."""
+    cache = limited(max_blocks=0)
+
+    with pytest.raises(NeverFitsError, match="more than 8; register a larger pool") as refusal:
+        reserve(cache, 9)
+
+    assert refusal.value.remedies == ()
 
 
 # Restart and checks ---------------------------------------------------------------------------------------------------

@@ -267,3 +267,24 @@ async def test_group_is_told_where_there_are_several(node: Node) -> None:
     told = await sentence(node, replace(MISSED, group=1), layers=layers, null_blocks=1)
 
     assert told.startswith("in table group 1: an evict call")
+
+
+async def test_missing_state_is_told_with_where_states_are_kept(node: Node) -> None:
+    """Of recurrent layers only states at the ends of calls are kept, which is said where one was not found."""
+    state = pb.LayerSpec(
+        name="1",
+        kind="state_space",
+        tokens_per_block=4,
+        shapes=[pb.Shape(extents=[16, 8])],
+        dtypes=["float32"],
+    )
+    engine = pb.EngineInputs(state_mode="align")
+    miss = replace(MISSED, reason=Reason.NEVER_COMMITTED, tier=None)
+    registered = {"layers": [*inputs().layers, state], "null_blocks": 1, "engine": engine}
+
+    of_states = await sentence(node, replace(miss, group=1), **registered)
+
+    assert (
+        "never committed by a request whose reserve or extend ended there, as only such states are kept "
+        "(end one at a multiple of 4 tokens), or under another salt"
+    ) in of_states

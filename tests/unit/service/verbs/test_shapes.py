@@ -63,14 +63,14 @@ def test_one_group_of_full_attention_is_simple() -> None:
 def test_numbers_of_a_shape_are_those_of_plan_and_settings() -> None:
     """Nothing is counted twice: what the core admits is what was planned, within the limits that are set."""
     made = hybrid_plan()
-    settings = Settings(max_leases=7, max_waiting=6, max_pins=5, ageing_seconds=2)
+    settings = Settings(max_leases=7, max_waiting=6, max_pins=5, ageing_seconds=2, wait_ms_max=3)
 
     found = shapes.shape_of(made, settings)
 
     assert (found.num_blocks, found.num_slots, found.null_blocks) == (64, made.num_slots, 1)
     assert found.longest_request_tokens == made.longest_request_tokens
     assert (found.max_leases, found.max_waiting, found.max_pins) == (7, 6, 5)
-    assert found.ageing_seconds == 2
+    assert (found.ageing_seconds, found.wait_ms_max) == (2, 3)
     assert found.layout_digest == int(made.layout_fingerprint, 16) >> 192
 
 
