@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-processes test-laws test-thorough test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-processes test-laws test-thorough test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm test-vllm-plans test-vllm-engines check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 # Without bytecode every process compiles what it imports, and tests start hundreds: one of a daemon took twice the time.
@@ -77,8 +77,13 @@ chart-files: setup ## copy rules and dashboards of deploy/ into the chart, and w
 	@for file in deploy/prometheus/*rules*.yaml; do [ ! -f $$file ] || cp $$file helm/kvlease/files/rules/; done
 	@for file in deploy/grafana/*.json; do [ ! -f $$file ] || cp $$file helm/kvlease/files/dashboards/; done
 
-test-vllm: setup .venv-vllm/.ready ## run vLLM 0.32 itself: compare plans, then engines with the daemon
+test-vllm: setup .venv-vllm/.ready ## run vLLM 0.32 itself: compare plans, and engines with the daemon
+	@$(MAKE) --no-print-directory -j 2 test-vllm-plans test-vllm-engines
+
+test-vllm-plans test-vllm-engines: setup .venv-vllm/.ready
+test-vllm-plans:
 	@$(BIN)/python tests/vllm/run.py
+test-vllm-engines:
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m vllm --requests-min 500 tests/integrations/vllm
 
 bench-vllm: setup .venv-vllm/.ready ## measure vLLM 0.32 with and without kvlease, each figure beside its floor

@@ -242,6 +242,7 @@ class AsyncClient:
         layout_fingerprint: str = "",
         engine: str = "",
         magazine: str = "",
+        key_counts: bool = False,
         deadline_seconds: float | None = None,
     ) -> AsyncWorker:
         """Make this process a worker of a cache, over a connection of its own that this client's end does not close.
@@ -257,6 +258,7 @@ class AsyncClient:
             layout_fingerprint=layout_fingerprint,
             engine=engine,
             magazine=magazine,
+            key_counts=key_counts,
         )
         session = attaching(request, self._link, deadline_seconds, raises=self._raises)
         transport = open_async_transport(self._address, partial(_late.undoing, session))

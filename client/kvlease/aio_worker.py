@@ -28,6 +28,7 @@ from kvlease.replies import (
     StepColumns,
 )
 from kvlease.transports.base import AsyncTransport
+from kvlease.transports.local_async import AsyncLocalTransport
 from kvlease.worker_view import WorkerView
 
 
@@ -40,6 +41,12 @@ class AsyncWorker(WorkerView):
         self._port = AsyncPort(transport, session)
         self._task: asyncio.Task[None] | None = None
         self._magazine: AsyncMagazine | None = None
+
+    @property
+    def _is_written_to(self) -> bool:
+        # Counts come over the local socket alone.
+        transport = self._port.transport
+        return isinstance(transport, AsyncLocalTransport) and transport.has_peer
 
     def start(self) -> Self:
         """Begin the heartbeats; the worker belongs to the running event loop from here on."""

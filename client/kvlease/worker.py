@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 from numpy.typing import ArrayLike
 
 from kvlease import _calls, _flows, _late, _steps, _verbs
-from kvlease._checks import check_alone, check_keys
+from kvlease._checks import check_alone
 from kvlease._session import Session
 from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
@@ -116,27 +116,11 @@ class Worker(WorkerView):
         # The thread does not hold the worker, so one that is dropped without close stops its heartbeats, too.
         weakref.finalize(self, self._stop.set)
 
-    def absent(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell without a call of each 32-byte key of this tenant whether surely no tier of the node has its block.
-
-        `keys` are single ones, not packed as other calls take them: there is an answer for each.
-
-        False says nothing: the block may be cached, the daemon may be away, or the worker attached without key counts,
-        over another transport than the local socket, or to a cache with a remote store. What anybody commits is absent
-        no more from then on. The daemon does not hear of the question, so no metric, ghost cache or trace knows of it.
-
-        Raises:
-            InvalidError: something else than a sequence of 32-byte keys, with and without key counts.
-        """
-        check_keys(keys)
-        session, transport = self._session, self._port.transport
-        counts = session.key_counts
-        nothing = [False] * len(keys)
-        if counts is None or session.link.is_forked or (found := counts.absent(keys)) == nothing:
-            return nothing
-        # Only now, so that it was being written to when it was read. Counts come over the local socket alone.
-        is_written = isinstance(transport, LocalTransport) and transport.has_peer
-        return found if is_written else nothing
+    @property
+    def _is_written_to(self) -> bool:
+        # Counts come over the local socket alone.
+        transport = self._port.transport
+        return isinstance(transport, LocalTransport) and transport.has_peer
 
     def start(self) -> Self:
         """Begin the heartbeats."""

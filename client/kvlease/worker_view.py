@@ -1,9 +1,12 @@
 """Own what a worker knows of itself, blocking or not: who it is, what it mapped and what it holds."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease._checks import check_deadline
+from kvlease._checks import check_deadline, check_keys
 from kvlease._session import Session
 from kvlease.cuda import DeviceMemory
 from kvlease.errors import InvalidError
@@ -13,7 +16,7 @@ from kvlease.plan import CachePlan
 from kvlease.tables import RowTable
 
 
-class WorkerView:
+class WorkerView(ABC):
     """What a worker knows of itself."""
 
     def __init__(self, session: Session) -> None:
@@ -104,3 +107,29 @@ class WorkerView:
     def num_leases(self) -> int:
         """The leases that this worker holds."""
         return len(self._session.grants)
+
+    def absent(self, keys: Sequence[bytes]) -> list[bool]:
+        """Tell without a call of each 32-byte key of this tenant whether surely no tier of the node has its block.
+
+        `keys` are single ones, not packed as other calls take them: there is an answer for each.
+
+        False says nothing: the block may be cached, the daemon may be away, or the worker attached without key counts,
+        over another transport than the local socket, or to a cache with a remote store. What anybody commits is absent
+        no more from then on. The daemon does not hear of the question, so no metric, ghost cache or trace knows of it.
+
+        Raises:
+            InvalidError: something else than a sequence of 32-byte keys, with and without key counts.
+        """
+        check_keys(keys)
+        session = self._session
+        counts = session.key_counts
+        nothing = [False] * len(keys)
+        if counts is None or session.link.is_forked or (found := counts.absent(keys)) == nothing:
+            return nothing
+        # Only now, so that it was being written to when it was read.
+        return found if self._is_written_to else nothing
+
+    @property
+    @abstractmethod
+    def _is_written_to(self) -> bool:
+        """Whether the process that writes the key counts lives, as far as the connection to it knows."""

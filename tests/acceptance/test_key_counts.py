@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvlease import Client, ExchangeOrder, InvalidError, Worker
+from kvlease import AsyncClient, Client, ExchangeOrder, InvalidError, Worker
 from kvlease.ids import BYTES_PER_KEY
 from tests.acceptance.serving import Serving, new_cache
 from tests.acceptance.standing import Standing
@@ -63,6 +63,31 @@ def test_what_left_is_absent_again(client: Client) -> None:
         client.clear(cache="demo")
 
         assert worker.absent(keys) == [True] * len(keys)
+
+
+async def test_async_worker_tells_what_is_absent(client: Client, daemon: Serving) -> None:
+    """It knows without a call, too; nothing of a life that has ended, until its counts are those of the next."""
+    keys, strangers = fresh_keys(8), fresh_keys(100)
+    async with (
+        AsyncClient(daemon.address("unix")) as other,
+        await other.attach("demo", magazine="async", key_counts=True) as worker,
+        await other.attach("demo") as uncounted,
+    ):
+        assert sum(worker.absent(keys)) == len(keys)
+        with client.attach("demo", magazine="blocking") as publisher:
+            publish(publisher, keys)
+
+        assert not any(worker.absent(keys))
+        assert sum(worker.absent(strangers)) > len(strangers) // 2
+        assert not any(uncounted.absent(strangers))
+        daemon.kill_control()
+        daemon.until(lambda: not any(worker.absent(strangers)))
+
+        daemon.wait_until_ready()
+        assert not any(worker.absent(strangers))
+        await worker.heartbeat()
+        assert sum(worker.absent(strangers)) > len(strangers) // 2
+        assert not any(worker.absent(keys))
 
 
 def test_who_did_not_ask_for_counts_is_told_nothing(client: Client, daemon: Serving) -> None:

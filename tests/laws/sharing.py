@@ -371,8 +371,7 @@ def may_be_back(world: "World", worker_id: WorkerId, held: Held) -> bool:
 def is_asked_anew(world: "World", held: Held) -> bool:
     """Tell whether an engine has had several leases for one request, of which only the newest can be joined."""
     shared = world.shared[held.lease_id]
-    # Where the control process died of a request, there may have been one that nobody knows of.
-    return bool(shared.perhaps) or any(
+    return any(
         one is not shared and (one.engine, one.request_id) == (shared.engine, shared.request_id)
         for one in world.shared.values()
     )

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from kvlease.cli import plan_inputs, plan_tables
 from kvlease.cli import plan_options as options
 from kvlease.cli.drawing import drawing
+from kvlease.cli.plan_settings import OWN, VLLM, Spelling
 from kvlease.cli.planner import Planner, find_planner
 from kvlease.cli.records import plain
 from kvlease.cli.vllm_arguments import read_arguments
@@ -122,7 +123,7 @@ def plan_command(
         _require_memory(inputs)
         _answer(planner, inputs, tuple(what_if or ()), plot=plot, as_json=as_json)
     except KVLeaseError as error:
-        _refuse(error, as_json=as_json)
+        _refuse(error, VLLM if vllm else OWN, as_json=as_json)
         raise typer.Exit(2) from error
 
 
@@ -150,7 +151,7 @@ def _plan_as_vllm(
     if given.ignored and not as_json:
         named = ", ".join(f"--{name}" for name in dict.fromkeys(given.ignored))
         Console().print(f"Without bearing on the plan: {named}", highlight=False)
-    _answer(planner, inputs, changes, plot=plot, as_json=as_json)
+    _answer(planner, inputs, changes, plot=plot, as_json=as_json, spelling=VLLM)
 
 
 _BESIDE_VLLM: Final = frozenset(
@@ -180,6 +181,7 @@ def _answer(
     *,
     plot: Path | None,
     as_json: bool,
+    spelling: Spelling = OWN,
 ) -> None:
     """Print the plan, and draw it where that is asked for."""
     plotting = None if plot is None else drawing("kvlease.cli.plan_plot", plot)
@@ -193,7 +195,8 @@ def _answer(
         typer.echo(json.dumps(answer, indent=2))
     else:
         console = Console()
-        for part in plan_tables.answer(plan, report, what_ifs, width=console.width):
+        parts = plan_tables.answer(plan, report, what_ifs, width=console.width, spelling=spelling)
+        for part in parts:
             console.print(part)
     if plotting is not None:
         possible = [change.change for change in what_ifs if not change.after.refusal]
@@ -219,7 +222,7 @@ def _bytes(written: str) -> int:
     return parse_bytes(written) if written else 0
 
 
-def _refuse(error: KVLeaseError, *, as_json: bool) -> None:
+def _refuse(error: KVLeaseError, spelling: Spelling, *, as_json: bool) -> None:
     console = Console(stderr=True)
     if as_json:
         problem = {"code": error.code, "message": error.message}
@@ -227,5 +230,5 @@ def _refuse(error: KVLeaseError, *, as_json: bool) -> None:
             problem[name] = getattr(error, name)
         typer.echo(json.dumps(problem, indent=2), err=True)
         return
-    for part in plan_tables.refusal(error):
+    for part in plan_tables.refusal(error, spelling):
         console.print(part)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from kvlease.cli import plan_settings, sheets
 from kvlease.cli import plan_words as words
+from kvlease.cli.plan_settings import OWN, Spelling
 from kvlease.cli.sheets import Column
 from kvlease.errors import KVLeaseError
 from kvlease.plan import CachePlan, GroupPlan
@@ -37,12 +38,17 @@ _TIERS: Final = ("host slots", "disk slots", "remote slots")
 
 
 def answer(
-    plan: CachePlan, report: PlanReport, what_ifs: Sequence[WhatIf], *, width: int
+    plan: CachePlan,
+    report: PlanReport,
+    what_ifs: Sequence[WhatIf],
+    *,
+    width: int,
+    spelling: Spelling = OWN,
 ) -> Iterator[RenderableType]:
     """Yield the parts of the answer, in the order in which people read them."""
     yield _titled("What fits", sheets.pairs(list(words.summary(plan))))
     if report.notes:
-        yield _titled("Notes", notes(report.notes))
+        yield _titled("Notes", notes(report.notes, spelling))
     yield _titled("Groups", groups(plan, width))
     yield _titled("Where the numbers come from", equations(report.equations, width))
     yield _titled("What is wasted", waste(plan, width))
@@ -50,19 +56,19 @@ def answer(
         yield _titled("What if", what_if_table(what_ifs, width))
 
 
-def refusal(error: KVLeaseError) -> Iterator[RenderableType]:
-    """Yield why there is no plan, and what would work."""
+def refusal(error: KVLeaseError, spelling: Spelling = OWN) -> Iterator[RenderableType]:
+    """Yield why there is no plan, and what would work of that which the command line takes."""
     sentence = error.message.partition(WAY_OUT)[0]
     yield Text(f"{error.code}: {sentence}", style="red")
-    if error.remedies:
+    if remedies := [remedy for remedy in error.remedies if spelling.has(remedy) or spelling is OWN]:
         yield Text("\nWhat would work:")
-        for remedy in error.remedies:
-            yield Text(f"  - {plan_settings.as_options(remedy)}")
+        for remedy in remedies:
+            yield Text(f"  - {plan_settings.as_options(remedy, spelling)}")
 
 
-def notes(found: Iterable[str]) -> RenderableType:
+def notes(found: Iterable[str], spelling: Spelling = OWN) -> RenderableType:
     """Return what people may not expect of the plan, with settings as options."""
-    return Group(*(Text(f"- {plan_settings.with_options(note)}") for note in found))
+    return Group(*(Text(f"- {plan_settings.with_options(note, spelling)}") for note in found))
 
 
 def groups(plan: CachePlan, width: int) -> RenderableType:

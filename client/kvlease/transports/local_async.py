@@ -1,6 +1,7 @@
 """Own the local socket's connection for an event loop: many calls at once over it, told apart by their number."""
 
 import asyncio
+import select
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -44,6 +45,11 @@ class AsyncLocalTransport:
         """Whether it holds what `close` would give back."""
         return self._stream is not None and not self._stream.is_closed
 
+    @property
+    def has_peer(self) -> bool:
+        """Whether the process that answered last has its end of the connection open, as far as the kernel knows."""
+        return self._stream is not None and self._stream.has_peer
+
     async def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
         try:
@@ -64,6 +70,7 @@ class AsyncLocalTransport:
             async with self._connecting:
                 await self.close()
                 self._stream = await self._over(attaching.surrender())
+                self._stream.is_answered = True
         except BaseException:
             if attaching.give_up():
                 loop.run_in_executor(None, attaching.undo)
@@ -146,6 +153,17 @@ class _Stream(asyncio.Protocol):
         self._pending = bytearray()
         self._call_number = 0
         self._waiting: dict[int, asyncio.Future[pb.Reply]] = {}
+        self.is_answered = False
+        """Whether the process at the other end has done what a call asked for, as one of another life never does."""
+
+    @property
+    def has_peer(self) -> bool:
+        if self.is_closed or not self.is_answered:
+            return False
+        assert self._transport is not None, "it is not closed"
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return not poll.poll(0)
 
     @property
     def is_closed(self) -> bool:
@@ -205,6 +223,7 @@ class _Stream(asyncio.Protocol):
             "error"
         ):  # the daemon refuses the connection, not a call
             self._end(error_from_proto(reply.error))
+        self.is_answered |= not reply.HasField("error")
         future = self._waiting.get(reply.call_number)
         # One that was cancelled in this very turn of the loop is still here, and its caller has not been told yet.
         if future is None or future.cancelled():

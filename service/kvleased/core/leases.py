@@ -111,6 +111,8 @@ class LeaseBook:
         self.by_id: dict[LeaseId, Lease] = {}
         self.by_request: dict[tuple[int, int], LeaseId] = {}
         """By holder and digest of the request; where an engine has asked for one anew, its newest lease."""
+        self._older: dict[tuple[int, int], set[LeaseId]] = {}
+        """The others of those that an engine has asked for anew; of them the newest counts when that one ends."""
         self.by_worker: dict[WorkerId, set[LeaseId]] = {}
         self.charges: Charges | None = Charges([]) if are_charged else None
         """What each tenant has of leases; None while nobody needs to know."""
@@ -350,7 +352,10 @@ class LeaseBook:
 
     def _adopt_shared(self, lease: Lease, members: Members, digest: int) -> None:
         key = (lease.holder, digest)
-        self.by_request[key] = max(self.by_request.get(key, lease.lease_id), lease.lease_id)
+        other_id = self.by_request.get(key)
+        if other_id is not None:
+            self._older.setdefault(key, set()).add(min(other_id, lease.lease_id))
+        self.by_request[key] = max(other_id or lease.lease_id, lease.lease_id)
         for worker_id in members.present:
             self.by_worker.setdefault(worker_id, set()).add(lease.lease_id)
 
@@ -358,8 +363,16 @@ class LeaseBook:
         rows, row = self.rows, lease.row
         rows.engine[row] = rows.ranks[row] = rows.ranks_ever[row] = 0
         key = (lease.holder, int(rows.request_digest[row]))
-        if self.by_request.get(key) == lease.lease_id:
+        older = self._older.pop(key, set())
+        if self.by_request[key] != lease.lease_id:
+            older.remove(lease.lease_id)
+        elif older:
+            self.by_request[key] = max(older)
+            older.remove(self.by_request[key])
+        else:
             del self.by_request[key]
+        if older:
+            self._older[key] = older
         for worker_id in members.present:
             self.by_worker[worker_id].discard(lease.lease_id)
 

@@ -1,13 +1,14 @@
-"""Own how the process of a life begins: forked from the nursery in no time, or with an interpreter of its own."""
+"""Own how the process of a life begins: forked from the nursery, which has the engine imported, in no time."""
 
 import json
+import os
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from tests.integrations.vllm.models import REFERENCE, ROOT
 
@@ -16,45 +17,14 @@ SECONDS_MAX: Final = 600.0
 BUILD: Final = ROOT / "build" / "vllm"
 
 
-class Birth(Protocol):
-    """A process that has begun."""
-
-    pid: int
-
-    def wait(self, seconds_max: float) -> int:
-        """Return its status when it has ended."""
-        ...
-
-
-class Popened:
-    """A life that imports the engine itself."""
-
-    def __init__(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
-        self._process = subprocess.Popen(
-            [str(REFERENCE), str(Path(__file__).with_name("life.py"))],
-            env=dict(environment),
-            stdin=descriptors[0],
-            stdout=descriptors[1],
-            stderr=descriptors[2],
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-
-    def wait(self, seconds_max: float) -> int:
-        """Return the status when it has ended."""
-        return self._process.wait(seconds_max)
-
-
 class Born:
     """A life out of the nursery."""
 
-    def __init__(
-        self, path: Path, environment: Mapping[str, str], descriptors: Sequence[int]
-    ) -> None:
+    def __init__(self, path: Path, words: Mapping[str, object], descriptors: Sequence[int]) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(str(path))
-        words = json.dumps(dict(environment)).encode()
-        socket.send_fds(self._connection, [words], list(descriptors))
+        told = json.dumps(words).encode()
+        socket.send_fds(self._connection, [told], list(descriptors))
         self._connection.settimeout(SECONDS_MAX)
         self.pid = int(self._connection.recv(64))
 
@@ -85,9 +55,20 @@ class Nursery:
             )
         until(self._path.exists, "the nursery does not open")
 
-    def bear(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> Born:
-        """Begin a life."""
-        return Born(self._path, environment, descriptors)
+    def bear(
+        self,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int],
+        script: str = "",
+        arguments: Sequence[str] = (),
+    ) -> Born:
+        """Begin a life, or run a script."""
+        words = {
+            "environment": dict(environment),
+            "script": script,
+            "arguments": list(arguments),
+        }
+        return Born(self._path, words, descriptors)
 
     def close(self) -> None:
         """End it, and all that live still."""
@@ -106,6 +87,22 @@ def nursery(environment: Mapping[str, str]) -> Nursery:
     if _nursery is None:
         _nursery = Nursery(environment)
     return _nursery
+
+
+def ran(
+    script: Path, *arguments: str, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a script where the engine is imported already; returns its status and what it wrote."""
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
+        with Path(os.devnull).open("rb") as nothing:
+            descriptors = [one.fileno() for one in (nothing, told, errors)]
+            birth = nursery(environment).bear(environment, descriptors, str(script), arguments)
+        status = birth.wait(SECONDS_MAX)
+        for one in (told, errors):
+            one.seek(0)
+        return subprocess.CompletedProcess(
+            [str(script), *arguments], status, told.read().decode(), errors.read().decode()
+        )
 
 
 def close_nursery() -> None:

@@ -11,11 +11,17 @@ from tests.integrations.vllm.rounds import TALLY
 
 _OPTION = "--requests-min"
 _KEY = "vllm_tally"
+_LONGEST = "test_soak"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run of all tests ask for as many comparisons as there should be."""
     parser.addoption(_OPTION, type=int, default=0, help="requests that must be compared at least")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the soaks: they last as long as they last, so that at the end nobody waits for one."""
+    items.sort(key=lambda item: item.path.stem != _LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.integrations.vllm.births import BUILD, SECONDS_MAX, Popened, nursery, until
+from tests.integrations.vllm.births import BUILD, SECONDS_MAX, nursery, until
 from tests.integrations.vllm.jobs import KV_BYTES, Job, Prompts, beside_offload, prompt
 from tests.integrations.vllm.rounds import Round, contrasts, differences
 
@@ -54,10 +54,7 @@ class Life:
         self._answers, answers = os.pipe()
         with self.log.open("ab") as errors:
             descriptors = [orders, answers, errors.fileno()]
-            if self.job.is_fresh or not self.job.is_one_process:
-                self._birth = Popened(self.job.environ(), descriptors)
-            else:
-                self._birth = nursery(Job().environ()).bear(self.job.environ(), descriptors)
+            self._birth = nursery(Job().environ()).bear(self.job.environ(), descriptors)
         os.close(orders)
         os.close(answers)
         self.pid = self._birth.pid

@@ -40,8 +40,6 @@ class Job:
     """Whether scheduler and worker share the life's process; more ranks than one need their own."""
     is_async: bool = False
     """Whether steps are scheduled before the last one's tokens are known."""
-    is_fresh: bool = False
-    """Whether the life imports the engine itself; needed where the environment counts at import."""
     is_hollow: bool = False
     """Whether the model computes nothing, for figures of all the rest; in one process only."""
     times: bool = False
@@ -67,6 +65,8 @@ class Job:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            # One small function, which ranks log-probabilities, would take each life longer to compile than to start.
+            "TORCHDYNAMO_DISABLE": "1",
             "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(_plugin_folder()), str(ROOT)]),
             "VLLM_CACHE_ROOT": str(BUILD / "cache"),
             "VLLM_CPU_CI_ENV": "1",

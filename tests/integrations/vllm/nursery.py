@@ -1,19 +1,39 @@
 """Own the start of many lives from one process that has imported the engine already; each life is a process of its own.
 
 Importing the engine takes seconds, forking takes none. Runs with the reference engine's Python: `nursery.py SOCKET`. A
-connection brings three descriptors and an environment, and is told the life's process id and, in the end, its status.
+connection brings three descriptors, an environment and, for what is no life, a script with its arguments; it is told
+the process id and, in the end, the status.
 """
 
 import contextlib
+import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 _BYTES_MAX = 1 << 20
+_IMPORTED = (
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.core.sched.async_scheduler",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.model_executor.models.gemma3",
+    "vllm.model_executor.models.llama",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.utils.cpu_triton_utils",
+    "kvlease.integrations.vllm.offload.connector",
+    "kvlease.integrations.vllm.owned.connector",
+    "kvlease.integrations.vllm.shared.connector",
+)
+"""What nearly every life needs."""
 
 
 def serve(path: Path) -> None:
@@ -48,7 +68,8 @@ def _bear(listener: socket.socket, selector: selectors.BaseSelector) -> None:
         os.setsid()
         os.close(awaited)
         os.close(told)
-        _live(descriptors, json.loads(words), selector, listener, connection)
+        _close_all(selector, listener, connection)
+        _live(descriptors, json.loads(words))
     for descriptor in (*descriptors, told):
         os.close(descriptor)
     os.read(awaited, 1)
@@ -57,14 +78,10 @@ def _bear(listener: socket.socket, selector: selectors.BaseSelector) -> None:
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
 
 
-def _live(
-    descriptors: list[int],
-    environment: dict[str, str],
-    selector: selectors.BaseSelector,
-    listener: socket.socket,
-    connection: socket.socket,
+def _close_all(
+    selector: selectors.BaseSelector, listener: socket.socket, connection: socket.socket
 ) -> None:
-    """Become a life: nothing of the nursery's stays open but what was imported."""
+    """Have nothing of the nursery's stay open but what was imported."""
     for key in list(selector.get_map().values()):
         if key.data is not None:
             key.data[1].close()
@@ -72,22 +89,32 @@ def _live(
     selector.close()
     listener.close()
     connection.close()
+
+
+def _live(descriptors: list[int], words: dict[str, Any]) -> None:
+    """Become a life, or run a script."""
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    environment = words["environment"]
     os.environ.clear()
     os.environ.update(environment)
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.stdin = os.fdopen(0)
     status = 1
     try:
-        import life  # noqa: PLC0415  # beside this file
+        if words["script"]:
+            sys.argv = [words["script"], *words["arguments"]]
+            runpy.run_path(words["script"], run_name="__main__")
+        else:
+            import life  # noqa: PLC0415  # beside this file
 
-        life.main()
+            life.main()
         status = 0
     except BaseException:  # noqa: BLE001  # whatever ends a life is told on its standard error
         sys.excepthook(*sys.exc_info())
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
@@ -111,11 +138,14 @@ def _end_all(selector: selectors.BaseSelector) -> None:
 
 def main() -> None:
     """Import what takes long, and serve."""
-    import vllm.v1.worker.cpu_worker  # noqa: PLC0415
     from vllm import LLM, SamplingParams  # noqa: F401, PLC0415  # for those who are born here
-    from vllm.v1.engine import core, llm_engine  # noqa: F401, PLC0415
 
-    assert vllm
+    for name in _IMPORTED:
+        import_module(name)
+    # What was imported is never garbage: no life need look through it, nor copy the pages that it lies in.
+    gc.collect()
+    gc.freeze()
+    gc.unfreeze = lambda: None  # type: ignore[method-assign,assignment]  # an engine does so as it ends
     serve(Path(sys.argv[1]))
 
 

@@ -1,17 +1,14 @@
 """What the connectors share, inside of the reference engine's own Python: hooks, names, statistics, identities."""
 
 import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+from tests.integrations.vllm.births import ran
+from tests.integrations.vllm.jobs import Job
 
-ROOT: Final = Path(__file__).resolve().parents[3]
-REFERENCE: Final = ROOT / ".venv-vllm" / "bin" / "python"
+pytestmark = pytest.mark.vllm
 
 HOOKS: Final = """
 from kvlease.integrations.vllm import hooks
@@ -166,25 +163,15 @@ except ValueError as error:
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the scripts one after the other in one process of the reference engine's Python; what each says."""
     folder = tmp_path_factory.mktemp("common")
-    script = f"import json\nMODEL = {str(folder)!r}\n"
+    script = f"import json\nMODEL = {str(folder / 'model')!r}\n"
     for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY", "EVENTS", "TAKEN"):
         script += f"def say(what):\n    print('SAID', json.dumps([{name!r}, what]))\n"
         script += globals()[name]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "client"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    path = folder / "said.py"
+    path.write_text(script)
+    environment = Job().environ()
     environment.pop("PYTHONHASHSEED", None)
-    run = subprocess.run(
-        [REFERENCE, "-c", script],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = ran(path, environment=environment)
     assert run.returncode == 0, run.stderr[-4_000:]
     lines = [line for line in run.stdout.splitlines() if line.startswith("SAID ")]
     return dict(json.loads(line.removeprefix("SAID ")) for line in lines)

@@ -1,14 +1,14 @@
 """Own the proof that offloading to the daemon is right, is found again by whoever may, and never hurts an engine."""
 
-import os
-import subprocess
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integrations.vllm.births import until
+from tests.integrations.vllm.births import ran, until
 from tests.integrations.vllm.daemon import Daemon
 from tests.integrations.vllm.engine import (
     Job,
@@ -20,7 +20,6 @@ from tests.integrations.vllm.engine import (
     reference,
 )
 from tests.integrations.vllm.jobs import HASTY_MS, PATIENT_MS
-from tests.integrations.vllm.models import REFERENCE, ROOT
 from tests.integrations.vllm.storms import storm
 
 pytestmark = pytest.mark.vllm
@@ -100,12 +99,41 @@ def test_engine_finds_after_its_death_what_it_offloaded(
     with living(job, tmp_path) as life:
         second = life.generate(PROMPTS)
         assert loaded_tokens(life) >= FOUND_MIN
+        told = life.told()
 
+    assert re.search(
+        r"INFO .* Attached to the kvlease daemon as worker \d+ of cache vllm-offload-", told
+    )
     assert stored >= PREFIX_TOKENS // 32 // blocks_per_chunk
     assert min(second.cached) >= FOUND_MIN
     assert differences(first, wanted) == []
     assert differences(second, wanted) == []
     daemon.wait_until_unused()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_generated_blocks_are_offloaded_as_they_fill(
+    is_async: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Where generated blocks are to be stored, the next life finds them, though the first was killed in the middle."""
+    job = offloading(daemon, is_async=is_async, offload_prompt_only=False)
+    said = reference(replace(job, sampling={"max_tokens": 120}), PROMPTS[:2]).requests
+    longer = [[*one, *two.tokens] for one, two in zip(PROMPTS, said, strict=False)]
+    with living(job, tmp_path) as life:
+        life.begin(PROMPTS[:2], sampling={"max_tokens": 120}, pause_at_step=118)
+        life.paused()
+        life.kill()
+    daemon.wait_until_unused()
+
+    with living(job, tmp_path) as life:
+        got = life.generate(longer)
+
+    # 110 tokens have come back at least, and the last steps' blocks may be on their way.
+    assert (
+        min(found - len(one) for found, one in zip(got.cached, PROMPTS, strict=False))
+        >= 110 - 3 * 32
+    )
+    assert differences(got, reference(job, longer)) == []
 
 
 def test_engines_find_what_others_offloaded(daemon: Daemon, tmp_path: Path) -> None:
@@ -366,13 +394,7 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
 def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:
     """What no engine shows on its own holds, too; `manager_laws.py` says what it is."""
     script = Path(__file__).with_name("manager_laws.py")
-    told = subprocess.run(
-        [REFERENCE, script, daemon.address, law],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = ran(script, daemon.address, law, environment=Job().environ())
 
     assert told.returncode == 0, told.stderr
 

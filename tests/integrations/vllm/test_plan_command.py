@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kvlease.cli import vllm_table as table
+from tests.integrations.vllm.births import ran
 from tests.integrations.vllm.engine import Job, living
-from tests.integrations.vllm.models import REFERENCE, path_of
+from tests.integrations.vllm.models import path_of
 
 pytestmark = pytest.mark.vllm
 
@@ -98,15 +99,12 @@ print(json.dumps(found))
 """
 
 
-def test_table_has_every_argument_of_the_engine() -> None:
+def test_table_has_every_argument_of_the_engine(tmp_path: Path) -> None:
     """Each argument of `vllm serve` stands in one place of the table, with as many values as it takes."""
-    told = subprocess.run(
-        [str(REFERENCE), "-c", _LIST_ARGUMENTS],
-        env=Job().environ(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    script = tmp_path / "list_arguments.py"
+    script.write_text(_LIST_ARGUMENTS)
+    told = ran(script, environment=Job().environ())
+    assert told.returncode == 0, told.stderr
     lists: dict[str, set[str]] = {"0": set(), "1": set(), "+": set()}
     aliases = {}
     for names, num_values, kind in json.loads(told.stdout.splitlines()[-1]):

@@ -28,6 +28,8 @@ SECONDS_TO_REST = 60.0
 FAULTS_PER_SECOND = 0.5
 FAULTS_OF_OURS = ("call_failed", "settling_failed", "tick_failed", "batch_refused")
 """Events of the daemon's log that tell of a bug, whatever was done to it."""
+NAMES_OF_OTHERS = ("vllm_dist_", "psm_", "kvlease-test-")
+"""How names in /dev/shm begin of engines of several ranks and of tests with tiers there, which may run beside."""
 TIERS_AND_STATES = ("reserved", "filling", "ready_held", "quarantined")
 SETTINGS: dict[str, Any] = {"start_seconds": 3, "retry_seconds": 0.3}
 
@@ -154,10 +156,9 @@ def see_what_stays(daemon: Daemon, before: Traces, tally: Tally) -> None:
     _see(tally, lambda: max(0, had - _num_descriptors(fresh)), 0, "descriptors of control")
     with daemon.client() as client:
         _delete_all(client)
-    # Engines of several ranks have such names; here there are none, but others may run on this machine.
     _see(
         tally,
-        lambda: {name for name in before.new_names() if not name.startswith("vllm_dist_")},
+        lambda: {name for name in before.new_names() if not name.startswith(NAMES_OF_OTHERS)},
         set(),
         "names in /dev/shm",
     )

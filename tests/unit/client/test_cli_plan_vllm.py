@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvlease.cli.app import app
+from kvlease.cli.plan_settings import VLLM, as_options, with_options
 from kvlease.cli.vllm_arguments import read_arguments
+from kvlease.cli.vllm_table import SWITCHES, VALUES
 from kvlease.errors import InvalidError
 
 CONFIG: dict[str, Any] = {
@@ -171,3 +173,54 @@ def test_missing_model_is_refused() -> None:
         read_arguments(["--model"])
 
     assert run("--vllm").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "remedies"),
+    [
+        pytest.param(
+            ("--kv-cache-memory-bytes", "64M", "--max-model-len", "99999"),
+            ["--kv-cache-memory-bytes 204832768  (195.34 MiB)", "--max-model-len 32752"],
+            id="too long",
+        ),
+        pytest.param(
+            ("--kv-cache-memory-bytes", "64M", "-tp", 3),
+            ["--tensor-parallel-size 4", "--tensor-parallel-size 2"],
+            id="heads that cannot be shared",
+        ),
+        pytest.param(
+            ("--num-gpu-blocks-override", 9), ["--num-gpu-blocks-override 257"], id="few blocks"
+        ),
+    ],
+)
+def test_refusal_says_what_would_work_in_words_of_vllm(
+    words: tuple[object, ...], remedies: list[str], model: Path
+) -> None:
+    """What is advised can be written behind --vllm, and there is a plan then."""
+    refused = run("--vllm", model, *words)
+    advice = [
+        line.removeprefix("  - ") for line in refused.stderr.splitlines() if line.startswith("  - ")
+    ]
+
+    assert refused.exit_code == 2
+    assert advice[: len(remedies)] == remedies
+    for one in advice:
+        option, value = one.split()[:2]
+        assert run("--vllm", model, *words, option, value).exit_code == 0
+
+
+def test_advice_that_vllm_cannot_be_given_is_left_out() -> None:
+    """Null blocks, for one, are vLLM's own number; tiers stand in front of --vllm, and stay what they are."""
+    assert not VLLM.has("null_blocks=1")
+    assert not VLLM.has("tensor_ranks=2 null_blocks=1")
+    assert VLLM.has("tensor_ranks=2 host_bytes=1024")
+    assert with_options("state_mode=align would", VLLM) == "--mamba-cache-mode align would"
+    assert as_options("prefix_caching=false", VLLM) == "--no-enable-prefix-caching"
+
+
+def test_every_setting_is_an_argument_that_a_plan_depends_on() -> None:
+    """What is advised behind --vllm is read there."""
+    own = {"--blocks-per-slot", "--disk", "--host-memory", "--layout", "--remote"}
+    said = {*VLLM.options.values(), *(yes for yes, _ in VLLM.switches.values())} - own
+
+    assert {one.removeprefix("--") for one in said} <= VALUES | SWITCHES

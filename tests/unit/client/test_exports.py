@@ -9,6 +9,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, get_origin
 
+import pytest
+
 import kvlease
 from kvlease import errors
 
@@ -55,6 +57,25 @@ def test_verbs_of_an_async_lease_make_tasks() -> None:
     for verb in verbs:
         told = inspect.get_annotations(getattr(kvlease.AsyncLease, verb))["return"]
         assert get_origin(told) is Coroutine
+
+
+@pytest.mark.parametrize("name", ["Client", "Worker", "Magazine", "Lease"])
+def test_async_classes_offer_what_blocking_ones_do(name: str) -> None:
+    """Every public name is there in both, and takes the same arguments with the same defaults."""
+    blocking, other = (getattr(kvlease, one) for one in (name, f"Async{name}"))
+
+    assert _offered(other) == _offered(blocking)
+
+
+def _offered(of: type) -> dict[str, Any]:
+    """Return what a class offers by name: what a method can be given, or that it is something else."""
+    found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
+    return {name: _arguments(value) if callable(value) else None for name, value in found.items()}
+
+
+def _arguments(method: Any) -> list[tuple[str, Any, Any]]:
+    parameters = inspect.signature(method).parameters.values()
+    return [(one.name, one.kind, one.default) for one in parameters]
 
 
 def test_all_names_import_nothing_heavy() -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from kvlease.integrations.vllm.hooks import require_hooks
+from kvlease.integrations.vllm.logs import join_engine_log
 
 if TYPE_CHECKING:
     from kvlease.integrations.vllm.offload.connector import KVLeaseOffloadingConnector
@@ -41,6 +42,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     mode, module = HOMES[name]
     require_hooks(mode)
+    join_engine_log()
     home = import_module(f"{__name__}.{mode}.{module}")
     value = globals()[name] = getattr(home, name)
     return value

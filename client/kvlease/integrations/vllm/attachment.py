@@ -30,6 +30,7 @@ from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.memory import Identity as MemoryIdentity
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.replies import CacheInfo
+from kvlease.units import show_bytes
 from kvlease.worker import Worker
 
 _logger: Final = logging.getLogger(__name__)
@@ -274,7 +275,16 @@ class Attacher:
             self._num_failures = 0
             self._guard.recover()
             self._current = self.found = attachment
-            _logger.info("Attached to the kvlease daemon: %r.", attachment.worker)
+            _logger.info(
+                "Attached to the kvlease daemon as worker %d of cache %s, rank %d: %d blocks of %d tokens, %s.",
+                attachment.worker.worker_id,
+                self._settings.cache or self._terms.cache,
+                self._terms.rank,
+                attachment.plan.num_blocks,
+                attachment.plan.tokens_per_block,
+                show_bytes(attachment.plan.device_bytes),
+                extra={"action": "attached"},
+            )
 
     def _refused(self, error: KVLeaseError, seconds: float) -> None:
         """Note why there is no attachment, and say so where the reason is a new one."""

@@ -160,3 +160,25 @@ def test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come() -> N
 
     assert (joined.lease_id, len(ids(joined.block_ids))) == (lease_id, 3)
     assert cache.check() == []
+
+
+def test_end_of_a_newer_lease_of_a_request_leaves_the_older_one_findable() -> None:
+    """The rank that has it still asks for it by name; so it does when a lease between them has ended first."""
+    cache = an_engine()
+    rounds = []
+    for number in (1, 2):
+        # Who has parted asks first, and the other one joins what that is granted.
+        lease = reserve(cache, 1, worker_id=RIGHT)
+        reserve(cache, 1, worker_id=LEFT)
+        for rank in (LEFT, RIGHT):
+            commit(cache, lease.lease_id, keys(number), worker_id=rank)
+        release(cache, lease.lease_id, worker_id=RIGHT)
+        rounds.append(lease.lease_id)
+    newest = reserve(cache, 1, worker_id=RIGHT)
+    assert len({newest.lease_id, *rounds}) == len(rounds) + 1
+
+    release(cache, rounds[1], worker_id=LEFT)
+    release(cache, newest.lease_id, worker_id=RIGHT)
+
+    assert reserve(cache, 1, worker_id=LEFT).lease_id == rounds[0]
+    assert cache.check() == []

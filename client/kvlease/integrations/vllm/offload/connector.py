@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Final
 
 import torch
@@ -30,6 +31,7 @@ from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
 from kvlease.integrations.vllm.offload.manager import PoolManager
 from kvlease.integrations.vllm.offload.pool import pool_inputs, row_disagreements
+from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import VLLM_SETTINGS, KVLeaseOffloadingSpec
 from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
@@ -68,6 +70,12 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         self._has_one_group = len(kv_cache_config.kv_cache_groups) == 1
         self._loading: dict[int, str] = {}
         self._unwritten_blocks: set[int] = set()
+        self._progress = Progress(
+            [
+                group.tokens_per_block * self._offloading.cache.blocks_per_chunk
+                for group in self._offloading.groups
+            ]
+        )
         if role is KVConnectorRole.SCHEDULER:
             _recompute_failed_loads(vllm_config)
             self._open_manager()
@@ -84,6 +92,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     def on_new_request(self, request: Request) -> None:
         """Take a request in, with its keys: the first that is looked up asks for all that came with it."""
         super().on_new_request(request)
+        self._progress.note(request)
         status = getattr(self.scheduler, "_req_status", {}).get(request.request_id)
         if status is not None and hasattr(status, "update_offload_keys"):
             status.update_offload_keys()
@@ -91,10 +100,20 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Plan the step's loads and stores."""
         self.manager.admit(scheduler_output.num_scheduled_tokens.keys())
-        meta = super().build_connector_meta(scheduler_output)
+        # Others see the same output, below MultiConnector for one.
+        seen = copy(scheduler_output)
+        seen.num_scheduled_tokens = self._progress.due(scheduler_output.num_scheduled_tokens)
+        meta = super().build_connector_meta(seen)
+        self._progress.forget(scheduler_output.finished_req_ids or ())
         assert isinstance(meta, OffloadingConnectorMetadata)
         self.manager.plan(meta.load_jobs, meta.store_jobs)
         return meta
+
+    def reset_cache(self) -> bool | None:
+        """Begin a new generation of keys; what requests have computed so far is stored under those."""
+        self._progress.restart()
+        is_done: bool | None = super().reset_cache()
+        return is_done
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take in what the ranks report."""

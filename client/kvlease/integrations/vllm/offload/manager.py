@@ -31,7 +31,7 @@ from kvlease.integrations.vllm.offload.arrivals import KNOWS_POSITIONS, Arrivals
 from kvlease.integrations.vllm.offload.books import Row, Rows, Written
 from kvlease.integrations.vllm.offload.desk import Desk
 from kvlease.integrations.vllm.offload.jobs import Jobs
-from kvlease.integrations.vllm.offload.requests import BELOW, MISS, NOWHERE, THERE, Seeker
+from kvlease.integrations.vllm.offload.requests import BELOW, MISS, NOWHERE, Seeker
 from kvlease.integrations.vllm.offload.specs import RowsSpec
 
 RELOAD_SECONDS: Final = 1.0
@@ -320,8 +320,7 @@ class PoolManager(OffloadingManager):
             # Nobody looked it up: what the engine's own cache has of it, the pool may have, too.
             self._meet(desk, keys[0], context)
             self._release(seeker)
-        answer_of, storing = (seeker.answers or seeker.known).get, self._storing
-        lacking = [key for key in keys if answer_of(key) not in THERE and key not in storing]
+        lacking = seeker.lacking(keys, self._storing.keys())
         if len(lacking) > len(books.stock) and desk.is_ready:
             desk.exchange(take=len(lacking) - len(books.stock) + self._stock_target)
         rows = books.write(len(lacking)) if desk.is_ready else []

@@ -1,6 +1,6 @@
 """Own what the daemon answered about the keys of each request, and how long the request holds what was found."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,13 @@ class Seeker:
     def miss(self, keys: Iterable[OffloadKey]) -> None:
         """Note keys that no tier has; there is nothing to load or to wait for."""
         self.answers.update(dict.fromkeys(keys, MISS))
+
+    def lacking(self, keys: list[OffloadKey], storing: KeysView[OffloadKey]) -> list[OffloadKey]:
+        """Return those of some keys that the pool has not, and that nobody stores; mostly that are all of them."""
+        there = {key for key, answer in (self.answers or self.known).items() if answer in THERE}
+        if there.isdisjoint(keys) and storing.isdisjoint(keys):
+            return keys
+        return [key for key in keys if key not in there and key not in storing]
 
     def pending(self) -> list[int]:
         """Return the places of the keys whose blocks are on their way."""

@@ -1,0 +1,57 @@
+"""Own which requests of a step have a chunk to store; what is stored of them is vLLM's to say.
+
+vLLM goes over every request of every step to find those that have come to the end of a chunk, which most have not: one
+that generates comes there once in as many steps as a chunk has tokens. A request that has come no further than when it
+was gone over before has nothing more to store, so that it can be left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import gcd
+from typing import Any
+
+
+class Progress:
+    """How far each request had come when it was gone over last, in chunks."""
+
+    def __init__(self, tokens_per_chunk: Sequence[int]) -> None:
+        """Begin with no request; chunks of several groups may differ."""
+        self._tokens = gcd(*tokens_per_chunk)
+        self._requests: dict[str, Any] = {}
+        self._chunks: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        """Show life: how many requests there are."""
+        return f"<Progress {len(self._requests)} requests, chunks of {self._tokens} tokens>"
+
+    def note(self, request: Any) -> None:
+        """Take in a request, whose counts of tokens are looked at from now on."""
+        self._requests[request.request_id] = request
+        self._chunks.pop(request.request_id, None)
+
+    def due(self, num_scheduled_tokens: Mapping[str, int]) -> dict[str, int]:
+        """Return those of a step's requests that come to another chunk, and those that nobody knows.
+
+        Of tokens that are scheduled ahead, vLLM stores nothing before it knows them.
+        """
+        requests, chunks, tokens_per_chunk = self._requests, self._chunks, self._tokens
+        found = {}
+        for request_id, num_tokens in num_scheduled_tokens.items():
+            request = requests.get(request_id)
+            if request is not None:
+                tokens = min(request.num_computed_tokens + num_tokens, request.num_tokens)
+                at = tokens // tokens_per_chunk
+                if chunks.get(request_id) == at:
+                    continue
+                chunks[request_id] = at
+            found[request_id] = num_tokens
+        return found
+
+    def restart(self) -> None:
+        """Have all be gone over once more: the cache was reset, and everything is stored anew."""
+        self._chunks.clear()
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Let go of requests that have ended."""
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+            self._chunks.pop(request_id, None)

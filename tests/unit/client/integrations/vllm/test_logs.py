@@ -1,0 +1,76 @@
+"""Own the laws of the engine's log: what kvlease says stands there as vLLM's own lines do, unless somebody decided."""
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from kvlease.integrations.vllm.logs import join_engine_log
+
+
+@pytest.fixture
+def ours() -> Iterator[logging.Logger]:
+    """Give the library's logger, which is as it was afterwards."""
+    one = logging.getLogger("kvlease")
+    kept = one.handlers, one.level, one.propagate
+    one.handlers = []
+    yield one
+    one.handlers, level, one.propagate = kept
+    one.setLevel(level)
+
+
+def join(*handlers: logging.Handler) -> None:
+    """Join the engine's log where the root has these handlers alone; while a test runs, pytest has its own there."""
+    root = logging.getLogger()
+    kept, root.handlers = root.handlers, list(handlers)
+    try:
+        join_engine_log()
+    finally:
+        root.handlers = kept
+
+
+@pytest.fixture
+def engine_log() -> Iterator[io.StringIO]:
+    """Give what vLLM's own handler writes, from level INFO on."""
+    theirs, written = logging.getLogger("vllm"), io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("%(levelname)s [%(filename)s] %(message)s"))
+    kept, theirs.handlers = theirs.handlers, [handler]
+    theirs.setLevel(logging.INFO)
+    yield written
+    theirs.handlers = kept
+    theirs.setLevel(logging.NOTSET)
+
+
+def test_lines_stand_in_the_engines_log_once(ours: logging.Logger, engine_log: io.StringIO) -> None:
+    """They have its form and its level, however often a connector joins it."""
+    join()
+    join()
+
+    said = logging.getLogger("kvlease.integrations.vllm.attachment")
+    said.info("attached")
+    said.debug("in detail")
+
+    assert engine_log.getvalue() == "INFO [test_logs.py] attached\n"
+    assert not ours.propagate
+
+
+def test_who_has_decided_is_left_to_it(ours: logging.Logger, engine_log: io.StringIO) -> None:
+    """Where a logger that ours come to has a handler, nothing changes."""
+    handler = logging.StreamHandler(io.StringIO())
+    join(handler)
+    assert (ours.handlers, ours.level, ours.propagate) == ([], logging.NOTSET, True)
+
+    ours.addHandler(handler)
+    join()
+
+    assert (ours.handlers, ours.level, ours.propagate) == ([handler], logging.NOTSET, True)
+    assert not engine_log.getvalue()
+
+
+def test_without_an_engine_nothing_changes(ours: logging.Logger) -> None:
+    """A process in which vLLM has no handler keeps Python's defaults."""
+    join()
+
+    assert (ours.handlers, ours.propagate) == ([], True)
