@@ -206,9 +206,13 @@ def test_refusal_over_rest_says_who_has_the_blocks_and_what_would_be_granted(
 
             problem = json.loads(text)
             assert (status, problem) == (429, shown_problem())
-            (remedy,) = problem["remedies"]
-            num_tokens = int(remedy.removeprefix("num_tokens="))
-            assert reserve(daemon, token, "long", num_tokens)[0] == 200
+            for remedy in problem["remedies"]:
+                said = dict(one.split("=") for one in remedy.split())
+                numbers = {name: int(number) for name, number in said.items()}
+                status, text = reserve(daemon, token, remedy, **numbers)
+                assert status == 200, text
+                lease_id = json.loads(text)["lease_id"]
+                assert ask(daemon, "DELETE", f"/v1/leases/{lease_id}", token=token)[0] == 200
 
 
 @contextmanager
@@ -223,9 +227,11 @@ def rest_worker(daemon: Serving) -> Iterator[str]:
         assert ask(daemon, "DELETE", "/v1/workers/self", token=token)[0] == 200
 
 
-def reserve(daemon: Serving, token: str, request_id: str, num_tokens: int) -> tuple[int, str]:
+def reserve(
+    daemon: Serving, token: str, request_id: str, num_tokens: int, wait_ms: int = 0
+) -> tuple[int, str]:
     """Reserve over REST; returns status and body."""
-    body = {"request_id": request_id, "num_tokens": num_tokens}
+    body = {"request_id": request_id, "num_tokens": num_tokens, "wait_ms": wait_ms}
     return ask(daemon, "POST", "/v1/leases", body, token)
 
 
