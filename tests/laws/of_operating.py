@@ -12,9 +12,9 @@ from kvleased.core import (
     commands,
     forking,
     keeping,
-    refusals,
     requests,
     resizing,
+    shortages,
 )
 from kvleased.core.charges import Charges
 from kvleased.core.effects import Done, Outcome
@@ -31,7 +31,7 @@ from tests.laws.mended import Mutation
 
 def cap_of_leases_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
     """A tenant gets as many leases as it asks for."""
-    for module in (keeping, refusals):
+    for module in (keeping, shortages):
         patch.setattr(module, "is_capped", lambda *_: False)
 
 
@@ -42,7 +42,7 @@ def forks_are_not_charged(patch: pytest.MonkeyPatch) -> None:
 
 def rows_are_not_kept(patch: pytest.MonkeyPatch) -> None:
     """A tenant takes the last rows of the block table, which are kept for others."""
-    for module in (keeping, refusals):
+    for module in (keeping, shortages):
         patch.setattr(module, "leaves_row", lambda *_: False)
 
 
