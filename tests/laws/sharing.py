@@ -329,8 +329,10 @@ def furthest_of_all(world: "World", held: Held) -> int:
     return max([furthest(world, held), *world.shared[held.lease_id].done.values()])
 
 
-def as_parent(world: "World", held: Held) -> Held:
+def parent_of(world: "World", held: Held | None, command: object) -> Held | None:
     """Return what a worker knows of a lease that it forks: a rank also of places where only slower ones need blocks."""
+    if held is None or not isinstance(command, commands.Fork):
+        return None
     parent, row = held.snapshot(), row_of(world, held.lease_id)
     if parent.rank is None or row is None or parent.is_evicted:
         return parent

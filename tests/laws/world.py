@@ -48,15 +48,9 @@ _SHARE_OF_CLASSES: Final = 0.5
 """Share of the histories in which leases are of several classes."""
 _IN_DOUBT: Final = ("BUSY", "COPY_FAILED", "DEADLINE", "POOL_FULL", "WRONG_STATE")
 """Refusals of an evict or a reload after which a worker does not know where its lease is."""
-_MAKE_ROOM: Final = (
-    commands.Reserve,
-    commands.Extend,
-    commands.Evict,
-    commands.Reload,
-    commands.Fork,
-)
-"""What may be refused and yet have begun to make room for the next try."""
 _MOVES: Final = (commands.Evict, commands.Reload)
+_MAKE_ROOM: Final = (*_MOVES, commands.Reserve, commands.Extend, commands.Fork)
+"""What may be refused and yet have begun to make room for the next try."""
 _OF_ROWS: Final = (commands.Extend, commands.Commit)
 """What a worker learns from the block table if no answer comes."""
 
@@ -123,13 +117,11 @@ class World:
         self.seen[type(command).__name__] += 1
         crash, self.crash = self.crash, None
         before = b"" if isinstance(command, _MAKE_ROOM) else self.digest()
-        outcome: Outcome | KVLeaseError
         try:
-            outcome = (
-                self.cache.handle(command, self.now)
-                if crash is None
-                else crashes.handle(self, command, crash)
-            )
+            if crash is None:
+                outcome = self.cache.handle(command, self.now)
+            else:
+                outcome = crashes.handle(self, command, crash)
             effects = outcome.effects
         except KVLeaseError as error:
             self.seen[error.code] += 1
@@ -246,8 +238,7 @@ class World:
         is_move = held is not None and isinstance(command, _MOVES)
         if held is not None:
             held.is_moving = is_move
-        is_fork = held is not None and isinstance(command, commands.Fork)
-        parent = sharing.as_parent(self, held) if held and is_fork else None
+        parent = sharing.parent_of(self, held, command)
         # The command may wake callers before its own answer is here.
         self.about_to_move = held if is_move else None
         outcome = self.send(command)
