@@ -118,10 +118,11 @@ class World:
         crash, self.crash = self.crash, None
         before = b"" if isinstance(command, _MAKE_ROOM) else self.digest()
         try:
-            if crash is None:
-                outcome = self.cache.handle(command, self.now)
-            else:
-                outcome = crashes.handle(self, command, crash)
+            outcome = (
+                self.cache.handle(command, self.now)
+                if crash is None
+                else crashes.handle(self, command, crash)
+            )
             effects = outcome.effects
         except KVLeaseError as error:
             self.seen[error.code] += 1
