@@ -106,6 +106,8 @@ class World:
         self.unsure: list[tuple[Worker, Held]] = []
         self.about_to_move: Held | None = None
         self.ended_copy = CopyId(0)
+        self.early: Wake | None = None
+        """The last answer; of a call that was promised one in the same breath it comes before the promise."""
         for tenant in tenants:
             self.start_worker(tenant)
 
@@ -249,6 +251,8 @@ class World:
             call = Call(worker, command, held, self.now + seconds, is_heard, parent)
             self.calls[outcome.ticket] = call
             self._settle_move(held)
+            if self.early is not None and self.early.ticket == outcome.ticket:
+                self._answer(self.early)
             self.carry_out(self.cache.take_effects())
             return
         if held is not None:
@@ -257,7 +261,7 @@ class World:
         self._take(Call(worker, command, held, self.now, is_heard, parent), result)
 
     def _answer(self, wake: Wake) -> None:
-        call = self.calls.pop(wake.ticket, None)
+        call, self.early = self.calls.pop(wake.ticket, None), wake
         if call is not None:
             self._settle_move(call.held)
             self._take(call, wake.result)
