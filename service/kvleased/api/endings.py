@@ -2,9 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import cache
+from http import HTTPStatus
+from typing import Final
 
-from kvlease.errors import KVLeaseError
+from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
+
+HEAD_BYTES_MAX: Final = 64 << 10
+"""Bytes of a request's head."""
 
 
 class Lingering:
@@ -26,3 +32,30 @@ def refusal(error: KVLeaseError, status: int | None = None) -> bytes:
     body = problem(error, status)
     head = b"".join(b"%b: %b\r\n" % header for header in problem_headers(error, body))
     return b"HTTP/1.1 %d Refused\r\n%bconnection: close\r\n\r\n%b" % (status, head, body)
+
+
+def too_many_connections(limit: int) -> BusyError:
+    """Return the error of a connection for which there is no place."""
+    return BusyError(resource="connections", need=1, available=0, limit=limit)
+
+
+# The same each time, so each is written once: a flood is answered with little else.
+
+
+@cache
+def no_place(limit: int) -> bytes:
+    """Return the whole answer to whom there is no place for."""
+    return refusal(too_many_connections(limit))
+
+
+@cache
+def head_too_large() -> bytes:
+    """Return the whole answer to a head above the limit."""
+    error = TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
+    return refusal(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+
+@cache
+def no_http(message: str) -> bytes:
+    """Return the whole answer to what is no HTTP; the one message is uvicorn's."""
+    return refusal(InvalidError(message), HTTPStatus.BAD_REQUEST)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.rest_protocol import GuardedProtocol
+from kvleased.api.turns import Line
 from kvleased.strangers import Seldom
 
 _LOOKS_A_TURN: Final = 32
@@ -46,7 +47,7 @@ class HttpLimits:
 class HttpServer:
     """A listener, from `start` to `stop`; uvicorn's own would accept without end, and handshakes uncounted."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one parameter a thing that a listener shares with others or has of its own
         self,
         app: ASGIApp,
         listener: socket.socket,
@@ -55,11 +56,14 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         headers: list[tuple[str, str]] | None = None,
         knows: Callable[[str], bool] = lambda _: False,
+        line: Line | None = None,
     ) -> None:
-        """Take what is served where; `knows` tells whether a token is anybody's."""
+        """Take what is served where; `knows` tells whether a token is anybody's, and a `line` may be others', too."""
         address = listener.getsockname()
         port = 0 if listener.family == socket.AF_UNIX else address[1]
         self.places = Places(limits.connections_max, limits.strangers_max, port)
+        self._line = line or Line()
+        self._is_in_line = False
 
         class Guarded(GuardedProtocol):
             head_seconds_max = limits.head_seconds_max
@@ -68,6 +72,7 @@ class HttpServer:
             checks_host = not limits.takes_any_host
             strangers = Seldom("bad_http")
             places = self.places
+            line = self._line
             is_known = staticmethod(knows)
 
         self._protocol = Guarded
@@ -123,7 +128,15 @@ class HttpServer:
         self._tls = tls
 
     def _accept(self) -> None:
+        """Open a connection when it is its turn."""
+        if not self._is_in_line:
+            self._is_in_line = not self._line.take(self._accept_one)
+
+    def _accept_one(self) -> None:
         """Open one connection, and leave others to later turns: each costs as much as a call or two of a worker."""
+        self._is_in_line = False
+        if self._listener.fileno() < 0:
+            return
         for _ in range(_LOOKS_A_TURN):
             try:
                 sock, address = self._listener.accept()

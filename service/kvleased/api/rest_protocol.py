@@ -4,23 +4,27 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any, Final, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
-from kvleased.api.endings import Lingering, refusal
+from kvlease.errors import TooLargeError
+from kvleased.api.endings import (
+    HEAD_BYTES_MAX,
+    Lingering,
+    head_too_large,
+    no_http,
+    no_place,
+    too_many_connections,
+)
 from kvleased.api.places import Places
 from kvleased.api.sockets import peer_of, role_of
 from kvleased.api.tls import role_in
-from kvleased.next_turn import in_next_turn
+from kvleased.api.turns import Line
 from kvleased.roles import Role
 from kvleased.strangers import Seldom
 
-HEAD_BYTES_MAX: Final = 64 << 10
-"""Bytes of a request's head."""
 _LOGGER: Final = logging.getLogger("kvleased.http")
 # What uvicorn warns of, strangers cause: it is told by `strangers`, seldom and with who it was.
 _LOGGER.setLevel(logging.ERROR)
@@ -50,6 +54,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """What tells of those who do not speak HTTP."""
     places: Places
     """Where each connection has its own, given back when it is lost."""
+    line: Line
+    """Where all connections wait for their turn, in which a little of what they sent is looked at."""
     is_known: Callable[[str], bool]
     """Whether a token is anybody's."""
     host = ""
@@ -75,8 +81,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """Bytes that the parser is being fed."""
     _body_bytes_left = 0
     """Bytes of the body that are still to come, where its head said how many it has."""
-    _unfed = b""
-    """What came behind requests that wait already."""
+    _unfed: bytes | memoryview = b""
+    """What has not been looked at: it came in another's turn, or behind requests that wait already."""
     _bytes_left = 0
     """Bytes that are still passed over; 0 where the head was not refused."""
 
@@ -108,7 +114,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._extensions["role"] = role
         self._is_member = role is not Role.STRANGER
         if self._is_member and not self.places.let_in(self):
-            self._refuse(self._no_place(self.places.members_max))
+            self._refuse(no_place(self.places.members_max))
         self._arm(self.head_seconds_max)
 
     def give_way(self) -> None:
@@ -118,7 +124,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.hang_up()
             return
         if not self._unanswered and self.scheme == "http":
-            self.transport.write(refusal(self._no_place(self.places.strangers_max)))
+            self.transport.write(no_place(self.places.strangers_max))
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -136,12 +142,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._bytes_left:
             self._pass_over(len(data))
         elif self._unfed:
-            self._unfed += data
+            self._unfed = bytes(self._unfed) + data
             self.flow.pause_reading()
         else:
-            self._feed(data)
+            self._unfed = data
+            if not self.line.take(self._feed_on):
+                self.flow.pause_reading()
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes | memoryview) -> None:
         """Feed the parser a little at a time, until a request waits behind another; a head may neither grow nor last.
 
         What one chunk brings are thousands of requests else, each of which costs time before it is begun.
@@ -150,7 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
         for _ in range(_PIECES_A_TURN):
             if at >= len(data) or self.pipeline or self.transport.is_closing():
                 break
-            piece = data[at : at + max(_FED_BYTES, self._body_bytes_left)]
+            piece = bytes(data[at : at + max(_FED_BYTES, self._body_bytes_left)])
             at += len(piece)
             if not self._fed(piece):
                 self._pass_over(len(data) - at)
@@ -162,9 +170,10 @@ class GuardedProtocol(HttpToolsProtocol):
                     self._pass_over(len(data) - at)
                     return
         if not self.transport.is_closing():
-            self._leave(data[at:])
+            # Not copied: of a large chunk there would be a copy for each turn.
+            self._leave(memoryview(data)[at:])
 
-    def _leave(self, unfed: bytes) -> None:
+    def _leave(self, unfed: memoryview) -> None:
         """Keep what is not fed yet for a later turn; where nothing is, expect the rest of what has begun."""
         self._unfed = unfed
         if unfed:
@@ -173,7 +182,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 # The end of an answer goes on with it.
                 self._disarm()
             else:
-                in_next_turn(self._feed_on)
+                self.line.wait(self._feed_on)
         elif self._deadline is None and self._is_in_head:
             self._arm(self.head_seconds_max)
         elif self._deadline is None and self._is_in_body:
@@ -203,7 +212,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._unfed:
             self.flow.pause_reading()
             if not self.pipeline:
-                self.loop.call_soon(self._feed_on)
+                self.line.wait(self._feed_on)
 
     def on_message_begin(self) -> None:
         """Begin a head."""
@@ -261,13 +270,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, a head that came to its end above the limit, or whom there is no place for."""
         if self._has_no_place:
-            self._refuse(self._no_place(self.places.members_max))
+            self._refuse(no_place(self.places.members_max))
             return
         if self._is_in_head and self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
             self._refuse_head()
             return
         self._tell("it is no HTTP")
-        self._refuse(InvalidError(msg), 400)
+        self._refuse(no_http(msg))
 
     def pass_over_body(self) -> None:
         """Have the answer that comes next close the connection only after the body, which nobody wants to read."""
@@ -288,10 +297,6 @@ class GuardedProtocol(HttpToolsProtocol):
             fields |= {"peer_pid": peer.pid, "peer_uid": peer.uid}
         self.strangers.tell(**fields)
 
-    @staticmethod
-    def _no_place(limit: int) -> BusyError:
-        return BusyError(resource="connections", need=1, available=0, limit=limit)
-
     def _look_who_asks(self) -> None:
         """Give the connection the place of whoever sends this head: a member, or one without a token that is known.
 
@@ -306,7 +311,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.places.show_out(self)
         elif not self.places.let_in(self):
             self._has_no_place = True
-            raise self._no_place(self.places.members_max)
+            raise too_many_connections(self.places.members_max)
 
     def _name_host(self) -> None:
         """Put the host that a whole address names in the place of the header's, which means nothing beside it."""
@@ -317,8 +322,8 @@ class GuardedProtocol(HttpToolsProtocol):
             host += b":%d" % named.port
         self.headers[:] = [one for one in self.headers if one[0] != b"host"] + [(b"host", host)]
 
-    def _refuse(self, error: KVLeaseError, status: int | None = None) -> None:
-        self.transport.write(refusal(error, status))
+    def _refuse(self, answer: bytes) -> None:
+        self.transport.write(answer)
         self.transport.close()
 
     def _is_head_too_large(self) -> bool:
@@ -328,8 +333,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         """Refuse a head, and pass over the rest of it."""
-        error = TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
-        self.transport.write(refusal(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+        self.transport.write(head_too_large())
         self._give_up()
         self._linger(_PASSED_OVER_BYTES_MAX)
 
@@ -365,7 +369,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
         elif not self.transport.is_closing():
             self.flow.pause_reading()
-            in_next_turn(self._read_on)
+            self.line.wait(self._read_on)
 
     def _read_on(self) -> None:
         if not self.transport.is_closing():

@@ -6,11 +6,13 @@ from http import HTTPStatus
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, NoMatchFound, request_response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match, NoMatchFound
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
 from kvleased.api.rest_routes import Route
 
@@ -41,7 +43,7 @@ class Table(BaseRoute):
                 place = place.below_any
             else:
                 place = place.below.setdefault(part, _Place())
-        place.answering[route.method] = route.in_path, request_response(answers)
+        place.answering[route.method] = route.in_path, _straight(answers)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Find the place of a path, and who answers just this method: HEAD would carry a verb out for nothing."""
@@ -69,6 +71,40 @@ class Table(BaseRoute):
     def url_path_for(self, name: str, /, **path_params: Any) -> NoReturn:
         """Name no path: nobody asks."""
         raise NoMatchFound(name, path_params)
+
+
+class TableApp(Starlette):
+    """An app of a table, whose routes are answered straight: Starlette's way there takes a fifth of a refusal's time.
+
+    Whatever no route of the table answers goes that way, first past the table.
+    """
+
+    def __init__(self, handlers: dict[Any, ExceptionHandler]) -> None:
+        """Take what answers for errors: `Exception` stands for whatever nobody foresaw."""
+        super().__init__(exception_handlers=handlers)
+        self.router.redirect_slashes = False
+        self.table = Table()
+        self.routes.append(self.table)
+        self._straight = ServerErrorMiddleware(self.table.handle, handlers[Exception])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        match, found = self.table.matches(scope)
+        if match is Match.FULL:
+            scope.update(found, app=self)
+            await self._straight(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def _straight(answers: Answers) -> ASGIApp:
+    """Return what sends the answer to a request."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await answers(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    return answered
 
 
 def _parts(scope: Scope) -> list[str]:

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvleased.next_turn import in_next_turn
 
 
 class Talker(Protocol):
@@ -41,6 +44,44 @@ class Turns:
             self._line.append(talker)
         if self._line:
             asyncio.get_running_loop().call_soon(self._next)
+
+
+class Line:
+    """A line of acts that peers caused, of which one is done in each turn of the event loop."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._acts: deque[Callable[[], object]] = deque()
+        self._is_taken = False
+        """Whether something was done in this turn, or somebody is in line."""
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<Line of {len(self._acts)}>"
+
+    def take(self, act: Callable[[], object]) -> bool:
+        """Do something, at once where nobody has had this turn; tell whether it is done, rather than in line."""
+        if self._is_taken:
+            self._acts.append(act)
+            return False
+        self._is_taken = True
+        in_next_turn(self._next)
+        act()
+        return True
+
+    def wait(self, act: Callable[[], object]) -> None:
+        """Have something done in another turn than this one."""
+        self._acts.append(act)
+        if not self._is_taken:
+            self._is_taken = True
+            in_next_turn(self._next)
+
+    def _next(self) -> None:
+        if not self._acts:
+            self._is_taken = False
+            return
+        in_next_turn(self._next)
+        self._acts.popleft()()
 
 
 class OneATurn:

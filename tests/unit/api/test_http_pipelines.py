@@ -90,3 +90,40 @@ async def test_what_comes_behind_a_refusal_is_not_answered(serving: Guarded) -> 
 
     assert answer.count(b"HTTP/1.1 200") <= 50
     assert answer.count(b"HTTP/1.1 400") == 1
+
+
+async def test_connections_take_turns(serving: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What many connections send at once is looked at a connection at a time, and the loop hears others between."""
+    protocol = serving.rest._servers[1]._protocol
+    feed = protocol._feed
+    fed: list[int] = []
+    turns = 0
+
+    def noted(self: object, data: bytes) -> None:
+        fed.append(turns)
+        feed(self, data)  # type: ignore[arg-type]  # it is one
+
+    monkeypatch.setattr(protocol, "_feed", noted)
+    asked = [asyncio.ensure_future(answers(serving, GET * 3, 3)) for _ in range(20)]
+    while not all(one.done() for one in asked):
+        await asyncio.sleep(0)
+        turns += 1
+
+    assert [one.result() for one in asked] == [[200] * 3] * 20
+    assert len(fed) >= 20
+    assert len(fed) == len(set(fed)), "two in one turn"
+
+
+async def test_listener_that_closes_in_line_accepts_nobody(serving: Guarded) -> None:
+    """A connection whose turn comes after the end is not opened."""
+    server = serving.rest._servers[1]
+    port = serving.rest.http_port
+    server._line.take(lambda: None)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    server._accept()
+    await serving.rest.stop()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    writer.close()
+
+    assert server.num_connections == 0

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import PoolFullError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api.rest_endpoints import Endpoint
 from tests.unit.api.scripted import INPUTS, LAYER, Served, http
 
 TRANSPORTS = ("rest",)
@@ -47,6 +48,24 @@ async def test_headers_tell_the_caller(served: Served) -> None:
     assert (caller.transport, caller.token, caller.idempotency_key) == ("rest", "tok", "k")
     assert (caller.epoch, caller.cache) == (7, "demo")
     assert (caller.peer_pid, served.daemon.calls[1][2].peer_uid) == (os.getpid(), -1)
+
+
+async def test_unforeseen_failure_is_a_problem_document(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What nobody foresaw is said to be our fault, tells nothing of itself, and is logged; the next call is served."""
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("a secret")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Endpoint, "_write", fail)
+        answer = await http(served, "GET", "/v1/stats")
+
+    assert (answer.status, answer.json["code"]) == (500, "INTERNAL")
+    assert b"secret" not in answer.body
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ArithmeticError]
+    assert (await http(served, "GET", "/v1/stats")).status == 200
 
 
 async def test_refusal_is_a_problem_document(served: Served) -> None:

@@ -1,11 +1,14 @@
 """Laws of turns: who sends much at once is served in parts, and nobody waits for more than one of them."""
 
 import asyncio
+import socket
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from starlette.types import Receive, Scope, Send
 
-from kvleased.api.turns import OneATurn, Turns
+from kvleased.api.turns import Line, OneATurn, Turns
 
 
 class Wordy:
@@ -60,6 +63,44 @@ def paced_requests(count: int) -> tuple[list[int], list[asyncio.Future[None]]]:
     return begun, [
         asyncio.ensure_future(paced({"number": one}, nothing, nothing)) for one in range(count)
     ]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize("is_first_at_once", [True, False], ids=["at once", "later"])
+async def test_others_are_heard_between_any_two_in_line(
+    pair: tuple[socket.socket, socket.socket], *, is_first_at_once: bool
+) -> None:
+    """However many are in line, the loop hears who has something to say before the next of them is served."""
+    ours, theirs = pair
+    said: list[str] = []
+    line = Line()
+
+    def act(name: str) -> None:
+        said.append(name)
+        ours.send(b".")
+
+    asyncio.get_running_loop().add_reader(theirs, lambda: said.append(theirs.recv(9).decode()))
+    if is_first_at_once:
+        assert line.take(lambda: act("a"))
+    else:
+        line.wait(lambda: act("a"))
+        assert said == []
+    assert not line.take(lambda: act("b"))
+    line.wait(lambda: act("c"))
+    assert repr(line) == f"<Line of {3 - is_first_at_once}>"
+    for _ in range(20):
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().remove_reader(theirs)
+
+    assert said == ["a", ".", "b", ".", "c", "."]
+    assert line.take(lambda: None), "whoever comes when nobody is in line is served at once"
 
 
 async def test_requests_begin_one_in_each_turn() -> None:
