@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kvleased.api.local import LocalServer
     from kvleased.api.rest import RestServer
     from kvleased.api.tls import TlsFiles
+    from kvleased.keeper import Kept
     from kvleased.metrics import Metrics
     from kvleased.renewing import Renewal
     from kvleased.web import Page
@@ -105,7 +106,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     except OSError as error:
         return _cannot_listen(error)
     try:
-        renewal = _renewal(daemon, metrics, keeper, servers)
+        renewal, served = _renewal(daemon, metrics, keeper, servers, kept)
     except UnusableError as error:
         return _cannot_start(error)
     if not _trace(daemon, settings, epoch):
@@ -117,7 +118,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     _tell_of_pins(daemon)
     _warn(settings)
     try:
-        rest, addresses = await _start(servers, daemon, metrics, stop)
+        rest, addresses = await _start(servers, daemon, metrics, stop, served)
     except OSError as error:
         return _cannot_listen(error)
     except UnusableError as error:
@@ -170,14 +171,17 @@ def _note_moved(batch: Moved, daemon: Daemon, metrics: "Metrics") -> None:
 
 
 async def _start(
-    servers: "list[Server]", daemon: Daemon, metrics: "Metrics", stop: asyncio.Event
+    servers: "list[Server]",
+    daemon: Daemon,
+    metrics: "Metrics",
+    stop: asyncio.Event,
+    settings: Settings,
 ) -> "tuple[RestServer, dict[str, str]]":
     """Start the servers, of which the local one is there; return that of REST, and where all of them listen.
 
     Raises:
         OSError: one of them cannot listen.
     """
-    settings = daemon.settings
     # Workers of an earlier life come back over the local socket, while REST is still being imported.
     await servers[0].start(daemon, settings)
     rest: RestServer = (
@@ -220,13 +224,16 @@ def _cannot_start(error: UnusableError) -> int:
 
 
 def _renewal(
-    daemon: Daemon, metrics: "Metrics", keeper: KeeperLink, servers: "list[Server]"
-) -> "Renewal":
-    """Read the tokens, and have what changes of them and of the certificate taken as soon as it is looked at."""
-    from kvleased.api.tls import expires_at, tls_files  # noqa: PLC0415 -- what takes over comes first
+    daemon: Daemon,
+    metrics: "Metrics",
+    keeper: KeeperLink,
+    servers: "list[Server]",
+    kept: "list[Kept]",
+) -> "tuple[Renewal, Settings]":
+    """Have tokens and certificate taken, now and when they change; return the settings to serve by, too."""
+    from kvleased import credentials  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.api.tls import expires_at  # noqa: PLC0415
     from kvleased.renewing import Renewal  # noqa: PLC0415
-
-    settings = daemon.settings
 
     def take_tokens(keyring: tokens.Keyring) -> None:
         daemon.guard.keyring = keyring
@@ -237,16 +244,13 @@ def _renewal(
                 server.renew(files)
         metrics.certificate_expires_at = expires_at(files.cert_file)
 
-    tokens.ensure(settings.token_paths)
     renewal = Renewal()
-    renewal.watch_tokens(settings.token_paths, take_tokens)
-    files = tls_files(settings)
-    renewal.watch_certificate(files, take_certificate)
-    metrics.certificate_expires_at = None if files is None else expires_at(files.cert_file)
-    # Once they are watched: a change that comes meanwhile is seen at the first look.
-    take_tokens(tokens.load(settings.token_paths))
+    copies = credentials.Copies(keeper, kept)
+    served = credentials.begin(daemon.settings, copies, renewal, take_tokens, take_certificate)
+    if served.tls_cert_file is not None:
+        metrics.certificate_expires_at = expires_at(served.tls_cert_file)
     keeper.renew = lambda: renewal.look(is_told=True)
-    return renewal
+    return renewal, served
 
 
 async def _await_device(daemon: Daemon, stop: asyncio.Event) -> None:

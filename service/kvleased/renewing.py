@@ -21,6 +21,9 @@ from kvleased.directories import UnusableError
 from kvleased.roles import Role
 from kvleased.tokens import Keyring
 
+TOKENS: Final = "tokens"
+CERTIFICATE: Final = "certificate"
+"""What is watched."""
 LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at the files."""
 _LOG = structlog.get_logger()
@@ -73,7 +76,7 @@ class Renewal:
     def watch_tokens(self, paths: Mapping[Role, Path], take: Callable[[Keyring], None]) -> None:
         """Have `take` called with the tokens whenever they have changed since now; call it before they are read."""
         if paths:
-            self._watch("tokens", paths.values(), lambda: take(tokens.load(paths)))
+            self._watch(TOKENS, paths.values(), lambda: take(tokens.load(paths)))
 
     def watch_certificate(self, files: TlsFiles | None, take: Callable[[TlsFiles], None]) -> None:
         """Have `take` called when the files of TLS have changed since now; it raises UnusableError, taking nothing.
@@ -89,11 +92,11 @@ class Renewal:
             take(files)
 
         paths = (files.cert_file, files.key_file, files.client_ca_file)
-        self._watch("certificate", (path for path in paths if path), take_valid)
+        self._watch(CERTIFICATE, (path for path in paths if path), take_valid)
         try:
             _check_dates(files.cert_file, self._now())
         except OutOfDateError as error:
-            self._put_off("certificate", error)
+            self._put_off(CERTIFICATE, error)
             _LOG.warning(
                 "certificate_out_of_date",
                 error=str(error),
@@ -131,16 +134,20 @@ class Renewal:
                     "now, with its key, in its place",
                 )
             except UnusableError as error:
-                watched.is_stale = True
-                _LOG.error(
-                    "credentials_not_taken",
-                    what=what,
-                    error=str(error),
-                    advice="the old ones stay in force; a restart of the control process needs files that can be used",
-                )
+                self.note_unusable(what, error)
             else:
                 watched.is_stale = False
                 _LOG.info("credentials_taken", what=what)
+
+    def note_unusable(self, what: str, error: UnusableError) -> None:
+        """Tell that files cannot be used, so that the old ones are in force."""
+        self._watched[what].is_stale = True
+        _LOG.error(
+            "credentials_not_taken",
+            what=what,
+            error=str(error),
+            advice="the old ones stay in force until the daemon ends, which does not start again with these; mend them",
+        )
 
     def _put_off(self, what: str, error: OutOfDateError) -> None:
         """Have it taken once it is valid, where it will be."""

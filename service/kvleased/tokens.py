@@ -36,6 +36,16 @@ class Keyring:
         """Show which roles have a token, and never the tokens."""
         return f"<Keyring {', '.join(role.value for role, _ in self._tokens) or 'empty'}>"
 
+    @classmethod
+    def of_words(cls, words: Mapping[str, str]) -> "Keyring":
+        """Return the tokens that `words` told."""
+        return cls({Role(role): token for role, token in words.items()})
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The tokens, by the words of their roles."""
+        return {role.value: token.decode() for role, token in self._tokens}
+
     def role_of(self, token: str) -> Role:
         """Return whose a token is, in a time that does not tell how much of it was right; a stranger's, if nobody's."""
         found, given = Role.STRANGER, token.encode("utf-8", "surrogateescape")

@@ -67,6 +67,11 @@ class Secured:
         )
         return https, grpcs
 
+    def restart(self, num_starts: int) -> None:
+        """Kill the control process, and wait until the one that makes so many starts serves."""
+        self.serving.kill_control()
+        self.serving.until(lambda: self.log.count('"event": "ready"') == num_starts)
+
     def hang_up(self) -> None:
         """Tell the daemon to look now."""
         os.kill(self.serving.process.pid, signal.SIGHUP)
@@ -130,26 +135,73 @@ def test_tokens_are_taken_while_the_daemon_runs(secured: Secured) -> None:
     assert secured.serving.control() == control
 
 
-def test_token_file_that_a_restart_cannot_use_is_one_line_at_each_try(tmp_path: Path) -> None:
-    """A control process that cannot read its tokens says which file to mend, not where in the code; then it serves."""
-    serving = Serving(tmp_path / "run", "--listen-tcp", "--http-port", "0", "--grpc-port", "0")
-    try:
-        serving.wait_until_ready()
-        token, log = tmp_path / "run" / "reader.token", Path(serving.log.name)
-        good = token.read_text()
-        token.write_text("short")
-        serving.kill_control()
-        serving.until(lambda: "cannot_start" in log.read_text())
-        told = log.read_text()
-        token.write_text(good)
-        serving.until(lambda: log.read_text().count('"event": "ready"') == 2)
+def test_tokens_that_a_restart_cannot_use_leave_the_old_in_force(secured: Secured) -> None:
+    """A control process that cannot read its tokens goes by those of the one before, and says which file to mend."""
+    token = secured.token_file.read_text().strip()
+    secured.token_file.write_text("short")
 
-        (line,) = [one for one in told.splitlines() if "cannot_start" in one][:1]
-        assert str(token) in line
-        assert "Traceback" not in told
-        assert "unexpected_exception" not in told
-    finally:
-        serving.stop()
+    for num_starts in (2, 3):
+        secured.restart(num_starts)
+        assert secured.metric("tokens") == "1.0"
+        for address in secured.addresses():
+            assert secured.admits(address, token, secured.authority)
+            assert not secured.admits(address, "short", secured.authority)
+
+    (line,) = [one for one in secured.log.splitlines() if "credentials_not_taken" in one][:1]
+    assert str(secured.token_file) in line
+    assert token not in secured.log
+    assert "Traceback" not in secured.log
+    new = "0123456789abcdef0123456789abcdef"
+    secured.put_token(new)
+    secured.serving.until(lambda: secured.metric("tokens") == "0.0")
+    for address in secured.addresses():
+        assert secured.admits(address, new, secured.authority)
+        assert not secured.admits(address, token, secured.authority)
+
+
+@pytest.mark.parametrize("lost", ["cert_file", "key_file"])
+def test_certificate_that_a_restart_does_not_find_is_served_on(secured: Secured, lost: str) -> None:
+    """A control process whose files of TLS are gone serves with what the one before had, and leases go on."""
+    token = secured.token_file.read_text().strip()
+    secured.put(secured.authority.sign("renewed"))
+    secured.hang_up()
+    secured.serving.until(lambda: "credentials_taken" in secured.log)
+    with (
+        Client(secured.serving.address("unix"), deadline_seconds=60) as client,
+        client.attach("main") as worker,
+    ):
+        lease = worker.reserve("before", num_tokens=16)
+        getattr(secured, lost).unlink()
+
+        for num_starts in (2, 3):
+            secured.restart(num_starts)
+            lease.extend(16 * num_starts)
+            assert secured.metric("certificate") == "1.0"
+            assert float(secured.sample(_EXPIRES_AT)) > 0
+            for address in secured.addresses():
+                assert secured.admits(address, token, secured.authority)
+
+    assert "cannot_start" not in secured.log
+    (secured.directory / "others").mkdir()
+    other = Authority(secured.directory / "others", "other")
+    secured.put(other.sign("mended"))
+    secured.serving.until(lambda: secured.metric("certificate") == "0.0")
+    for address in secured.addresses():
+        assert secured.admits(address, token, other)
+        assert not secured.admits(address, token, secured.authority)
+
+
+def test_daemon_does_not_start_without_its_certificate(secured: Secured) -> None:
+    """The copies end with the daemon: a new one says which file it lacks."""
+    secured.cert_file.unlink()
+    secured.serving.process.terminate()
+    assert secured.serving.process.wait(SECONDS_TO_START) == 0
+    secured.serving.log.close()
+
+    secured.serving.start()
+
+    assert secured.serving.process.wait(SECONDS_TO_START) == 78
+    assert str(secured.cert_file) in secured.log.splitlines()[-1]
 
 
 def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
