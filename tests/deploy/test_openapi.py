@@ -6,6 +6,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from tests.deploy.tools import ROOT
 pytestmark = pytest.mark.deploy
 
 SCHEMATHESIS = ROOT / "build" / "venv-schemathesis" / "bin" / "schemathesis"
+SECONDS_A_RUN = 600
+ROLES = ("stranger", "reader", "joiner", "worker", "operator")
 EXAMPLES = {"worker": 15, "operator": 15}
 """Of each operation; those who may little are asked little."""
 STREAMS = r"^/v1/(events|caches/[^/]+/trace)$"
@@ -53,10 +56,18 @@ class Api(NamedTuple):
     log: Path
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A daemon with a cache and a worker."""
-    directory = tmp_path_factory.mktemp("api")
+class Run(NamedTuple):
+    """Schemathesis at work for one role."""
+
+    process: "subprocess.Popen[bytes]"
+    said: Path
+    log: Path
+    """The daemon's."""
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[Api]:
+    """Run a daemon with a cache and a worker."""
     options = [
         "--listen-tcp",
         "--http-port",
@@ -90,40 +101,58 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         serving.stop()
 
 
-@pytest.mark.parametrize("role", ["stranger", "reader", "joiner", "worker", "operator"])
-def test_every_answer_is_described(api: Api, role: str) -> None:
-    """No status, type or body but those of the document, and no 5xx, for any role."""
+@contextmanager
+def running(api: Api, role: str) -> Iterator[Run]:
+    """Ask for all that the document describes, as a role would."""
     assert SCHEMATHESIS.exists(), "run make test-deploy, which installs what this needs"
     # A worker that detaches would be a stranger from then on, and what is drained says 503 to whoever comes.
     ends = {"worker": r"|^/v1/workers/self$", "operator": r"|/drain$"}
     left_out = STREAMS.removesuffix("$") + "$" + ends.get(role, "")
-    command = [
-        str(SCHEMATHESIS),
-        "run",
-        f"{api.url}/openapi.json",
-        "--no-color",
-        "--generation-database",
-        "none",
-    ]
-    command += [
-        "--max-examples",
-        str(EXAMPLES.get(role, 3)),
-        "--seed",
-        "1",
-        "--exclude-checks",
-        NOT_CHECKED,
-    ]
+    command = [str(SCHEMATHESIS), "run", f"{api.url}/openapi.json", "--no-color"]
+    command += ["--generation-database", "none", "--seed", "1"]
+    command += ["--max-examples", str(EXAMPLES.get(role, 3)), "--exclude-checks", NOT_CHECKED]
     command += ["--exclude-path-regex", left_out, "--phases", "examples,coverage,fuzzing"]
     command += ["--request-timeout", "20", "--suppress-health-check", "all"]
     if token := api.tokens[role]:
         command += ["--header", f"Authorization: Bearer {token}"]
+    said = api.log.with_name(f"said-{role}")
+    with (
+        said.open("wb") as file,
+        subprocess.Popen(
+            command, cwd=api.log.parent, stdout=file, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        try:
+            yield Run(process, said, api.log)
+        finally:
+            process.kill()
 
-    run = subprocess.run(
-        command, check=False, cwd=api.log.parent, capture_output=True, text=True, timeout=600
-    )
 
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
-    assert "call_failed" not in api.log.read_text()
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A daemon with a cache and a worker, which stay."""
+    with served(tmp_path_factory.mktemp("api")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def runs(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
+    """A run for each role, beside the others; operators, who end what others use, have a daemon of their own."""
+    with ExitStack() as stack:
+        apis = dict.fromkeys(ROLES, api)
+        apis["operator"] = stack.enter_context(served(tmp_path_factory.mktemp("operator")))
+        yield {role: stack.enter_context(running(made, role)) for role, made in apis.items()}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_answer_is_described(runs: dict[str, Run], role: str) -> None:
+    """No status, type or body but those of the document, and no 5xx, for any role."""
+    run = runs[role]
+
+    status = run.process.wait(SECONDS_A_RUN)
+
+    assert status == 0, run.said.read_text()[-8000:]
+    assert "call_failed" not in run.log.read_text()
 
 
 def test_document_needs_no_token(api: Api) -> None:
@@ -183,7 +212,7 @@ def _found(document: Any, told: Any) -> Any:
     return document if "$ref" in told else told
 
 
-@pytest.mark.parametrize("role", ["stranger", "reader", "joiner", "worker", "operator"])
+@pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("path", ENDLESS)
 def test_streams_begin_as_described(api: Api, path: str, role: str) -> None:
     """Status and type are of the document, and so are the fields of the first event, or of the refusal."""
