@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,26 +10,35 @@ import pytest
 from kvleased.sources import load
 from tests.deploy.helm.combinations import COMBINATIONS, REFUSED, Values
 from tests.deploy.helm.custom_kinds import CUSTOM_KINDS, mistake_in
+from tests.deploy.helm.wrong import mistakes_in
 from tests.deploy.tools import (
     CHART,
     ROOT,
     Document,
     Helm,
     RefusedError,
-    Rendered,
     containers_of,
 )
 
 pytestmark = pytest.mark.deploy
 
+
 _VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+
+
 _CLAIMS_SINCE: Final = {
     "resource.k8s.io/v1beta1": "1.32",
     "resource.k8s.io/v1beta2": "1.33",
     "resource.k8s.io/v1": "1.34",
 }
+
+
 _SAMPLES: Final = sorted((CHART / "ci").glob("*-values.yaml"))
+
+
 _every = pytest.mark.parametrize("values", COMBINATIONS.values(), ids=COMBINATIONS.keys())
+
+
 _ROOT_MAY: Final = {"kvleased-host-path"}
 """The one container that is root, for two capabilities, where a directory of the node must be made."""
 
@@ -49,16 +57,6 @@ def _usable(values: Values) -> list[str]:
     return [version for version in _VERSIONS if version >= since]
 
 
-def _wrong(helm: Helm, rendered: Rendered, version: str) -> list[str]:
-    found = []
-    for document in rendered.documents:
-        if document["apiVersion"].startswith("monitoring.coreos.com/"):
-            found.append(mistake_in(document))
-        else:
-            found.append(helm.validate(document, version))
-    return [f"{version}: {mistake}" for mistake in found if mistake]
-
-
 def test_there_are_enough_combinations() -> None:
     """At least forty, all different."""
     assert len({json.dumps(values, sort_keys=True) for values in COMBINATIONS.values()}) >= 40
@@ -72,7 +70,7 @@ def test_rendered_is_valid(helm: Helm, index: int, values: Values) -> None:
     wrong = [
         mistake
         for version in _versions(values, index)
-        for mistake in _wrong(helm, helm.render(values, kube_version=f"v{version}.0"), version)
+        for mistake in mistakes_in(helm, helm.render(values, kube_version=f"v{version}.0"), version)
     ]
 
     assert wrong == []
@@ -91,7 +89,7 @@ def test_sample_is_valid(helm: Helm, sample: Path) -> None:
 
     assert helm.lint(values) == []
     for version in _usable(values):
-        assert _wrong(helm, helm.render(values, kube_version=f"v{version}.0"), version) == []
+        assert mistakes_in(helm, helm.render(values, kube_version=f"v{version}.0"), version) == []
 
 
 @pytest.mark.parametrize(
@@ -254,71 +252,6 @@ def test_chart_carries_what_is_deployed(source: str, pattern: str, copies: str) 
     assert found == wanted
 
 
-def test_templates_serve_a_chart_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
-    """A chart that depends on this one includes the daemon in its own pod, with nothing else made."""
-    rendered = _own_chart(helm, tmp_path, {"pools": {"deviceMiB": 512}})
-
-    assert [document["kind"] for document in rendered.documents] == ["Pod"]
-    assert rendered.daemon["restartPolicy"] == "Always"
-    assert rendered.daemon["resources"]["limits"]["memory"] == "1536Mi"
-    assert _wrong(helm, rendered, "1.29") == []
-
-
-def test_monitor_finds_a_pod_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
-    """What the README shows is scraped, and its engine has a /tmp to write to."""
-    rendered = _own_chart(helm, tmp_path, {"podMonitor": {"enabled": True}})
-
-    (pod,) = rendered.of_kind("Pod")
-    selector = rendered.one("PodMonitor")["spec"]["selector"]["matchLabels"]
-    assert selector.items() <= pod["metadata"]["labels"].items()
-    (engine,) = pod["spec"]["containers"]
-    assert engine["securityContext"]["readOnlyRootFilesystem"] is True
-    assert "/tmp" in {mount["mountPath"] for mount in engine["volumeMounts"]}
-
-
-@pytest.mark.parametrize("values", [{}, {"fullnameOverride": "kv"}, {"nameOverride": "cache"}])
-def test_alert_knows_the_job(helm: Helm, values: Values) -> None:
-    """Whatever the release is called, its job is one that KvleaseDown looks at."""
-    monitored = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
-    rendered = helm.render(values | monitored)
-    monitor = rendered.one("PodMonitor")
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-
-    jobs = [one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"]
-    job = [f"inference/{monitor['metadata']['name']}", *jobs][-1]
-    rules = [
-        rule
-        for group in rendered.one("PrometheusRule")["spec"]["groups"]
-        for rule in group["rules"]
-    ]
-    (down,) = [rule["expr"] for rule in rules if rule.get("alert") == "KvleaseDown"]
-    (pattern,) = re.findall(r'job=~"([^"]*)"', down)
-
-    assert re.fullmatch(pattern, job)
-
-
-def test_runbooks_have_the_prefix_that_is_given(helm: Helm) -> None:
-    """Each alert of the chart leads to its runbook where the values say that they are; rules of the user's stay."""
-    own = {
-        "name": "own",
-        "rules": [{"alert": "Own", "expr": "up", "annotations": {"runbook_url": "x"}}],
-    }
-    prefix = "https://example.com/kvlease/"
-    rendered = helm.render(
-        {"prometheusRule": {"enabled": True, "runbookUrlPrefix": prefix, "groups": [own]}}
-    )
-
-    groups = rendered.one("PrometheusRule")["spec"]["groups"]
-    alerts = {
-        rule["alert"]: rule["annotations"]["runbook_url"]
-        for group in groups
-        for rule in group["rules"]
-        if "alert" in rule
-    }
-    assert alerts.pop("Own") == "x"
-    assert alerts == {name: f"{prefix}docs/runbooks/{name}.md" for name in alerts}
-
-
 @_every
 def test_daemon_takes_what_is_rendered(
     helm: Helm, values: Values, monkeypatch: pytest.MonkeyPatch
@@ -374,23 +307,6 @@ def test_own_schemas_find_mistakes(helm: Helm) -> None:
         assert mistake_in(document) == ""
         assert mistake_in({**document, "spec": {**document["spec"], "selectr": {}}})
         assert mistake_in({**document, "spec": {}})
-
-
-def _own_chart(helm: Helm, folder: Path, values: Values) -> Rendered:
-    """Render the chart of the README, which has this one as a dependency."""
-    chart = folder / "own"
-    shutil.copytree(CHART, chart / "charts" / "kvlease")
-    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: own\nversion: 1.0.0\n")
-    (chart / "values.yaml").write_text(
-        "kvlease: {engine: {enabled: false}, tests: {enabled: false}}\n"
-    )
-    (chart / "templates").mkdir()
-    example = re.search(
-        r"```yaml\n(# templates/pod.yaml\n.*?)```", (CHART / "README.md").read_text(), re.DOTALL
-    )
-    assert example is not None
-    (chart / "templates" / "pod.yaml").write_text(example[1])
-    return helm.render({"kvlease": values}, chart=chart)
 
 
 def _selectors(document: Document) -> list[dict[str, str]]:

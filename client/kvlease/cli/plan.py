@@ -1,6 +1,8 @@
 """Own `kvlease plan`: print what a model's cache will be, before anything runs; the arithmetic is the daemon's own."""
+# ruff: noqa: ARG001 -- typer reads a command's options off its signature, and keeps what was written in the context
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,24 @@ from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
 _VLLM: Final = "--vllm"
 _FINEST: Final = "none"
 """What is written where all groups say how finely prefixes can be found."""
+
+_OF_PLAN: Final = (
+    *("kv_dtype", "layout", "tokens_per_block", "model_digest"),
+    *("device_blocks", "null_blocks", "blocks_per_slot"),
+)
+_OF_ENGINE: Final = (
+    *("tokens_per_step", "steps_in_flight", "lookahead_tokens"),
+    *("state_mode", "prefix_caching", "one_group"),
+)
+_OF_RANKS: Final = ("tensor_ranks", "pipeline_ranks", "context_ranks")
+"""Options that are called as what they say is."""
+_MEMORY: Final = {
+    "device_bytes": "device_memory",
+    "host_bytes": "host_memory",
+    "disk_bytes": "disk",
+    "remote_bytes": "remote",
+}
+"""The options of numbers of bytes, by what these are called."""
 
 
 class PlanCommand(TyperCommand):
@@ -75,70 +95,65 @@ def plan_command(
     as_json: options.Json = False,
 ) -> None:
     """Show the blocks, bytes and requests of a model's cache, with the equations that give them."""
+    changes = tuple(what_if or ())
     try:
         planner = find_planner()
         if vllm:
-            machine = Machine(
-                platform=platform,
-                device_bytes=_bytes(device_memory),
-                other_bytes=_bytes(other_memory),
-                layout=layout,
-            )
-            _plan_as_vllm(planner, context, machine, tuple(what_if or ()), plot, as_json)
-            return
-        source = plan_inputs.read_source(model, specs)
-        engine = EngineInputs(
-            tokens_per_step=tokens_per_step,
-            steps_in_flight=steps_in_flight,
-            lookahead_tokens=lookahead_tokens,
-            encoder_tokens_max=encoder_tokens,
-            state_mode=state_mode,
-            prefix_caching=prefix_caching,
-            match_tokens=_match_tokens(match_tokens),
-            one_group=one_group,
-        )
-        inputs = PlanInputs(
-            layers=source.layers,
-            model_config=source.model_config,
-            kv_dtype=kv_dtype,
-            layout=layout,
-            tokens_per_block=tokens_per_block,
-            model_digest=model_digest,
-            device_bytes=_bytes(device_memory),
-            device_blocks=device_blocks,
-            null_blocks=null_blocks,
-            host_bytes=_bytes(host_memory),
-            disk_bytes=_bytes(disk),
-            remote_bytes=_bytes(remote),
-            blocks_per_slot=blocks_per_slot,
-            longest_request_tokens=plan_inputs.longest_request(longest_request),
-            fit_longest_request=fit,
-            engine=engine,
-            parallel=ParallelInputs(
-                tensor_ranks=tensor_ranks,
-                pipeline_ranks=pipeline_ranks,
-                context_ranks=context_ranks,
-            ),
-        )
-        _require_memory(inputs)
-        _answer(planner, inputs, tuple(what_if or ()), plot=plot, as_json=as_json)
+            _plan_as_vllm(planner, context, changes, plot, as_json=as_json)
+        else:
+            inputs = _inputs(context.params)
+            _answer(planner, inputs, changes, plot=plot, as_json=as_json)
     except KVLeaseError as error:
         _refuse(error, VLLM if vllm else OWN, as_json=as_json)
         raise typer.Exit(2) from error
 
 
+def _inputs(words: Mapping[str, Any]) -> PlanInputs:
+    """Return what is to be planned, as the options say it.
+
+    Raises:
+        InvalidError: one of them makes no sense, or one that is needed is missing.
+    """
+    source = plan_inputs.read_source(words["model"], words["specs"])
+    memory: dict[str, Any] = {name: _bytes(words[option]) for name, option in _MEMORY.items()}
+    inputs = PlanInputs(
+        layers=source.layers,
+        model_config=source.model_config,
+        longest_request_tokens=plan_inputs.longest_request(words["longest_request"]),
+        fit_longest_request=words["fit"],
+        engine=EngineInputs(
+            encoder_tokens_max=words["encoder_tokens"],
+            match_tokens=_match_tokens(words["match_tokens"]),
+            **{name: words[name] for name in _OF_ENGINE},
+        ),
+        parallel=ParallelInputs(**{name: words[name] for name in _OF_RANKS}),
+        **memory,
+        **{name: words[name] for name in _OF_PLAN},
+    )
+    if not inputs.device_bytes and not inputs.device_blocks:
+        message = "give --device-memory, such as 80GiB, or --device-blocks"
+        raise InvalidError(message, resource="device_bytes")
+    return inputs
+
+
 def _plan_as_vllm(
     planner: Planner,
     context: typer.Context,
-    machine: Machine,
     changes: tuple[str, ...],
     plot: Path | None,
+    *,
     as_json: bool,
 ) -> None:
     """Print the plan that vLLM would compute; lower tiers and the like may be asked for beside it."""
+    words = context.params
+    machine = Machine(
+        platform=words["platform"],
+        device_bytes=_bytes(words["device_memory"]),
+        other_bytes=_bytes(words["other_memory"]),
+        layout=words["layout"],
+    )
     _refuse_what_vllm_says(context)
     given = read_arguments(context.meta[_VLLM])
-    words = context.params
     inputs = replace(
         inputs_of(given, machine),
         model_digest=words["model_digest"],
@@ -201,12 +216,6 @@ def _answer(
     if plotting is not None:
         possible = [change.change for change in what_ifs if not change.after.refusal]
         plotting.draw(planner, inputs, possible, plot)
-
-
-def _require_memory(inputs: PlanInputs) -> None:
-    if not inputs.device_bytes and not inputs.device_blocks:
-        message = "give --device-memory, such as 80GiB, or --device-blocks"
-        raise InvalidError(message, resource="device_bytes")
 
 
 def _match_tokens(written: str) -> int | None:

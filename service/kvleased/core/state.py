@@ -71,10 +71,7 @@ class CacheState:
         self.records = records
         self.pools = self.device, self.host, self.disk = _pools(shape, records)
         """The tiers whose blocks are known here, from the top."""
-        self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
-        """Whether tenants have minima or maxima; and whether some may have no more than so many leases."""
-        self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(shape)
-        """Whether rows are kept for tenants, as where some have limits; and what is kept of rows and of pins."""
+        self._limit_tenants()
         self.used_before: dict[int, int] = {}
         """Blocks that each tenant used when it got its limits, which may be lower; or when this life began."""
         self.leases_before: dict[int, int] = {}
@@ -90,10 +87,8 @@ class CacheState:
         self.suspects, self.pins = Suspects(), Pins()
         self.was_remote_away = False
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""
-        self.dirt, self.kernel = (
-            Dirt(shape, records),
-            KernelTable(records.kernel_rows, shape.groups),
-        )
+        self.dirt = Dirt(shape, records)
+        self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(
             records.rows, self.covering, self.kernel, are_charged=self.keeps_rows
         )
@@ -148,13 +143,20 @@ class CacheState:
         """Go by other limits of tenants, or by another number of blocks, from now on."""
         self.shape = shape
         self.covering.fit(shape)
-        self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
-        self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(shape)
+        self._limit_tenants()
         if self.is_limited and self.device.owners is None:
             self.device.part_tenants(at_once=True)
         if self.keeps_rows and self.leases.charges is None:
             self.leases.charges = Charges(self.leases_by_tenant().elements())
         self.note_before()
+
+    def _limit_tenants(self) -> None:
+        """Learn from the shape which limits tenants have."""
+        shape = self.shape
+        self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
+        """Whether tenants have minima or maxima; and whether some may have no more than so many leases."""
+        self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(shape)
+        """Whether rows are kept for tenants, as where some have limits; and what is kept of rows and of pins."""
 
     def bound(self, parked_blocks: int) -> None:
         """Take note that so many blocks of the device pool are out of use."""

@@ -3,25 +3,19 @@
 import asyncio
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from kvlease.errors import (
     BusyError,
-    CacheInUseError,
     DrainingError,
     IdReusedError,
     InvalidError,
-    LayoutMismatchError,
-    NeverFitsError,
     NotYoursError,
     PoolFullError,
     StaleEpochError,
     StartingError,
-    TooLargeError,
-    UnknownCacheError,
     UnknownWorkerError,
     WrongStateError,
 )
@@ -33,56 +27,6 @@ from kvleased.memory.cpu import map_region
 from kvleased.presence import Presence
 
 from .conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
-
-
-async def test_equal_registration_finds_the_cache(node: Node) -> None:
-    """Registering the same again returns the same cache and creates nothing."""
-    async with node.life():
-        await node.register()
-
-        reply = await node.ask(
-            "register_cache", pb.RegisterCacheRequest(cache="main", inputs=inputs())
-        )
-
-        assert not reply.created
-        assert reply.info.status == "ready"
-
-
-async def test_different_registration_names_what_differs(node: Node) -> None:
-    """Registering something else under a name that is taken is refused with the fields that differ."""
-    async with node.life():
-        await node.register()
-
-        with pytest.raises(
-            LayoutMismatchError,
-            match=r"tokens_per_block \(4, not 8\).*; delete it \(kvlease delete --cache main\), or",
-        ):
-            await node.ask(
-                "register_cache",
-                pb.RegisterCacheRequest(cache="main", inputs=inputs(tokens_per_block=8)),
-            )
-
-
-async def test_concurrent_registrations_create_one_cache(node: Node) -> None:
-    """Of many equal registrations at once, exactly one creates the cache."""
-    async with node.life():
-        request = pb.RegisterCacheRequest(cache="main", inputs=inputs())
-
-        replies = await asyncio.gather(*(node.ask("register_cache", request) for _ in range(5)))
-
-        assert [reply.created for reply in replies].count(True) == 1
-
-
-async def test_registration_above_the_memory_limit_never_fits(node: Node) -> None:
-    """A cache larger than what is left of the limit is refused with need, available and limit."""
-    async with node.life():
-        request = pb.RegisterCacheRequest(cache="main", inputs=inputs(device_blocks=1 << 22))
-
-        with pytest.raises(NeverFitsError) as refusal:
-            await node.ask("register_cache", request)
-
-        assert refusal.value.need == (1 << 22) * 512 + 8 * 512
-        assert refusal.value.limit == refusal.value.available == 1 << 30
 
 
 async def test_reserve_before_memory_is_there_is_told_to_come_back(node: Node) -> None:
@@ -244,60 +188,6 @@ async def test_stale_epoch_is_refused_before_anything_else(node: Node) -> None:
         assert reply.epoch == daemon.epoch
 
 
-async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
-    """A cache goes only when no worker is attached, and then all its memory goes with it."""
-    async with node.life() as daemon:
-        await node.register()
-        kept_before = len(node.store)
-        worker = await node.attach()
-        with pytest.raises(CacheInUseError):
-            await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
-        await node.ask("detach", pb.DetachRequest(), worker)
-
-        await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
-
-        with pytest.raises(UnknownCacheError):
-            daemon.registry.cache("main")
-        await node.register("other")
-        assert len(node.store) == kept_before
-
-
-async def test_deleted_cache_tells_how_many_pins_ended_with_it(node: Node) -> None:
-    """Pins do not keep a cache, and whoever deletes it learns of them; a purge of no disk store is a delete."""
-    async with node.life() as daemon:
-        await node.register()
-        worker = await node.attach()
-        lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
-        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
-        await node.ask("commit", commit, worker)
-        await node.ask("pin", pb.PinRequest(keys=keys(1, 2)))
-        await node.ask("detach", pb.DetachRequest(), worker)
-
-        told = await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main", purge=True))
-
-        assert told == pb.DeleteCacheResponse(num_pins=1)
-        assert not daemon.registry.caches
-
-
-async def test_clear_takes_the_digest_that_lists_show(node: Node) -> None:
-    """A tenant whose name is not known any more can be cleared by what stands for it; another digest is nobody's."""
-    async with node.life():
-        await node.register()
-        worker = await node.attach(tenant="acme")
-        lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
-        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
-        await node.ask("commit", commit, worker)
-        await node.ask("detach", pb.DetachRequest(), worker)
-        listed = await node.ask("inspect", pb.InspectRequest(cache="main", what="tenants"))
-        (digest,) = [one.tenant for one in listed.tenants if one.used_blocks]
-
-        nobody = await node.ask("clear", pb.ClearRequest(cache="main", tenant="0" * 16))
-        found = await node.ask("clear", pb.ClearRequest(cache="main", tenant=digest))
-
-        assert len(digest) == 16
-        assert (nobody.num_device, found.num_device) == (0, 2)
-
-
 async def test_readiness_tells_who_drains(node: Node) -> None:
     """A cache that is drained is named where the daemon is ready; a daemon says how an operator's drain ends."""
     async with node.life() as daemon:
@@ -357,20 +247,6 @@ async def test_draining_daemon_admits_nobody(node: Node) -> None:
             assert (caught.value.resource, caught.value.retry_after_ms) == ("daemon", 5_000)
 
 
-async def test_operator_names_the_cache_when_there_are_several(node: Node) -> None:
-    """An operator's call is about the only cache, or the one that it names; a worker's about its own."""
-    async with node.life():
-        await node.register("one")
-        assert (await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)))).num_device_blocks == 0
-        await node.register("two")
-
-        with pytest.raises(InvalidError, match="one, two"):
-            await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)))
-
-        named = Caller(transport="rest", cache="two")
-        await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)), named)
-
-
 async def test_workers_are_limited(node: Node) -> None:
     """One worker more than the limit is refused with the limit."""
     node.settings = node.settings.model_copy(update={"max_workers": 1})
@@ -394,110 +270,6 @@ async def test_unknown_token_is_refused(node: Node) -> None:
         ):
             with pytest.raises(UnknownWorkerError):
                 await node.ask(verb, request, Caller(transport="rest", token="made up"))
-
-
-MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
-    ("reserve", pb.ReserveRequest(request_id="", num_tokens=1), InvalidError, "request_id"),
-    ("reserve", pb.ReserveRequest(request_id="a\nb", num_tokens=1), InvalidError, "request_id"),
-    ("reserve", pb.ReserveRequest(request_id="a" * 129, num_tokens=1), InvalidError, "request_id"),
-    ("reserve", pb.ReserveRequest(request_id="a"), InvalidError, "num_tokens"),
-    ("reserve", pb.ReserveRequest(request_id="a", num_tokens=1 << 31), InvalidError, "num_tokens"),
-    ("reserve", pb.ReserveRequest(request_id="a", num_tokens=1, keys=b"x"), InvalidError, "keys"),
-    (
-        "reserve",
-        pb.ReserveRequest(request_id="a", num_tokens=1, keys=bytes(32 * 16_385)),
-        TooLargeError,
-        "keys",
-    ),
-    (
-        "reserve",
-        pb.ReserveRequest(request_id="a", num_tokens=1, wait_ms=60_001),
-        InvalidError,
-        "wait_ms",
-    ),
-    (
-        "reserve",
-        pb.ReserveRequest(request_id="a", num_tokens=1, token_ids=b"xyz"),
-        InvalidError,
-        "token_ids",
-    ),
-    (
-        "reserve",
-        pb.ReserveRequest(request_id="a", num_tokens=1, token_ids=bytes(4 * 131_073)),
-        TooLargeError,
-        "token_ids",
-    ),
-    (
-        "reserve",
-        pb.ReserveRequest(request_id="a", num_tokens=3, token_ids=bytes(16)),
-        InvalidError,
-        "token_ids has 4 tokens, num_tokens is 3",
-    ),
-    (
-        "reserve",
-        pb.ReserveRequest(request_id="a", num_tokens=4, token_ids=bytes(16), keys=bytes(32)),
-        InvalidError,
-        "token_ids",
-    ),
-    ("extend", pb.ExtendRequest(lease_id=0, num_tokens=1), InvalidError, "lease_id"),
-    ("fork", pb.ForkRequest(lease_id=5, num_tokens=1), InvalidError, "request_id"),
-    ("trim", pb.TrimRequest(lease_id=5), InvalidError, "num_tokens"),
-    ("release", pb.ReleaseRequest(lease_id=-4), InvalidError, "lease_id"),
-    ("evict", pb.EvictRequest(), InvalidError, "lease_id, keys, num_blocks"),
-    ("evict", pb.EvictRequest(num_blocks=1, keys=bytes(32)), InvalidError, "keys, num_blocks"),
-    ("reload", pb.ReloadRequest(), InvalidError, "lease_id, keys"),
-    ("unpin", pb.UnpinRequest(), InvalidError, "pin_id"),
-    ("heartbeat", pb.HeartbeatRequest(lease_ids=b"1234567"), InvalidError, "lease_ids"),
-    ("heartbeat", pb.HeartbeatRequest(newest_lease_id=-1), InvalidError, "newest_lease_id"),
-    ("step", pb.StepRequest(verbs=b"\x01", lease_ids=bytes(8)), InvalidError, "num_tokens"),
-    (
-        "step",
-        pb.StepRequest(reserves=[pb.ReserveRequest(request_id="a", num_tokens=1, wait_ms=1)]),
-        InvalidError,
-        r"reserves\[0\].wait_ms",
-    ),
-    ("step", pb.StepRequest(verbs=bytes(8_193)), TooLargeError, "verbs"),
-    ("attach", pb.AttachRequest(cache="Main"), InvalidError, "cache"),
-    ("attach", pb.AttachRequest(cache="main", lease_ids=bytes(8)), InvalidError, "lease_ids"),
-    ("attach", pb.AttachRequest(cache="main", tenant="a\tb"), InvalidError, "tenant"),
-    ("attach", pb.AttachRequest(cache="main", engine="Engine 1"), InvalidError, "engine"),
-    ("attach", pb.AttachRequest(cache="main", engine="e" * 64), InvalidError, "engine"),
-    (
-        "attach",
-        pb.AttachRequest(cache="main", layout_fingerprint="00"),
-        LayoutMismatchError,
-        "layout",
-    ),
-    ("attach", pb.AttachRequest(cache="gone"), UnknownCacheError, "gone"),
-    ("register_cache", pb.RegisterCacheRequest(cache="x/y"), InvalidError, "cache"),
-    (
-        "register_cache",
-        pb.RegisterCacheRequest(cache="x", options=pb.CacheOptions(integrity="crc")),
-        InvalidError,
-        "integrity",
-    ),
-    ("watch", pb.WatchRequest(), InvalidError, "watch"),
-]
-
-
-@pytest.mark.parametrize(
-    ("verb", "request_", "error", "names"),
-    MALFORMED,
-    ids=[f"{number}-{case[0]}-{case[3]}" for number, case in enumerate(MALFORMED)],
-)
-async def test_malformed_calls_are_refused(
-    node: Node, verb: str, request_: Any, error: type[Exception], names: str
-) -> None:
-    """A malformed call is refused with the name of the field, and changes nothing."""
-    async with node.life() as daemon:
-        await node.register()
-        worker = await node.attach()
-        before = daemon.registry.cache("main").core.census()
-
-        with pytest.raises(error, match=names):
-            await node.ask(verb, request_, worker)
-
-        assert daemon.registry.cache("main").core.census() == before
 
 
 async def test_lease_of_another_worker_is_not_touched(node: Node) -> None:

@@ -2,15 +2,11 @@
 
 import asyncio
 import errno
-import json
 import os
-import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvlease.disk_file import bytes_per_charged_slot, file_bytes
@@ -18,27 +14,20 @@ from kvlease.errors import InvalidError, LayoutMismatchError, NeverFitsError, Po
 from kvlease.units import BYTES_PER_SECTOR
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import secret
-from kvleased.keeper import Store
-from kvleased.memory import cpu
-from kvleased.memory.cpu import map_region
 from kvleased.settings import Settings
 from kvleased.verbs import making
+from tests.unit.service.registering import SLOT_BYTES, request_of
 
-from .conftest import Node, inputs, keys
+from .conftest import Node
 
 OPTIONS = pb.CacheOptions(
     integrity="none", write_policy="after-n-hits", write_after_hits=3, ghosts=["leaf-lru@20"]
 )
-SLOT_BYTES = 512
 
 
 def _disk_bytes(num_slots: int) -> int:
     """Return the bytes for which a disk store of so many slots is planned."""
     return BYTES_PER_SECTOR + num_slots * bytes_per_charged_slot(SLOT_BYTES)
-
-
-def _request(options: pb.CacheOptions | None = None, **changes: Any) -> pb.RegisterCacheRequest:
-    return pb.RegisterCacheRequest(cache="main", inputs=inputs(**changes), options=options)
 
 
 async def test_options_are_told_with_nothing_left_to_a_default(node: Node) -> None:
@@ -57,14 +46,14 @@ async def test_options_are_told_with_nothing_left_to_a_default(node: Node) -> No
 async def test_options_are_kept_over_restarts(node: Node) -> None:
     """The next life keeps the cache as it was registered, and finds an equal registration equal."""
     async with node.life():
-        first = (await node.ask("register_cache", _request(OPTIONS))).info
+        first = (await node.ask("register_cache", request_of(OPTIONS))).info
 
     async with node.life() as daemon:
         entry = daemon.registry.cache("main")
         assert entry.options == first.options
         assert entry.core.shape.write_policy.value == "after-n-hits"
         assert entry.core.shape.write_after_hits == 3
-        assert not (await node.ask("register_cache", _request(OPTIONS))).created
+        assert not (await node.ask("register_cache", request_of(OPTIONS))).created
 
 
 @pytest.mark.parametrize(
@@ -87,18 +76,18 @@ async def test_other_options_are_another_registration(
     settled = {name: getattr(OPTIONS, name) for name in OPTIONS.DESCRIPTOR.fields_by_name}
     other = pb.CacheOptions(**settled | options)
     async with node.life():
-        await node.ask("register_cache", _request(OPTIONS))
+        await node.ask("register_cache", request_of(OPTIONS))
 
         with pytest.raises(LayoutMismatchError, match=says):
-            await node.ask("register_cache", _request(other))
+            await node.ask("register_cache", request_of(other))
 
 
 async def test_options_that_are_left_out_are_those_of_the_cache(node: Node) -> None:
     """A worker need not know how an operator has a cache kept."""
     async with node.life():
-        made = await node.ask("register_cache", _request(OPTIONS))
+        made = await node.ask("register_cache", request_of(OPTIONS))
 
-        found = await node.ask("register_cache", _request(pb.CacheOptions()))
+        found = await node.ask("register_cache", request_of(pb.CacheOptions()))
 
         assert not found.created
         assert found.info.options == made.info.options
@@ -139,7 +128,7 @@ async def test_what_leads_nowhere_is_refused(
     """A refusal names the field and what to do instead."""
     async with node.life():
         with pytest.raises(InvalidError, match=says) as refusal:
-            await node.ask("register_cache", _request(pb.CacheOptions(**options), **changes))
+            await node.ask("register_cache", request_of(pb.CacheOptions(**options), **changes))
 
     assert refusal.value.resource == resource
 
@@ -166,7 +155,7 @@ class TestStores:
         """Blocks reach a store through the host pool; the refusal tells the least that it takes."""
         async with node.life():
             with pytest.raises(InvalidError, match=lower) as refusal:
-                await node.ask("register_cache", _request(host_bytes=0, **{lower: 1 << 20}))
+                await node.ask("register_cache", request_of(host_bytes=0, **{lower: 1 << 20}))
 
         assert (refusal.value.resource, refusal.value.need) == ("host_bytes", SLOT_BYTES)
 
@@ -176,7 +165,7 @@ class TestStores:
             await node.register("other", disk_bytes=_disk_bytes(60))
 
             with pytest.raises(NeverFitsError) as refusal:
-                await node.ask("register_cache", _request(disk_bytes=_disk_bytes(50)))
+                await node.ask("register_cache", request_of(disk_bytes=_disk_bytes(50)))
 
             assert refusal.value.resource == "disk_bytes"
             sizes = {count: file_bytes(count, SLOT_BYTES) for count in (50, 60, 100)}
@@ -202,7 +191,7 @@ class TestStores:
         async with node.life():
             monkeypatch.setattr(making.os, "statvfs", statvfs)
             asked = asyncio.ensure_future(
-                node.ask("register_cache", _request(disk_bytes=_disk_bytes(10)))
+                node.ask("register_cache", request_of(disk_bytes=_disk_bytes(10)))
             )
             await asyncio.to_thread(has_hung.wait)
             assert not (await node.ask("list_caches", pb.ListCachesRequest())).caches
@@ -242,171 +231,5 @@ class TestStores:
             entry = daemon.registry.cache("main")
             assert (entry.is_scanned, entry.disk_file_id) == (True, "ab")
             assert not (
-                await node.ask("register_cache", _request(disk_bytes=_disk_bytes(10)))
+                await node.ask("register_cache", request_of(disk_bytes=_disk_bytes(10)))
             ).created
-
-
-class TestHostDirectory:
-    """Host pools in a directory, which outlive the supervisor and all that it keeps."""
-
-    @pytest.fixture
-    def settings(self, tmp_path: Path) -> Settings:
-        """Settings of a node whose host pools are files."""
-        (tmp_path / "host").mkdir(mode=0o700)
-        secret.ensure(tmp_path / "host" / "secret")
-        return Settings(
-            runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 20, host_dir=tmp_path / "host"
-        )
-
-    async def _evict_two(self, node: Node) -> None:
-        """Commit two blocks, full of 1 and of 2, and have them leave the device for the host pool."""
-        worker = await node.attach()
-        fd = node.daemon.registry.cache("main").fds["device.0"]
-        device = map_region(fd, 16 * SLOT_BYTES).reshape(16, SLOT_BYTES)
-        lease = await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
-        for place, block in enumerate(np.frombuffer(lease.block_ids, np.int32)):
-            device[block] = place + 1
-        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=8, keys=keys(1, 2))
-        await node.ask("commit", commit, worker)
-        await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
-        await node.ask("evict", pb.EvictRequest(keys=keys(1, 2)), worker)
-
-    async def test_blocks_outlive_the_supervisor(self, node: Node) -> None:
-        """After all processes have gone, an equal registration finds what was evicted, byte for byte."""
-        async with node.life():
-            await node.register()
-            await self._evict_two(node)
-        node.store.close()
-        node.store = Store()
-
-        async with node.life():
-            info = await node.register()
-            worker = await node.attach()
-            fd = node.daemon.registry.cache("main").fds["device.0"]
-            device = map_region(fd, 16 * SLOT_BYTES).reshape(16, SLOT_BYTES)
-            request = pb.ReserveRequest(
-                request_id="r", num_tokens=12, keys=keys(1, 3), wait_ms=5000
-            )
-            lease = await node.ask("reserve", request, worker)
-
-            assert [(tier.status, tier.num_found) for tier in info.tiers] == [("ready", 2)]
-            assert lease.host_hit_tokens == 8
-            blocks = struct.unpack("<3i", lease.block_ids)
-            assert [set(device[block].tolist()) for block in blocks[:2]] == [{1}, {2}]
-            assert not node.daemon.registry.cache("main").core.check()
-
-    async def test_pool_that_cannot_be_had_leaves_no_files(
-        self, node: Node, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Files in which nothing was found go with the cache, or they would keep what memory they got."""
-        populate = cpu.populate_chunks
-
-        def fail(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
-            if chunk_bytes == settings.populate_chunk_bytes:
-                raise OSError(errno.ENOSPC, "no more pages")
-            return populate(fd, region_bytes, chunk_bytes)
-
-        monkeypatch.setattr(cpu, "populate_chunks", fail)
-        assert settings.host_dir is not None
-
-        async with node.life() as daemon:
-            await node.ask("register_cache", _request())
-            while "main" in daemon.registry.caches:  # noqa: ASYNC110 -- nothing tells of it
-                await asyncio.sleep(0)
-
-            assert [path.name for path in settings.host_dir.iterdir()] == ["secret"]
-
-    async def test_control_process_goes_on_over_the_files(self, node: Node) -> None:
-        """A restart of the control process alone finds the files among what the supervisor keeps."""
-        async with node.life():
-            await node.register()
-            await self._evict_two(node)
-
-        async with node.life() as daemon:
-            worker = await node.attach()
-            found = await node.ask("lookup", pb.LookupRequest(keys=keys(1, 2)), worker)
-
-            assert found.num_host_blocks == 2
-            assert not daemon.registry.cache("main").core.check()
-
-    async def test_other_secret_finds_nothing(self, node: Node, tmp_path: Path) -> None:
-        """Keys of another secret are other keys, so what lies there is of no use, and counted as taken."""
-        async with node.life():
-            await node.register()
-            await self._evict_two(node)
-        node.store.close()
-        node.store = Store()
-        (tmp_path / "host" / "secret").write_bytes(bytes(range(32)))
-
-        async with node.life():
-            info = await node.register()
-
-        assert [tier.num_found for tier in info.tiers] == [0]
-        assert len(list((tmp_path / "host").glob("*.slots"))) == 2
-
-    async def test_what_a_cache_left_is_not_counted_twice(self, node: Node, tmp_path: Path) -> None:
-        """A pool that takes more than half of the limit is registered again after a restart, also half made."""
-        request = _request(host_bytes=600 << 10)
-        for life in range(3):
-            async with node.life() as daemon:
-                info = (await node.ask("register_cache", request)).info
-                await asyncio.gather(*daemon._caches._maker._populating.values())
-                assert info.tiers[0].num_found == 0
-            node.store.close()
-            node.store = Store()
-            if life == 1:
-                (slots,) = (tmp_path / "host").glob("*.slots")
-                os.truncate(slots, 300 << 10)
-                os.truncate(slots, 600 << 10)
-
-    async def test_files_left_behind_take_memory(self, node: Node, tmp_path: Path) -> None:
-        """What files of unregistered caches take is not given twice; the refusal says where they are."""
-        fd = os.open(tmp_path / "host" / "old.slots", os.O_RDWR | os.O_CREAT)
-        os.posix_fallocate(fd, 0, 1 << 20)
-        os.close(fd)
-
-        async with node.life():
-            with pytest.raises(
-                NeverFitsError, match=r"files in .*host .* take 1048576 more"
-            ) as refusal:
-                await node.ask("register_cache", _request())
-
-        assert refusal.value.available == 0
-
-    async def test_deleted_cache_leaves_no_file(self, node: Node, tmp_path: Path) -> None:
-        """Deleting a cache deletes its files, and nothing else."""
-        async with node.life():
-            await node.register()
-            assert len(list((tmp_path / "host").iterdir())) == 3
-
-            await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
-
-            assert [entry.name for entry in (tmp_path / "host").iterdir()] == ["secret"]
-
-    async def test_directory_that_is_gone_is_a_refusal(self, node: Node, tmp_path: Path) -> None:
-        """A directory that vanished after the start is told to who registers, and nothing is left half-made."""
-        async with node.life():
-            (tmp_path / "host").rename(tmp_path / "gone")
-
-            with pytest.raises(PoolFullError, match="No such file"):
-                await node.ask("register_cache", _request())
-            assert not node.daemon.registry.caches
-        assert len(node.store) == 1
-
-    async def test_file_that_was_cut_off_loses_the_cache_and_no_more(
-        self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """To read behind the end of a file would end the process over and over; it is told and left."""
-        async with node.life():
-            await node.register()
-        (slots,) = (tmp_path / "host").glob("*.slots")
-        os.truncate(slots, 0)
-
-        async with node.life() as daemon:
-            assert not daemon.registry.caches
-            info = await node.register()
-
-        assert [tier.num_found for tier in info.tiers] == [0]
-        assert json.loads(json.dumps(info.status)) == "ready"
-        assert len(list((tmp_path / "host").glob("*.slots*"))) == 2
-        assert "host_file_moved_aside" in capsys.readouterr().err

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvleased import secret
 from kvleased.__main__ import EX_CONFIG, _without_settings, run
 from kvleased.control import read_settings
-from kvleased.directories import UnusableError, enter
 from kvleased.processes import movers_of
 from kvleased.settings import Settings
 from kvleased.sources import load, unknown_variables
@@ -104,27 +102,6 @@ def test_bytes_may_have_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (chat.min_bytes, chat.max_bytes) == (4096, 8 << 30)
 
 
-def test_relative_runtime_directory_is_made_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Addresses are printed for others, who are elsewhere."""
-    monkeypatch.chdir(tmp_path)
-
-    assert load(["--runtime-dir", "run"]).local_socket == tmp_path / "run" / "kvlease.sock"
-
-
-def test_default_runtime_directory_is_checked_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A base directory with a long path ends the start with a sentence, not a traceback."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", f"/{'d' * 100}")
-
-    with pytest.raises(SystemExit):
-        load([])
-
-    assert "107" in capsys.readouterr().err
-
-
 def test_file_with_an_unknown_key_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,19 +175,6 @@ def test_file_that_is_no_toml_is_refused(
     assert "not TOML" in capsys.readouterr().err
 
 
-def test_runtime_directory_that_cannot_be_used_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file where the directory should be ends the start with a sentence and the status of bad settings."""
-    file = tmp_path / "file"
-    file.touch()
-
-    status = run(["serve", "--runtime-dir", str(file)])
-
-    assert status == EX_CONFIG
-    assert "cannot be used" in capsys.readouterr().err
-
-
 def test_certificate_that_is_not_there_is_refused_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,49 +188,6 @@ def test_certificate_that_is_not_there_is_refused_at_the_start(
     assert "ssl_ca_certs" in said
     assert "No such file" in said
     assert "pw" not in said
-
-
-@pytest.mark.parametrize(
-    "mode", [0o1777, 0o755, 0o710], ids=["sticky", "readable", "entered by a group"]
-)
-def test_runtime_directory_that_others_may_enter_is_refused_and_left_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int
-) -> None:
-    """What others use is not taken from them, and what others may enter is no place for sockets."""
-    tmp_path.chmod(mode)
-
-    status = run(["serve", "--runtime-dir", str(tmp_path)])
-
-    assert status == EX_CONFIG
-    assert f"{mode:04o}" in capsys.readouterr().err
-    assert tmp_path.stat().st_mode & 0o7777 == mode
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory somebody else's")
-def test_runtime_directory_of_somebody_else_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its owner could put sockets of his own in our place."""
-    os.chown(tmp_path, 12345, 12345)
-
-    assert run(["serve", "--runtime-dir", str(tmp_path)]) == EX_CONFIG
-    assert "belongs to user 12345" in capsys.readouterr().err
-
-
-def test_runtime_directory_is_made_private_or_taken_as_it_is(tmp_path: Path) -> None:
-    """One that is missing is made, whatever the umask; one that is private already is entered."""
-    directory = tmp_path / "above" / "run"
-    before = os.umask(0o277)
-    try:
-        os.close(enter("--runtime-dir", directory, may_make=True))
-    except UnusableError:
-        pytest.fail("the umask decided")
-    finally:
-        os.umask(before)
-
-    os.close(enter("--runtime-dir", directory, may_make=True))
-    assert directory.stat().st_mode & 0o7777 == 0o700
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,52 +271,6 @@ def test_settings_go_on_by_descriptor_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert not any("pw@" in value for value in _without_settings().values())
     assert _without_settings()["PATH"] == os.environ["PATH"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "path"),
-    [
-        pytest.param([], None, id="nothing outlives the container"),
-        pytest.param(["--host-dir", "/h"], "/h/secret", id="host"),
-        pytest.param(["--host-dir", "/h", "--disk-dir", "/d"], "/d/secret", id="disk lasts longer"),
-        pytest.param(["--disk-dir", "/d", "--secret-file", "/s"], "/s", id="named"),
-    ],
-)
-def test_secret_lies_where_it_lasts_longest(arguments: list[str], path: str | None) -> None:
-    """A file that is named goes before one in a directory, and the disk before memory."""
-    assert load(arguments).secret_path == (None if path is None else Path(path))
-
-
-def test_secret_stays_when_a_directory_is_added_or_left_out(tmp_path: Path) -> None:
-    """Either directory has the secret of the other, so that blocks are found again whichever a daemon is given."""
-    for name in ("host", "disk"):
-        (tmp_path / name).mkdir(mode=0o700)
-    host, disk = ["--host-dir", str(tmp_path / "host")], ["--disk-dir", str(tmp_path / "disk")]
-
-    secrets = set()
-    for arguments in (host, [*host, *disk], disk, host, [*host, *disk]):
-        settings = load(arguments)
-        assert settings.secret_path is not None
-        secret.ensure(settings.secret_path, settings.other_secret_path)
-        secrets.add(secret.read(settings.secret_path))
-
-    assert len(secrets) == 1
-
-
-def test_secret_of_the_other_directory_is_left_as_it_is(tmp_path: Path) -> None:
-    """Two directories with secrets of their own keep them; the disk's counts."""
-    disk, host = tmp_path / "disk", tmp_path / "host"
-    for path in (disk, host):
-        secret.ensure(path)
-    before = secret.read(disk), secret.read(host)
-
-    secret.ensure(disk, host)
-
-    assert (secret.read(disk), secret.read(host)) == before
-    assert (
-        load(["--disk-dir", "/d", "--host-dir", "/h", "--secret-file", "/s"]).other_secret_path
-        is None
-    )
 
 
 def test_children_read_the_settings_as_they_were_resolved(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from kvlease.groups import GroupShape, Keeps
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Committed, Extended, Found, Reserved
+from kvleased.core.effects import Committed, Extended, Found, Mapped, Reserved
 from kvleased.core.records import NULL
 from tests.unit.service.core.builders import TENANT, WORKER, a_cache, answer, keys, records, release
 
@@ -136,3 +136,8 @@ def kernel_parts(cache: Cache, row: int) -> list[list[int]]:
 def counts(packed: bytes) -> list[int]:
     """Return packed counts as a list."""
     return [int(one) for one in np.frombuffer(packed, np.int32)]
+
+
+def map_lease(cache: Cache, lease_id: LeaseId) -> Mapped:
+    """Publish a lease's row."""
+    return answer(cache.handle(c.Map(worker_id=WORKER, lease_id=lease_id), 0.0), Mapped)

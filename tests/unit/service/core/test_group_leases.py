@@ -5,29 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvlease.errors import InvalidError, NeverFitsError, PoolFullError, WrongStateError
+from kvlease.errors import NeverFitsError, PoolFullError
 from kvlease.groups import GroupShape
 from kvlease.ids import LeaseId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted, Mapped, Reloaded, Reserved, Stepped, Trimmed
-from kvleased.core.phases import Phase
+from kvleased.core.effects import Reserved, Stepped
 from kvleased.core.stepping import StepVerb
 from tests.unit.service.core.builders import (
-    LEASE_SECONDS,
     WORKER,
-    a_cache,
     answer,
     evict,
     ids,
     land,
-    records,
     release,
-    reload,
-    reloaded,
     the_copy,
-    tick,
-    woken,
 )
 from tests.unit.service.core.grouped import (
     CHUNK,
@@ -43,21 +35,10 @@ from tests.unit.service.core.grouped import (
     counts,
     extend_tokens,
     filled,
-    kernel_parts,
+    map_lease,
     places,
     reserve_tokens,
 )
-
-
-def trim(cache: Cache, lease_id: LeaseId, num_tokens: int) -> int:
-    """Trim a lease, and return how many blocks it has left."""
-    command = c.Trim(worker_id=WORKER, lease_id=lease_id, num_tokens=num_tokens)
-    return answer(cache.handle(command, 0.0), Trimmed).num_given_back
-
-
-def map_lease(cache: Cache, lease_id: LeaseId) -> Mapped:
-    """Publish a lease's row."""
-    return answer(cache.handle(c.Map(worker_id=WORKER, lease_id=lease_id), 0.0), Mapped)
 
 
 def step(cache: Cache, *extends: tuple[LeaseId, int]) -> Stepped:
@@ -329,175 +310,6 @@ def test_step_without_room_still_does_what_needs_none() -> None:
     reply = step(cache, (first.lease_id, 8), (second.lease_id, 4))
 
     assert [code != 0 for code in counts(reply.codes)] == [True, False]
-
-
-# Trimming -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("groups", "expected"),
-    [
-        pytest.param((FULL,), [[0, 1, 2]], id="simple"),
-        pytest.param((FULL, WINDOW), [[0, 1, 2], [0, 1, 2]], id="full and window"),
-        pytest.param((WIDE, CHUNK), [[0, 1], [0, 1, 2]], id="wide and chunk"),
-        pytest.param((STATE,), [[2]], id="state"),
-        pytest.param((GUESSING,), [[2, 3, 4]], id="guessing"),
-        pytest.param((FIXED, FULL), [[0, 1], [0, 1, 2]], id="fixed and full"),
-    ],
-)
-def test_trim_takes_back_what_lies_behind(
-    groups: tuple[GroupShape, ...], expected: list[list[int]]
-) -> None:
-    """Blocks of tokens that were rejected are free again; the block of a state goes to where it is looked for."""
-    cache = cache_of(*groups)
-    lease = reserve_tokens(cache, 30)
-    map_lease(cache, lease.lease_id)
-    before = cache.census().device["reserved"]
-
-    num_given_back = trim(cache, lease.lease_id, 10)
-
-    assert filled(cache, lease.row) == expected
-    assert num_given_back == before - cache.census().device["reserved"]
-    assert cache.check() == []
-
-
-def test_trim_leaves_what_is_computed() -> None:
-    """States that are written cannot be taken back."""
-    cache = cache_of(FULL, WINDOW)
-    lease = reserve_tokens(cache, 14)
-    commit_tokens(cache, lease.lease_id, 9, b"")
-
-    with pytest.raises(InvalidError, match="num_tokens is 8, but the states of 9"):
-        trim(cache, lease.lease_id, 8)
-
-    assert trim(cache, lease.lease_id, 9) == 2
-
-
-def test_refused_trim_leaves_a_lease_in_quarantine() -> None:
-    """What makes no sense shows nothing of its caller's health."""
-    cache = cache_of(FULL, WINDOW)
-    lease = reserve_tokens(cache, 14)
-    commit_tokens(cache, lease.lease_id, 9, b"")
-    tick(cache, LEASE_SECONDS + 1)
-
-    with pytest.raises(InvalidError):
-        trim(cache, lease.lease_id, 8)
-
-    assert records(cache).rows.phase[lease.row] == Phase.QUARANTINED
-
-
-@pytest.mark.parametrize("num_tokens", [0, -1])
-def test_trim_leaves_one_token(num_tokens: int) -> None:
-    """A lease of nothing is ended by a release."""
-    cache = a_cache()
-    lease = reserve_tokens(cache, 8)
-
-    with pytest.raises(InvalidError, match="at least 1"):
-        trim(cache, lease.lease_id, num_tokens)
-
-
-def test_trim_to_more_than_there_is_changes_nothing() -> None:
-    """A lease is made longer by an extend."""
-    cache = a_cache()
-    lease = reserve_tokens(cache, 8)
-
-    assert trim(cache, lease.lease_id, 100) == 0
-
-
-def test_evicted_lease_is_not_trimmed() -> None:
-    """Only a lease on the device has blocks to take back."""
-    cache = cache_of(FULL, WINDOW)
-    lease = reserve_tokens(cache, 8)
-    land(cache, the_copy(evict(cache, lease.lease_id)))
-
-    with pytest.raises(WrongStateError, match="evicted"):
-        trim(cache, lease.lease_id, 4)
-
-
-# Moving ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "groups", [(FULL, WINDOW), (STATE,), (CHUNK, FIXED), (WIDE, GUESSING)], ids=str
-)
-def test_evicted_lease_comes_back_as_it_was(groups: tuple[GroupShape, ...]) -> None:
-    """A lease returns with the same places filled and the same empty, in all groups."""
-    cache = cache_of(*groups)
-    lease = reserve_tokens(cache, 12)
-    commit_tokens(cache, lease.lease_id, 10, chain(8))
-    extend_tokens(cache, lease.lease_id, 14)
-    before = filled(cache, lease.row)
-
-    woken(land(cache, the_copy(outcome := evict(cache, lease.lease_id))), outcome.ticket, Evicted)
-    assert (filled(cache, lease.row), cache.check()) == (before, [])
-    outcome = reload(cache, lease.lease_id)
-    reply = (
-        reloaded(land(cache, the_copy(outcome)), outcome.ticket)
-        if outcome.ticket
-        else outcome.reply
-    )
-
-    assert isinstance(reply, Reloaded)
-    assert (filled(cache, lease.row), cache.check()) == (before, [])
-    assert len(ids(reply.block_ids)) == sum(len(part) for part in places(cache, lease.row))
-
-
-def test_quarantined_lease_may_give_back_by_a_late_commit() -> None:
-    """The late word of an owner counts: what it needs no more is nobody's."""
-    cache = cache_of(WINDOW)
-    lease = reserve_tokens(cache, 16)
-    tick(cache, LEASE_SECONDS)
-
-    assert commit_tokens(cache, lease.lease_id, 16).num_given_back == 2
-    assert cache.check() == []
-
-
-# What kernels read ----------------------------------------------------------------------------------------------------
-
-
-def test_kernels_read_what_the_lease_has() -> None:
-    """Every group's blocks are published as kernels count them, and empty places read as block 0."""
-    halves = replace(FULL, kernel_blocks_per_block=2, kernel_block_stride=6)
-    cache = cache_of(halves, WINDOW)
-    lease = reserve_tokens(cache, 16)
-
-    reply = map_lease(cache, lease.lease_id)
-    commit_tokens(cache, lease.lease_id, 16, b"")
-    extend_tokens(cache, lease.lease_id, 20)
-
-    full, window = places(cache, lease.row)
-    assert (reply.num_kernel_blocks, counts(reply.kernel_blocks)) == (12, [8, 4])
-    assert kernel_parts(cache, lease.row) == [
-        [kernel_id for block in full for kernel_id in (block * 6, block * 6 + 1)],
-        [0, 0, *window[2:]],
-    ]
-
-
-def test_evicted_lease_is_not_shown_to_kernels() -> None:
-    """What leaves the device leaves the table of every group."""
-    cache = cache_of(FULL, WINDOW)
-    lease = reserve_tokens(cache, 8)
-    map_lease(cache, lease.lease_id)
-
-    land(cache, the_copy(evict(cache, lease.lease_id)))
-
-    assert kernel_parts(cache, lease.row) == [[], []]
-
-
-@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW)], ids=["one", "two"])
-def test_row_of_an_ended_lease_shows_the_next_one_only_when_mapped(
-    groups: tuple[GroupShape, ...],
-) -> None:
-    """A row that was published is not when another lease gets it."""
-    cache = cache_of(*groups, max_leases=1)
-    first = reserve_tokens(cache, 8, "first")
-    map_lease(cache, first.lease_id)
-    release(cache, first.lease_id)
-
-    second = reserve_tokens(cache, 8, "second")
-
-    assert second.row == first.row
-    assert not any(kernel_parts(cache, second.row))
 
 
 def test_blocks_given_back_have_the_class_of_their_lease() -> None:

@@ -1,0 +1,15 @@
+"""Build registrations, for the laws of what they make."""
+
+from typing import Any
+
+from kvlease.v1 import kvlease_pb2 as pb
+
+from .conftest import inputs
+
+SLOT_BYTES = 512
+"""Bytes of a block of theirs."""
+
+
+def request_of(options: pb.CacheOptions | None = None, **changes: Any) -> pb.RegisterCacheRequest:
+    """Ask for a cache with some inputs changed."""
+    return pb.RegisterCacheRequest(cache="main", inputs=inputs(**changes), options=options)
