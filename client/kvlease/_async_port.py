@@ -9,7 +9,7 @@ from kvlease._given_up import GivenUp
 from kvlease._session import Session
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.transports.base import AsyncTransport, Outgoing, past_deadline
-from kvlease.worker import logger
+from kvlease.worker import HEARTBEATS_FAIL, HEARTBEATS_SUCCEED, logger
 
 R = TypeVar("R")
 
@@ -156,9 +156,10 @@ async def beat(session: Session, port: AsyncPort) -> None:
             await port.run(_flows.heartbeat(session))
         except KVLeaseError as error:
             if not is_failing:
-                logger.warning("heartbeats fail", extra={"action": "heartbeat", "code": error.code})
+                told = {"action": "heartbeat", "code": error.code}
+                logger.warning(HEARTBEATS_FAIL, error.message, extra=told)
             is_failing = True
         else:
             if is_failing:
-                logger.warning("heartbeats succeed again", extra={"action": "heartbeat"})
+                logger.warning(HEARTBEATS_SUCCEED, extra={"action": "heartbeat"})
             is_failing = False

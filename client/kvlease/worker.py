@@ -36,6 +36,9 @@ R = TypeVar("R")
 
 logger: Final = logging.getLogger("kvlease")
 
+HEARTBEATS_FAIL: Final = "Heartbeats to the kvlease daemon fail, and are sent on: %s"
+HEARTBEATS_SUCCEED: Final = "Heartbeats to the kvlease daemon succeed again."
+
 
 class Port:
     """Carry out what flows ask for, over one blocking transport."""
@@ -342,9 +345,10 @@ def _beat(session: Session, pulse: Port, stop: threading.Event) -> None:
             pulse.run(_flows.heartbeat(session))
         except KVLeaseError as error:
             if not is_failing and not stop.is_set():
-                logger.warning("heartbeats fail", extra={"action": "heartbeat", "code": error.code})
+                told = {"action": "heartbeat", "code": error.code}
+                logger.warning(HEARTBEATS_FAIL, error.message, extra=told)
             is_failing = True
         else:
             if is_failing:
-                logger.warning("heartbeats succeed again", extra={"action": "heartbeat"})
+                logger.warning(HEARTBEATS_SUCCEED, extra={"action": "heartbeat"})
             is_failing = False

@@ -44,8 +44,9 @@ _GOALS_MS: Final = {16: 0.2, 256: 1.0, 4096: 10.0}
 """What finding and taking the blocks of one request may add to vLLM's own time."""
 _POOL_BLOCKS: Final = 4 * max(_BLOCKS)
 _ALONE: Final = "offload without a daemon"
-_MORE_TOKENS: Final = 3
-"""Tokens of a request after the first: steps of their own, as any engine has between one request and the next."""
+_MORE_TOKENS: Final = 7
+"""Tokens of a request after the first: steps of their own, in which what the first stored is planned, copied and
+published, as any engine has between one request and the next."""
 _ROUNDS: Final = 7
 _THROUGHPUT_ROUNDS: Final = 15
 _WARM_UP_ROUNDS: Final = 2

@@ -58,7 +58,7 @@ def answer(
 
 def refusal(error: KVLeaseError, spelling: Spelling = OWN) -> Iterator[RenderableType]:
     """Yield why there is no plan, and what would work of that which the command line takes."""
-    sentence = error.message.partition(WAY_OUT)[0]
+    sentence = plan_settings.with_options(error.message.partition(WAY_OUT)[0], spelling)
     yield Text(f"{error.code}: {sentence}", style="red")
     if remedies := [remedy for remedy in error.remedies if spelling.has(remedy) or spelling is OWN]:
         yield Text("\nWhat would work:")

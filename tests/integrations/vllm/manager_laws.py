@@ -151,6 +151,54 @@ def absent_requests_ask_nobody(address: str) -> None:
     assert bench.desk.num_exchanges == before + 2
 
 
+def new_requests_are_known_by_their_first_block(address: str) -> None:
+    """That a request is new is told once, without an exchange; one whose first block is cached is looked up."""
+    bench = Bench(address, key_counts=True)
+    bench.step()
+    keys, before = bench.keys(0, 4), bench.desk.num_exchanges
+    context = bench.request("a", keys)
+    bench.request("short", [])
+
+    assert [bench.manager.is_new(name) for name in ("a", "a", "short", "nobody")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert bench.looked_up(context, keys) == [MISS] * 4
+    job, stored = bench.begin_store(context, keys)
+    assert (len(stored), bench.desk.num_exchanges) == (4, before)
+    bench.end_store(job, context, stored, failed=False)
+    bench.manager.on_request_finished(context)
+    bench.step()
+
+    again = bench.request("b", keys)
+    assert not bench.manager.is_new("b")
+    assert bench.looked_up(again, keys) == [HIT] * 4
+    with Client(address) as client:
+        assert client.stats("laws").caches[0].counters["magazine_keys_missed"] == 4
+
+
+def news_wait_for_stores_that_are_under_way(address: str) -> None:
+    """What is stored goes with what will be in a moment, in one exchange; but not for ever."""
+    bench = Bench(address)
+    one, two = bench.keys(0, 2), bench.keys(10, 2)
+    contexts = [bench.request("a", one), bench.request("b", two)]
+    bench.step()
+    (first, stored), (second, _) = (
+        bench.begin_store(context, keys) for context, keys in zip(contexts, (one, two), strict=True)
+    )
+    bench.end_store(first, contexts[0], stored, failed=False)
+    before = bench.desk.num_exchanges
+
+    bench.step()
+    assert bench.desk.num_exchanges == before
+    bench.end_store(second, contexts[1], two, failed=False)
+    bench.step()
+    assert bench.desk.num_exchanges == before + 1
+    assert bench.looked_up(bench.request("c", [*one, *two]), [*one, *two]) == [HIT] * 4
+
+
 def a_reset_forgets_what_was_not_told(address: str) -> None:
     """What was absent under the keys of before is not told under those of now, and nothing of before is found."""
     bench = Bench(address, key_counts=True)
@@ -320,6 +368,8 @@ def main() -> None:
         for one in (
             requests_ask_once,
             absent_requests_ask_nobody,
+            new_requests_are_known_by_their_first_block,
+            news_wait_for_stores_that_are_under_way,
             a_reset_forgets_what_was_not_told,
             requests_that_wait_are_asked_for_together,
             first_tokens_wait_for_no_news,

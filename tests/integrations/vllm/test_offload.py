@@ -136,6 +136,28 @@ def test_generated_blocks_are_offloaded_as_they_fill(
     assert differences(got, reference(job, longer)) == []
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_prompt_that_is_answered_with_one_token_is_offloaded(
+    is_async: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Its store is planned in the step behind its only one, when its blocks are the engine's again."""
+    said = {"max_tokens": 1}
+    job = offloading(daemon, is_async=is_async)
+    wanted = reference(replace(job, sampling=said), PROMPTS)
+    with living(job, tmp_path) as life:
+        first = life.generate(PROMPTS, sampling=said)
+        until(lambda: num_found(daemon) >= PREFIX_TOKENS // 32 + len(PROMPTS), "not all is stored")
+        life.kill()
+    daemon.wait_until_unused()
+
+    with living(job, tmp_path) as life:
+        second = life.generate(PROMPTS, sampling=said)
+
+    assert min(second.cached) >= FOUND_MIN
+    assert differences(first, wanted) == []
+    assert differences(second, wanted) == []
+
+
 def test_engines_find_what_others_offloaded(daemon: Daemon, tmp_path: Path) -> None:
     """Two engines that live at once share the pool, whatever the one's own cache has; both say what is right."""
     job = offloading(daemon, pool_bytes=64 << 20)
@@ -380,6 +402,8 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
     [
         "requests_ask_once",
         "absent_requests_ask_nobody",
+        "new_requests_are_known_by_their_first_block",
+        "news_wait_for_stores_that_are_under_way",
         "a_reset_forgets_what_was_not_told",
         "requests_that_wait_are_asked_for_together",
         "first_tokens_wait_for_no_news",

@@ -4,8 +4,6 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +12,7 @@ from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
 from kvlease.geometry import ceil_div
+from kvlease.integrations.vllm.mapping import open_descriptor
 
 _MAP_FIXED: Final = 0x10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
@@ -88,16 +87,7 @@ def part_from_others(arena: torch.Tensor, memory: tuple[int, int]) -> None:
     num_bytes = ceil_div(arena.numel(), mmap.PAGESIZE) * mmap.PAGESIZE
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
-    descriptor = _open_descriptor(memory)
+    descriptor = open_descriptor(memory)
     if libc.mmap(arena.data_ptr(), num_bytes, protection, flags, descriptor, 0) == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def _open_descriptor(memory: tuple[int, int]) -> int:
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            stat = os.fstat(int(entry.name))
-            if (stat.st_dev, stat.st_ino) == memory:
-                return int(entry.name)
-    raise OSError("the memory is not open any more")

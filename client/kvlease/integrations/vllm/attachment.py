@@ -1,13 +1,14 @@
 """Own how a session gets its attachment, at first and after a loss: the thread that registers, attaches and probes.
 
-The thread does what may take long, so that no hook does. It hands a new attachment over by leaving it in `found`; the
-session's owner picks it up when it polls, so nothing changes under an owner's hands.
+The thread does what may take long, so that no hook does; between two tries it maps memory ahead. It hands a new
+attachment over by leaving it in `found`; the session's owner picks it up when it polls, so nothing changes under an
+owner's hands.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -25,6 +26,7 @@ from kvlease.errors import (
     StartingError,
 )
 from kvlease.integrations.vllm.guard import Guard
+from kvlease.integrations.vllm.mapping import mapped_ahead
 from kvlease.integrations.vllm.namespace import Identity
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.memory import Identity as MemoryIdentity
@@ -63,6 +65,8 @@ class Terms:
     """The engine's magazine, by `magazine_name`; empty for a process that has none."""
     key_counts: bool = False
     """Whether this process is to know without a call what is surely not cached."""
+    touches: bool = False
+    """Whether this process touches the rank's memory, so that its pages are mapped ahead, in the background."""
     disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
     """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
     takes_other_capacity: bool = False
@@ -181,6 +185,15 @@ def _described(worker: Worker, *, with_magazine: bool) -> Attachment:
     )
 
 
+def _mapping_of(attachment: Attachment) -> Iterator[int]:
+    """Return what maps an attachment's device memory ahead."""
+    region = attachment.device
+    for kind, device, inode in attachment.memory:
+        if kind == "device" and region is not None:
+            return mapped_ahead(region, (device, inode))
+    return iter(())
+
+
 class Attacher:
     """The background thread of one session: seeks an attachment while there is none, and probes the one there is."""
 
@@ -204,6 +217,7 @@ class Attacher:
         self._is_abandoned = False
         self._num_failures = 0
         self._lost: list[Attachment] = []
+        self._mapping: Iterator[int] = iter(())
         self._thread = threading.Thread(target=self._run, name="kvlease-vllm", daemon=True)
 
     def start(self) -> None:
@@ -242,6 +256,7 @@ class Attacher:
     def _run(self) -> None:
         while not self.stop.is_set():
             while self._lost:
+                self._mapping = iter(())
                 self._lost.pop().worker.close()
             if self._is_seeking:
                 self._seek()
@@ -249,10 +264,18 @@ class Attacher:
                 self._probe(current)
             self.changed.set()
             if not self._lost:
-                self._wake.wait(self._pause_seconds())
-                self._wake.clear()
+                self._rest()
         if self._is_abandoned and self._current is not None:
             self._current.worker.close()
+
+    def _rest(self) -> None:
+        """Wait until the next try is due or somebody wants something, and map memory meanwhile."""
+        ends_at = time.monotonic() + self._pause_seconds()
+        while not self._wake.is_set() and time.monotonic() < ends_at:
+            if next(self._mapping, None) is None:
+                break
+        self._wake.wait(max(0, ends_at - time.monotonic()))
+        self._wake.clear()
 
     def _pause_seconds(self) -> float:
         """Return how long to wait before the next try: longer each time, and as the settings say for a probe."""
@@ -275,6 +298,8 @@ class Attacher:
             self._num_failures = 0
             self._guard.recover()
             self._current = self.found = attachment
+            if self._terms.touches:
+                self._mapping = _mapping_of(attachment)
             _logger.info(
                 "Attached to the kvlease daemon as worker %d of cache %s, rank %d: %d blocks of %d tokens, %s.",
                 attachment.worker.worker_id,

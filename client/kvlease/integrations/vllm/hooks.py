@@ -53,10 +53,17 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
             f"{_OFFLOADING}.config:build_offloading_config": (),
             f"{_OFFLOADING}.scheduler:OffloadingConnectorScheduler": ("manager",),
             f"{_OFFLOADING}.worker:OffloadingConnectorWorker": ("worker",),
+            "vllm.v1.core.sched.output:SchedulerOutput": (
+                "finished_req_ids", "num_scheduled_tokens", "scheduled_new_reqs",
+            ),
+            "vllm.v1.kv_cache_interface:FullAttentionSpec": (),
             "vllm.v1.kv_offload.base:OffloadingManager": (
                 "complete_load", "complete_store", "lookup", "prepare_load", "prepare_store",
             ),
             "vllm.v1.kv_offload.base:OffloadingSpec": (),
+            "vllm.v1.request:Request": (
+                "num_computed_tokens", "num_tokens", "request_id", "skip_reading_prefix_cache",
+            ),
         },
     ),
     "owned": (

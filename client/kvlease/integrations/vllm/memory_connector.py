@@ -137,6 +137,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             rank=self._rank,
             magazine=magazine_name(config, self.mode),
             key_counts=self.asks_by_request and not is_worker,
+            touches=is_worker,
             disagreements=disagreements,
         )
         return EngineSession.open(self._settings, terms)

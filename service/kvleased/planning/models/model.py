@@ -165,7 +165,7 @@ def _unsplittable(total: int, what: str, ranks: int) -> InvalidError:
     nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - ranks))[:3])
     message = (
         f"{what}: {total} cannot be shared evenly by {ranks} tensor ranks; "
-        f"set tensor_ranks to {' or '.join(map(str, nearest))}"
+        f"set {' or '.join(f'tensor_ranks={number}' for number in nearest)}"
     )
     return InvalidError(
         message, resource="tensor_ranks", rule="ranks_do_not_divide", need=ranks, limit=total

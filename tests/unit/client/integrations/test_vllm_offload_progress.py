@@ -76,6 +76,20 @@ def test_everybody_is_due_again_after_a_reset_and_a_preemption() -> None:
     assert progress.due({"r": 33})
 
 
+def test_who_is_put_off_is_due_in_its_next_step() -> None:
+    """Also where that one comes to no further chunk; and after a preemption, put off anew."""
+    progress = Progress([32])
+    request = Request("r", 0, 64)
+    progress.note(request)
+
+    assert progress.due({"r": 64, "s": 1}, put_off=["r"]) == {"s": 1}
+    request.num_computed_tokens, request.num_tokens = 64, 65
+    assert progress.due({"r": 1}) == {"r": 1}
+    assert progress.due({"r": 1}) == {}
+    assert progress.due({"r": 64}, put_off=["r"]) == {}
+    assert progress.due({"r": 1}) == {"r": 1}
+
+
 def test_who_is_not_known_is_always_due() -> None:
     """A request that was never noted is vLLM's to look at; one that has ended is let go of, and its name is free."""
     progress = Progress([32])

@@ -30,6 +30,17 @@ class Absences:
         """Show life: how many requests were answered, and how many keys the daemon does not know of."""
         return f"<Absences {self.num_misses} requests, {len(self.untold)} keys to be told>"
 
+    def is_new(self, seeker: Seeker, keys: Collection[OffloadKey]) -> bool:
+        """Tell whether the first of all keys of a request is surely absent; then nothing that begins with it is there.
+
+        A request without keys is not new: it has nothing that could be found or stored.
+        """
+        first = next(iter(keys), None)
+        if first is None or not all(self.absent((first,))):
+            return False
+        self._note_new(seeker, first, keys)
+        return True
+
     def misses(self, seeker: Seeker, key: OffloadKey, keys: Collection[OffloadKey]) -> bool:
         """Tell whether a key of a request is surely a miss, and note that as the answer; `keys` are all of them.
 
@@ -40,15 +51,18 @@ class Absences:
             first = next(iter(keys), key)
             if not all(self.absent([key] if first == key else [first, key])):
                 return False
-            self.num_misses += 1
-            seeker.miss((key,))
-            self.untold.note(seeker.request_id, keys)
+            self._note_new(seeker, key, keys)
             return True
         left = [one for one in keys if one not in answers]
         seeker.miss(
             one for one, is_absent in zip(left, self.absent(left), strict=True) if is_absent
         )
         return key in answers
+
+    def _note_new(self, seeker: Seeker, key: OffloadKey, keys: Collection[OffloadKey]) -> None:
+        self.num_misses += 1
+        seeker.miss((key,))
+        self.untold.note(seeker.request_id, keys)
 
     def ask(self, request_id: str, keys: Collection[OffloadKey]) -> None:
         """Note that the daemon is asked for keys after all, so that it is not told of them, too."""

@@ -47,6 +47,10 @@ class Arrivals:
         """Note a request that came."""
         self._contexts[context.req_id] = context
 
+    def of(self, request_id: str) -> ReqContext | None:
+        """Return the context of a request that nobody asked for yet."""
+        return self._contexts.get(request_id)
+
     def forget(self, request_ids: Iterable[str]) -> None:
         """Note requests that are asked for, run or have ended: none of them is early any more."""
         for request_id in request_ids:

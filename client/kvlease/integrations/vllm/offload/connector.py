@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.forward_context import ForwardContext
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
@@ -67,7 +67,9 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         self._settings = ConnectorSettings.read(transfer.kv_connector_extra_config, VLLM_SETTINGS)
         super().__init__(vllm_config, role, kv_cache_config)
         self._offloading = build_offloading_config(vllm_config, kv_cache_config)
-        self._has_one_group = len(kv_cache_config.kv_cache_groups) == 1
+        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+        self._has_one_group = len(specs) == 1
+        self._is_plain = self._has_one_group and isinstance(specs[0], FullAttentionSpec)
         self._loading: dict[int, str] = {}
         self._unwritten_blocks: set[int] = set()
         self._progress = Progress(
@@ -97,12 +99,40 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         if status is not None and hasattr(status, "update_offload_keys"):
             status.update_offload_keys()
 
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tell how many tokens can be loaded; of a request that is new, nobody goes over all of its blocks for that.
+
+        Where every layer attends to all tokens, nothing can be loaded of which the first chunk is absent.
+        """
+        if (
+            self._is_plain
+            and not num_computed_tokens
+            and not request.skip_reading_prefix_cache
+            and self.manager.is_new(request.request_id)
+        ):
+            return 0, False
+        matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+            request, num_computed_tokens
+        )
+        return matched
+
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Plan the step's loads and stores."""
-        self.manager.admit(scheduler_output.num_scheduled_tokens.keys())
-        # Others see the same output, below MultiConnector for one.
-        seen = copy(scheduler_output)
-        seen.num_scheduled_tokens = self._progress.due(scheduler_output.num_scheduled_tokens)
+        """Plan the step's loads and stores; what a request stores of its first step is planned in the next one.
+
+        So nobody waits for that plan before a first token. The ranks begin with a step's stores in the next one anyway.
+        """
+        scheduled = scheduler_output.num_scheduled_tokens
+        self.manager.admit(scheduled.keys())
+        # Of windows, blocks may have gone by then.
+        first = [one.req_id for one in scheduler_output.scheduled_new_reqs if self._is_plain]
+        due = self._progress.due(scheduled, first)
+        seen = scheduler_output
+        if len(due) < len(scheduled):
+            # Others see the same output, below MultiConnector for one.
+            seen = copy(scheduler_output)
+            seen.num_scheduled_tokens = due
         meta = super().build_connector_meta(seen)
         self._progress.forget(scheduler_output.finished_req_ids or ())
         assert isinstance(meta, OffloadingConnectorMetadata)
@@ -201,6 +231,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             rank=rank,
             magazine=magazine_name(vllm_config, MODE),
             key_counts=True,
+            touches=self.role is KVConnectorRole.WORKER,
             disagreements=row_disagreements(config),
             takes_other_capacity=True,
         )

@@ -65,13 +65,14 @@ class Desk:
         """Whether an exchange is worth trying."""
         return bool(self.pool) and self._session.is_on and self._clock() >= self._quiet_until
 
-    def is_due(self, *, has_new: bool) -> bool:
-        """Tell whether a step's end has something to tell; where the step has new requests, that waits for a later one.
+    def is_due(self, *, can_wait: bool) -> bool:
+        """Tell whether a step's end has something to tell; where that can wait, a later one tells it.
 
-        Who waits for a first token need not wait for what others had. Any exchange before takes it along.
+        It can where a step has new requests, as who waits for a first token need not wait for what others had; and
+        where stores are under way, which are told of soon. Any exchange before takes it along.
         """
         is_due = self.books.is_due
-        self._num_put_off = self._num_put_off + 1 if is_due and has_new else 0
+        self._num_put_off = self._num_put_off + 1 if is_due and can_wait else 0
         return is_due and self._num_put_off % (PUT_OFF_MAX + 1) == 0
 
     def poll(self) -> None:

@@ -45,6 +45,11 @@ class Jobs:
                     ranks_left=self._num_ranks,
                 )
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether any store is under way."""
+        return any(job.is_store for job in self._jobs.values())
+
     def find(self, job_ids: Iterable[int]) -> list[Job]:
         """Return those of these jobs that are under way."""
         return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]

@@ -31,13 +31,10 @@ from kvlease.integrations.vllm.offload.arrivals import KNOWS_POSITIONS, Arrivals
 from kvlease.integrations.vllm.offload.books import Row, Rows, Written
 from kvlease.integrations.vllm.offload.desk import Desk
 from kvlease.integrations.vllm.offload.jobs import Jobs
+from kvlease.integrations.vllm.offload.reloads import Reloads
 from kvlease.integrations.vllm.offload.requests import BELOW, MISS, NOWHERE, Seeker
 from kvlease.integrations.vllm.offload.specs import RowsSpec
 
-RELOAD_SECONDS: Final = 1.0
-"""Seconds that a request waits for blocks of a lower tier; then they are misses."""
-POLL_SECONDS: Final = 0.002
-"""Seconds between two questions whether they are there."""
 HELD_SHARE_MAX: Final = 0.5
 """Where requests hold this share of the pool, no further one holds anything; the rest is free to be written."""
 
@@ -47,20 +44,18 @@ class PoolManager(OffloadingManager):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin closed."""
-        self._clock = clock
         self._desk: Desk | None = None
         self._jobs = Jobs(1)
         self._arrivals = Arrivals()
         self._seekers: dict[str, Seeker] = {}
         self._holders: dict[str, Seeker] = {}
-        self._pending: dict[str, Seeker] = {}
+        self._reloads = Reloads(clock)
         self._unasked: dict[str, tuple[Seeker, dict[OffloadKey, None]]] = {}
         self._storing: dict[OffloadKey, Row] = {}
         self._spoiled: set[Row] = set()
         self._events: list[OffloadingEvent] = []
         self._stock_target = 0
         self._has_events = False
-        self._poll_at = 0.0
 
     def __repr__(self) -> str:
         """Show life: the requests that are known, and the rows."""
@@ -75,6 +70,10 @@ class PoolManager(OffloadingManager):
         desk.on_loss = self._lose
 
     # Lookups
+
+    def is_new(self, request_id: str) -> bool:
+        """Tell without a call whether surely nothing is cached of a request that was never sought."""
+        return bool(self._guarded(lambda desk: self._is_new(desk, request_id), False, "lookup"))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Tell whether the pool has a block; the first lookup of a request asks for all of its blocks."""
@@ -158,8 +157,8 @@ class PoolManager(OffloadingManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Make the step's one exchange: what was published and given up, blocks on their way, and new stock."""
-        has_new = bool(context.new_req_ids)
-        self._guarded(lambda desk: self._close_step(desk, has_new=has_new), None, "step")
+        can_wait = bool(context.new_req_ids) or self._jobs.is_storing
+        self._guarded(lambda desk: self._close_step(desk, can_wait=can_wait), None, "step")
 
     def has_pending_work(self) -> bool:
         """Whether something waits for the next step's exchange."""
@@ -174,7 +173,7 @@ class PoolManager(OffloadingManager):
     def reset_cache(self) -> None:
         """Begin a new generation of keys; rows that jobs still touch come back when these are through."""
         books = self._books
-        if self._desk is None or books is None:
+        if books is None:
             return
         for job in self._jobs.forget():
             if not job.is_store:
@@ -204,8 +203,7 @@ class PoolManager(OffloadingManager):
     def admit(self, request_ids: Collection[str]) -> None:
         """Note which requests run in this step: they have loaded what they load."""
         self._arrivals.forget(request_ids)
-        for request_id in [one for one in self._holders if one in request_ids]:
-            seeker = self._holders[request_id]
+        for seeker in [one for name, one in self._holders.items() if name in request_ids]:
             if not seeker.num_loads:
                 self._release(seeker)
 
@@ -254,6 +252,15 @@ class PoolManager(OffloadingManager):
         name = req_context.req_id
         return self._seekers.get(name) or self._seekers.setdefault(name, Seeker(name))
 
+    def _is_new(self, desk: Desk, request_id: str) -> bool:
+        context = self._arrivals.of(request_id)
+        if context is None or not KNOWS_POSITIONS or not desk.is_ready:
+            return False
+        is_new = desk.absences.is_new(self._seeker(context), context._offload_key_positions)  # noqa: SLF001
+        if is_new:
+            self._arrivals.forget((request_id,))
+        return is_new
+
     def _meet(self, desk: Desk, key: OffloadKey, context: ReqContext) -> LookupResult:
         """Ask for all keys of a request that it did not ask for yet, this one among them."""
         seeker = self._seeker(context)
@@ -301,12 +308,11 @@ class PoolManager(OffloadingManager):
         if seeker.holds:
             self._holders[seeker.request_id] = seeker
         if (rows == BELOW).any():
-            seeker.pending_until = self._clock() + RELOAD_SECONDS
-            self._pending[seeker.request_id] = seeker
+            self._reloads.note(seeker)
 
     def _release(self, seeker: Seeker) -> None:
         self._holders.pop(seeker.request_id, None)
-        self._pending.pop(seeker.request_id, None)
+        self._reloads.forget(seeker.request_id)
         rows = seeker.clear()
         if self._desk is not None and len(rows):
             self._desk.books.release(rows)
@@ -330,17 +336,16 @@ class PoolManager(OffloadingManager):
         spec = RowsSpec(desk.pool, np.array(rows, np.int32), b"".join(names))
         return PrepareStoreOutput(keys, spec, [])
 
-    def _close_step(self, desk: Desk, *, has_new: bool) -> None:
+    def _close_step(self, desk: Desk, *, can_wait: bool) -> None:
         desk.poll()
-        for seeker in self._arrivals.end_step(self._holders.keys() | self._pending):
+        for seeker in self._arrivals.end_step(self._holders.keys() | self._reloads.request_ids):
             self._release(seeker)
-        now = self._clock()
-        waiting = self._questions(now)
+        waiting = self._questions()
         books = desk.books
         lack = self._stock_target - len(books.stock)
         take = lack if lack > self._stock_target // 2 else 0
         names = [name for _, _, own in waiting for name in own]
-        if not desk.is_ready or not (names or take or desk.is_due(has_new=has_new)):
+        if not desk.is_ready or not (names or take or desk.is_due(can_wait=can_wait)):
             self._give_up_unasked()
             return
         rows = desk.exchange(hold=names, take=take)
@@ -357,7 +362,7 @@ class PoolManager(OffloadingManager):
                 books.hold(there[there >= 0])
                 self._holders[seeker.request_id] = seeker
 
-    def _questions(self, now: float) -> list[tuple[Seeker, list[int] | None, list[bytes]]]:
+    def _questions(self) -> list[tuple[Seeker, list[int] | None, list[bytes]]]:
         """Return what waiting requests ask in this step, each with the names of what it asks for.
 
         With them come the places of blocks that are on their way; None where a request asks for the first time.
@@ -366,16 +371,8 @@ class PoolManager(OffloadingManager):
         questions: list[tuple[Seeker, list[int] | None, list[bytes]]] = []
         for seeker, keys in self._unasked.values():
             questions.append((seeker, None, self._desk.names(list(keys))))
-        if now < self._poll_at:
-            return questions
-        self._poll_at = now + POLL_SECONDS
-        for seeker in list(self._pending.values()):
-            places = seeker.pending()
-            if not places or (seeker.pending_until or 0) <= now:
-                seeker.miss_pending()
-                del self._pending[seeker.request_id]
-            else:
-                questions.append((seeker, places, [seeker.names[at] for at in places]))
+        for seeker, places in self._reloads.due():
+            questions.append((seeker, places, [seeker.names[at] for at in places]))
         return questions
 
     def _give_up_unasked(self) -> None:

@@ -5,7 +5,7 @@ that generates comes there once in as many steps as a chunk has tokens. A reques
 was gone over before has nothing more to store, so that it can be left out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import gcd
 from typing import Any
 
@@ -28,16 +28,22 @@ class Progress:
         self._requests[request.request_id] = request
         self._chunks.pop(request.request_id, None)
 
-    def due(self, num_scheduled_tokens: Mapping[str, int]) -> dict[str, int]:
+    def due(
+        self, num_scheduled_tokens: Mapping[str, int], put_off: Collection[str] = ()
+    ) -> dict[str, int]:
         """Return those of a step's requests that come to another chunk, and those that nobody knows.
 
-        Of tokens that are scheduled ahead, vLLM stores nothing before it knows them.
+        Those that are put off are due in their next step, whatever that brings. Of tokens that are scheduled ahead,
+        vLLM stores nothing before it knows them.
         """
         requests, chunks, tokens_per_chunk = self._requests, self._chunks, self._tokens
-        found = {}
+        found: dict[str, int] = {}
         for request_id, num_tokens in num_scheduled_tokens.items():
             request = requests.get(request_id)
             if request is not None:
+                if request_id in put_off:
+                    chunks.pop(request_id, None)
+                    continue
                 tokens = min(request.num_computed_tokens + num_tokens, request.num_tokens)
                 at = tokens // tokens_per_chunk
                 if chunks.get(request_id) == at:

@@ -240,7 +240,10 @@ def _tell(result: Reconciled) -> None:
             len(result.lost),
             extra={"action": "blocks_lost", "num_blocks": len(result.lost)},
         )
-    _logger.info(
+    is_news = bool(result.adopted or result.strays or result.held)
+    # Every start compares, and mostly there is nothing.
+    _logger.log(
+        logging.INFO if is_news else logging.DEBUG,
         "The magazine was compared with the daemon's: %d blocks came with a lost answer, %d are dropped, %d turned out "
         "to be published.",
         len(result.adopted),
