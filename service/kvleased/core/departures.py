@@ -71,8 +71,10 @@ class Spans:
 
     def add(self, tiers: NDArray[np.uint8], seconds: Seconds) -> None:
         """Count spans of tiers."""
-        np.add.at(self.counts, (tiers, _BOUNDS.searchsorted(seconds)), 1)
-        np.add.at(self.seconds, tiers, seconds)
+        places = tiers * np.intp(self.counts.shape[1]) + _BOUNDS.searchsorted(seconds)
+        counts = np.bincount(places, minlength=self.counts.size)
+        self.counts += counts.reshape(self.counts.shape)
+        self.seconds += np.bincount(tiers, weights=seconds, minlength=_NUM_TIERS)
 
 
 class Departures:

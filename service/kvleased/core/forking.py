@@ -90,7 +90,7 @@ def fork(state: CacheState, command: Fork, now: float) -> Outcome:
     if lease.pending:
         lease.phase = Phase.LOADING
         lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
-    parts = np.split(entries, row.afters[:-1].cumsum())
+    parts = [(part,) for part in np.split(entries, row.afters[:-1].cumsum())]
     num_computed = lease.tier_tokens[0]
     state.leases.open(lease, command.request_id, parts, command.num_tokens, num_computed)
     state.tell("lease_forked", lease, num_blocks=lease.num_shared + row.num_fresh)

@@ -6,11 +6,13 @@ from kvleased.core.ids import Ids
 
 
 class FreeList:
-    """A stack of free blocks in one array; what was freed last is taken first."""
+    """A stack of free blocks in one array; what was freed last is taken first, and of that the first."""
 
     def __init__(self, ids: Ids, capacity: int) -> None:
-        """Take the blocks that are free, the next to be taken last, and how many there may ever be."""
+        """Take the blocks that are free, the next to be taken first, and how many there may ever be."""
         self._ids: Ids = np.empty(capacity, np.intp)
+        """The blocks are at its end, so that a batch is read and written as it stands in memory."""
+        self._capacity = capacity
         self._offered: Ids | None = None
         self.count = 0
         """How many blocks are free."""
@@ -18,16 +20,17 @@ class FreeList:
 
     def __repr__(self) -> str:
         """Show how many are free."""
-        return f"<FreeList {self.count} of {len(self._ids)}>"
+        return f"<FreeList {self.count} of {self._capacity}>"
 
     @property
     def ids(self) -> Ids:
-        """The free blocks, the next to be taken last."""
-        return self._ids[: self.count]
+        """The free blocks, the next to be taken first."""
+        return self._ids[self._capacity - self.count :]
 
     def top(self, count: int) -> Ids:
-        """Return the blocks to be taken next, the very next last; changes nothing."""
-        return self._ids[self.count - count : self.count]
+        """Return the blocks to be taken next, the very next first; changes nothing."""
+        begin = self._capacity - self.count
+        return self._ids[begin : begin + count]
 
     def offer(self, ids: Ids) -> Ids:
         """Return these, which are the top in some order, so that taking this very array takes the top."""
@@ -37,18 +40,19 @@ class FreeList:
     def take(self, ids: Ids) -> None:
         """Remove blocks; at once where they are what was offered last."""
         if ids is not self._offered:
-            kept = self.ids[~np.isin(self.ids, ids)]
-            self._ids[: len(kept)] = kept
+            self.set(self.ids[~np.isin(self.ids, ids)])
+            return
         self.count -= len(ids)
         self._offered = None
 
     def add(self, ids: Ids) -> None:
-        """Add blocks, the last of them to be taken first."""
+        """Add blocks, the first of them to be taken first."""
         self._offered = None
-        self._ids[self.count : self.count + len(ids)] = ids
+        end = self._capacity - self.count
+        self._ids[end - len(ids) : end] = ids
         self.count += len(ids)
 
     def set(self, ids: Ids) -> None:
-        """Have just these blocks be free, the next to be taken last."""
+        """Have just these blocks be free, the next to be taken first."""
         self.count, self._offered = len(ids), None
-        self._ids[: len(ids)] = ids
+        self._ids[self._capacity - len(ids) :] = ids

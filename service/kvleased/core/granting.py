@@ -16,7 +16,7 @@ from kvleased.core.effects import Extended, Reserved
 from kvleased.core.explaining import misses_of
 from kvleased.core.ids import Ids
 from kvleased.core.keeping import lacks_row
-from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.leases import NOWHERE, Lease, Pieces
 from kvleased.core.parking import larger
 from kvleased.core.phases import OFF_DEVICE, Phase
 from kvleased.core.records import NULL
@@ -151,8 +151,9 @@ def attempt_reserve(
         assert waiter is not None, "who cannot wait is granted what is there"
         lease.phase = Phase.LOADING
         lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
+    parts: list[Pieces]
     if places is None:
-        parts = [np.concatenate([prefix.entries, granted]) if len(prefix.entries) else granted]
+        parts = [(prefix.entries, granted) if len(prefix.entries) else (granted,)]
     else:
         parts = _parts(state, prefix, granted, places)
     state.leases.open(lease, command.request_id, parts, command.num_tokens, prefix.hit_tokens)
@@ -160,7 +161,7 @@ def attempt_reserve(
     if lease.pending:
         return lease
     count_grant(state, lease, command.num_tokens)
-    return _reserved(state, lease, parts, command.num_tokens)
+    return reserved(state, lease)
 
 
 def num_fresh(
@@ -227,12 +228,12 @@ def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
 
 def _parts(
     state: CacheState, prefix: Match, granted: Ids, places: tuple[list[int], list[int]]
-) -> list[Ids]:
+) -> list[Pieces]:
     """Return the places of each group of a new lease: those of the prefix, and the granted ones."""
     begins, afters = places
     ends = state.covering.hit_ends(prefix.hit_tokens)
     counts = [len(part) for part in prefix.parts] or [0] * len(ends)
-    parts: list[Ids] = []
+    parts: list[Pieces] = []
     num_hits = num_granted = 0
     for count, end, begin, after in zip(counts, ends, begins, afters, strict=True):
         fresh = granted[num_granted : num_granted + after - begin]
@@ -244,7 +245,7 @@ def _parts(
             part = fresh
         num_hits += count
         num_granted += after - begin
-        parts.append(part)
+        parts.append((part,))
     return parts
 
 
@@ -264,26 +265,23 @@ def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
 
 def reserved(state: CacheState, lease: Lease) -> Reserved:
     """Return the answer to the Reserve that led to a lease."""
+    leases, row, counts = state.leases, lease.row, _NO_COUNTS
+    covered_tokens = leases.rows.num_tokens.item(row)
     on_device = lease.phase not in OFF_DEVICE
-    parts: Sequence[Row] = state.leases.parts_of(lease.row) if on_device else ()
-    return _reserved(state, lease, parts, int(state.leases.rows.num_tokens[lease.row]))
-
-
-def _reserved(state: CacheState, lease: Lease, parts: Sequence[Row], num_tokens: int) -> Reserved:
-    covered_tokens, counts = num_tokens, _NO_COUNTS
     if state.is_simple:
-        block_ids = pack(parts[0]) if parts else b""
+        block_ids = leases.packed(row) if on_device else b""
     else:
-        block_ids, counts = pack_parts(state, parts)
-        ends = state.leases.rows.num_blocks[lease.row].tolist()
-        covered_tokens = state.covering.covered(ends, num_tokens)
+        block_ids, counts = pack_parts(state, leases.parts_of(row) if on_device else ())
+        covered_tokens = state.covering.covered(
+            leases.rows.num_blocks[row].tolist(), covered_tokens
+        )
     device, host, disk, remote = lease.hit_tokens
     reply = Reserved(
         lease_id=lease.lease_id,
         block_ids=block_ids,
         device_hit_tokens=device,
         host_hit_tokens=host,
-        row=lease.row,
+        row=row,
         num_blocks=counts,
         covered_tokens=covered_tokens,
     )
@@ -390,6 +388,6 @@ def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
     """Return how many fresh blocks a lease needs to cover so many tokens."""
     if state.is_simple:
         num_blocks = -(-num_tokens // state.covering.tokens_per_block)
-        return num_blocks - int(state.leases.num_blocks[lease.row])
+        return num_blocks - state.leases.num_blocks.item(lease.row)
     begins, afters = _growth(state, lease, num_tokens)
     return sum(afters) - sum(begins)

@@ -361,7 +361,7 @@ def tick(state: CacheState, command: Tick, now: float) -> Outcome:
             error = lease_late(state, lease)
             if not shed_late(state, lease, error, now):
                 _give_up(state, lease, error)
-        elif lease.phase in (Phase.ACTIVE, Phase.EVICTED) and lease.deadline <= now:
+        elif lease.deadline <= now and lease.phase in (Phase.ACTIVE, Phase.EVICTED):
             expire(state, lease)
     for flight in state.flights.values():
         if flight.ticket is not None and flight.ticket_deadline <= now:

@@ -4,6 +4,7 @@ The row is the lease's own memory of its blocks: there is no second list. Which 
 told in `covering`; which phase follows which, in `phases`; what the phases mean for blocks, in `states`.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,6 +30,9 @@ from kvleased.core.records import NULL, LeaseRows
 _ACTIVE: Final = Phase.ACTIVE
 
 NOWHERE: Final[Ids] = np.empty(0, np.intp)
+
+Pieces = tuple[Ids, ...]
+"""The places of a group, one piece behind the other."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -113,7 +117,7 @@ class LeaseBook:
         """By holder and digest of the request; where an engine has asked for one anew, its newest lease."""
         self._older: dict[tuple[int, int], set[LeaseId]] = {}
         """The others of those that an engine has asked for anew; of them the newest counts when that one ends."""
-        self.by_worker: dict[WorkerId, set[LeaseId]] = {}
+        self.by_worker: defaultdict[WorkerId, set[LeaseId]] = defaultdict(set)
         self.charges: Charges | None = Charges([]) if are_charged else None
         """What each tenant has of leases; None while nobody needs to know."""
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
@@ -133,7 +137,7 @@ class LeaseBook:
         """
         row = lease.row
         if self.covering.is_simple:
-            return self.rows.block_ids[row, : self.num_blocks[row]].astype(np.intp)
+            return self.rows.block_ids[row, : self.num_blocks.item(row)].astype(np.intp)
         return self.entries_at(row, self.places_of(row))
 
     def num_entries(self, lease: Lease) -> int:
@@ -141,6 +145,10 @@ class LeaseBook:
         if self.covering.is_simple:
             return int(self.num_blocks[lease.row])
         return len(self.places_of(lease.row))
+
+    def packed(self, row: int) -> bytes:
+        """Return the entries of a row of a simple cache as they travel: packed int32."""
+        return self.rows.block_ids[row, : self.num_blocks.item(row)].tobytes()
 
     def places_of(self, row: int) -> Ids:
         """Return the places of a row that have a block, in the order of the tokens at which they end."""
@@ -175,7 +183,7 @@ class LeaseBook:
         self,
         lease: Lease,
         request_id: str,
-        parts: Sequence[Ids],
+        parts: Sequence[Pieces],
         num_tokens: int,
         num_computed: int,
     ) -> None:
@@ -194,12 +202,14 @@ class LeaseBook:
         rows.asked[row] = 0 if lease.request is None else asked_digest(lease.request)
         rows.num_tokens[row] = num_tokens
         rows.num_computed[row] = rows.hit_tokens[row] = num_computed
-        for group, part in enumerate(parts):
-            start = self.covering.starts[group]
-            rows.block_ids[row, start : start + len(part)] = part
-            rows.num_blocks[row, group] = len(part)
+        for group, pieces in enumerate(parts):
+            start = end = self.covering.starts[group]
+            for piece in pieces:
+                rows.block_ids[row, end : end + len(piece)] = piece
+                end += len(piece)
+            rows.num_blocks[row, group] = end - start
         if lease.members is not None:
-            ends = [len(part) for part in parts]
+            ends = rows.num_blocks[row].tolist()
             lease.members.begin(lease.lease_id, ends, num_tokens, num_computed)
             self._write_members(lease, lease.members)
         rows.phase[row] = lease.phase
@@ -216,7 +226,7 @@ class LeaseBook:
             self._adopt_shared(lease, lease.members, digest)
             return
         self.by_request[lease.worker_id, digest] = lease.lease_id
-        self.by_worker.setdefault(lease.worker_id, set()).add(lease.lease_id)
+        self.by_worker[lease.worker_id].add(lease.lease_id)
 
     def append(self, lease: Lease, blocks: Ids, num_tokens: int) -> None:
         """Add blocks, already in their states, to the end of the row of a lease of a simple cache."""
@@ -341,7 +351,7 @@ class LeaseBook:
         """Let a rank share a lease."""
         members.join(member)
         self._write_members(lease, members)
-        self.by_worker.setdefault(member.worker_id, set()).add(lease.lease_id)
+        self.by_worker[member.worker_id].add(lease.lease_id)
 
     def unshare(self, lease: Lease, members: Members, worker_id: WorkerId) -> None:
         """Take a rank out of a lease, which others go on with."""
@@ -357,7 +367,7 @@ class LeaseBook:
             self._older.setdefault(key, set()).add(min(other_id, lease.lease_id))
         self.by_request[key] = max(other_id or lease.lease_id, lease.lease_id)
         for worker_id in members.present:
-            self.by_worker.setdefault(worker_id, set()).add(lease.lease_id)
+            self.by_worker[worker_id].add(lease.lease_id)
 
     def _close_shared(self, lease: Lease, members: Members) -> None:
         rows, row = self.rows, lease.row

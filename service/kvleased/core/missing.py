@@ -48,7 +48,9 @@ class MissingKeys:
         if len(self._aside) < LEASES_MAX:
             self._aside.append(lease)
         else:
-            self.num_dropped += len(self._missed(lease).keys) // BYTES_PER_KEY
+            assert isinstance(lease.request, Reserve), "nothing else looks for a prefix"
+            num_keys = len(lease.request.keys) // BYTES_PER_KEY
+            self.num_dropped += num_keys - lease.tier_tokens[-1] // self._hash_tokens
 
     def take(self, num_keys: int) -> list[Missing]:
         """Return what those that were put aside first have missed, until it is as many keys as are asked for."""

@@ -25,7 +25,7 @@ from kvleased.core.phases import Phase
 from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
 from kvleased.core.retention import keep_class
 from kvleased.core.room import are_dirty, evict_blocks, host_slots, num_available, room
-from kvleased.core.state import CacheState, pack, split_keys
+from kvleased.core.state import CacheState, split_keys
 from kvleased.core.states import State
 from kvleased.core.tenants import check_fits, of_one_tenant, only_of, own_victims, victims
 from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
@@ -306,11 +306,11 @@ def here(state: CacheState, lease: Lease) -> Reloaded:
 
 
 def _reloaded(state: CacheState, lease: Lease, num_reloaded: int) -> Reloaded:
-    parts = state.leases.parts_of(lease.row)
     if state.is_simple:
-        block_ids, counts = pack(parts[0]), b""
-        num_tokens = len(parts[0]) * state.covering.tokens_per_block
+        block_ids, counts = state.leases.packed(lease.row), b""
+        num_tokens = state.leases.num_entries(lease) * state.covering.tokens_per_block
     else:
+        parts = state.leases.parts_of(lease.row)
         block_ids, counts = pack_parts(state, parts)
         covered_most = int(state.leases.rows.num_tokens[lease.row])
         num_tokens = state.covering.covered([len(part) for part in parts], covered_most)

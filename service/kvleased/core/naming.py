@@ -43,6 +43,7 @@ class RowNames:
         """The row of the last lease whose id has these lower bits."""
         self._low_bits = np.array(len(self._last_row) - 1)
         """The mask of these, as arrays are masked with it: in half the time that a plain number takes."""
+        self._mask = len(self._last_row) - 1
         self._mark: NDArray[np.intp] = np.zeros(len(lease_ids), np.intp)
         self._num_changes = 0
         self._last = self._look_up(b"", WorkerId(0))
@@ -53,7 +54,7 @@ class RowNames:
 
     def name(self, lease_id: LeaseId, row: int, worker_id: int) -> None:
         """Let an id name a row that its lease has taken, and give it to whose lease it is."""
-        self._last_row[lease_id & (len(self._last_row) - 1)] = row
+        self._last_row[lease_id & self._mask] = row
         self.give(row, worker_id)
 
     def give(self, row: int, worker_id: int) -> None:

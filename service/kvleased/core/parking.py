@@ -24,6 +24,6 @@ def park(pool: Pool, ids: Ids) -> None:
 
 def unpark(pool: Pool, ids: Ids) -> None:
     """Have parked blocks be free again, to be taken after all that are free now."""
-    pool.free.set(np.concatenate([ids, pool.free.ids]))
+    pool.free.set(np.concatenate([pool.free.ids, ids]))
     pool.change(ids, Event.UNPARK)
     pool.num_parked -= len(ids)

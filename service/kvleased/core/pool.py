@@ -19,8 +19,8 @@ from kvleased.core.ids import Ids
 from kvleased.core.index import KeyIndex
 from kvleased.core.owners import Owners
 from kvleased.core.records import TierRecords
-from kvleased.core.seals import seal
-from kvleased.core.states import CompiledTransitions, Event, State, advance
+from kvleased.core.seals import Seals
+from kvleased.core.states import CompiledTransitions, Event, State, advance, by_state
 from kvleased.core.tenant_digests import TenantDigests
 
 # Plain numbers: reading a member of an enumeration costs as much as a small array operation.
@@ -30,7 +30,7 @@ _IN_USE: Final = np.array([byte not in (State.FREE, State.PARKED) for byte in ra
 # Arrays of no dimensions: columns are set to them, and count with them, in half the time of plain numbers.
 _ONE: Final = np.array(1, np.uint64)
 _HOLDERS: Final = tuple(np.array(count, np.int32) for count in range(3))
-_HELD_ONCE: Final = np.int32(1).tobytes()
+_PACKED_HOLDERS: Final = tuple(np.int32(count).tobytes() for count in range(2))
 _LAST_WORDS: Final = {
     int(State.RESERVED): Event.ABANDON,
     int(State.QUARANTINED): Event.PROVE,
@@ -55,10 +55,10 @@ class Pool:
         self.index = KeyIndex(records.key)
         self.holds: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
         self._transitions = transitions
-        self._layout_digest = layout_digest
+        self._seals = Seals(records, layout_digest)
         self._null_blocks = null_blocks
         usable = np.arange(null_blocks, len(records.state), dtype=np.intp)
-        self.free = FreeList(usable[::-1], len(usable))
+        self.free = FreeList(usable, len(usable))
         """The blocks that are nobody's."""
         self.num_parked = 0
         """Blocks that are out of use until the pool grows again."""
@@ -172,7 +172,7 @@ class Pool:
         """
         left = self.holds[ids]
         # Bytes are compared in a tenth of the time that arrays are searched.
-        if left.tobytes() == _HELD_ONCE * len(ids):
+        if left.tobytes() == _PACKED_HOLDERS[1] * len(ids):
             self.holds[ids] = _HOLDERS[0]
             idle = ids
         else:
@@ -186,14 +186,14 @@ class Pool:
         if packed.count(packed[0]) == len(packed):
             self._settle(idle, packed[0], coldest=coldest)
             return
-        for state in set(packed):
-            self._settle(idle[states == state], state, coldest=coldest)
+        for state, where in by_state(states):
+            self._settle(idle[where], state, coldest=coldest)
 
     def _settle(self, idle: Ids, state: int, *, coldest: bool) -> None:
         if state == _READY and coldest:
             self.order.add_coldest(idle)
         elif state == _READY:
-            self.order.add(idle[::-1])
+            self.order.add(idle[::-1].copy())  # for views are slow to index with
             if self.history is not None:
                 self.idle_at[idle] = self.history.now
         elif state in _LAST_WORDS:
@@ -213,10 +213,10 @@ class Pool:
             # What nobody reads in order is best written in the order of the memory; narrow numbers are sorted quicker.
             return self.free.offer(np.sort(top.astype(np.int32)).astype(np.intp))
         if self.is_only_of(tenant) or self._is_suitable(top, tenant).all():
-            return self.free.offer(top[::-1].copy())
+            return self.free.offer(top.copy())
         free = self.free.ids
         matching = free[self._is_suitable(free, tenant)]
-        return matching[::-1][:count].copy() if len(matching) >= count else None
+        return matching[:count] if len(matching) >= count else None
 
     def unsuitable(self, count: int, tenant: int) -> Ids:
         """Return up to `count` free blocks that hold another tenant's bytes; changes nothing."""
@@ -315,16 +315,16 @@ class Pool:
     def publish(self, ids: Ids, keys: bytes, event: Event) -> None:
         """Make blocks findable under their packed keys; tenant, position and checksum have been written before."""
         self._keys[ids] = np.frombuffer(keys, self._keys.dtype)
-        self.records.seal[ids] = seal(self.records, ids, self._layout_digest)
-        self.change(ids, event)
-        self.index.add(ids)
+        self.records.seal[ids] = self._seals.of(ids)
+        advance(self._transitions, self.records.state, ids, event)
+        self.index.add(ids, keys)
         if self.history is not None:
             self.since[ids] = self.history.moment
         self.order.cached(ids)
 
     def evict(self, ids: Ids, why: Parting = Parting.EVICTED) -> None:
         """Make evictable blocks free and their keys unknown to this tier."""
-        assert not np.count_nonzero(self.holds[ids]), "evicting a held block"
+        assert self.holds[ids].tobytes() == _PACKED_HOLDERS[0] * len(ids), "evicting a held block"
         self._note(ids, why)
         self.order.evicted(ids)
         self.index.discard(ids)
@@ -347,7 +347,7 @@ class Pool:
 
     def put_last(self, ids: Ids) -> None:
         """Have free blocks taken after all others; those that were retired are free no more."""
-        free = self.free.ids[np.isin(self.free.ids, ids, invert=True).argsort(kind="stable")]
+        free = self.free.ids[np.isin(self.free.ids, ids).argsort(kind="stable")]
         self.free.set(free[self.records.state[free] == State.FREE])
 
     def forget_all(self) -> int:
@@ -388,7 +388,7 @@ class Pool:
         if self.owners is not None or (self._parts_tenants and len(self._tenants) > 1):
             self._begin_owners()
         free = np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks
-        self.free.set(free[::-1])
+        self.free.set(free)
         self.num_parked = len(self.parked_ids)
         ready = np.flatnonzero(state == _READY)
         self.index.add(ready)
@@ -397,4 +397,4 @@ class Pool:
 
     def are_sealed(self, ids: Ids) -> NDArray[np.bool_]:
         """Tell of each of the blocks whether its seal matches its entry."""
-        return np.equal(self.records.seal[ids], seal(self.records, ids, self._layout_digest))
+        return np.equal(self.records.seal[ids], self._seals.of(ids))

@@ -148,7 +148,7 @@ def evict_blocks(state: CacheState, blocks: Ids) -> None:
 
 def _num_dropped(state: CacheState, pool: Pool, blocks: Ids) -> int:
     """Count the blocks of a pool that are in no other tier."""
-    others = [one for one in state.pools if one is not pool and len(one.index)]
+    others = [one for one in state.tiers if one is not pool and len(one.index)]
     if not others and not state.dirt.shares:
         return len(blocks)
     is_dropped = np.ones(len(blocks), np.bool_)

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvleased.core.ids import Ids
 from kvleased.core.records import TierRecords
 
 _ODD: Final = np.array(
@@ -32,26 +33,34 @@ _ENTRIES_AT_ONCE: Final = 1024
 """Entries whose columns stay in the nearest cache while they are mixed."""
 
 
-def seal(records: TierRecords, ids: NDArray[np.intp], layout_digest: int) -> NDArray[np.uint64]:
-    """Return the seals that the entries `ids` ought to carry."""
-    if len(ids) <= _ENTRIES_AT_ONCE:
-        return _mixed(records, ids, layout_digest)
-    starts = range(0, len(ids), _ENTRIES_AT_ONCE)
-    parts = (ids[start : start + _ENTRIES_AT_ONCE] for start in starts)
-    return np.concatenate([_mixed(records, part, layout_digest) for part in parts])
+class Seals:
+    """The seals that the entries of one tier ought to carry."""
 
+    def __init__(self, records: TierRecords, layout_digest: int) -> None:
+        """Look at the columns of a tier, whose bytes are laid out as a digest says."""
+        words: NDArray[np.uint64] = records.key.view(np.uint64)
+        self._columns = (
+            *words.T,
+            records.generation,
+            records.tenant,
+            records.checksum,
+            records.position,
+        )
+        self._of_layout = np.array(layout_digest * _ODD_OF_LAYOUT & _MASK, np.uint64)
 
-def _mixed(records: TierRecords, ids: NDArray[np.intp], layout_digest: int) -> NDArray[np.uint64]:
-    mixed = np.empty((8, len(ids)), np.uint64)
-    mixed[:4] = records.key.view(np.uint64).take(ids, axis=0).T
-    mixed[4] = records.generation[ids]
-    mixed[5] = records.tenant[ids]
-    mixed[6] = records.checksum[ids]
-    mixed[7] = records.position[ids]
-    mixed ^= mixed >> _SHIFT
-    # One product of a row and the columns is the sum of eight products, in a third of the time.
-    total: NDArray[np.uint64] = _ODD.dot(mixed)
-    total += np.uint64(layout_digest * _ODD_OF_LAYOUT & _MASK)
-    # Zero is what an unused entry carries.
-    total |= _ONE
-    return total
+    def of(self, ids: Ids) -> NDArray[np.uint64]:
+        """Return the seals of the entries `ids`, as their columns are now."""
+        if len(ids) > _ENTRIES_AT_ONCE:
+            starts = range(0, len(ids), _ENTRIES_AT_ONCE)
+            parts = (ids[start : start + _ENTRIES_AT_ONCE] for start in starts)
+            return np.concatenate([self.of(part) for part in parts])
+        mixed = np.empty((len(self._columns), len(ids)), np.uint64)
+        for at, column in enumerate(self._columns):
+            mixed[at] = column[ids]
+        mixed ^= mixed >> _SHIFT
+        # One product of a row and the columns is the sum of eight products, in a third of the time.
+        total: NDArray[np.uint64] = _ODD.dot(mixed)
+        total += self._of_layout
+        # Zero is what an unused entry carries.
+        total |= _ONE
+        return total

@@ -71,6 +71,8 @@ class CacheState:
         self.records = records
         self.pools = self.device, self.host, self.disk = _pools(shape, records)
         """The tiers whose blocks are known here, from the top."""
+        self.tiers = tuple(pool for pool in self.pools if len(pool))
+        """Those of them that there are."""
         self._limit_tenants()
         self.used_before: dict[int, int] = {}
         """Blocks that each tenant used when it got its limits, which may be lower; or when this life began."""
@@ -152,10 +154,9 @@ class CacheState:
 
     def _limit_tenants(self) -> None:
         """Learn from the shape which limits tenants have."""
-        shape = self.shape
-        self.is_limited, self.caps_leases = shape.limits_tenants, shape.caps_leases
+        self.is_limited, self.caps_leases = self.shape.limits_tenants, self.shape.caps_leases
         """Whether tenants have minima or maxima; and whether some may have no more than so many leases."""
-        self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(shape)
+        self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(self.shape)
         """Whether rows are kept for tenants, as where some have limits; and what is kept of rows and of pins."""
 
     def bound(self, parked_blocks: int) -> None:

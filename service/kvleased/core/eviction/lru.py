@@ -21,9 +21,10 @@ _PLACES_AT_ONCE: Final = 64
 _FIRST: Final = 1 << 60
 """The number of the first place; from there it goes up and down without ever coming to 0, which is no place."""
 _PLACES_PER_PART_SHIFT: Final = 42
+"""Places of one part of an order, as a power of two: more than it ever uses."""
 _NOWHERE: Final = np.array(0, np.int64)
 """The place of a block that is not there: as an array, it is written in half the time of a plain number."""
-"""Places of one part of an order, as a power of two: more than it ever uses."""
+_NOTHING: Final[Ids] = np.empty(0, np.intp)
 
 
 class LeafFirstLRU:
@@ -40,6 +41,8 @@ class LeafFirstLRU:
         """Of each block; 0 where it is not evictable."""
         self._first = self._begin = self._end = _FIRST
         self._num_blocks = 0
+        self._offered = _NOTHING
+        """What was last said to be the coldest, while it is."""
 
     @classmethod
     def part(cls, place: NDArray[np.int64], number: int) -> Self:
@@ -85,6 +88,7 @@ class LeafFirstLRU:
 
     def add_coldest(self, blocks: Ids) -> None:
         """Put absent blocks back at the cold end, the first given one the coldest."""
+        self._offered = _NOTHING
         self._make_room(len(blocks))
         self._begin -= len(blocks)
         self._write(blocks, self._begin)
@@ -92,14 +96,27 @@ class LeafFirstLRU:
     def discard(self, blocks: Ids) -> None:
         """Take distinct blocks out; absent ones are ignored."""
         if self._num_blocks:
-            self._num_blocks -= int(np.count_nonzero(self._place[blocks]))
+            self._offered = _NOTHING
+            # Bytes are counted in half the time of an array, where there are few.
+            self._num_blocks -= (self._place[blocks] != _NOWHERE).tobytes().count(1)
             self._place[blocks] = _NOWHERE
+            if not self._num_blocks:
+                self._begin = self._end
 
     def cached(self, blocks: Ids) -> None:
         """Heed nothing: where a block comes from does not count."""
 
     set_aside = discard
-    evicted = discard
+
+    def evicted(self, blocks: Ids) -> None:
+        """Take distinct blocks out; where they are what was said to be the coldest, others begin behind them."""
+        if blocks is not self._offered:
+            self.discard(blocks)
+            return
+        self._offered = _NOTHING
+        self._num_blocks -= len(blocks)
+        self._begin = self._place.item(blocks.item(-1)) + 1 if self._num_blocks else self._end
+        self._place[blocks] = _NOWHERE
 
     def peek(self, count: int) -> Ids:
         """Return up to `count` of the coldest blocks, while some are hidden that will be shown again."""
@@ -112,9 +129,10 @@ class LeafFirstLRU:
     def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` of the coldest blocks that are not protected."""
         if not len(protected):
-            found = self._coldest(count)
-            if count:
-                self._begin = int(self._place[found[0]]) if len(found) else self._end
+            found = self._coldest(count, has_gaps=self._end - self._begin != self._num_blocks)
+            if len(found):
+                self._begin = self._place.item(found.item(0))
+                self._offered = found
             return found
         places = self._place[protected]
         self._place[protected] = _NOWHERE
@@ -122,7 +140,9 @@ class LeafFirstLRU:
         self._place[protected] = places
         return found
 
-    def _coldest(self, count: int) -> Ids:
+    def _coldest(self, count: int, *, has_gaps: bool = True) -> Ids:
+        if not has_gaps:
+            return self._at(self._begin, min(self._end, self._begin + count))
         found: list[Ids] = []
         begin, missing, at_once = self._begin, count, max(count, _PLACES_AT_ONCE)
         while missing > 0 and begin < self._end:
@@ -135,15 +155,20 @@ class LeafFirstLRU:
 
     def _between(self, begin: int, end: int) -> Ids:
         """Return the blocks at places from `begin` to `end` - 1 that are still there."""
+        blocks = self._at(begin, end)
+        is_there = self._place[blocks] == np.arange(begin, end)
+        # Bytes are searched in a fraction of the time that elements are chosen in.
+        return blocks if b"\0" not in is_there.tobytes() else blocks[is_there]
+
+    def _at(self, begin: int, end: int) -> Ids:
+        """Return the blocks that came to places from `begin` to `end` - 1."""
         at = begin & self._mask
         before_turn = self._ring[at : at + end - begin]
         num_behind = end - begin - len(before_turn)
         if num_behind:
             before_turn = np.concatenate([before_turn, self._ring[:num_behind]])
         blocks: Ids = before_turn.astype(np.intp)
-        is_there = self._place[blocks] == np.arange(begin, end)
-        # Bytes are searched in a fraction of the time that elements are chosen in.
-        return blocks if b"\0" not in is_there.tobytes() else blocks[is_there]
+        return blocks
 
     def _write(self, blocks: Ids, first: int) -> None:
         self._place[blocks] = np.arange(first, first + len(blocks))

@@ -1,5 +1,9 @@
 """Laws of the eviction order."""
 
+from collections.abc import Callable
+
+import pytest
+
 from kvleased.core.eviction import EvictionOrder, LeafFirstLRU
 from kvleased.core.leases import NOWHERE
 from tests.unit.service.core.builders import as_ids
@@ -101,3 +105,49 @@ def test_gaps_are_passed_over() -> None:
 
     order.discard(as_ids([NUM_BLOCKS - 1]))
     assert order.coldest(1, NOWHERE).tolist() == []
+
+
+def test_those_that_were_said_to_be_next_leave_and_the_others_keep_their_order() -> None:
+    """Who is asked for first and then leaves takes nobody else along, and is passed over from then on."""
+    order = LeafFirstLRU(NUM_BLOCKS)
+    order.add(as_ids(range(10)))
+    order.discard(as_ids([1, 4]))
+
+    order.evicted(order.coldest(3, NOWHERE))
+
+    assert list(order) == [5, 6, 7, 8, 9]
+    assert order.coldest(9, NOWHERE).tolist() == [5, 6, 7, 8, 9]
+
+
+def test_all_may_leave_at_once() -> None:
+    """An order is empty when all that it had have left, and takes others then."""
+    order = an_order(3, 1, 2)
+    order.discard(as_ids([2]))
+
+    order.evicted(order.coldest(2, NOWHERE))
+    assert order.coldest(1, NOWHERE).tolist() == []
+
+    order.add(as_ids([2]))
+    assert order.coldest(1, NOWHERE).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda order: order.discard(as_ids([1])), id="held again"),
+        pytest.param(lambda order: order.add_coldest(as_ids([7])), id="put back before them"),
+    ],
+)
+def test_those_that_were_next_leave_also_where_something_has_changed_since(
+    change: Callable[[EvictionOrder], None],
+) -> None:
+    """Others that came or went before they leave are counted once, and stay where they are."""
+    order = an_order(3, 1, 2)
+    leaving = order.coldest(2, NOWHERE)
+    change(order)
+    expected = [block for block in order if block not in leaving]
+
+    order.evicted(leaving)
+
+    assert list(order) == order.coldest(9, NOWHERE).tolist() == expected
+    assert len(order) == len(expected)

@@ -83,6 +83,28 @@ def test_index_outlives_its_places(keys: np.typing.NDArray[np.uint8]) -> None:
         assert found(index, keys, EVERYTHING) == EVERYTHING.tolist()
 
 
+@every_fall
+@pytest.mark.parametrize("num_others", [0, 1, 40])
+def test_keys_that_were_looked_for_are_found_once_they_are_added(
+    keys: np.typing.NDArray[np.uint8], num_others: int
+) -> None:
+    """Who gives the keys that it has just looked for adds them as any other, also where others came in between."""
+    index = KeyIndex(keys)
+    index.add(EVERYTHING[:30])
+    packed = keys[70:].tobytes()
+
+    assert index.find(packed).tolist() == [-1] * 30
+    if num_others:
+        index.add(EVERYTHING[30 : 30 + num_others])
+        index.discard(EVERYTHING[20:30])
+    index.add(EVERYTHING[70:], packed)
+
+    there = {*range(20 if num_others else 30), *range(30, 30 + num_others), *range(70, NUM_ENTRIES)}
+    assert found(index, keys, EVERYTHING) == [
+        at if at in there else -1 for at in range(NUM_ENTRIES)
+    ]
+
+
 def test_gone_keys_leave_nothing_behind() -> None:
     """However many different keys there were, an index does not fill up."""
     keys = a_column(list(range(NUM_ENTRIES)))

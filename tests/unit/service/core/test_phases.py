@@ -58,10 +58,10 @@ def test_lease_opens_only_in_a_phase_that_begins(phase: Phase) -> None:
     may = phase in PHASE_TRANSITIONS[Phase.UNUSED]
 
     if may:
-        book.open(a_lease(phase), "request", [BLOCKS], 8, 0)
+        book.open(a_lease(phase), "request", [(BLOCKS,)], 8, 0)
     else:
         with pytest.raises(AssertionError, match=f"no lease begins as {phase.name}"):
-            book.open(a_lease(phase), "request", [BLOCKS], 8, 0)
+            book.open(a_lease(phase), "request", [(BLOCKS,)], 8, 0)
 
     assert len(book) == may
 

@@ -2,12 +2,19 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from kvleased.core.ids import Ids
 from kvleased.core.records import TIER_COLUMNS, TierRecords
-from kvleased.core.seals import seal
+from kvleased.core.seals import Seals
 from tests.unit.service.core.builders import as_ids
 
 IDS = as_ids(range(4))
+
+
+def seal(records: TierRecords, ids: Ids, layout_digest: int) -> NDArray[np.uint64]:
+    """Return the seals that entries ought to carry in a layout."""
+    return Seals(records, layout_digest).of(ids)
 
 
 def some_records() -> TierRecords:

@@ -12,6 +12,7 @@ from kvleased.core.states import (
     State,
     Transitions,
     advance,
+    by_state,
     compile_transitions,
 )
 from tests.unit.service.core.builders import as_ids
@@ -91,3 +92,22 @@ def test_only_a_granted_block_is_committed() -> None:
     }
 
     assert committed_from == {State.RESERVED, State.QUARANTINED}
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        pytest.param([], id="none"),
+        pytest.param([3, 3, 3], id="one"),
+        pytest.param([3, 3, 1], id="one behind the other"),
+        pytest.param([1, 3, 3, 1, 4], id="mixed"),
+    ],
+)
+def test_each_state_is_found_with_all_that_are_in_it(states: list[int]) -> None:
+    """Every entry is told of once, under its state, in order."""
+    found = by_state(np.array(states, np.uint8))
+
+    assert {state: np.arange(len(states))[where].tolist() for state, where in found} == {
+        state: [at for at, one in enumerate(states) if one == state] for state in states
+    }
+    assert len(found) == len(set(states))
