@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvleased.descriptors import receive_packet
+from kvleased.descriptors import DescriptorsLostError, receive_packet
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 """Bytes of one message, well below what a socket's buffer takes in one piece."""
@@ -66,12 +66,15 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def receive(link: socket.socket, flags: int = 0) -> tuple[Message, list[int]] | None:
-    """Return the next message and its descriptors, or None at the end.
+    """Return the next message and its descriptors, none where this process may have no more, or None at the end.
 
     Raises:
         BlockingIOError: there is none yet.
     """
-    payload, fds = receive_packet(link, MESSAGE_BYTES_MAX, FDS_A_MESSAGE, flags)
+    try:
+        payload, fds = receive_packet(link, MESSAGE_BYTES_MAX, FDS_A_MESSAGE, flags)
+    except DescriptorsLostError as lost:
+        payload, fds = lost.packet, []
     if not payload:
         return None
     message: Message = json.loads(payload)

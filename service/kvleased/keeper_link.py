@@ -10,12 +10,17 @@ import socket
 import struct
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import structlog
 
 from kvlease.errors import PoolFullError, TooLargeError
 from kvleased import keeper
 from kvleased.keeper import Kept, Message
 from kvleased.silence import BEAT_SECONDS
+
+_LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
+_ADVICE: Final = "raise the limit of descriptors (ulimit -n, LimitNOFILE), or lower max_connections"
 
 
 class Listener(Protocol):
@@ -35,7 +40,8 @@ class KeeperLink:
         """Take the inherited end of the socket pair."""
         self._sock = sock
         self._number = 0
-        self._pending: dict[int, asyncio.Future[int]] = {}
+        self._pending: dict[int, tuple[str, asyncio.Future[int]]] = {}
+        """The names of regions that are being made, and the promises of their descriptors."""
         self._listener: Listener | None = None
         self._next_beat: asyncio.TimerHandle | None = None
         self.restarts: Mapping[str, int] = {}
@@ -75,14 +81,14 @@ class KeeperLink:
         """Return the descriptor of a new sealed region, which the supervisor keeps.
 
         Raises:
-            PoolFullError: the kernel refuses the memory.
+            PoolFullError: the kernel refuses the memory, or this process a descriptor of it.
             TooLargeError: the metadata is above the limit.
         """
         _check(metadata)
         self._number += 1
         number = self._number
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._pending[number] = future
+        self._pending[number] = name, future
         self._send(
             {
                 "op": "create",
@@ -158,7 +164,11 @@ class KeeperLink:
     def _act(self, message: Message, fds: list[int]) -> None:
         assert self._listener is not None, "not started"
         operation = message["op"]
-        if operation == "mover":
+        if operation == "mover" and not fds:
+            # Without its socket it is of no use; the next one may find room.
+            _LOG.warning("mover_not_attached", role=message["role"], advice=_ADVICE)
+            self.recycle_mover(message["role"], message["generation"])
+        elif operation == "mover":
             sock = socket.socket(fileno=fds[0])
             self._listener.mover_came(message["role"], sock, message["generation"])
         elif operation == "mover_died":
@@ -166,17 +176,25 @@ class KeeperLink:
         elif operation == "renew":
             self.renew()
         elif operation == "created":
-            future = self._pending.pop(message["number"])
-            if future.cancelled():
-                os.close(fds[0])
-            else:
-                future.set_result(fds[0])
+            self._created(message["number"], fds)
         elif operation == "refused":
-            refused = self._pending.pop(message["number"])
+            _, refused = self._pending.pop(message["number"])
             if not refused.cancelled():
                 refused.set_exception(
                     PoolFullError(f"the kernel refuses the memory: {message['message']}")
                 )
+
+    def _created(self, number: int, fds: Sequence[int]) -> None:
+        name, future = self._pending.pop(number)
+        if future.cancelled():
+            for fd in fds:
+                os.close(fd)
+        elif fds:
+            future.set_result(fds[0])
+        else:
+            self.drop(name)
+            message = f"the control process has as many descriptors as it may have; {_ADVICE}"
+            future.set_exception(PoolFullError(message, resource="descriptors"))
 
 
 def _check(metadata: Mapping[str, Any]) -> None:

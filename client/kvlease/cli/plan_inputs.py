@@ -14,6 +14,9 @@ from kvlease.units import TOKENS_MAX, checked_count
 AUTO: Final = "auto"
 """The longest request that stands for as many tokens as the model takes and the memory holds."""
 
+_FILE_BYTES_MAX: Final = 16 << 20
+"""Bytes of the longest file that is read: a model's weights, named by mistake, would fill the memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -81,7 +84,15 @@ def _cached_path(name: str) -> Path | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = file.read(_FILE_BYTES_MAX + 1)
+        if len(text) > _FILE_BYTES_MAX:
+            message = (
+                f"{path} has more than {_FILE_BYTES_MAX} bytes, so it describes no model; name "
+                "its config.json, or the directory that has one"
+            )
+            raise InvalidError(message, resource="model", limit=_FILE_BYTES_MAX)
+        return text.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidError(f"cannot read {path}: {error}", resource="model") from error
 

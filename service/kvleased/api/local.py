@@ -25,7 +25,7 @@ from kvleased.api.local_connection import (
 from kvleased.api.messages import parse
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import listen_unix, peer_of, remove_unix, role_of
-from kvleased.api.turns import Turns
+from kvleased.api.turns import Line, Turns
 from kvleased.callers import Caller
 from kvleased.roles import of_verb
 
@@ -47,6 +47,7 @@ class LocalServer:
         self.metrics = metrics
         self.connections: set[LocalConnection | _Opening] = set()
         self.turns = Turns()
+        self.streams_line = Line()
         self.daemon: Backend
         self.settings: Limits
         self._listener: socket.socket | None = None

@@ -16,16 +16,15 @@ from kvlease.framing import BYTES_OF_LENGTH, LENGTH, reply_frame
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.messages import parse
+from kvleased.api.outbox import Outbox
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import Peer, role_of
-from kvleased.api.turns import Turns
+from kvleased.api.turns import Line, Turns
 from kvleased.callers import Caller
 from kvleased.roles import OF_VERB, OWN, of_verb
 
-UNSENT_BYTES_MAX: Final = 4 << 20
-"""Bytes that a peer may leave unread before it is disconnected."""
 FRAMES_A_TURN: Final = 16
-"""Frames that are served of what one read brought before the loop looks at anything else."""
+"""Frames that are served of what one read brought, or sent of a stream, before the loop looks at anything else."""
 
 _RETRY_AFTER_MS: Final = 10
 _STREAMS: Final = frozenset({"watch", "trace"})
@@ -61,6 +60,11 @@ class Server(Protocol):
         """In what order connections are served that send many frames at once."""
         ...
 
+    @property
+    def streams_line(self) -> Line:
+        """In what order streams go on that have much to tell."""
+        ...
+
     def forget(self, connection: "LocalConnection") -> None:
         """Take note that a connection is closed."""
         ...
@@ -87,7 +91,7 @@ class LocalConnection(asyncio.Protocol):
     def __init__(self, server: Server, sock: socket.socket, peer: Peer, token: str) -> None:
         """Bind the connection to the worker with `token`, if it is not empty; `sock` is its transport's."""
         self._server = server
-        self._sock = sock
+        self._outbox = Outbox(sock)
         self._daemon = server.daemon
         self._observe = server.metrics.observe
         self._pid, self._uid = peer
@@ -121,25 +125,28 @@ class LocalConnection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once what was written is sent; also one that is only about to be made."""
         self._is_closed = True
-        if self._transport is not None:
-            self._transport.close()
+        self._outbox.end()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; a peer that does not read is disconnected rather than waited for."""
+        """Begin, unless the connection was closed before."""
         # uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        self._outbox.begin(self._transport)
         if self._is_closed:
-            self._transport.close()
+            self._outbox.end()
 
     def pause_writing(self) -> None:
-        """Disconnect a peer that leaves too much unread."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Keep what is to be sent, as the peer does not read."""
+        self._outbox.fill()
+
+    def resume_writing(self) -> None:
+        """Send what was kept."""
+        self._outbox.drain()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's contract
         """Forget every call that waits; the worker itself lives on."""
         self._transport = None
+        self._outbox.lose()
         self._server.forget(self)
         self._disarm()
         for future in list(self._waiting):
@@ -154,8 +161,8 @@ class LocalConnection(asyncio.Protocol):
             (body_bytes,) = LENGTH.unpack_from(data)
             if BYTES_OF_LENGTH + body_bytes == len(data) and body_bytes <= self._message_bytes_max:
                 # What nearly always comes: one frame and nothing else. Its answer leaves before the call is counted.
-                if not self._serve(data[BYTES_OF_LENGTH:]) and self._transport is not None:
-                    self._transport.close()
+                if not self._serve(data[BYTES_OF_LENGTH:]):
+                    self._outbox.end()
                 return
         self._partial += data
         if self._is_in_line or len(self._partial) < self._bytes_needed:
@@ -175,7 +182,7 @@ class LocalConnection(asyncio.Protocol):
             self._send(b"".join(batch))
         if not makes_sense:
             self._partial.clear()
-            self._transport.close()
+            self._outbox.end()
             return False
         has_more = self._has_frame()
         self._expect(is_in_frame=bool(self._partial) and not has_more)
@@ -322,15 +329,16 @@ class LocalConnection(asyncio.Protocol):
         watch.add_done_callback(self._watches.discard)
 
     async def _send_stream(self, verb: str, call: pb.Call, caller: Caller) -> None:
+        num_sent = 0
         async for answer in faults.stream(self._daemon, verb, getattr(call, verb), caller):
             self._send(frame_of(call.call_number, self._daemon.epoch, verb, answer))
+            num_sent += 1
+            if num_sent % FRAMES_A_TURN == 0:
+                # What is told of the past comes without a pause, thousands of events at once.
+                await self._server.streams_line.breathe()
             # A reader that is slow is no reason to disconnect: what it misses is told.
-            while self._unsent_bytes > _UNSENT_STREAM_BYTES_MAX:  # noqa: ASYNC110 -- nothing tells of it
+            while self._outbox.unsent_bytes > _UNSENT_STREAM_BYTES_MAX:  # noqa: ASYNC110 -- nothing tells of it
                 await asyncio.sleep(_UNSENT_SECONDS)
-
-    @property
-    def _unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _has_room(self) -> bool:
         return len(self._waiting) + len(self._watches) < self._calls_max
@@ -348,22 +356,10 @@ class LocalConnection(asyncio.Protocol):
         self._send(error_frame(call_number, self._daemon.epoch, error))
 
     def _send(self, frame: bytes) -> None:
-        """Send at once what the kernel takes: uvloop would keep it until the end of its turn."""
-        transport = self._transport
         if self._batch is not None:
             self._batch.append(frame)
-            return
-        if transport is None:
-            return
-        if not transport.get_write_buffer_size():
-            try:
-                num_sent = self._sock.send(frame)
-            except OSError:
-                num_sent = 0  # the transport meets the same and knows what to do
-            if num_sent == len(frame):
-                return
-            frame = frame[num_sent:]
-        transport.write(frame)
+        else:
+            self._outbox.send(frame)
 
 
 def _call_number(packed: bytes) -> int:

@@ -76,6 +76,17 @@ class Line:
             self._is_taken = True
             in_next_turn(self._next)
 
+    async def breathe(self) -> None:
+        """Go on in another turn than this one, after those in line; for who has said much without a pause."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go_on() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        self.wait(go_on)
+        await turn
+
     def _next(self) -> None:
         if not self._acts:
             self._is_taken = False

@@ -62,13 +62,15 @@ def sized(
         if part.layers
     ]
     if not memories:
+        # Blocks of no bytes: one, or all those that are never granted.
+        num_blocks = max(1, inputs.null_blocks)
         return Pools(
             layout=layout,
             groups=(),
             ranks=tuple(ranks),
             parts=parts,
-            own_blocks=(1,) * len(parts),
-            num_blocks=1,
+            own_blocks=(num_blocks,) * len(parts),
+            num_blocks=num_blocks,
             longest_request_tokens=inputs.longest_request_tokens or TOKENS_MAX,
             blocks_by_group=(),
         )

@@ -3,6 +3,7 @@
 import array
 import asyncio
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -177,6 +178,31 @@ async def test_slow_reader_of_a_stream_stays_connected(served: Served) -> None:
     assert [reply.trace.input_tokens for reply in replies] == list(range(12))
     (verb, request, caller) = served.daemon.calls[0]
     assert (verb, request, caller.token) == ("trace", pb.TraceRequest(cache="demo"), "tok")
+
+
+async def test_stream_of_the_past_holds_nobody_up(served: Served) -> None:
+    """However much a stream has to tell at once, others are answered in between, and nothing of it is lost."""
+    num_told = 0
+
+    def past() -> Iterator[pb.WatchResponse]:
+        nonlocal num_told
+        for num_told in range(1, 2001):
+            yield pb.WatchResponse(sequence=num_told)
+
+    served.daemon.events = past()  # type: ignore[assignment] -- an iterable will do
+    watcher, other = await served.line(), await served.line()
+    await watcher.ask(STATS)
+    await other.ask(STATS)
+
+    watcher.send(pb.Call(call_number=8, watch=pb.WatchRequest()))
+    first = await watcher.receive()
+    reply = await other.ask(STATS)
+    num_before = num_told
+    rest = [await watcher.receive() for _ in range(1999)]
+
+    assert reply.HasField("stats")
+    assert num_before < 1000
+    assert [one.watch.sequence for one in [first, *rest]] == list(range(1, 2001))
 
 
 async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,29 @@ async def test_talker_with_little_to_say_does_not_wait() -> None:
     assert (is_in_line, said) == (False, ["a"])
 
 
+async def test_one_goes_on_after_each_breath() -> None:
+    """Of those who pause one goes on in each turn of the loop, in the order in which they came; who left is passed."""
+    line = Line()
+    went_on: list[str] = []
+    heard: list[int] = []
+
+    async def pause(name: str) -> None:
+        await line.breathe()
+        went_on.append(name)
+
+    tasks = [asyncio.create_task(pause(name)) for name in "abcd"]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    assert repr(line) == "<Line of 4>"
+    while len(went_on) < 3:
+        heard.append(len(went_on))
+        await asyncio.sleep(0)
+
+    assert went_on == ["a", "c", "d"]
+    assert {0, 1, 2} <= set(heard)
+    assert repr(line) == "<Line of 0>"
+
+
 def paced_requests(count: int) -> tuple[list[int], list[asyncio.Future[None]]]:
     """Send so many requests at once; return the numbers of those that have begun, and all of them."""
     begun: list[int] = []

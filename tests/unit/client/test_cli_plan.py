@@ -332,6 +332,16 @@ def test_model_is_found_in_the_local_cache(model: Path, monkeypatch: pytest.Monk
     assert run("--model", "org/name", "--device-blocks", 1)[0] == 0
 
 
+@pytest.mark.parametrize("option", ["--model", "--specs"])
+def test_file_that_does_not_end_is_refused(option: str) -> None:
+    """What is no description of a model, such as its weights, is not read into memory."""
+    code, _, refused = run(option, "/dev/zero", "--device-blocks", 1)
+
+    assert code == 2
+    assert "/dev/zero has more than 16777216 bytes" in refused
+    assert "config.json" in refused
+
+
 def test_without_the_hub_only_paths_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's library is not needed."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

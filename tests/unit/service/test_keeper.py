@@ -1,15 +1,21 @@
 """What the supervisor keeps, and how it hands it over."""
 
+import asyncio
 import fcntl
 import json
 import os
+import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from kvlease.errors import PoolFullError
 from kvleased import keeper
-from kvleased.descriptors import receive_packet
+from kvleased.descriptors import DescriptorsLostError, receive_packet
 from kvleased.keeper import Store
+from kvleased.keeper_link import KeeperLink
 
 
 def _create(store: Store, name: str, num_bytes: int = 4096) -> int:
@@ -90,3 +96,101 @@ def test_descriptors_arrive_closed_on_exec() -> None:
 
         assert not os.get_inheritable(fd)
         os.close(fd)
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let this process have no descriptor beyond those that it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_descriptors_without_room_are_told_of() -> None:
+    """Whoever has no room for a packet's descriptors has the packet, and none of them."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        socket.send_fds(one, [b"packet"], [one.fileno(), one.fileno()])
+
+        with no_descriptor_left(), pytest.raises(DescriptorsLostError) as lost:
+            receive_packet(other, 100, 2)
+
+    assert lost.value.packet == b"packet"
+
+
+class Movers:
+    """Takes note of the movers that came."""
+
+    def __init__(self) -> None:
+        self.generations: list[int] = []
+
+    def mover_came(self, role: str, sock: socket.socket, generation: int) -> None:
+        """Note it."""
+        assert role == "mover"
+        sock.close()
+        self.generations.append(generation)
+
+    def mover_died(self, role: str, generation: int) -> None:
+        """None dies here."""
+
+
+async def test_region_without_a_descriptor_is_refused_and_the_next_one_made() -> None:
+    """Where this process may have no descriptor more, making memory is refused rather than waited for without end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = KeeperLink(theirs)
+    link.start(Movers())
+    store = Store()
+
+    with ours:
+        refused = asyncio.create_task(link.create("a", 4096, {}))
+        await asyncio.sleep(0)
+        _answer(store, ours)
+        with no_descriptor_left(), pytest.raises(PoolFullError, match="ulimit -n") as error:
+            await asyncio.wait_for(refused, 10)
+        _answer(store, ours)
+        made = asyncio.create_task(link.create("b", 8192, {}))
+        await asyncio.sleep(0)
+        _answer(store, ours)
+        fd = await asyncio.wait_for(made, 10)
+
+    assert error.value.resource == "descriptors"
+    assert os.fstat(fd).st_size == 8192
+    assert len(store) == 1
+    os.close(fd)
+    store.close()
+    link.close()
+
+
+async def test_mover_without_a_descriptor_is_replaced() -> None:
+    """A mover whose socket found no room here is of no use, so another one is asked for."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = KeeperLink(theirs)
+    movers = Movers()
+    link.start(movers)
+
+    with ours:
+        for generation in (1, 2):
+            message = {"op": "mover", "role": "mover", "generation": generation}
+            socket.send_fds(ours, [keeper.encode(message)], [ours.fileno()])
+            if generation == 1:
+                with no_descriptor_left():
+                    link._read()
+        link._read()
+        asked = json.loads(ours.recv(1000))
+
+    assert asked == {"op": "recycle_mover", "role": "mover", "generation": 1}
+    assert movers.generations == [2]
+    link.close()
+
+
+def _answer(store: Store, link: socket.socket) -> None:
+    """Carry out one message of the control process, and answer it."""
+    received = keeper.receive(link)
+    assert received is not None
+    for reply, fds in store.act(*received):
+        socket.send_fds(link, [keeper.encode(reply)], fds)

@@ -75,6 +75,19 @@ def test_engine_that_keeps_nothing_has_one_block_of_nothing() -> None:
     assert made.num_slots == 0
 
 
+@pytest.mark.parametrize(("null_blocks", "num_blocks"), [(0, 1), (1, 1), (65, 65)])
+def test_engine_that_keeps_nothing_has_the_blocks_that_are_never_granted(
+    null_blocks: int, num_blocks: int
+) -> None:
+    """Blocks of no bytes are there as many as never granted ones are asked for, so that no number is below 0."""
+    nothing = inputs(layers=(), device_bytes=0, ranks=(RankInputs(keeps_nothing=True),))
+    made = plan(dataclasses.replace(nothing, null_blocks=null_blocks))
+
+    assert (made.num_blocks, made.null_blocks) == (num_blocks, null_blocks)
+    assert (made.usable_blocks, made.capacity_tokens) in [(0, 0), (1, TOKENS_MAX)]
+    assert all(waste.num_bytes >= 0 for waste in made.waste)
+
+
 def test_layer_that_two_ranks_keep_differently_is_refused() -> None:
     """One name means one thing on all ranks; the refusal has both pages."""
     wider = dataclasses.replace(LAYER, num_kv_heads=4)
