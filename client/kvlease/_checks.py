@@ -21,6 +21,8 @@ _SHOWN_BITS_MAX: Final = 128
 """Bits of the largest integer that a refusal spells out."""
 _SHOWN_CHARACTERS_MAX: Final = 40
 _BYTES_PER_TOKEN_ID: Final = 4
+_TOKEN_ID_MAX: Final = 2**31 - 1
+_SIGN: Final = 0x80
 _LISTS: Final = (list, tuple)
 _TYPES_OF_KEYS: Final = frozenset({bytes})
 _LENGTHS_OF_KEYS: Final = frozenset({BYTES_PER_KEY})
@@ -101,11 +103,23 @@ def _check_seconds(field: str, seconds: float, instead: str) -> None:
 
 
 def check_token_ids(token_ids: bytes, num_tokens: int) -> None:
-    """Refuse more token ids, packed as int32, than the lease shall cover tokens.
+    """Refuse token ids, packed as int32, that are negative, or more than the lease shall cover tokens.
 
     Raises:
-        InvalidError: rule too_many_tokens; the message names both numbers.
+        InvalidError: rule negative_token or too_many_tokens; the message names the id, or both numbers.
     """
+    # The sign is the highest bit of the last byte.
+    last_bytes = token_ids[_BYTES_PER_TOKEN_ID - 1 :: _BYTES_PER_TOKEN_ID]
+    if last_bytes and max(last_bytes) >= _SIGN:
+        at = next(at for at, byte in enumerate(last_bytes) if byte >= _SIGN)
+        start = at * _BYTES_PER_TOKEN_ID
+        token = int.from_bytes(
+            token_ids[start : start + _BYTES_PER_TOKEN_ID], "little", signed=True
+        )
+        message = f"token_ids[{at}] is {token}; a token id is from 0 to {_TOKEN_ID_MAX}"
+        raise InvalidError(
+            message, resource="token_ids", rule="negative_token", limit=_TOKEN_ID_MAX
+        )
     num_ids = len(token_ids) // _BYTES_PER_TOKEN_ID
     if num_ids > num_tokens:
         message = (

@@ -121,6 +121,12 @@ def grant(run: Run, token: str, other: str) -> int:
     run.call(
         "reserve", pb.ReserveRequest(request_id="r3", num_tokens=8, token_ids=tokens), token=other
     )
+    negative = pb.ReserveRequest(
+        request_id="r4", num_tokens=8, token_ids=packed(5, 6, -3, code="i")
+    )
+    run.call("reserve", negative, token=other)
+    twice = pb.ReserveRequest(request_id="r4", num_tokens=12, keys=keys(1, 2) + keys(1, 1))
+    run.call("reserve", twice, token=other)
     for number in (lease_id, -1, 2**45):
         run.call("map", pb.MapRequest(lease_id=number), token=token)
     run.call("map", pb.MapRequest(lease_id=lease_id), token=other)
@@ -433,6 +439,19 @@ def test_scenario_meets_every_verb_and_refusal(plays: dict[str, Any]) -> None:
     assert {kind for kind, _ in plays["unix"][1]} >= {
         "lease_granted", "lease_forked", "lease_trimmed", "blocks_committed", "lease_evicted", "lease_reloaded",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", [*SOCKETS])
+def test_prefix_that_is_none_is_refused_over_each_transport(
+    plays: dict[str, Any], scheme: str
+) -> None:
+    """Neither a negative token id nor a key that comes twice begins a prefix, and the refusal says which it is."""
+    told = {said.get("rule"): said["message"] for _, said in plays[scheme][0] if "code" in said}
+
+    assert told["negative_token"] == "token_ids[2] is -3; a token id is from 0 to 2147483647"
+    assert told["repeated_key"] == (
+        "keys names a block twice: key 2 is key 0 again; the keys of a chain differ"
+    )
 
 
 @pytest.fixture(scope="module")

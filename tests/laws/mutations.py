@@ -25,6 +25,7 @@ from tests.laws.of_magazines import OF_MAGAZINES
 from tests.laws.of_operating import OF_OPERATING
 from tests.laws.of_policies import OF_POLICIES
 from tests.laws.of_ranks import OF_RANKS
+from tests.laws.of_remedies import OF_REMEDIES
 from tests.laws.of_tiers import OF_TIERS
 from tests.laws.of_turns import OF_TURNS
 from tests.laws.restarts import OF_RESTARTS
@@ -229,13 +230,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     insertion_is_not_counted.__name__: insertion_is_not_counted,
     **{one.__name__: one for one in (*MENDED, *OF_RESTARTS, *OF_POLICIES)},
     **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES, *OF_OPERATING)},
-    **{one.__name__: one for one, _ in (*OF_TIERS, *OF_ADOPTING, *OF_RANKS)},
+    **{one.__name__: one for one, _ in (*OF_TIERS, *OF_ADOPTING, *OF_RANKS, *OF_REMEDIES)},
 }
 """Every seeded bug by name; each bug that is ever fixed adds one."""
 
 CACHES: Final[dict[str, str]] = {
     **{one.__name__: name for one, name in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES, *OF_OPERATING)},
-    **{one.__name__: name for one, name in OF_RANKS},
+    **{one.__name__: name for one, name in (*OF_RANKS, *OF_REMEDIES)},
     "fork_heeds_no_minimum": "limited",
     "refused_call_keeps_its_room_from_those_that_wait": "state",
     "room_is_made_of_the_callers_own_prefix": "state",

@@ -7,7 +7,7 @@ from kvlease.errors import KVLeaseError
 if TYPE_CHECKING:
     from tests.laws.world import World
 
-_SAY_NO_TIME: Final = ("DEADLINE", "BUSY")
+_SAY_NO_TIME: Final = ("DEADLINE",)
 """Retryable refusals of which nobody knows how long they will hold."""
 _OF_POOLS: Final = ("device_blocks", "tenant_blocks", "host_slots", "leases", "tenant_leases")
 """Resources whose refusals say who has the pool."""

@@ -18,7 +18,7 @@ class Turns:
 
     def __init__(self) -> None:
         """Start with nobody waiting."""
-        self._order: list[int] = []
+        self.order: list[int] = []
         self._now = 0.0
         self._again: set[int] = set()
         self._asking: set[int] = set()
@@ -28,25 +28,25 @@ class Turns:
         asked, self._asking = self._asking, set(world.cache._state.asking)
         waiters = list(world.cache._state.waiting)
         if not waiters:
-            self._order = []
+            self.order = []
             self._again.clear()
             return
         _check_shares(world)
         order = [waiter.ticket for waiter in waiters]
         if world.now == self._now:
-            stayed = [ticket for ticket in self._order if ticket in order]
-            if stayed != [ticket for ticket in order if ticket in self._order]:
-                world.fail(f"calls {self._order} came to wait in the order {order}")
+            stayed = [ticket for ticket in self.order if ticket in order]
+            if stayed != [ticket for ticket in order if ticket in self.order]:
+                world.fail(f"calls {self.order} came to wait in the order {order}")
         new = [waiter.ticket for waiter in waiters if isinstance(waiter.command, commands.Reserve)]
         # Who is known, and did not wait for its turn before, has been served.
         self._again.update(
             ticket
             for ticket in new
-            if ticket in world.calls and ticket not in self._order and ticket not in asked
+            if ticket in world.calls and ticket not in self.order and ticket not in asked
         )
         if sorted(new, key=lambda ticket: ticket not in self._again) != new:
             world.fail(f"of calls {new} those that start over, {self._again}, do not come first")
-        self._order, self._now = order, world.now
+        self.order, self._now = order, world.now
 
 
 def _check_shares(world: "World") -> None:

@@ -36,6 +36,7 @@ from kvleased.core.sound import Sound
 from tests.laws import answers, crashes, needs, sharing
 from tests.laws.actors import ZERO, Call, Held, Job, Mark, ViolationError, Worker
 from tests.laws.holders import read_row, remember_places
+from tests.laws.obeying import keep_their_word
 from tests.laws.refusals import explains
 from tests.laws.shapes import SHAPE
 from tests.laws.stores import Stores
@@ -80,9 +81,7 @@ class World:
         self.jobs: dict[int, Job] = {}
         self.calls: dict[int, Call] = {}
         self.pins: list[PinId] = []
-        self.step = 0
-        self.num_operations = 0
-        self.num_requests = 0
+        self.step = self.num_operations = self.num_requests = 0
         self.seen: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.crash: crashes.Crash | None = None
@@ -132,6 +131,7 @@ class World:
             explains(self, error)
             if before and before != self.digest():
                 self.fail(f"refused {command} changed something")
+        keep_their_word(self, command, outcome, effects)
         self.carry_out(effects)
         self.check()
         if self.cache._state.waiting.by_ticket:

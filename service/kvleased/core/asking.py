@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvlease.errors import BusyError, InvalidError, KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.commands import Probed, Reserve
 from kvleased.core.effects import Done, Outcome, Probe, Tier
@@ -18,6 +18,7 @@ from kvleased.core.ids import Ids
 from kvleased.core.labels import pack_labels
 from kvleased.core.looking import EVERYWHERE, keys_at
 from kvleased.core.marks import key_words
+from kvleased.core.refusals import superseded
 from kvleased.core.search import Match, keys_of_groups, look_everywhere, match, positions_of
 from kvleased.core.seating import (
     check_call,
@@ -70,9 +71,7 @@ def supersede_asking(state: CacheState, command: Reserve, ticket: int | None) ->
         assert isinstance(other.command, Reserve), "only new requests ask"
         if other.command.request_id == command.request_id:
             del state.asking[other.ticket]
-            state.wake(
-                other.ticket, BusyError("a later call for the same request took this one's place")
-            )
+            state.wake(other.ticket, superseded(state, command.wait_ms))
 
 
 # What to ask for ------------------------------------------------------------------------------------------------------

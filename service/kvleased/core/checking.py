@@ -25,7 +25,7 @@ from kvleased.core.rank_checks import rank_violations
 from kvleased.core.sound import Sound
 from kvleased.core.state import CacheState
 from kvleased.core.states import State
-from kvleased.core.tenants import tenant_violations
+from kvleased.core.tenant_checks import tenant_violations
 from kvleased.core.tier_checks import tier_violations
 
 _STATES: Final = 256

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from kvlease.errors import InvalidError, WrongStateError
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, PinId
+from kvleased.core.chains import check_distinct, check_keys
 from kvleased.core.commands import Commit, Lookup, Map, Pin, Unpin
 from kvleased.core.effects import Committed, Found, Mapped, Outcome, Pinned, Released
 from kvleased.core.ending import renew
@@ -22,12 +23,11 @@ from kvleased.core.phases import Phase
 from kvleased.core.records import NULL
 from kvleased.core.retention import keep_class
 from kvleased.core.search import match
-from kvleased.core.state import CacheState, chosen_keys, split_keys
+from kvleased.core.state import CacheState, chosen_keys
 from kvleased.core.states import Event, State
 from kvleased.core.tenants import blocks_to_pin, is_foreign
 from kvleased.counted import counted
 
-_WORDS_PER_KEY: Final = BYTES_PER_KEY // 8
 # Reading a member of an enumeration costs as much as a small array operation, and comparing an array with one ten.
 _READY: Final = int(State.READY)
 _COMMIT: Final = Event.COMMIT
@@ -116,13 +116,9 @@ def _new(state: CacheState, named: _Named, states: NDArray[np.uint8] | None) -> 
 
 def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
     """Refuse keys that are none, or that name what the lease cannot have written."""
-    if len(command.keys) % BYTES_PER_KEY:
-        msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
-        raise InvalidError(msg, resource="keys")
+    check_keys(command.keys)
+    check_distinct(command.keys)
     num_keys = len(command.keys) // BYTES_PER_KEY
-    if not are_distinct(command.keys):
-        msg = "keys names a block twice; the keys of a chain differ"
-        raise InvalidError(msg, resource="keys")
     covered = _covered_tokens(state, lease)
     num_full = command.num_tokens // state.shape.hash_tokens
     if not 0 <= command.num_tokens <= covered:
@@ -194,16 +190,6 @@ def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
     state.device.let_go(left)
     state.counters["blocks_given_back"] += len(left)
     return len(left)
-
-
-def are_distinct(keys: bytes) -> bool:
-    """Tell whether no key is there twice."""
-    words = np.frombuffer(keys, np.uint64)[::_WORDS_PER_KEY].copy()
-    words.sort()
-    if b"\0" not in (words[1:] != words[:-1]).tobytes():
-        return True
-    one_by_one = split_keys(keys)
-    return len(set(one_by_one)) == len(one_by_one)
 
 
 def _check_same_keys(state: CacheState, ready: Ids, keys: bytes) -> None:

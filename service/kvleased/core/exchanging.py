@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
 from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.chains import are_distinct
 from kvleased.core.commands import Exchange, Inventory
-from kvleased.core.committing import are_distinct
 from kvleased.core.effects import Exchanged, Inventoried, Outcome
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
 from kvleased.core.looking import EVERYWHERE, is_any_below, look_below, tenants_of
 from kvleased.core.magazines import Magazine
-from kvleased.core.moving import prefetch
+from kvleased.core.prefetching import prefetch
 from kvleased.core.room import num_available, room
 from kvleased.core.state import CacheState, chosen_keys, pack, split_keys
 from kvleased.core.states import Event, State

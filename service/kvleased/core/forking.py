@@ -15,6 +15,7 @@ A fork never waits for room, only for its copies. Until it is answered the paren
 that are copied. The flight holds them, so that neither the parent's end nor its eviction lets anybody else write them.
 """
 
+from bisect import bisect_left
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -43,7 +44,7 @@ from kvleased.core.parting import joined_id, wait_beside
 from kvleased.core.phases import Phase
 from kvleased.core.records import NULL
 from kvleased.core.refusals import draining, fork_full
-from kvleased.core.room import num_available, room
+from kvleased.core.room import num_at_once, num_available, room
 from kvleased.core.state import CacheState
 from kvleased.core.states import Event, State
 from kvleased.core.tenants import check_tokens_fit
@@ -84,7 +85,7 @@ def fork(state: CacheState, command: Fork, now: float) -> Outcome:
         raise WrongStateError(msg, resource="lease")
     _check(state, parent, command)
     row = _row_of(state, parent, command.num_tokens)
-    fresh = _room_for(state, parent, row.num_fresh)
+    fresh = _room_for(state, parent, command, row.num_fresh)
     lease = _begin(state, parent, command, now)
     entries = _take(state, lease, row, fresh)
     if lease.pending:
@@ -222,18 +223,31 @@ def _newest_state(
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def _room_for(state: CacheState, parent: Lease, count: int) -> Ids:
+def _room_for(state: CacheState, parent: Lease, command: Fork, count: int) -> Ids:
     """Return free blocks for a fork, having evicted what was needed, or refuse it with numbers."""
     tenant, fresh = parent.tenant, None
     if not state.leases.free_rows or (state.keeps_rows and lacks_row(state, tenant)):
-        raise fork_full(state, tenant, count)
+        raise fork_full(state, tenant, count, ())
     if not count:
         return NOWHERE
     if not len(state.waiting) and count <= num_available(state, tenant, NOWHERE):
         fresh = room(state, count, tenant, NOWHERE, may_wait=False)
     if fresh is None:
-        raise fork_full(state, tenant, count)
+        raise fork_full(state, tenant, count, _fewer_tokens(state, parent, command.num_tokens))
     return fresh
+
+
+def _fewer_tokens(state: CacheState, parent: Lease, num_tokens: int) -> tuple[str, ...]:
+    """Return the most tokens, fewer than these, for which a fork's blocks are there, if there are any."""
+    # Whoever waits comes before a fork that takes any block.
+    at_once = 0 if state.waiting else num_at_once(state, parent.tenant, NOWHERE)
+    least = max(1, int(state.leases.rows.num_computed[parent.row]))
+
+    def is_too_much(num_tokens: int) -> bool:
+        return _row_of(state, parent, num_tokens).num_fresh > at_once
+
+    num_sizes = bisect_left(range(least, num_tokens), True, key=is_too_much)
+    return (f"num_tokens={least + num_sizes - 1}",) if num_sizes else ()
 
 
 def _begin(state: CacheState, parent: Lease, command: Fork, now: float) -> Lease:

@@ -11,6 +11,7 @@ from kvlease.errors import InvalidError, NeverFitsError, WrongStateError
 from kvlease.groups import Counts
 from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.bringing import attributed, bring
+from kvleased.core.chains import asking_for, check_distinct, check_keys
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.explaining import misses_of
@@ -39,7 +40,7 @@ Row = Ids | NDArray[np.int32]
 
 
 def check_tokens(
-    state: CacheState, num_tokens: int, tenant: int, lease: Lease | None = None
+    state: CacheState, num_tokens: int, tenant: int, lease: Lease | None = None, num_keys: int = 0
 ) -> None:
     """Refuse a number of tokens that can never be covered, and is not by the lease that is meant."""
     if num_tokens <= 0:
@@ -49,7 +50,7 @@ def check_tokens(
         # The pool may have been larger when it was granted.
         if lease is not None and _had_been_granted(state, lease, num_tokens):
             return
-        raise _never_fits(state, num_tokens, tenant)
+        raise _never_fits(state, num_tokens, tenant, num_keys)
 
 
 def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
@@ -59,13 +60,13 @@ def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
     return num_missing(state, lease, num_tokens) <= 0
 
 
-def _never_fits(state: CacheState, num_tokens: int, tenant: int) -> NeverFitsError:
+def _never_fits(state: CacheState, num_tokens: int, tenant: int, num_keys: int) -> NeverFitsError:
     """Explain why no lease will ever cover so many tokens, and how many one of this tenant can."""
     shape, covering = state.shape, state.covering
     longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
     need, asked, at_most = sum(most), "", most_tokens(state, tenant, longest)
     less = f"ask for at most {counted(at_most, 'token')}, or " if at_most else ""
-    remedies = (f"num_tokens={at_most}",) if at_most else ()
+    remedies = (asking_for(at_most, num_keys, shape.hash_tokens),) if at_most else ()
     if covering.is_simple:
         limit = min(shape.groups[0].table_blocks, limit)
         need = -(-num_tokens // covering.tokens_per_block)
@@ -97,9 +98,10 @@ def _never_fits(state: CacheState, num_tokens: int, tenant: int) -> NeverFitsErr
 def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
     tenant = state.workers[command.worker_id]
-    check_tokens(state, command.num_tokens, tenant)
+    num_keys = len(command.keys) // BYTES_PER_KEY
+    check_tokens(state, command.num_tokens, tenant, num_keys=num_keys)
     if state.is_limited:
-        check_tokens_fit(state, tenant, command.num_tokens)
+        check_tokens_fit(state, tenant, command.num_tokens, num_keys)
     if (
         command.priority != PRIORITY_NORMAL
         or command.retain_seconds
@@ -108,14 +110,12 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
         check_class(state, command)
     if not command.keys:
         return
-    if len(command.keys) % BYTES_PER_KEY:
-        msg = f"keys has {len(command.keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
-        raise InvalidError(msg, resource="keys")
-    num_keys = len(command.keys) // BYTES_PER_KEY
+    check_keys(command.keys)
     most_keys = -(-command.num_tokens // state.shape.hash_tokens)
     if num_keys > most_keys:
         msg = f"keys names {counted(num_keys, 'block')}, but num_tokens covers only {most_keys}; send fewer keys"
         raise InvalidError(msg, resource="keys", need=num_keys, limit=most_keys)
+    check_distinct(command.keys)
 
 
 def attempt_reserve(

@@ -1,5 +1,6 @@
 """Own the moving of blocks between device and host on request: evict and reload, of leases and of cached blocks."""
 
+from bisect import bisect_left
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -7,29 +8,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import (
-    InvalidError,
     KVLeaseError,
-    NeverFitsError,
     WrongStateError,
 )
-from kvlease.ids import BYTES_PER_KEY, CopyId, WorkerId
+from kvlease.groups import Keeps
+from kvlease.ids import CopyId
+from kvleased.core.chains import check_keys
 from kvleased.core.commands import Evict, Reload
 from kvleased.core.effects import Evicted, Outcome, Reloaded
-from kvleased.core.flights import Flight, Purpose
+from kvleased.core.flights import Purpose
 from kvleased.core.granting import pack_parts
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE, Lease
-from kvleased.core.looking import EVERYWHERE, look_below, parted, tenants_of
-from kvleased.core.parking import larger
 from kvleased.core.phases import Phase
-from kvleased.core.refusals import keys_full, slots_full, slots_never_fit
+from kvleased.core.records import NULL
+from kvleased.core.refusals import slots_full, slots_never_fit, superseded_for_lease
 from kvleased.core.retention import keep_class
-from kvleased.core.room import are_dirty, evict_blocks, host_slots, num_available, room
-from kvleased.core.state import CacheState, split_keys
+from kvleased.core.room import (
+    are_dirty,
+    evict_blocks,
+    host_slots,
+    num_available,
+    num_slots_available,
+    room,
+)
+from kvleased.core.state import CacheState
 from kvleased.core.states import State
-from kvleased.core.tenants import check_fits, of_one_tenant, only_of, own_victims, victims
+from kvleased.core.tenants import only_of, own_victims, victims
 from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
-from kvleased.counted import are
 
 _LEASE_AND_COPY: Final = 2
 """Holders of a block of which nobody else has anything."""
@@ -57,18 +63,10 @@ def is_large(state: CacheState, lease: Lease) -> bool:
 
 def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) -> Outcome:
     """Let a repeated call wait in the place of the first one."""
-    state.wake(
-        lease.ticket, WrongStateError("a later call for the same lease took this one's place")
-    )
+    state.wake(lease.ticket, superseded_for_lease())
     lease.ticket, lease.ticket_deadline = state.next_id(), deadline(wait_ms, now)
     lease.next_reload = None
     return Outcome(ticket=lease.ticket)
-
-
-def _check_keys(keys: bytes) -> None:
-    if len(keys) % BYTES_PER_KEY:
-        msg = f"keys has {len(keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
-        raise InvalidError(msg, resource="keys")
 
 
 # Evict ------------------------------------------------------------------------------------------------------------
@@ -114,22 +112,27 @@ def _evict_apart(state: CacheState, lease: Lease, now: float) -> None:
 def _way_down(state: CacheState, lease: Lease) -> _Way:
     """Choose slots for those of a lease's blocks that have none, and hold the slots of the others."""
     blocks = state.leases.blocks_of(lease)
-    states = state.device.records.state[blocks].tobytes()
-    if _READY_BYTE not in states:
+    if _READY_BYTE not in state.device.records.state[blocks].tobytes():
         # Nearly always; to choose all of many blocks takes as long as to move them.
-        slots = lease.moving_to = _slots_for_lease(state, len(blocks), NOWHERE, lease.tenant)
+        slots = lease.moving_to = _slots_for_lease(state, lease, len(blocks), NOWHERE)
         return _Way(blocks, slots, np.zeros(len(blocks), np.bool_))
-    is_ready = np.frombuffer(states, np.uint8) == State.READY
-    placed = np.full(len(blocks), -1, np.intp)
-    placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
+    placed, is_ready = _placed(state, blocks)
     missing = placed < 0
     there = placed[~missing]
     blocks, is_ready = blocks[missing], is_ready[missing]
-    slots = _slots_for_lease(state, len(blocks), there, lease.tenant)
+    slots = _slots_for_lease(state, lease, len(blocks), there)
     placed[missing] = slots
     state.host.hold(there)
     lease.moving_to = placed
     return _Way(blocks, slots, is_ready)
+
+
+def _placed(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]]:
+    """Return the slots that blocks have already, -1 where they have none, and which of the blocks are READY."""
+    is_ready = state.device.records.state[blocks] == State.READY
+    placed = np.full(len(blocks), -1, np.intp)
+    placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
+    return placed, is_ready
 
 
 def _take_down(state: CacheState, lease: Lease, way: _Way) -> None:
@@ -139,11 +142,35 @@ def _take_down(state: CacheState, lease: Lease, way: _Way) -> None:
     state.leases.enter(lease, Phase.EVICTING)
 
 
-def _slots_for_lease(state: CacheState, count: int, reused: Ids, tenant: int) -> Ids:
+def _slots_for_lease(state: CacheState, lease: Lease, count: int, reused: Ids) -> Ids:
     slots = host_slots(state, count, reused)
-    if slots is None:
-        raise slots_never_fit(state, count + len(reused)) or slots_full(state, count, tenant)
-    return slots
+    if slots is not None:
+        return slots
+    never = slots_never_fit(state, count + len(reused))
+    raise never or slots_full(state, count, lease.tenant, reused, _fewer_tokens(state, lease))
+
+
+def _fewer_tokens(state: CacheState, lease: Lease) -> tuple[str, ...]:
+    """Return the most tokens to which a lease could be trimmed so that there are slots for the rest, if it can be."""
+    if lease.members is not None or any(one.keeps is Keeps.STATE for one in state.shape.groups):
+        # Others have a say in it; and where states are, a trim moves some.
+        return ()
+    rows, row = state.leases.rows, lease.row
+    num_computed = int(rows.num_computed[row])
+    least = max(1, num_computed)
+
+    def is_too_much(num_tokens: int) -> bool:
+        kept = [
+            part[: state.covering.last_covered(at, num_computed, num_tokens)]
+            for at, part in enumerate(state.leases.parts_of(row))
+        ]
+        blocks = np.concatenate(kept).astype(np.intp)
+        placed, _ = _placed(state, blocks[blocks != NULL])
+        num_missing = int(np.count_nonzero(placed < 0))
+        return num_missing > num_slots_available(state, placed[placed >= 0])
+
+    num_sizes = bisect_left(range(least, int(rows.num_tokens[row])), True, key=is_too_much)
+    return (f"num_tokens={least + num_sizes - 1}",) if num_sizes else ()
 
 
 def finish_evict(state: CacheState, lease: Lease, copied: Ids, now: float) -> Evicted:
@@ -169,7 +196,7 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
 
     A worker moves its own tenant's blocks alone.
     """
-    _check_keys(command.keys)
+    check_keys(command.keys)
     device, host = state.device, state.host
     tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
     if command.keys:
@@ -321,69 +348,3 @@ def _reloaded(state: CacheState, lease: Lease, num_reloaded: int) -> Reloaded:
         row=lease.row,
         num_blocks=counts,
     )
-
-
-def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
-    """Bring cached blocks back to the device for whoever asks next; of several tenants' blocks only the first one's.
-
-    A worker brings back its own tenant's alone.
-    """
-    _check_keys(command.keys)
-    below = _cached_below(state, state.covering.every_key(command.keys))
-    if command.worker_id is not None:
-        tenant = state.tenant_of(command.worker_id)
-        below = below[tenants_of(state, ~below, tenant) == tenant]
-    slots = of_one_tenant(state, below)
-    count = len(slots)
-    if not count:
-        return Outcome(reply=Reloaded(block_ids=b"", num_reloaded=0, num_tokens=0, row=0))
-    usable = state.shape.usable_blocks
-    if count > usable:
-        more = larger(state.shape.parked_blocks, count - usable, "ask for fewer keys")
-        msg = f"{are(count, 'block')} asked for and the device pool has {usable}; {more}"
-        raise NeverFitsError(
-            msg,
-            resource="device_blocks",
-            need=count,
-            available=state.device.num_available,
-            limit=usable,
-            remedies=(f"num_keys={usable}",),
-        )
-    tenant, fresh = int(tenants_of(state, ~slots[:1], 0)[0]), None
-    check_fits(state, tenant, count)
-    available = max(0, num_available(state, tenant, NOWHERE))
-    if count <= available:
-        fresh = room(state, count, tenant, NOWHERE, may_wait=False)
-    if fresh is None:
-        raise keys_full(
-            state, count, available, state.workers.get(command.worker_id or WorkerId(0))
-        )
-    ticket = state.next_id()
-    for flight in prefetch(state, slots, fresh):
-        flight.ticket, flight.ticket_deadline = ticket, deadline(command.wait_ms, now)
-    return Outcome(ticket=ticket)
-
-
-def prefetch(state: CacheState, slots: Ids, fresh: Ids) -> list[Flight]:
-    """Start the copies that bring cached blocks from slots, by the numbers of `looking`, to free blocks."""
-    is_in = parted(state, slots)
-    flights = []
-    for purpose, is_there, first in (
-        (Purpose.PREFETCH, is_in.host, 0),
-        (Purpose.DISK_PREFETCH, is_in.disk, len(state.host)),
-    ):
-        if is_there.any():
-            sources = slots[is_there] - first
-            flights.append(state.fly(purpose, sources, fresh[is_there], keyed=sources >= 0))
-    return flights
-
-
-def _cached_below(state: CacheState, keys: bytes) -> Ids:
-    """Return the slots, by the numbers of `looking`, of those keys that are neither on the device nor on their way."""
-    wanted = [*dict.fromkeys(split_keys(keys))]
-    packed = b"".join(wanted)
-    entries, is_missing = state.device.index.find(packed), ~state.are_loading(packed)
-    is_missing &= entries < 0
-    look_below(state, packed, (entries, is_missing.copy()), EVERYWHERE)
-    below = ~entries[is_missing]
-    return below[below >= 0]

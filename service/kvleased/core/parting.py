@@ -5,7 +5,7 @@ A lease leaves the device only when every member has asked for it: until then an
 
 from collections.abc import Sequence
 
-from kvlease.errors import BusyError, KVLeaseError, UnknownLeaseError, WrongStateError
+from kvlease.errors import BusyError, KVLeaseError, UnknownLeaseError
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Evict
 from kvleased.core.effects import Evicted, Outcome, Wake
@@ -13,6 +13,7 @@ from kvleased.core.leases import Lease
 from kvleased.core.moving import deadline, evict_lease
 from kvleased.core.phases import Phase
 from kvleased.core.ranks import Call, Members
+from kvleased.core.refusals import superseded_for_lease
 from kvleased.core.state import CacheState
 from kvleased.counted import counted
 
@@ -78,7 +79,7 @@ def withdraw_evict(state: CacheState, members: Members, worker_id: WorkerId) -> 
     """Let a member's lease stay, which it had asked to evict: it is about to be told where the blocks are."""
     call = members.evicts.pop(worker_id, None)
     if call is not None:
-        state.wake(call.ticket, _superseded())
+        state.wake(call.ticket, superseded_for_lease())
 
 
 def end_late_evicts(state: CacheState, members: Members, now: float) -> None:
@@ -158,7 +159,7 @@ def add_call(
     calls = _calls(state, lease)
     for call in calls:
         if call.worker_id == worker_id and call.ticket != ticket:
-            state.effects.append(Wake(ticket=call.ticket, result=_superseded()))
+            state.effects.append(Wake(ticket=call.ticket, result=superseded_for_lease()))
     call = Call(
         ticket=ticket, worker_id=worker_id, deadline=until, joined_id=joined_id(lease, worker_id)
     )
@@ -239,7 +240,3 @@ def _lead(state: CacheState, lease: Lease, calls: list[Call]) -> None:
     if lease.ticket is not None:
         state.beside[lease.ticket] = calls
         lease.ticket_deadline = min(call.deadline for call in calls)
-
-
-def _superseded() -> WrongStateError:
-    return WrongStateError("a later call for the same lease took this one's place")

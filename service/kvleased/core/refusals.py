@@ -8,20 +8,24 @@ from kvlease.errors import (
     DrainingError,
     NeverFitsError,
     PoolFullError,
+    WrongStateError,
 )
+from kvleased.core.coming import num_slots_soon
+from kvleased.core.commands import Reload
 from kvleased.core.flights import Flight
 from kvleased.core.holdings import holdings
-from kvleased.core.leases import NOWHERE, Lease
+from kvleased.core.ids import Ids
+from kvleased.core.leases import Lease
 from kvleased.core.parking import larger
 from kvleased.core.phases import Phase
 from kvleased.core.reasons import OF_LEASES, Detail, Reason
 from kvleased.core.remedies import longer_wait, remedies
-from kvleased.core.room import num_available
+from kvleased.core.room import num_slots_available
 from kvleased.core.search import NOTHING
-from kvleased.core.shortages import Shortage, is_coming, lack_of_leases, reason_of, shortage
+from kvleased.core.shortages import Shortage, lack_of, lack_of_leases, shortage
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import TENANT_BLOCKS, limit_of, limits_of
-from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
+from kvleased.core.waiting import PRIORITY_MAX, WAIT_SECONDS_DEFAULT, Waiter
 from kvleased.counted import are, counted
 
 RETRY_AFTER_MS_MAX: Final = 5_000
@@ -39,25 +43,30 @@ def refusal(
         return PoolFullError(retry_after_ms=state.shape.retry_after_ms)
     lack = shortage(state, waiter, num_ahead)
     after = f"after {waited:.1f} s: " if waited else ""
-    then = "try again after retry_after_ms, or allow a longer wait_ms"
+    then = f"try again after retry_after_ms, or {_instead(state, waiter, lack)}"
     changes = remedies(state, waiter, lack) if state.detail is Detail.ALL else ()
     return _full(state, state.workers[waiter.worker_id], lack, (after, then), changes)
 
 
-def fork_full(state: CacheState, tenant: int, need: int) -> PoolFullError:
+def fork_full(state: CacheState, tenant: int, need: int, changes: tuple[str, ...]) -> PoolFullError:
     """Explain why a request cannot be forked now: a fork does not wait for room."""
-    num_ahead = len(state.waiting)
-    available = max(0, num_available(state, tenant, NOWHERE))
-    reason = Reason.POSITION if num_ahead else reason_of(state, tenant, need, NOWHERE)
-    reason = lack_of_leases(state, tenant) or reason
-    lack = Shortage(
-        need=need,
-        available=available,
-        reason=reason,
-        num_ahead=num_ahead,
-        prefix=NOTHING,
-    )
-    return _full(state, tenant, lack, ("", "try again after retry_after_ms"), ())
+    of_leases = lack_of_leases(state, tenant)
+    lack = lack_of(state, tenant, need, NOTHING, len(state.waiting), of_leases)
+    then = "try again after retry_after_ms, or reserve with a wait_ms, for a fork does not wait for room"
+    return _full(state, tenant, lack, ("", then), changes)
+
+
+def _instead(state: CacheState, waiter: Waiter, lack: Shortage) -> str:
+    """Say what may help besides another try: a longer wait, until there is none."""
+    longest = state.shape.wait_ms_max
+    if waiter.command.wait_ms < longest:
+        return "allow a longer wait_ms"
+    instead = "release a lease"
+    if lack.reason is Reason.POSITION and waiter.priority < PRIORITY_MAX:
+        instead = "ask with a higher priority"
+    elif lack.reason not in OF_LEASES and not isinstance(waiter.command, Reload):
+        instead = "ask for fewer tokens"
+    return f"{instead}: no call may wait for longer than {longest} ms"
 
 
 def _full(
@@ -144,6 +153,29 @@ def busy(
     )
 
 
+def superseded(state: CacheState, wait_ms: int) -> BusyError:
+    """Explain why a call has lost its place: a later one for its request waits there, and is answered in `wait_ms`."""
+    return BusyError(
+        "a later call for the same request took this one's place, of which there is one for each request; "
+        "take the later call's answer, or ask again after retry_after_ms, when that one is answered",
+        resource="waiting_calls",
+        need=1,
+        available=0,
+        limit=1,
+        retry_after_ms=max(wait_ms, state.shape.retry_after_ms),
+        rule="superseded",
+    )
+
+
+def superseded_for_lease() -> WrongStateError:
+    """Explain why a call about a lease has lost its place to a later one, which gets the answer."""
+    return WrongStateError(
+        "a later call for the same lease took this one's place; take that one's answer",
+        resource="lease",
+        rule="superseded",
+    )
+
+
 def draining(state: CacheState) -> DrainingError:
     """Explain why a cache that is being drained, by itself or with the daemon, grants no lease."""
     whose, where = ("daemon", " in the cache") if state.drains_daemon else ("cache", "")
@@ -171,23 +203,34 @@ def slots_never_fit(state: CacheState, need: int) -> NeverFitsError | None:
     )
 
 
-def slots_full(state: CacheState, need: int, tenant: int) -> PoolFullError:
-    """Explain why a lease cannot be moved to the host pool now."""
+def slots_full(
+    state: CacheState, need: int, tenant: int, reused: Ids, changes: tuple[str, ...]
+) -> PoolFullError:
+    """Explain why a lease cannot be moved to the host pool now, of whose slots it would reuse some."""
     host = state.host
+    available = num_slots_available(state, reused)
+    is_coming = need <= num_slots_soon(state, reused)
+    because = "slots are being copied" if is_coming else "the rest is held"
+    less = ", trim it first" if changes else ""
     return PoolFullError(
-        f"the lease takes {counted(need, 'slot')} and {host.num_available} can be had now",
+        f"the lease takes {counted(need, 'slot')} and {available} of {len(host)} can be had now: {because}; "
+        f"try again after retry_after_ms{less}, or release it instead",
         resource="host_slots",
         need=need,
-        available=host.num_available,
+        available=available,
         limit=len(host),
         retry_after_ms=state.shape.retry_after_ms,
-        rule=Reason.BLOCKS.value,
+        rule=(Reason.COPIES if is_coming else Reason.BLOCKS).value,
+        remedies=changes,
         holdings=holdings(state, host, tenant),
     )
 
 
-def keys_full(state: CacheState, need: int, available: int, tenant: int | None) -> PoolFullError:
-    """Explain why cached blocks cannot be brought to the device now."""
+def keys_full(
+    state: CacheState, blocks: tuple[int, int], tenant: int | None, changes: tuple[str, ...]
+) -> PoolFullError:
+    """Explain why cached blocks cannot be brought to the device now; `blocks` are needed, and can be had."""
+    need, available = blocks
     limit = state.shape.usable_blocks
     reason = Reason.COPIES if need <= available else Reason.BLOCKS
     return PoolFullError(
@@ -198,32 +241,35 @@ def keys_full(state: CacheState, need: int, available: int, tenant: int | None) 
         limit=limit,
         retry_after_ms=state.shape.retry_after_ms,
         rule=reason.value,
-        remedies=(f"num_keys={available}",) if 0 < available < need else (),
+        remedies=changes,
         holdings=holdings(state, state.device, tenant),
     )
 
 
 def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
     """Explain why a call ends whose lease still waits for copies."""
-    flights = [state.flights[copy_id] for copy_id in lease.pending]
-    changes: tuple[str, ...] = ()
+    flights, wait_ms = [state.flights[copy_id] for copy_id in lease.pending], None
     if lease.phase is Phase.LOADING and lease.request is not None:
-        changes = longer_wait(state, lease.request.wait_ms or int(WAIT_SECONDS_DEFAULT * 1000))
-    return _late(state, flights, lease.tenant, changes)
+        wait_ms = lease.request.wait_ms or int(WAIT_SECONDS_DEFAULT * 1000)
+    return _late(state, flights, lease.tenant, wait_ms)
 
 
 def flight_late(state: CacheState, flight: Flight) -> DeadlineError:
     """Explain why a call ends whose own copy still goes on."""
-    return _late(state, [flight], None, ())
+    return _late(state, [flight], None, None)
 
 
 def _late(
-    state: CacheState, flights: list[Flight], tenant: int | None, changes: tuple[str, ...]
+    state: CacheState, flights: list[Flight], tenant: int | None, wait_ms: int | None
 ) -> DeadlineError:
+    """Return the refusal of a call that waited for so long, where somebody remembers that."""
     num_blocks = sum(len(flight.targets) for flight in flights)
+    changes = () if wait_ms is None else longer_wait(state, wait_ms)
+    then = "try again with a longer wait_ms"
+    if wait_ms is not None and not changes:
+        then = f"try again when they have ended: no call may wait for longer than {state.shape.wait_ms_max} ms"
     return DeadlineError(
-        f"the copies did not end before the caller's deadline: {are(num_blocks, 'block')} still being copied; "
-        "try again with a longer wait_ms",
+        f"the copies did not end before the caller's deadline: {are(num_blocks, 'block')} still being copied; {then}",
         resource="copies",
         need=num_blocks,
         available=0,
@@ -241,6 +287,6 @@ def _late(
 def patience(state: CacheState, lack: Shortage) -> int:
     """Return when to try again: after a turn for each call before, or half of one if copies make room."""
     turn = state.shape.retry_after_ms
-    if lack.reason in (Reason.BLOCKS, Reason.COPIES) and is_coming(state, lack):
+    if lack.reason in (Reason.BLOCKS, Reason.COPIES) and lack.is_coming:
         return max(1, turn // 2)
     return min(turn * (1 + lack.num_ahead), max(turn, RETRY_AFTER_MS_MAX))

@@ -1,12 +1,15 @@
 """Own what a refused call is told to change: settings, each written name=value, with which it would be granted."""
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import Final
 
 from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.chains import asking_for
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.reasons import OF_LEASES, Reason
-from kvleased.core.shortages import Shortage, is_coming, need_of
+from kvleased.core.room import num_at_once
+from kvleased.core.shortages import Shortage, need_of, shortage
 from kvleased.core.state import CacheState
 from kvleased.core.waiting import Waiter
 
@@ -18,13 +21,28 @@ _OF_BLOCKS: Final = (Reason.BLOCKS, Reason.LIMITS)
 
 def remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
     """Return what a waiting or refused call could ask for instead, the change that serves it soonest first."""
-    found = []
-    command = waiter.command
+    found: list[str] = []
+    command, num_tokens = waiter.command, 0
     if lack.reason in _OF_BLOCKS and not isinstance(command, Reload):
-        found += _fewer_tokens(state, command, lack)
-    if lack.reason not in OF_LEASES and is_coming(state, lack):
+        num_tokens = _num_tokens_at_once(state, command, lack)
+        found += _asking_for(state, command, lack, num_tokens)
+    if lack.reason in OF_LEASES:
+        return tuple(found)
+    patient = _if_it_waited(state, waiter, lack)
+    if patient.is_coming:
         found += longer_wait(state, command.wait_ms)
+    elif lack.reason in _OF_BLOCKS and not isinstance(command, Reload):
+        found += _in_time(state, command, patient, num_tokens)
     return tuple(found)
+
+
+def _if_it_waited(state: CacheState, waiter: Waiter, lack: Shortage) -> Shortage:
+    """Return what a call lacks if it waits: it may have more of its prefix then, and need more blocks for that."""
+    command = waiter.command
+    if command.wait_ms or not isinstance(command, Reserve) or not command.keys:
+        return lack
+    patient = replace(waiter, command=replace(command, wait_ms=_WAIT_MS_LEAST))
+    return shortage(state, patient, lack.num_ahead)
 
 
 def longer_wait(state: CacheState, wait_ms: int) -> tuple[str, ...]:
@@ -36,19 +54,19 @@ def longer_wait(state: CacheState, wait_ms: int) -> tuple[str, ...]:
 # Fewer tokens ---------------------------------------------------------------------------------------------------------
 
 
-def _fewer_tokens(state: CacheState, command: Reserve | Extend, lack: Shortage) -> list[str]:
-    """Return the largest numbers of tokens that the call would get at once, and after blocks are zeroed for it."""
+def _num_tokens_at_once(state: CacheState, command: Reserve | Extend, lack: Shortage) -> int:
+    """Return the most tokens that a call would get at once, or 0."""
     tenant = state.workers[command.worker_id]
-    at_once = _num_at_once(state, tenant, lack)
-    tokens_at_once = _num_tokens(state, command, lack, at_once)
-    found = _asking_for(state, command, lack, tokens_at_once)
-    num_tokens = _num_tokens(state, command, lack, lack.available)
-    if num_tokens > tokens_at_once:
-        wait_ms = command.wait_ms or min(state.shape.wait_ms_max, _WAIT_MS_LEAST)
-        found += [
-            f"{one} wait_ms={wait_ms}" for one in _asking_for(state, command, lack, num_tokens)
-        ]
-    return found
+    return _num_tokens(state, command, lack, num_at_once(state, tenant, lack.prefix.blocks))
+
+
+def _in_time(state: CacheState, command: Reserve | Extend, lack: Shortage, least: int) -> list[str]:
+    """Return the most tokens that a call would get once blocks are copied or zeroed, if those are more."""
+    num_tokens = _num_tokens(state, command, lack, lack.available_soon)
+    if num_tokens <= least:
+        return []
+    wait_ms = command.wait_ms or min(state.shape.wait_ms_max, _WAIT_MS_LEAST)
+    return [f"{one} wait_ms={wait_ms}" for one in _asking_for(state, command, lack, num_tokens)]
 
 
 def _num_tokens(
@@ -72,22 +90,7 @@ def _asking_for(
     """Say how to ask for so many tokens: with as many of the call's keys as they cover."""
     if not num_tokens:
         return []
-    hash_tokens = state.shape.hash_tokens
     num_keys = len(command.keys) // BYTES_PER_KEY if isinstance(command, Reserve) else 0
-    if num_keys * hash_tokens < num_tokens + hash_tokens:
-        return [f"num_tokens={num_tokens}"]
-    if len(lack.prefix.below):
-        return []
-    return [f"num_tokens={num_tokens} num_keys={num_tokens // hash_tokens}"]
-
-
-def _num_at_once(state: CacheState, tenant: int, lack: Shortage) -> int:
-    """Count the blocks that a call could have without waiting for any to be scrubbed for its tenant."""
-    device = state.device
-    if device.is_only_of(tenant):
-        return lack.available
-    num_unsuitable = len(device.unsuitable(device.num_free, tenant))
-    evictable = device.victims(len(device.order), lack.prefix.blocks)
-    if not num_unsuitable and (device.records.tenant[evictable] == tenant).all():
-        return lack.available
-    return min(lack.available, device.num_free - num_unsuitable)
+    asked = asking_for(num_tokens, num_keys, state.shape.hash_tokens)
+    # With fewer keys less would be found below.
+    return [] if "num_keys" in asked and len(lack.prefix.below) else [asked]

@@ -25,11 +25,11 @@ from kvleased.core.moving import (
     here,
     is_large,
     reload_after_evict,
-    reload_cached,
     supersede_ticket,
 )
 from kvleased.core.parting import evict_together, wait_beside
 from kvleased.core.phases import Phase
+from kvleased.core.prefetching import reload_cached
 from kvleased.core.seating import seat, seat_apart
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import check_fits, check_tokens_fit

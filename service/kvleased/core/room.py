@@ -69,6 +69,18 @@ def num_available(state: CacheState, tenant: int, protected: Ids) -> int:
     return state.device.num_available - num_idle(state, protected)
 
 
+def num_at_once(state: CacheState, tenant: int, protected: Ids) -> int:
+    """Count the blocks of those that a call could have without waiting for any to be scrubbed for its tenant."""
+    device, available = state.device, max(0, num_available(state, tenant, protected))
+    if device.is_only_of(tenant):
+        return available
+    num_unsuitable = len(device.unsuitable(device.num_free, tenant))
+    evictable = device.victims(len(device.order), protected)
+    if not num_unsuitable and (device.records.tenant[evictable] == tenant).all():
+        return available
+    return min(available, device.num_free - num_unsuitable)
+
+
 def write_back(state: CacheState, victims: Ids, below: Ids = NOWHERE) -> bool:
     """Start copying the victims that have no copy below; tell whether there is anything to wait for.
 
@@ -100,13 +112,18 @@ def are_dirty(state: CacheState, blocks: Ids) -> NDArray[np.bool_]:
     return is_dirty
 
 
+def num_slots_available(state: CacheState, protected: Ids) -> int:
+    """Count the slots of the host pool that could be had now, beside those of the caller's own blocks."""
+    return state.host.num_available - int(np.count_nonzero(state.host.holds[protected] == 0))
+
+
 def host_slots(
     state: CacheState, count: int, protected: Ids = NOWHERE, *, at_most: bool = False
 ) -> Ids | None:
     """Return `count` free slots, having dropped the coldest ones for them, or None; or fewer, with `at_most`."""
     host = state.host
     if at_most:
-        count = min(count, host.num_available - int(np.count_nonzero(host.holds[protected] == 0)))
+        count = min(count, num_slots_available(state, protected))
     deficit = count - host.num_free
     if deficit > 0:
         victims = host.victims(deficit, protected)

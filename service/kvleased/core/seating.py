@@ -5,7 +5,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from kvlease.errors import BusyError, InvalidError, KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Notice, Outcome, Reply
@@ -19,7 +19,7 @@ from kvleased.core.joining import (
 )
 from kvleased.core.leases import Lease
 from kvleased.core.reasons import OF_TENANT
-from kvleased.core.refusals import busy, draining, refusal
+from kvleased.core.refusals import busy, draining, refusal, superseded
 from kvleased.core.shape import WAIT_MS_MAX
 from kvleased.core.shortages import shortage
 from kvleased.core.state import CacheState
@@ -248,7 +248,5 @@ def supersede_waiting(state: CacheState, waiter: Waiter) -> bool:
     ]
     for other in others:
         state.waiting.leave(other.ticket)
-        state.wake(
-            other.ticket, BusyError("a later call for the same request took this one's place")
-        )
+        state.wake(other.ticket, superseded(state, command.wait_ms))
     return bool(others)

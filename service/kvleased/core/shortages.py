@@ -1,15 +1,11 @@
 """Own what a call lacks at one instant, and why; what it is told of that is the business of `refusals`."""
 
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
 
 from kvlease.errors import InvalidError
+from kvleased.core.coming import num_soon
 from kvleased.core.commands import Extend, Reload, Reserve
-from kvleased.core.flights import Flight, Purpose
 from kvleased.core.granting import num_fresh, num_missing
-from kvleased.core.ids import Ids
 from kvleased.core.keeping import is_capped, leaves_row
 from kvleased.core.reasons import Reason
 from kvleased.core.room import num_available
@@ -17,14 +13,6 @@ from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import is_held_back
 from kvleased.core.waiting import Waitable, Waiter
-
-_MAKES_ROOM: Final = (
-    Purpose.WRITE_BACK,
-    Purpose.DISPLACE,
-    Purpose.PREEMPT,
-    Purpose.SCRUB,
-    Purpose.CLEAN,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +23,17 @@ class Shortage:
     """Blocks."""
     available: int
     """Blocks that it could have if nobody else came."""
+    available_soon: int
+    """The same once the copies in flight have ended; below 0 where it cannot even have its prefix."""
     reason: Reason
     num_ahead: int
     prefix: Match
     """What it could reuse."""
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it lacks no block any more when the copies in flight have ended."""
+        return self.need <= self.available_soon
 
 
 def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
@@ -47,15 +42,34 @@ def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
     num_tokens = 0 if isinstance(command, Reload) else command.num_tokens
     need = need_of(state, command, prefix, num_tokens)
     tenant = state.workers[waiter.worker_id]
-    available = max(0, num_available(state, tenant, prefix.blocks))
-    reason = reason_of(state, tenant, need, prefix.blocks)
     of_leases = lack_of_leases(state, tenant) if isinstance(command, Reserve) else None
-    if of_leases is not None:
-        reason = of_leases
-    elif num_ahead:
-        reason = Reason.POSITION
+    return lack_of(state, tenant, need, prefix, num_ahead, of_leases)
+
+
+def lack_of(
+    state: CacheState,
+    tenant: int,
+    need: int,
+    prefix: Match,
+    num_ahead: int,
+    of_leases: Reason | None,
+) -> Shortage:
+    """Return what a tenant's call lacks that needs so many blocks, and perhaps a lease that it cannot have."""
+    # Below 0 where not even the prefix may be had, so that a call that needs no block is not served either.
+    soon = available = num_available(state, tenant, prefix.blocks)
+    if need > available:
+        soon = num_soon(state, tenant, prefix.blocks)
+    reason = of_leases
+    if reason is None:
+        is_first = not num_ahead
+        reason = _reason_of(state, tenant, need, prefix, soon) if is_first else Reason.POSITION
     return Shortage(
-        need=need, available=available, reason=reason, num_ahead=num_ahead, prefix=prefix
+        need=need,
+        available=max(0, available),
+        available_soon=soon,
+        reason=reason,
+        num_ahead=num_ahead,
+        prefix=prefix,
     )
 
 
@@ -70,13 +84,11 @@ def lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
     return Reason.KEPT_LEASES if leaves_row(state, tenant) else None
 
 
-def reason_of(state: CacheState, tenant: int, need: int, protected: Ids) -> Reason:
-    """Return why a call that is first has not got its blocks."""
-    if state.is_limited and is_held_back(state, tenant, need, protected):
+def _reason_of(state: CacheState, tenant: int, need: int, prefix: Match, soon: int) -> Reason:
+    """Return why a call that is first has not got its blocks, of which it could have so many soon."""
+    if state.is_limited and is_held_back(state, tenant, need, prefix.blocks):
         return Reason.LIMITS
-    available = max(0, num_available(state, tenant, protected))
-    is_coming = need <= available + _num_coming(state)
-    return Reason.COPIES if is_coming else Reason.BLOCKS
+    return Reason.COPIES if need <= soon else Reason.BLOCKS
 
 
 def _prefix(state: CacheState, waiter: Waiter) -> Match:
@@ -99,27 +111,3 @@ def need_of(state: CacheState, command: Waitable, prefix: Match, num_tokens: int
     if isinstance(command, Extend):
         return max(0, num_missing(state, lease, num_tokens))
     return len(state.leases.blocks_of(lease))
-
-
-# What comes free ------------------------------------------------------------------------------------------------------
-
-
-def is_coming(state: CacheState, lack: Shortage) -> bool:
-    """Tell whether a call lacks nothing any more when the copies in flight have ended."""
-    return lack.need <= lack.available + _num_coming(state)
-
-
-def _num_coming(state: CacheState) -> int:
-    """Count the blocks that come free when copies in flight end."""
-    return sum(
-        _num_freed(state, flight)
-        for flight in state.flights.values()
-        if flight.purpose in _MAKES_ROOM and not flight.is_lost
-    )
-
-
-def _num_freed(state: CacheState, flight: Flight) -> int:
-    if flight.purpose is Purpose.CLEAN:
-        # Most of these are leased still.
-        return int(np.count_nonzero(state.device.holds[flight.sources] == 1))
-    return flight.num_pairs

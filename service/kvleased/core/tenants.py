@@ -15,13 +15,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from kvlease.errors import NeverFitsError, PoolFullError
+from kvleased.core.chains import asking_for
 from kvleased.core.commands import Pin
-from kvleased.core.effects import Direction
 from kvleased.core.holdings import holdings
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
@@ -32,7 +32,6 @@ from kvleased.counted import are
 
 TENANT_BLOCKS: Final = "tenant_blocks"
 """The resource that a tenant's maximum makes scarce."""
-_SCRUB: Final = Direction.SCRUB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +94,15 @@ def limits_of(state: CacheState, tenant: int) -> TenantLimits:
 # Maximum and minimum ----------------------------------------------------------------------------------------------
 
 
-def check_tokens_fit(state: CacheState, tenant: int, num_tokens: int) -> None:
+def check_tokens_fit(state: CacheState, tenant: int, num_tokens: int, num_keys: int = 0) -> None:
     """Refuse a request for more tokens than its tenant can ever have blocks for."""
     limit, most = limits_of(state, tenant).max_blocks, state.covering.most
     need = sum(most(num_tokens))
     if need <= limit:
         return
     longest = most_tokens(state, tenant, num_tokens)
-    raise _above_maximum(state, tenant, need, (f"num_tokens={longest}",) if longest else ())
+    changes = (asking_for(longest, num_keys, state.shape.hash_tokens),) if longest else ()
+    raise _above_maximum(state, tenant, need, changes)
 
 
 def most_tokens(state: CacheState, tenant: int, num_tokens: int) -> int:
@@ -136,22 +136,37 @@ def _above_maximum(
     )
 
 
-def available_to(state: CacheState, tenant: int, protected: Ids) -> int:
+class Use(NamedTuple):
+    """What tenants use of the device pool at some instant."""
+
+    by_tenant: dict[int, tuple[int, int]]
+    """Blocks in use, and those of them that can be evicted."""
+    num_free: int
+
+
+def use_of(state: CacheState) -> Use:
+    """Return what tenants use now."""
+    return Use(state.device.usage(), state.device.num_free)
+
+
+def available_to(state: CacheState, tenant: int, protected: Ids, use: Use | None = None) -> int:
     """Count the blocks that a tenant's call could get beside its own prefix, heeding all limits.
 
-    Below 0 the tenant has more than is left to it beside the others' minima: it cannot even have its prefix.
+    That is now, or when tenants use what is given. Below 0 the tenant has more than is left to it beside the others'
+    minima: it cannot even have its prefix.
     """
-    used, cached = state.device.usage().get(tenant, (0, 0))
+    use = use or use_of(state)
+    used, cached = use.by_tenant.get(tenant, (0, 0))
     cached -= num_idle(state, protected)
     within_maximum = limits_of(state, tenant).max_blocks - used + cached
-    return min(_left_by_minima(state, tenant, protected), within_maximum)
+    return min(_left_by_minima(state, tenant, protected, use), within_maximum)
 
 
-def _left_by_minima(state: CacheState, tenant: int, protected: Ids) -> int:
+def _left_by_minima(state: CacheState, tenant: int, protected: Ids, use: Use) -> int:
     """Count the blocks that a tenant could get if it had no maximum; below 0, some minimum could not be had."""
-    usage = state.device.usage()
+    usage = use.by_tenant
     _, cached = usage.get(tenant, (0, 0))
-    within_pool = state.device.num_free + cached - num_idle(state, protected)
+    within_pool = use.num_free + cached - num_idle(state, protected)
     for other, (in_use, evictable) in usage.items():
         if other != tenant:
             within_pool += max(0, min(evictable, in_use - limits_of(state, other).min_blocks))
@@ -333,7 +348,7 @@ def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
     for owner in np.unique(owners).tolist():
         own = blocks[owners == owner]
         num_cached = num_idle(state, own)
-        left = _left_by_minima(state, owner, own)
+        left = _left_by_minima(state, owner, own, use_of(state))
         if num_cached and left < 0:
             available = max(0, num_cached + left)
             msg = (
@@ -350,49 +365,3 @@ def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
 def num_owed(tenants: Mapping[int, TenantLimits], pinned: Mapping[int, int]) -> int:
     """Count the blocks of all minima that are not pinned for their tenants."""
     return sum(max(0, limits.min_blocks - pinned.get(one, 0)) for one, limits in tenants.items())
-
-
-# Invariants -------------------------------------------------------------------------------------------------------
-
-
-def tenant_violations(state: CacheState) -> list[str]:
-    """Return what does not hold of tenants: the counts are what the columns say, and the minima can all be had."""
-    found = []
-    usage = state.device.usage()
-    records, usable = state.device.records, state.shape.usable_blocks
-    is_used = state.device.in_use
-    for flight in state.flights.values():
-        if flight.direction is _SCRUB:
-            is_used[flight.targets] = False
-    (used,) = is_used.nonzero()
-    num_used = Counter(records.tenant[used].tolist())
-    num_cached = Counter(records.tenant[used[state.device.order.holds(used)]].tolist())
-    for digest in {*usage, *num_used}:
-        counted = num_used[digest], num_cached[digest]
-        if usage.get(digest, (0, 0)) != counted:
-            found.append(
-                f"tenant {digest} uses {counted} blocks, and {usage.get(digest)} are counted"
-            )
-        most = max(limits_of(state, digest).max_blocks, state.used_before.get(digest, 0))
-        if counted[0] > most:
-            found.append(f"tenant {digest} uses {counted[0]} blocks, and may use {most}")
-    found += _lease_violations(state)
-    pinned = pinned_by_tenant(state)
-    if sum(pinned.values()) + num_owed(state.shape.tenants, pinned) > usable:
-        found.append("pins and minima are more than the pool")
-    return found
-
-
-def _lease_violations(state: CacheState) -> list[str]:
-    """Return which counts of leases are not what the leases say, or above a cap that was not lowered meanwhile."""
-    counted = Counter([lease.tenant for lease in state.leases.by_id.values()])
-    found = []
-    if counted != state.leases_by_tenant():
-        found.append(
-            f"tenants have {dict(counted)} leases, and {dict(state.leases_by_tenant())} are counted"
-        )
-    for digest, count in counted.items():
-        most = max(limits_of(state, digest).leases_max, state.leases_before.get(digest, 0))
-        if count > most:
-            found.append(f"tenant {digest} has {count} leases, and may have {most}")
-    return found

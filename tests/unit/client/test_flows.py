@@ -929,6 +929,10 @@ def an_attach(**wrong: Any) -> object:
         (lambda: a_reserve(keys=bytearray(32)), "keys must be bytes, .* not bytearray"),
         (lambda: a_reserve(token_ids=np.arange(32)), "token_ids must be bytes"),
         (lambda: a_reserve(num_tokens=3, token_ids=bytes(16)), "4 tokens, num_tokens is 3; send"),
+        (
+            lambda: a_reserve(token_ids=bytes(4) + b"\0\0\0\x80"),
+            r"\[1\] is -2147483648; a token id",
+        ),
         (lambda: a_reserve(num_tokens=True), "num_tokens must be an integer, not True"),
         (lambda: a_reserve(retain_priority="high"), "retain_priority must be an integer, or left"),
         (lambda: a_reserve(explain="no"), "explain must be true or false, not 'no'"),

@@ -53,6 +53,12 @@ MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
     ),
     (
         "reserve",
+        pb.ReserveRequest(request_id="a", num_tokens=3, token_ids=b"\1\0\0\0" + b"\xff" * 4),
+        InvalidError,
+        "-1; a token id is from 0 to 2147483647",
+    ),
+    (
+        "reserve",
         pb.ReserveRequest(request_id="a", num_tokens=4, token_ids=bytes(16), keys=bytes(32)),
         InvalidError,
         "token_ids",

@@ -11,6 +11,7 @@ from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Committed, Extended, Found, Mapped, Reserved
+from kvleased.core.marks import key_words, marks
 from kvleased.core.records import NULL
 from tests.unit.service.core.builders import TENANT, WORKER, a_cache, answer, keys, records, release
 
@@ -50,6 +51,12 @@ def cache_of(*groups: GroupShape, num_blocks: int = 65, **numbers: Any) -> Cache
 def chain(num_tokens: int, branch: int = 0) -> bytes:
     """Return the keys of so many tokens of a document."""
     return keys(*(1 + at + 1000 * branch for at in range(num_tokens // HASH_TOKENS)))
+
+
+def crossed(number: int) -> bytes:
+    """Return two keys, as no hash makes them, each of which names for one of two groups what the other does."""
+    key = keys(number)
+    return key + (key_words(key) ^ marks(2)[1]).tobytes()
 
 
 def reserve_tokens(

@@ -47,6 +47,7 @@ from tests.unit.service.core.builders import (
     wakes,
     woken,
 )
+from tests.unit.service.core.grouped import FULL, WINDOW, cache_of, crossed, reserve_tokens
 
 
 def refused(cache: Cache, command: c.Command, kind: Any = PoolFullError, now: float = 0.0) -> Any:
@@ -136,13 +137,13 @@ def test_refusal_at_the_end_of_a_wait_says_how_long_it_was() -> None:
 
 def test_malformed_call_ends_its_wait_like_any_other() -> None:
     """A call whose keys turn out to name a cached block twice is refused at its deadline, if its turn never came."""
-    cache = a_cache(4)
-    lease = reserve(cache, 2)
-    wait_for(cache, 3, "head")
-    malformed = cache.handle(a_reserve(2, "r", keys(1, 1), wait_ms=WAIT_MS), 0.0).ticket
+    cache = cache_of(FULL, WINDOW, num_blocks=9)
+    lease = reserve_tokens(cache, 4)
+    wait_for(cache, 4, "head")
+    malformed = cache.handle(a_reserve(2, "r", crossed(1), wait_ms=WAIT_MS), 0.0).ticket
     commit(cache, lease.lease_id, keys(1))
 
-    assert woken(tick(cache, 5.0), malformed, PoolFullError).need == 2
+    assert woken(tick(cache, 5.0), malformed, PoolFullError).need == 4
 
 
 @pytest.mark.parametrize("num_keys", [0, 1, 2])

@@ -44,7 +44,7 @@ from tests.unit.service.core.builders import (
     wakes,
     woken,
 )
-from tests.unit.service.core.grouped import FULL, WIDE, WINDOW, cache_of, chain
+from tests.unit.service.core.grouped import FULL, WIDE, WINDOW, cache_of, chain, crossed
 from tests.unit.service.core.rank_builders import LEFT, RIGHT, an_engine
 from tests.unit.service.core.tier_builders import (
     a_patient_reserve,
@@ -138,23 +138,23 @@ def test_no_more_is_asked_for_than_fits_one_question() -> None:
 
 
 def test_malformed_call_does_not_ask() -> None:
-    """A call that names a block twice is refused when its turn comes; one that waits for too long, at once."""
-    cache = a_remote_cache()
+    """A call that names a cached block twice is refused when its turn comes; one that waits for too long, at once."""
+    cache = cache_of(FULL, WINDOW, uses_remote=True)
     cached(cache, keys(1))
 
     with pytest.raises(InvalidError, match="names a block twice"):
-        cache.handle(a_reserve(3, "r", keys(1, 1, 2), wait_ms=WAIT_MS), 0.0)
+        cache.handle(a_reserve(3, "r", crossed(1) + keys(2), wait_ms=WAIT_MS), 0.0)
     with pytest.raises(InvalidError, match="wait_ms"):
         cache.handle(a_reserve(3, "r", keys(1, 2), wait_ms=-1), 0.0)
     assert cache.census().num_asking == 0
 
 
 def test_keys_that_the_store_has_twice_are_refused() -> None:
-    """The keys of a chain differ, wherever their blocks are."""
-    cache = a_remote_cache()
-    outcome = cache.handle(a_reserve(2, "r", keys(1, 1), wait_ms=WAIT_MS), 0.0)
+    """The keys of a chain differ, wherever their blocks are, and whichever groups they are of."""
+    cache = cache_of(FULL, WINDOW, uses_remote=True)
+    outcome = cache.handle(a_reserve(2, "r", crossed(1), wait_ms=WAIT_MS), 0.0)
 
-    answered = probed(cache, the_probe(outcome), 1, 1)
+    answered = probed(cache, the_probe(outcome), 1, 1, 1, 1)
 
     woken(answered, outcome.ticket, InvalidError)
     assert cache.check() == []

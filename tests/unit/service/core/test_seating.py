@@ -27,6 +27,7 @@ from tests.unit.service.core.builders import (
     wakes,
     woken,
 )
+from tests.unit.service.core.grouped import FULL, WINDOW, cache_of, crossed
 
 # Turns ----------------------------------------------------------------------------------------------------------------
 
@@ -194,12 +195,12 @@ def test_call_that_takes_a_large_ones_place_can_be_served_at_once() -> None:
 
 def test_call_that_takes_a_place_can_be_refused_at_once() -> None:
     """A repeat that turns out to be malformed when its turn comes is refused in the same breath."""
-    cache = a_cache(4)
+    cache = cache_of(FULL, WINDOW, num_blocks=9)
     cached(cache, keys(1))
     reserve(cache, 2, "held")
     wait_for(cache, 4, "r")
 
     with pytest.raises(InvalidError, match="twice"):
-        cache.handle(a_reserve(2, "r", keys(1, 1), wait_ms=WAIT_MS), 0.0)
+        cache.handle(a_reserve(2, "r", crossed(1), wait_ms=WAIT_MS), 0.0)
 
     assert cache.census().num_waiting == 0

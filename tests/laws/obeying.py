@@ -1,0 +1,176 @@
+"""The law of remedies: what a refusal names is granted to who asks for that instead, before anything else happens.
+
+It is tried in a copy of the process, which ends with the try, so that the history goes on as if nobody had obeyed.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kvlease.errors import KVLeaseError
+from kvlease.ids import BYTES_PER_KEY, CopyId
+from kvleased.core import Cache, commands
+from kvleased.core.effects import Effect, Outcome, Stepped, Wake
+from kvleased.core.flights import Flight
+from tests.laws.actors import ViolationError
+
+if TYPE_CHECKING:
+    from tests.laws.world import World
+
+_TRIES: Final = 4
+"""So many refusals of one kind are obeyed in a history, and then one in `_SELDOM`."""
+_SELDOM: Final = 8
+_EXCUSED: Final = {
+    "DEADLINE": ("DRAINING", "UNKNOWN_LEASE"),
+    "NEVER_FITS": ("DRAINING", "POOL_FULL", "ID_REUSED"),
+}
+"""What else may keep from it who obeys: what a call was about may have ended while it waited; and what fits in time is
+not what fits now."""
+_COPIES: Final = 64
+"""More than can be in flight, or follow one another, when nobody asks for more."""
+
+
+def keep_their_word(
+    world: "World",
+    command: commands.Command,
+    outcome: Outcome | KVLeaseError,
+    effects: Iterable[Effect],
+) -> None:
+    """Whoever was refused by a command, or after it, and told a remedy, is granted that."""
+    refusals = [one for one in _refusals(world, command, outcome, effects) if one[1].remedies]
+    if not refusals:
+        return
+    if _is_overtaken(world, {one for one, _, _ in refusals}):
+        world.seen["remedies overtaken"] += 1
+        return
+    for _, error, refused in refusals:
+        for remedy in error.remedies:
+            broken = ""
+            if _is_tried(world, refused, error, remedy):
+                broken = _tried(world, refused, error, remedy)
+            if broken:
+                world.fail(f"{refused} was refused: {error!r}; with {remedy}: {broken}")
+
+
+def _refusals(
+    world: "World",
+    command: commands.Command,
+    outcome: Outcome | KVLeaseError,
+    effects: Iterable[Effect],
+) -> Iterator[tuple[int | None, KVLeaseError, Any]]:
+    """Go through the refused calls: the ticket, if one waited, why it was refused, and what it had asked for."""
+    if isinstance(outcome, KVLeaseError):
+        yield None, outcome, command
+    elif isinstance(command, commands.Step) and isinstance(outcome.reply, Stepped):
+        # What comes behind a refusal may take what its remedy names.
+        for reserve, error in [*zip(command.reserves, outcome.reply.reserves, strict=True)][-1:]:
+            if isinstance(error, KVLeaseError):
+                yield None, error, reserve
+    for effect in effects:
+        if isinstance(effect, Wake) and isinstance(effect.result, KVLeaseError):
+            call = world.calls.get(effect.ticket)
+            if call is not None:
+                yield effect.ticket, effect.result, call.command
+
+
+def _is_overtaken(world: "World", refused: set[int | None]) -> bool:
+    """Tell whether somebody who waited was granted something in the same breath."""
+    state = world.cache._state
+    gone = set(world.turns.order) - set(state.waiting.by_ticket) - refused
+    return bool(gone or set(state.leases.by_id) - world.lease_ids)
+
+
+def _is_tried(world: "World", command: commands.Command, error: KVLeaseError, remedy: str) -> bool:
+    """Tell whether a remedy is tried: those of each kind often enough, for a try takes as long as many commands."""
+    names = "".join(one for one in remedy if not one.isdigit())
+    kind = f"obeyed: {type(command).__name__} {error.code} {error.resource} {error.rule} {names}"
+    world.seen[kind] += 1
+    return world.seen[kind] <= _TRIES or world.seen[kind] % _SELDOM == 0
+
+
+def _tried(world: "World", command: Any, error: KVLeaseError, remedy: str) -> str:
+    """Return what is wrong with a remedy, having tried it in a copy of this process; "" if nothing is."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        text = "the try did not end"
+        try:
+            text = _obey(world.cache, world.now, _changed(command, remedy), error)
+        except BaseException as broken:  # noqa: BLE001 - the copy must end here, and its parent tell of it
+            text = f"{type(broken).__name__}: {broken}"
+        finally:
+            os.write(writer, text.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        text = told.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def _changed(command: Any, remedy: str) -> list[Any]:
+    """Return what to do as a remedy names it: the command so changed, for an evict after the lease was trimmed."""
+    settings = {name: int(value) for name, value in (one.split("=") for one in remedy.split())}
+    if "num_keys" in settings:
+        command = replace(command, keys=command.keys[: BYTES_PER_KEY * settings.pop("num_keys")])
+    if isinstance(command, commands.Evict):
+        assert command.worker_id is not None, "only a worker moves a lease"
+        assert command.lease_id is not None, "cached blocks leave without a trim"
+        trim = commands.Trim(worker_id=command.worker_id, lease_id=command.lease_id, **settings)
+        return [trim, command]
+    return [replace(command, **settings)]
+
+
+def _obey(cache: Cache, now: float, acts: list[Any], error: KVLeaseError) -> str:
+    """Return what is wrong with the answer to a changed command, once nobody else waits and all copies have ended."""
+    *before, command = acts
+    if before or getattr(command, "wait_ms", 0):
+        for waiter in reversed([*cache._state.callers]):
+            cache.handle(commands.Cancel(ticket=waiter.ticket), now)
+    for one in before:
+        cache.handle(one, now)
+    if before or error.code == "DEADLINE":
+        # What was begun in vain, or by what comes first, is in the way until it ends.
+        deque(_end_copies(cache, now), maxlen=0)
+    try:
+        outcome = cache.handle(command, now)
+    except KVLeaseError as other:
+        return "" if other.code in _EXCUSED.get(error.code, ()) else f"{other!r}"
+    if outcome.reply is not None or error.code == "NEVER_FITS":
+        return ""
+    for effect in [*outcome.effects, *_end_copies(cache, now)]:
+        if isinstance(effect, Wake) and effect.ticket == outcome.ticket:
+            return f"{effect.result!r}" if isinstance(effect.result, KVLeaseError) else ""
+    return f"it waits, {cache!r}"
+
+
+def _end_copies(cache: Cache, now: float) -> Iterator[Effect]:
+    """Let all copies end, and the remote store have nothing; goes through what that leads to."""
+    for _ in range(_COPIES):
+        # A large lease is moved in parts, which come behind the promise of an answer.
+        cache.settle()
+        yield from cache.take_effects()
+        end = next(_ends(cache), None)
+        if end is None:
+            return
+        yield from cache.handle(end, now).effects
+    raise ViolationError(f"there is always another copy: {cache._state.flights}")
+
+
+def _ends(cache: Cache) -> Iterator[commands.Command]:
+    """Go through what can end of what is on its way."""
+    for probe_id in cache._state.asking:
+        yield commands.Probed(probe_id=probe_id)
+    for copy_id, flight in cache._state.flights.items():
+        if not flight.is_lost:
+            yield _done(copy_id, flight)
+
+
+def _done(copy_id: CopyId, flight: Flight) -> commands.CopyDone:
+    return commands.CopyDone(
+        copy_id=copy_id, checksums=np.ones(flight.num_pairs, np.uint64).tobytes()
+    )

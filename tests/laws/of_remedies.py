@@ -1,0 +1,66 @@
+"""Bugs of what a refusal names to switch on: who asks for that instead must be granted it."""
+
+import pytest
+
+from kvleased.core import coming, prefetching, remedies
+from kvleased.core.commands import Reload
+from kvleased.core.ids import Ids
+from kvleased.core.leases import NOWHERE
+from kvleased.core.pool import Pool
+from kvleased.core.room import num_available
+from kvleased.core.state import CacheState
+from tests.laws.mended import Mutation
+
+
+def lease_that_comes_back_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait is named to who would wait for blocks of a lease that returns as soon as it is down."""
+    patch.setattr(coming, "_comes_back", lambda _: False)
+
+
+def shared_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait is named for blocks that others still hold when the copies in flight have ended."""
+
+    def let_go(pool: Pool, held: list[Ids], protected: Ids) -> Ids:
+        del pool, protected
+        return held[0] if held else NOWHERE
+
+    patch.setattr(coming, "_let_go", let_go)
+
+
+def owed_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait is named for blocks that are another tenant's minimum as soon as they come free."""
+
+    def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
+        blocks = coming._blocks_coming(state, protected)
+        return num_available(state, tenant, protected) + len(blocks)
+
+    patch.setattr("kvleased.core.shortages.num_soon", num_soon)
+
+
+def blocks_to_be_zeroed_are_named_as_ready(patch: pytest.MonkeyPatch) -> None:
+    """A number of tokens is named as granted at once for which blocks of other tenants must be zeroed first."""
+    patch.setattr(
+        remedies,
+        "num_at_once",
+        lambda state, tenant, protected: max(0, num_available(state, tenant, protected)),
+    )
+
+
+def keys_are_taken_for_blocks(patch: pytest.MonkeyPatch) -> None:
+    """As many keys are named as there are blocks, although some bring none, and some several."""
+
+    def fewer_keys(state: CacheState, command: Reload, num_blocks: int) -> tuple[str, ...]:
+        del state, command
+        return (f"num_keys={num_blocks}",) if num_blocks > 0 else ()
+
+    patch.setattr(prefetching, "_fewer_keys", fewer_keys)
+
+
+OF_REMEDIES: tuple[tuple[Mutation, str], ...] = (
+    (lease_that_comes_back_is_taken_for_room, "one"),
+    (shared_blocks_are_taken_for_room, "one"),
+    (owed_blocks_are_taken_for_room, "limited"),
+    (blocks_to_be_zeroed_are_named_as_ready, "one"),
+    (keys_are_taken_for_blocks, "full, window and chunk"),
+)
+"""Every bug of remedies that the simulation can find, and the cache in which it does within fewer histories."""

@@ -1,0 +1,539 @@
+"""Laws of remedies: what a refusal names is granted to who asks for that, and what would not help is not named."""
+
+from typing import Any
+
+import pytest
+
+from kvlease.errors import (
+    BusyError,
+    DeadlineError,
+    InvalidError,
+    KVLeaseError,
+    NeverFitsError,
+    PoolFullError,
+    WrongStateError,
+)
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.effects import Evicted, Forked, Reserved
+from kvleased.core.limits import TenantLimits
+from tests.unit.service.core.builders import (
+    MATE,
+    OTHER_TENANT,
+    STRANGER,
+    TENANT,
+    WAIT_MS,
+    WORKER,
+    a_cache,
+    a_reload,
+    a_reserve,
+    an_extend,
+    answer,
+    cached,
+    commit,
+    committed,
+    evict,
+    evicted,
+    keys,
+    land,
+    on_host,
+    release,
+    reload_keys,
+    reserve,
+    the_copy,
+    tick,
+    wait_for,
+    woken,
+)
+from tests.unit.service.core.grouped import FULL, GUESSING, STATE, WINDOW, cache_of, chain
+
+LONGEST = "no call may wait for longer than 5000 ms"
+
+
+def refused(cache: Cache, command: c.Command, kind: type[KVLeaseError] = PoolFullError) -> Any:
+    """Return the refusal of a command."""
+    with pytest.raises(kind) as caught:
+        cache.handle(command, 0.0)
+    return caught.value
+
+
+def why(error: KVLeaseError) -> tuple[str | None, tuple[str, ...]]:
+    """Return why a call was refused, and what it is told to ask for instead."""
+    return error.rule, error.remedies
+
+
+# What copies bring ----------------------------------------------------------------------------------------------------
+
+
+def test_lease_that_comes_back_at_once_makes_no_room() -> None:
+    """Where somebody waits for a lease to return as soon as it is down, a longer wait for its blocks is no help."""
+    cache = a_cache(4)
+    lease = reserve(cache, 4)
+    evict(cache, lease.lease_id)
+    cache.handle(a_reload(lease.lease_id), 0.0)
+
+    assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ())
+
+
+def test_blocks_that_others_hold_stay_when_a_lease_leaves() -> None:
+    """Of a lease that moves down only those blocks come free that no other lease has."""
+    cache = a_cache(4)
+    cached(cache, keys(1, 2))
+    first = reserve(cache, 3, "first", keys(1, 2))
+    reserve(cache, 3, "second", keys(1, 2))
+    evict(cache, first.lease_id)
+
+    assert why(refused(cache, a_reserve(3, "r"))) == ("blocks", ("num_tokens=4 wait_ms=2000",))
+    assert why(refused(cache, a_reserve(1, "r"))) == ("copies", ("wait_ms=2000",))
+
+
+def test_blocks_that_need_no_copy_leave_with_their_lease() -> None:
+    """Blocks of a lease that the host pool has already come free with the others, when it is down."""
+    cache = a_cache(4)
+    on_host(cache, keys(1, 2))
+    loading = cache.handle(a_reserve(4, "first", keys(1, 2), wait_ms=WAIT_MS), 0.0)
+    first = woken(land(cache, the_copy(loading)), loading.ticket, Reserved)
+    leaving = the_copy(evict(cache, first.lease_id))
+
+    assert why(refused(cache, a_reserve(4, "r"))) == ("copies", ("wait_ms=2000",))
+
+    ticket = wait_for(cache, 4, "r")
+    assert len(woken(land(cache, leaving), ticket, Reserved).block_ids) == 16
+
+
+def test_own_prefix_makes_no_room_by_leaving() -> None:
+    """What a call would reuse does not come free for it when it is copied down and leaves."""
+    cache = a_cache(4)
+    cached(cache, keys(1, 2))
+    reserve(cache, 2, "other")
+    cache.handle(c.Evict(keys=keys(1, 2)), 0.0)
+
+    assert why(refused(cache, a_reserve(4, "r", keys(1, 2)))) == ("blocks", ())
+
+
+def test_blocks_that_are_prefetched_can_be_had_when_they_are_there() -> None:
+    """What is brought up for nobody in particular is nobody's then, so a wait would do."""
+    cache = a_cache(4)
+    on_host(cache, keys(1, 2))
+    reserve(cache, 2, "other")
+    coming = the_copy(reload_keys(cache, keys(1, 2)))
+
+    assert why(refused(cache, a_reserve(2, "r"))) == ("copies", ("wait_ms=2000",))
+
+    ticket = wait_for(cache, 2, "r")
+    woken(land(cache, coming), ticket, Reserved)
+
+
+def test_released_lease_leaves_what_its_copy_still_holds() -> None:
+    """A lease that ended while it was copied down has its blocks come free with the copy."""
+    cache = a_cache(4)
+    lease = reserve(cache, 4)
+    evict(cache, lease.lease_id)
+    release(cache, lease.lease_id)
+
+    assert why(refused(cache, a_reserve(4, "r"))) == ("copies", ("wait_ms=2000",))
+
+
+def test_blocks_that_are_owed_to_others_are_no_room() -> None:
+    """Blocks that come free count only as far as they are not another tenant's minimum."""
+    limits = {TENANT: TenantLimits(), OTHER_TENANT: TenantLimits(min_blocks=2)}
+    cache = a_cache(4, tenants=limits)
+    theirs = reserve(cache, 2, worker_id=STRANGER)
+    reserve(cache, 2, "mine")
+    evict(cache, theirs.lease_id, worker_id=STRANGER)
+
+    assert why(refused(cache, a_reserve(1, "r"))) == ("blocks", ())
+
+
+def test_blocks_of_an_own_lease_that_leaves_are_room_below_a_maximum() -> None:
+    """A tenant at its maximum can have what its own lease leaves, if it waits."""
+    cache = a_cache(4, tenants={TENANT: TenantLimits(max_blocks=2)})
+    leaving = the_copy(evict(cache, reserve(cache, 2).lease_id))
+
+    error = refused(cache, a_reserve(2, "r"))
+
+    assert (error.resource, *why(error)) == ("tenant_blocks", "limits", ("wait_ms=2000",))
+    ticket = wait_for(cache, 2, "r")
+    woken(land(cache, leaving), ticket, Reserved)
+
+
+def test_blocks_that_are_zeroed_are_room_for_a_tenant_with_limits() -> None:
+    """Blocks that change tenants count to nobody while they are zeroed, and can be had then."""
+    cache = a_cache(4, num_slots=0, tenants={TENANT: TenantLimits(max_blocks=3)})
+    release(cache, reserve(cache, 4, worker_id=STRANGER).lease_id, worker_id=STRANGER)
+    refused(cache, a_reserve(3, "r"))
+
+    assert why(refused(cache, a_reserve(3, "r"))) == ("copies", ("wait_ms=2000",))
+
+
+def test_call_that_may_not_even_have_its_prefix_is_told_no_wait() -> None:
+    """Where limits were lowered below what a tenant has, a call that needs no block is not served by waiting."""
+    cache = a_cache(4)
+    lease = reserve(cache, 4)
+    commit(cache, lease.lease_id, keys(1, 2, 3, 4))
+    limits = {OTHER_TENANT: TenantLimits(min_blocks=2)}
+    cache.handle(c.Limit(tenants=limits, tenant_default=TenantLimits()), 0.0)
+
+    error = refused(cache, a_reserve(4, "r", keys(1, 2, 3, 4)))
+
+    assert (error.need, error.available, *why(error)) == (0, 0, "limits", ())
+
+
+@pytest.mark.parametrize(("num_free", "told"), [(3, ()), (4, ("wait_ms=2000",))])
+def test_wait_with_which_a_call_needs_more_is_named_only_where_that_is_coming(
+    num_free: int, told: tuple[str, ...]
+) -> None:
+    """A call that waits has its states from the host pool, and needs a block more for that than without."""
+    cache = cache_of(FULL, STATE, num_blocks=5 + num_free)
+    lease_id = reserve_tokens_of(cache, 1)
+    commit(cache, lease_id, chain(4))
+    release(cache, lease_id)
+    land(cache, the_copy(cache.handle(c.Evict(keys=chain(4)), 0.0)))
+    hold_all_but(cache, num_free)
+    theirs = reserve_tokens_of(cache, num_free - 1)
+    evict(cache, theirs)
+
+    error = refused(cache, a_reserve(2, "r", chain(4)))
+
+    assert (error.need, error.available, error.remedies) == (3, 0, told)
+
+
+def hold_all_but(cache: Cache, num_blocks: int) -> None:
+    """Lease all blocks of the pool but so many; each lease has a state besides its tokens."""
+    num_tokens = 4 * (cache.shape.usable_blocks - num_blocks - 1)
+    command = c.Reserve(worker_id=MATE, request_id="o", keys=b"", num_tokens=num_tokens)
+    answer(cache.handle(command, 0.0), Reserved)
+
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_that_are_on_the_device_count_for_no_block() -> None:
+    """Of a call's keys as many are named as bring no more blocks than there is room for."""
+    cache = a_cache(4)
+    on_host(cache, keys(1, 2, 3))
+    land(cache, the_copy(reload_keys(cache, keys(1))))
+    reserve(cache, 2, "other", keys(1))
+    reserve(cache, 1, "another")
+
+    error = refused(cache, c.Reload(worker_id=WORKER, keys=keys(1, 2, 3)))
+
+    assert (error.need, error.available, error.remedies) == (2, 1, ("num_keys=2",))
+    assert len(the_copy(reload_keys(cache, keys(1, 2))).target_ids) == 4
+
+
+def test_fewer_keys_are_those_that_need_no_zeroing() -> None:
+    """A call that does not wait for room is told how many keys come to blocks that are ready for its tenant."""
+    cache = a_cache(4)
+    on_host(cache, keys(1, 2, 3))
+    theirs = a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS)
+    waiting = cache.handle(theirs, 0.0)
+    granted = woken(land(cache, the_copy(waiting)), waiting.ticket, Reserved)
+    release(cache, granted.lease_id, worker_id=STRANGER)
+
+    error = refused(cache, c.Reload(worker_id=WORKER, keys=keys(1, 2, 3)))
+
+    assert (error.need, error.available, *why(error)) == (3, 4, "copies", ("num_keys=2",))
+
+
+def test_a_key_of_several_groups_counts_with_all_its_blocks() -> None:
+    """Where each key names a block of each group, half as many keys are named as there are blocks."""
+    cache = cache_of(FULL, WINDOW, num_blocks=9)
+    lease_id = reserve_tokens_of(cache, 3)
+    commit(cache, lease_id, chain(12))
+    release(cache, lease_id)
+    land(cache, the_copy(cache.handle(c.Evict(keys=chain(12)), 0.0)))
+    cache.handle(c.Reserve(worker_id=WORKER, request_id="o", keys=b"", num_tokens=8), 0.0)
+
+    error = refused(cache, c.Reload(worker_id=WORKER, keys=chain(12)))
+
+    assert (error.need, error.available, error.remedies) == (6, 4, ("num_keys=2",))
+    assert len(the_copy(reload_keys(cache, chain(8))).target_ids) == 16
+
+
+def reserve_tokens_of(cache: Cache, num_blocks: int) -> Any:
+    """Return a lease with blocks for so many times four tokens."""
+    command = c.Reserve(worker_id=WORKER, request_id="c", keys=b"", num_tokens=4 * num_blocks)
+    return answer(cache.handle(command, 0.0), Reserved).lease_id
+
+
+def test_no_keys_are_named_where_none_would_come() -> None:
+    """Where there is no room at all, fewer keys bring nothing."""
+    cache = a_cache(4)
+    on_host(cache, keys(1, 2))
+    reserve(cache, 4, "other")
+
+    assert refused(cache, c.Reload(worker_id=WORKER, keys=keys(1, 2))).remedies == ()
+
+
+def test_more_keys_than_the_pool_learn_how_many_fit_it() -> None:
+    """What never fits is told the most keys whose blocks the whole pool has room for."""
+    cache = a_cache(2, 4)
+    for number in (1, 2, 3):
+        on_host(cache, keys(number))
+
+    error = refused(cache, c.Reload(worker_id=WORKER, keys=keys(9, 1, 2, 3)), NeverFitsError)
+
+    assert (error.need, error.limit, error.remedies) == (3, 2, ("num_keys=3",))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param({"table_blocks": 4}, id="longest request"),
+        pytest.param({"tenants": {TENANT: TenantLimits(max_blocks=4)}}, id="tenant's maximum"),
+    ],
+)
+def test_what_never_fits_is_told_the_keys_that_do(limits: dict[str, Any]) -> None:
+    """Who asks for too many tokens with keys for all of them is told how many keys the tokens that fit have."""
+    cache = a_cache(8, **limits)
+
+    error = refused(cache, a_reserve(6, "r", keys(1, 2, 3, 4, 5, 6)), NeverFitsError)
+
+    assert error.remedies == ("num_tokens=16 num_keys=4",)
+    assert len(reserve(cache, 4, "r", keys(1, 2, 3, 4)).block_ids) == 16
+
+
+# Forks ----------------------------------------------------------------------------------------------------------------
+
+
+def a_fork(parent: Reserved, num_tokens: int) -> c.Fork:
+    """Return the command that forks a lease."""
+    return c.Fork(
+        worker_id=WORKER, lease_id=parent.lease_id, request_id="child", num_tokens=num_tokens
+    )
+
+
+def test_fork_learns_how_far_it_can_reach() -> None:
+    """A fork for which there are too few blocks is told the most tokens for which there are enough, and gets them."""
+    cache = a_cache(6)
+    parent = committed(cache, keys(1, 2), more=1)
+    reserve(cache, 1, "other")
+
+    error = refused(cache, a_fork(parent, 20))
+
+    assert (error.resource, error.need, error.available, error.limit) == ("device_blocks", 3, 2, 6)
+    assert (*why(error), error.retry_after_ms) == ("blocks", ("num_tokens=16",), 50)
+    assert sum(one.num_blocks for one in error.holdings) == 6
+    assert "a fork does not wait for room" in error.message
+    assert answer(cache.handle(a_fork(parent, 16), 0.0), Forked).num_shared == 2
+
+
+def test_fork_behind_others_learns_what_takes_no_block() -> None:
+    """While others wait, a fork gets what it shares and no block more."""
+    cache = a_cache(4)
+    parent = committed(cache, keys(1, 2))
+    wait_for(cache, 3, "before")
+
+    error = refused(cache, a_fork(parent, 12))
+
+    assert why(error) == ("position", ("num_tokens=8",))
+    answer(cache.handle(a_fork(parent, 8), 0.0), Forked)
+
+
+def test_fork_that_finds_no_room_for_what_is_written_is_told_no_number() -> None:
+    """What is computed must be copied, so no fewer tokens help where there is no room for that."""
+    cache = a_cache(2)
+    parent = reserve(cache, 2)
+    commit(cache, parent.lease_id, b"")
+    compute = c.Commit(
+        worker_id=WORKER, lease_id=parent.lease_id, num_tokens=6, first_block=0, keys=b""
+    )
+    cache.handle(compute, 0.0)
+
+    assert why(refused(cache, a_fork(parent, 7))) == ("blocks", ())
+
+
+# Slots ----------------------------------------------------------------------------------------------------------------
+
+
+def an_evict(lease_id: Any) -> c.Evict:
+    """Return the command that moves a lease down."""
+    return c.Evict(worker_id=WORKER, lease_id=lease_id)
+
+
+def test_lease_that_finds_no_slots_learns_to_what_it_could_be_trimmed() -> None:
+    """A lease for which there are too few slots is told the tokens with which it fits, and then does."""
+    cache = a_cache(8, 4)
+    evicted(cache, keys(1), more=1)
+    lease = reserve(cache, 4, "r")
+
+    error = refused(cache, an_evict(lease.lease_id))
+
+    assert (error.resource, error.need, error.available, error.limit) == ("host_slots", 4, 2, 4)
+    assert why(error) == ("blocks", ("num_tokens=8",))
+    assert sum(one.num_blocks for one in error.holdings) == 4
+    assert "trim it first, or release it instead" in error.message
+    trim = c.Trim(worker_id=WORKER, lease_id=lease.lease_id, num_tokens=8)
+    cache.handle(trim, 0.0)
+    leaving = cache.handle(an_evict(lease.lease_id), 0.0)
+    assert woken(land(cache, the_copy(leaving)), leaving.ticket, Evicted).num_offloaded == 2
+
+
+def test_lease_all_of_whose_tokens_are_computed_is_told_no_trim() -> None:
+    """Computed tokens cannot be trimmed away."""
+    cache = a_cache(8, 2)
+    evicted(cache, keys(1), more=1)
+    lease = committed(cache, keys(3, 4), "r")
+
+    error = refused(cache, an_evict(lease.lease_id))
+
+    assert why(error) == ("blocks", ())
+    assert "retry_after_ms, or release it instead" in error.message
+
+
+def test_slots_of_a_lease_itself_are_no_room_for_its_other_blocks() -> None:
+    """What a lease has in the host pool already cannot be dropped for the rest of it, and is not told as available."""
+    cache = a_cache(8, 4)
+    on_host(cache, keys(1, 2))
+    evicted(cache, keys(7), more=0)
+    loading = cache.handle(a_reserve(4, "r", keys(1, 2), wait_ms=WAIT_MS), 0.0)
+    lease = woken(land(cache, the_copy(loading)), loading.ticket, Reserved)
+
+    error = refused(cache, an_evict(lease.lease_id))
+
+    assert (error.need, error.available, *why(error)) == (2, 1, "blocks", ("num_tokens=12",))
+
+
+def test_slots_that_are_being_filled_are_told_as_coming() -> None:
+    """Slots that copies of cached blocks fill can be had when those have ended."""
+    cache = a_cache(8, 2)
+    cached(cache, keys(1, 2))
+    leaving = the_copy(cache.handle(c.Evict(keys=keys(1, 2)), 0.0))
+    lease = reserve(cache, 2, "r")
+
+    error = refused(cache, an_evict(lease.lease_id))
+
+    assert (error.available, *why(error)) == (0, "copies", ())
+    land(cache, leaving)
+    the_copy(cache.handle(an_evict(lease.lease_id), 0.0))
+
+
+def test_lease_with_states_is_told_no_trim() -> None:
+    """Where a trim would move states, nobody is told to what."""
+    cache = cache_of(FULL, GUESSING, num_blocks=33, num_slots=8)
+    first, second = (
+        answer(
+            cache.handle(
+                c.Reserve(worker_id=WORKER, request_id=name, keys=b"", num_tokens=12), 0.0
+            ),
+            Reserved,
+        )
+        for name in "ab"
+    )
+    evict(cache, first.lease_id)
+
+    assert why(refused(cache, an_evict(second.lease_id))) == ("blocks", ())
+
+
+# Places ---------------------------------------------------------------------------------------------------------------
+
+
+def test_superseded_call_learns_when_the_later_one_is_answered() -> None:
+    """Who loses its place to a later call of its request is told that it is one place, and when to ask again."""
+    cache = a_cache(2)
+    reserve(cache, 2)
+    first = wait_for(cache, 1, "r")
+
+    error = woken(cache.handle(a_reserve(1, "r", wait_ms=700), 0.0), first, BusyError)
+
+    assert (error.resource, error.need, error.available, error.limit) == ("waiting_calls", 1, 0, 1)
+    assert (error.rule, error.retry_after_ms) == ("superseded", 700)
+
+
+def test_superseded_call_about_a_lease_is_told_so() -> None:
+    """A later call about a lease that moves gets the answer, and the earlier one is told which rule it was."""
+    cache = a_cache(2)
+    lease = reserve(cache, 2)
+    first = evict(cache, lease.lease_id)
+
+    error = woken(evict(cache, lease.lease_id), first.ticket, WrongStateError)
+
+    assert (error.resource, error.rule) == ("lease", "superseded")
+
+
+# The longest wait -----------------------------------------------------------------------------------------------------
+
+
+def waited(cache: Cache, command: c.Command) -> PoolFullError:
+    """Return what a call is told that has waited for as long as any may."""
+    ticket = cache.handle(command, 0.0).ticket
+    return woken(tick(cache, WAIT_MS / 1000), ticket, PoolFullError)
+
+
+@pytest.mark.parametrize(("wait_ms_max", "is_longer"), [(WAIT_MS + 1, True), (WAIT_MS, False)])
+def test_longer_wait_is_advised_only_to_who_may_wait_longer(
+    wait_ms_max: int, is_longer: bool
+) -> None:
+    """Who waited for as long as any call may is told to ask for fewer tokens."""
+    cache = a_cache(4, wait_ms_max=wait_ms_max)
+    reserve(cache, 3)
+
+    error = waited(cache, a_reserve(2, "r", wait_ms=WAIT_MS))
+
+    assert ("allow a longer wait_ms" in error.message) is is_longer
+    assert (f"ask for fewer tokens: {LONGEST}" in error.message) is not is_longer
+
+
+def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> None:
+    """Who waited in vain behind others is told what would have come before them; the highest ones are not."""
+    cache = a_cache(4, wait_ms_max=WAIT_MS, ageing_seconds=1e9)
+    lease = reserve(cache, 4)
+    wait_for(cache, 4, "before", worker_id=MATE)
+    behind = cache.handle(a_reserve(1, "r", wait_ms=WAIT_MS), 0.0).ticket
+    running = cache.handle(an_extend(lease.lease_id, 4), 0.0)
+
+    error = woken(tick(cache, WAIT_MS / 1000), behind, PoolFullError)
+
+    assert running.reply is not None
+    assert f"ask with a higher priority: {LONGEST}" in error.message
+
+
+def test_longest_wait_for_a_lease_is_told_to_release_one() -> None:
+    """Neither fewer tokens nor a wait help where leases are lacking, or a lease is to come back whole."""
+    cache = a_cache(4, max_leases=2, wait_ms_max=WAIT_MS)
+    lease = evicted(cache, keys(1))
+    reserve(cache, 4, "other")
+
+    without_lease = waited(cache, a_reserve(1, "r", wait_ms=WAIT_MS))
+    without_blocks = waited(cache, a_reload(lease.lease_id))
+
+    for error in (without_lease, without_blocks):
+        assert f"release a lease: {LONGEST}" in error.message
+
+
+def test_late_copies_after_the_longest_wait_are_told_as_such() -> None:
+    """Who waited for copies for as long as any call may is not told to wait for longer."""
+    cache = a_cache(4, wait_ms_max=WAIT_MS)
+    on_host(cache, keys(1))
+    ticket = cache.handle(a_reserve(1, "r", keys(1), wait_ms=WAIT_MS), 0.0).ticket
+
+    error = woken(tick(cache, WAIT_MS / 1000), ticket, DeadlineError)
+
+    assert error.remedies == ()
+    assert f"try again when they have ended: {LONGEST}" in error.message
+
+
+# Repeated keys --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait_ms", [0, WAIT_MS])
+def test_reserve_refuses_the_keys_that_its_commit_would(wait_ms: int) -> None:
+    """Keys that name a block twice are refused where they first come, whether anything is cached or not."""
+    cache = a_cache()
+    lease = reserve(cache, 3, "other")
+    commands = (
+        a_reserve(3, "r", keys(1, 2, 1), wait_ms=wait_ms),
+        c.Commit(
+            worker_id=WORKER, lease_id=lease.lease_id, num_tokens=12, first_block=0,
+            keys=keys(1, 2, 1),
+        ),
+    )  # fmt: skip
+
+    errors = [refused(cache, command, InvalidError) for command in commands]
+
+    for error in errors:
+        assert (error.resource, error.rule) == ("keys", "repeated_key")
+        assert error.message == (
+            "keys names a block twice: key 2 is key 0 again; the keys of a chain differ"
+        )
