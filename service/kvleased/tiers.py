@@ -15,10 +15,11 @@ from kvleased.addresses import without_credentials
 from kvleased.core import commands as c
 from kvleased.core.effects import MOVER_OF, Adopted, Copy, Mover, Probe, Tier
 from kvleased.core.labels import BYTES_PER_LABEL
+from kvleased.disk_watch import DiskWatch
 from kvleased.movers import protocol
-from kvleased.movers.batches import ObserveCopies
+from kvleased.movers.batches import LinkFigures, LinkLimits, ObserveCopies
 from kvleased.movers.device_link import Allotment, DeviceLink
-from kvleased.movers.link import LinkFigures, LinkLimits, MoverLink
+from kvleased.movers.link import MoverLink
 from kvleased.movers.protocol import Ask, Found, PoolMap, Purge, Purged, Status, Told
 from kvleased.processes import DISK_MOVER, MOVER, REMOTE_MOVER
 from kvleased.registry import CacheEntry, Registry
@@ -83,6 +84,7 @@ class Tiers:
         self._keeper = keeper
         self._probe_seconds = settings.remote_ms_max / 1000
         self._purge_seconds = settings.mover_seconds_max
+        self._disk_watch = DiskWatch(settings.mover_seconds_max)
         self._purges: dict[int, asyncio.Future[str]] = {}
         """Why stores could not be purged, by pool; empty reasons where they were."""
         self._question = 0
@@ -117,6 +119,18 @@ class Tiers:
         """Give up what is overdue."""
         for link in self.links.values():
             link.tick(now)
+        if Mover.DISK in self.links:
+            self._watch_disk(self.links[Mover.DISK], now)
+
+    def _watch_disk(self, link: MoverLink, now: float) -> None:
+        """Have nobody wait for a disk that hangs; what its mover has got goes on, and its next answer ends that."""
+        if not self._disk_watch.look(link, now):
+            return
+        for entry in list(self._registry.by_pool.values()):
+            if Mover.DISK in self._stores_of(entry):
+                self._tell(entry, Mover.DISK)
+        if self._disk_watch.is_hanging:
+            link.fail_waiting()
 
     def close(self) -> None:
         """Let go of the movers."""
@@ -307,9 +321,12 @@ class Tiers:
 
     def _tell(self, entry: CacheEntry, mover: Mover) -> None:
         status = self._by_pool.get((mover, entry.pool), self._global[mover])
+        is_other = status.is_on and status.file_id != entry.disk_file_id and mover is Mover.DISK
+        if mover is Mover.DISK and self._disk_watch.is_hanging and status.is_on and not is_other:
+            # Of another file the core must know before it is told what that has.
+            status = self._disk_watch.status
         before = entry.stores.get(TIERS[mover])
         entry.stores[TIERS[mover]] = replace(status, pool=0)
-        is_other = status.is_on and status.file_id != entry.disk_file_id and mover is Mover.DISK
         if is_other or before is None or before.is_on != status.is_on:
             changed = c.TierChanged(
                 tier=TIERS[mover],

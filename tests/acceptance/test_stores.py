@@ -3,13 +3,14 @@
 import os
 import shutil
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvlease import Client, PlanInputs
-from kvlease.errors import WrongStateError
+from kvlease.errors import KVLeaseError, WrongStateError
 from kvlease.units import BYTES_PER_SECTOR
 from tests.acceptance.serving import Serving, served
 from tests.acceptance.tiering import (
@@ -215,6 +216,59 @@ def test_a_mover_that_hangs_or_dies_costs_hits_and_nothing_else(
             lease = compute(worker, prompt(2, BLOCKS_PER_PROMPT))
             assert lease.hit_tokens == TOKENS_PER_PROMPT
             lease.release()
+
+
+def test_a_disk_that_hangs_is_a_miss_in_time(tmp_path: Path, disk_dir: Path) -> None:
+    """Requests whose bytes do not come while they may wait are granted without them, and have them once they come."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        with attached(serving, small()) as (client, worker):
+            mover = child(serving, "disk-mover")
+            os.kill(mover, signal.SIGSTOP)
+            try:
+                tokens = prompt(0, BLOCKS_PER_PROMPT)
+                keys = worker.keys.chain(tokens, TOKENS_PER_BLOCK)
+                with worker.reserve("late", keys=keys, num_tokens=len(tokens), wait_ms=1) as lease:
+                    assert (lease.hit_tokens, len(lease.block_ids)) == (0, BLOCKS_PER_PROMPT)
+            finally:
+                os.kill(mover, signal.SIGCONT)
+
+            serving.until(lambda: counter(client, "disk_loads") == BLOCKS_PER_PROMPT)
+            with compute(worker, prompt(0, BLOCKS_PER_PROMPT)) as lease:
+                assert lease.device_hit_tokens == TOKENS_PER_PROMPT
+
+
+def test_a_disk_that_hangs_takes_no_blocks_from_others(tmp_path: Path, disk_dir: Path) -> None:
+    """Its tier is off long before its mover is replaced, and what nobody has begun to load is free again."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+    options = ("--disk-dir", str(disk_dir), "--mover-seconds-max", "20")
+    with (
+        served(tmp_path / "run", *options) as serving,
+        attached(serving, small()) as (
+            client,
+            worker,
+        ),
+    ):
+        serving.until(lambda: ready(client, "disk") == NUM_BLOCKS)
+        mover = child(serving, "disk-mover")
+        os.kill(mover, signal.SIGSTOP)
+        try:
+            for number in range(NUM_PROMPTS):
+                tokens = prompt(number, 2)
+                keys = worker.keys.chain(tokens, TOKENS_PER_BLOCK)
+                with suppress(KVLeaseError):
+                    worker.reserve(f"late-{number}", keys=keys, num_tokens=32, wait_ms=1).release()
+            serving.until(lambda: "the disk hangs" in reason(client, "disk"))
+            with compute(worker, prompt(NUM_PROMPTS, BLOCKS_PER_PROMPT)) as lease:
+                assert not lease.hit_tokens
+            assert child(serving, "disk-mover") == mover
+        finally:
+            os.kill(mover, signal.SIGCONT)
+
+        serving.until(lambda: status(client, "disk") == "ready")
+        with compute(worker, prompt(NUM_PROMPTS - 1, BLOCKS_PER_PROMPT)) as lease:
+            assert lease.hit_tokens == TOKENS_PER_PROMPT
 
 
 def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: Path) -> None:

@@ -14,7 +14,7 @@ from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.chains import are_distinct
 from kvleased.core.commands import Exchange, Inventory
 from kvleased.core.effects import Exchanged, Inventoried, Outcome
-from kvleased.core.ids import Ids
+from kvleased.core.ids import Ids, first_of_each
 from kvleased.core.leases import NOWHERE
 from kvleased.core.looking import EVERYWHERE, is_any_below, look_below, tenants_of
 from kvleased.core.magazines import Magazine
@@ -268,7 +268,7 @@ def _count_keys(state: CacheState, answer: Ids) -> None:
 def _add(state: CacheState, magazine: Magazine, blocks: Ids) -> None:
     """Have a magazine hold READY blocks, each once, however often it is named."""
     if not state.device.are_distinct(blocks):
-        blocks = blocks[np.sort(np.unique(blocks, return_index=True)[1])]
+        blocks = first_of_each(blocks)
     new = blocks[~state.magazines.holds(magazine, blocks)]
     state.device.hold(new)
     state.magazines.add(magazine, new)
@@ -297,7 +297,7 @@ def _look_below(
 
 def _bring(state: CacheState, magazine: Magazine, slots: Ids) -> None:
     """Start to bring what slots have to the device, as far as there is room, the first ones first."""
-    wanted = slots[np.sort(np.unique(slots, return_index=True)[1])]
+    wanted = first_of_each(slots)
     count = min(len(wanted), max(0, num_available(state, magazine.tenant, NOWHERE)))
     if not count:
         return

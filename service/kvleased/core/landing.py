@@ -36,7 +36,7 @@ from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
 from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
-from kvleased.core.mishaps import disappoint, retire_sources, waiting_for
+from kvleased.core.mishaps import disappoint, go_without, retire_sources, waiting_for
 from kvleased.core.moving import finish_evict, finish_reload
 from kvleased.core.parting import end_late_evicts, hang_up, shed_late
 from kvleased.core.phases import Phase
@@ -84,17 +84,18 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
         state.device.end(flight.targets, Event.SCRUBBED)
         return Outcome(reply=Done())
     land = partial(_land, state, flight, command, now)
-    state.unsettled.do(land, apart=_is_in_parts(state, flight))
+    state.unsettled.do(land, apart=_is_apart(state, flight, command))
     return Outcome(reply=Done())
 
 
-def _is_in_parts(state: CacheState, flight: Flight) -> bool:
-    """Tell whether a copy is so large a lease's that it is begun and ended in parts."""
-    return flight.purpose in HELD_BY_LEASES and flight.num_pairs > state.shape.blocks_at_once
+def _is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
+    """Tell whether a copy is so large that it ends in parts, behind which nobody would be served who started over."""
+    starts_over = command.failed and flight.purpose not in HELD_BY_LEASES
+    return flight.num_pairs > state.shape.blocks_at_once and not starts_over
 
 
 def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> None:
-    """Take over what came, and tell of what did not; who waits is told last, of a large lease in a part of its own."""
+    """Take over what came, and tell of what did not; who waits is told last, of a large copy in a part of its own."""
     _unlist_loading(state, flight)
     failed = None
     if command.failed:
@@ -113,7 +114,7 @@ def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> N
         if flight.direction is Direction.SHARE:
             _note_shared(state, flight, good)
     settle = partial(_settle, state, flight, failed, now)
-    state.unsettled.do(settle, apart=_is_in_parts(state, flight))
+    state.unsettled.do(settle, apart=_is_apart(state, flight, command))
 
 
 def copy_failed(state: CacheState, command: CopyFailed, now: float) -> Outcome:
@@ -359,7 +360,8 @@ def tick(state: CacheState, command: Tick, now: float) -> Outcome:
             end_late_evicts(state, lease.members, now)
         if lease.ticket is not None and lease.ticket_deadline <= now:
             error = lease_late(state, lease)
-            if not shed_late(state, lease, error, now):
+            is_answered = any(do(state, lease, error, now) for do in (shed_late, go_without))
+            if not is_answered:
                 _give_up(state, lease, error)
         elif lease.deadline <= now and lease.phase in (Phase.ACTIVE, Phase.EVICTED):
             expire(state, lease)

@@ -78,8 +78,9 @@ def look_below(
 
 
 def _may_join(state: CacheState, copy_id: CopyId, sources: Sources) -> bool:
-    """Tell whether a copy comes from a tier that a call may use."""
-    return SOURCE_TIERS[state.flights[copy_id].direction] not in sources.skipped
+    """Tell whether a copy comes from a tier that a call may use, and that works: else it may take for ever."""
+    tier = SOURCE_TIERS[state.flights[copy_id].direction]
+    return tier not in sources.skipped and tier not in state.tiers_off
 
 
 def parted(state: CacheState, below: Ids) -> Parted:

@@ -1,8 +1,8 @@
 """Own what becomes of those that waited for a copy which did not bring them what they wait for.
 
 What was damaged below is retired, so that other tiers may still serve; a tier from which nothing came is not tried
-again for the same call. New leases start over with what there is then; an evicted lease whose own bytes are damaged
-ends.
+again for the same call. New leases start over with what there is then, or go without it when their time is up; an
+evicted lease whose own bytes are damaged ends.
 """
 
 from dataclasses import replace
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from kvlease.errors import CopyFailedError, KVLeaseError
 from kvleased.core.commands import Fork, Reserve
-from kvleased.core.effects import Direction
+from kvleased.core.effects import Direction, Reply
 from kvleased.core.ending import end_lease, forget_lease
 from kvleased.core.flights import SOURCE_TIERS, Flight
 from kvleased.core.ids import Ids
-from kvleased.core.joining import request_of
+from kvleased.core.joining import attempt_joint_reserve, request_of
 from kvleased.core.leases import Lease
 from kvleased.core.moving import here
 from kvleased.core.parting import calls_beside
@@ -91,7 +91,34 @@ def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: floa
             _call_off(state, lease, Phase.EVICTED, error, now)
 
 
+def go_without(state: CacheState, lease: Lease, error: KVLeaseError, now: float) -> bool:
+    """Grant the calls for a new lease, whose time is up while it loads, what the device has of its prefix by itself.
+
+    Where there is no room for that they are refused with the error. Returns False, and does nothing, for other leases.
+    """
+    if lease.phase is not Phase.LOADING or not isinstance(lease.request, Reserve):
+        return False
+    for waiter in _waiters(state, lease):
+        assert isinstance(waiter.command, Reserve), "it is the one of the lease"
+        at_once = replace(waiter, command=replace(waiter.command, wait_ms=0))
+        result: Reply | Lease | KVLeaseError | None
+        try:
+            result = attempt_joint_reserve(state, at_once, now)
+        except KVLeaseError as refusal:
+            result = refusal
+        assert not isinstance(result, Lease), "nothing loads for who cannot wait"
+        state.wake(waiter.ticket, result or error)
+    return True
+
+
 def _start_over(state: CacheState, lease: Lease) -> None:
+    """Let the calls for a new lease be the next ones again, each by itself and in their order."""
+    for waiter in reversed(_waiters(state, lease)):
+        state.waiting.rejoin(waiter)
+
+
+def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:
+    """End a new lease that nobody knows of, and return what stands for the calls that wait for it, in their order."""
     request, ticket = lease.request, lease.ticket
     assert isinstance(request, Reserve), "nobody loads after a restart"
     assert ticket is not None, "a loading lease ends with its caller"
@@ -106,16 +133,15 @@ def _start_over(state: CacheState, lease: Lease) -> None:
         skipped=lease.skipped,
         first_hits=lease.tier_tokens,
     )
-    # Each rank's call by itself; the one that came first is the first again.
-    for call in reversed(calls):
+    waiters = []
+    for call in calls:
         own = replace(request, worker_id=call.worker_id)
         name = request_of(state, own)
-        state.waiting.rejoin(
+        waiters.append(
             replace(waiter, ticket=call.ticket, command=own, worker_id=call.worker_id,
                     deadline=call.deadline, request=name)
         )  # fmt: skip
-    if not calls:
-        state.waiting.rejoin(waiter)
+    return waiters or [waiter]
 
 
 def _call_off(

@@ -8,14 +8,14 @@ from kvleased.core.chains import check_keys
 from kvleased.core.commands import Reload
 from kvleased.core.effects import Outcome, Reloaded
 from kvleased.core.flights import Flight, Purpose
-from kvleased.core.ids import Ids
+from kvleased.core.ids import Ids, first_of_each
 from kvleased.core.leases import NOWHERE
 from kvleased.core.looking import EVERYWHERE, look_below, parted, tenants_of
 from kvleased.core.moving import deadline
 from kvleased.core.parking import larger
 from kvleased.core.refusals import keys_full
 from kvleased.core.room import num_at_once, num_available, room
-from kvleased.core.state import CacheState, split_keys
+from kvleased.core.state import CacheState
 from kvleased.core.tenants import check_fits, of_one_tenant
 from kvleased.counted import are
 
@@ -73,13 +73,11 @@ def _slots(state: CacheState, command: Reload, keys: bytes) -> Ids:
 
 def _cached_below(state: CacheState, keys: bytes) -> Ids:
     """Return the slots, by the numbers of `looking`, of those keys that are neither on the device nor on their way."""
-    wanted = [*dict.fromkeys(split_keys(keys))]
-    packed = b"".join(wanted)
-    entries, is_missing = state.device.index.find(packed), ~state.are_loading(packed)
+    entries, is_missing = state.device.index.find(keys), ~state.are_loading(keys)
     is_missing &= entries < 0
-    look_below(state, packed, (entries, is_missing.copy()), EVERYWHERE)
+    look_below(state, keys, (entries, is_missing.copy()), EVERYWHERE)
     below = ~entries[is_missing]
-    return below[below >= 0]
+    return first_of_each(below[below >= 0])
 
 
 # What instead -----------------------------------------------------------------------------------------------------

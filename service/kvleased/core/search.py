@@ -15,7 +15,7 @@ from kvlease.groups import first_needed
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core.covering import Covering
 from kvleased.core.flights import TierTokens, on_device
-from kvleased.core.ids import ZERO, Ids
+from kvleased.core.ids import ZERO, Ids, are_distinct
 from kvleased.core.leases import NOWHERE
 from kvleased.core.looking import (
     Sources,
@@ -174,7 +174,7 @@ def _check_distinct(state: CacheState, keys: bytes, blocks: Ids, below: Ids) -> 
 def _differ(state: CacheState, keys: bytes, below: Ids) -> bool:
     """Tell whether nothing below is named twice."""
     remote = split_keys(keys_at(keys, remote_places(state, below)))
-    return len(np.unique(below)) == len(below) and len(set(remote)) == len(remote)
+    return are_distinct(below) and len(set(remote)) == len(remote)
 
 
 def _num_cached_at_most(state: CacheState, keys: bytes, sources: Sources | None) -> int:

@@ -25,7 +25,7 @@ from kvleased.metrics.calls import (
 from kvleased.metrics.exposition import pieces
 from kvleased.metrics.parts import Part
 from kvleased.metrics.process import Pulse, ends, processes
-from kvleased.movers.link import LinkFigures
+from kvleased.movers.batches import LinkFigures
 from kvleased.verbs.surveys import Surveyed
 
 __all__ = ["BUCKETS", "STATES", "Metrics"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvleased.metrics.parts import Part
-from kvleased.movers.link import LinkFigures
+from kvleased.movers.batches import LinkFigures
 
 BUCKETS: Final = (
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1.0,

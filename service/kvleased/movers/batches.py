@@ -24,6 +24,37 @@ OVERTAKES_MAX: Final = 8
 _BYTES_PER_ID: Final = 4
 _BYTES_PER_CHECKSUM: Final = 8
 
+BATCHES_SENT_MAX: Final = 2
+"""Batches in the socket, of those that are urgent and of the others: one is carried out, one follows without a gap.
+
+An urgent one is sent although the others are as many as they may be: a mover may let it pass within its own batch.
+"""
+BYTES_A_BATCH_MAX: Final = 64 << 20
+"""Bytes of one batch, unless a single block has more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimits:
+    """How much a mover is given at once, and how long it may be silent."""
+
+    seconds_max: float
+    copies_a_batch_max: int
+    bytes_a_batch_max: int = BYTES_A_BATCH_MAX
+    batches_sent_max: int = BATCHES_SENT_MAX
+    """Of those that somebody waits for, and of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """How much a mover has to do at one instant."""
+
+    num_waiting: int
+    """Batches that were not sent yet."""
+    num_sent: int
+    """Batches that the mover has got and has not answered."""
+    oldest_seconds: float
+    """For how long the oldest batch has been waiting or under way; 0 where there is none."""
+
 
 class Moved(NamedTuple):
     """One batch that has ended; a copy is one or several."""
@@ -157,6 +188,12 @@ class Queue:
             self._num_overtakes += bool(self._others)
             return self._urgent.popleft()
         return None
+
+    def take_back(self) -> list[Flight]:
+        """Drop the urgent batches of the copies of which none has left, and return these."""
+        flights = {id(part.flight): part.flight for part in self._urgent if not part.flight.is_sent}
+        self._urgent = deque(part for part in self._urgent if part.flight.is_sent)
+        return list(flights.values())
 
     def forget(self, pool: int) -> None:
         """Drop the batches of a cache that is deleted."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kvleased import logs
-from kvleased.movers.remote_store import RemoteError, RemoteStore
+from kvleased.movers.remote_store import RemoteError, RemoteStore, no_answer
 
 STUCK_SECONDS_MAX: Final = 30.0
 """Seconds after which a call that does not end costs its process."""
@@ -84,7 +84,7 @@ class Bounded:
             self._stuck_since = time.monotonic()
             if self._store is not None:
                 self._store.cut()
-            raise RemoteError(f"no answer within {seconds * 1e3:.0f} ms", is_timeout=True) from None
+            raise no_answer(seconds) from None
         if isinstance(result, RemoteError):
             raise result
         return result  # type: ignore[return-value]  # what `act` returned

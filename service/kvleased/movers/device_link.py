@@ -15,8 +15,8 @@ from kvleased.core.effects import Mover
 from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
 from kvleased.movers.allotting import ALLOCATED, Allocate, Allocated
-from kvleased.movers.batches import ObserveCopies
-from kvleased.movers.link import LinkLimits, MoverLink, Owner
+from kvleased.movers.batches import LinkLimits, ObserveCopies
+from kvleased.movers.link import MoverLink, Owner
 
 ALLOCATE_SECONDS_MAX: Final = 90.0
 """Seconds that a registration waits for memory of a GPU: a mover that is replaced meanwhile must start first."""

@@ -11,7 +11,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Final, Protocol
 
@@ -19,7 +19,16 @@ from kvleased import logs
 from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy, Mover
 from kvleased.movers import protocol
-from kvleased.movers.batches import Flight, Moved, ObserveCopies, Part, Queue, copies_a_batch
+from kvleased.movers.batches import (
+    Flight,
+    LinkFigures,
+    LinkLimits,
+    Moved,
+    ObserveCopies,
+    Part,
+    Queue,
+    copies_a_batch,
+)
 from kvleased.movers.mapped import Mapped, Packet
 from kvleased.movers.protocol import (
     Ask,
@@ -33,13 +42,6 @@ from kvleased.movers.protocol import (
 )
 from kvleased.next_turn import in_next_turn
 
-BATCHES_SENT_MAX: Final = 2
-"""Batches in the socket, of those that are urgent and of the others: one is carried out, one follows without a gap.
-
-An urgent one is sent although the others are as many as they may be: a mover may let it pass within its own batch.
-"""
-BYTES_A_BATCH_MAX: Final = 64 << 20
-"""Bytes of one batch, unless a single block has more."""
 START_SECONDS_MAX: Final = 60.0
 """Seconds until a mover's first word: longer than imports take on a machine that has no processor to spare."""
 
@@ -61,29 +63,6 @@ class Owner(Protocol):
 
     def mover_went(self, mover: Mover) -> None:
         """Take note that nobody answers until the next mover is attached."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkLimits:
-    """How much a mover is given at once, and how long it may be silent."""
-
-    seconds_max: float
-    copies_a_batch_max: int
-    bytes_a_batch_max: int = BYTES_A_BATCH_MAX
-    batches_sent_max: int = BATCHES_SENT_MAX
-    """Of those that somebody waits for, and of the others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFigures:
-    """How much a mover has to do at one instant."""
-
-    num_waiting: int
-    """Batches that were not sent yet."""
-    num_sent: int
-    """Batches that the mover has got and has not answered."""
-    oldest_seconds: float
-    """For how long the oldest batch has been waiting or under way; 0 where there is none."""
 
 
 class MoverLink:
@@ -144,6 +123,10 @@ class MoverLink:
             num_sent=len(self._sent),
             oldest_seconds=max(0.0, now - min(sinces)) if sinces else 0.0,
         )
+
+    def silent_seconds(self, now: float) -> float:
+        """Return for how long nothing was answered of what is to be done."""
+        return now - self._progress_at if self.batches_in_flight else 0.0
 
     # Movers
 
@@ -227,7 +210,7 @@ class MoverLink:
 
         It answers batches in order, so its silence counts from its last answer, first of all from its first word.
         """
-        are_overdue = self.batches_in_flight and now - self._progress_at > self._limits.seconds_max
+        are_overdue = self.silent_seconds(now) > self._limits.seconds_max
         is_dead = are_overdue
         if not self._is_here:
             is_dead = self.is_attached and now - self._attached_at > START_SECONDS_MAX
@@ -239,6 +222,11 @@ class MoverLink:
         if is_dead:
             logs.line("error", "mover_silent", mover=self.mover.value, generation=generation)
             self._owner.recycle_mover(self.mover, generation)
+
+    def fail_waiting(self) -> None:
+        """Fail the copies that somebody waits for and of which no mover has got anything."""
+        for flight in self._queue.take_back():
+            self._owner.answer_copy(flight.pool, CopyFailed(copy_id=flight.copy.copy_id))
 
     def _give_up(self, generation: int) -> None:
         """Answer all copies: what a mover has got may still be written, what none has got is not."""

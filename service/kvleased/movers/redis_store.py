@@ -13,18 +13,21 @@ from typing import Any, Final
 
 from redis import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from kvleased import logs
 from kvleased.addresses import TLS_FILES, RemoteUrl
-from kvleased.movers.remote_store import VALUE_BYTES_MAX, RemoteError
+from kvleased.movers import redis_faults
+from kvleased.movers.remote_store import VALUE_BYTES_MAX, RemoteError, no_answer
 from kvleased.movers.remote_value import Value, ValueParts
 
 _READ_BYTES: Final = 1 << 20
 """Bytes read from the socket at once: a small number of them costs more than the copying."""
 _WRONG_TYPE: Final = "WRONGTYPE"
+_TRIED: Final = tuple(f"kvlease:trial-{number}" for number in range(16))
+"""Names that no value has: in a cluster they lie on all of its nodes, but by an unlikely chance."""
 
 _Command = tuple[object, ...]
 
@@ -36,6 +39,7 @@ class RedisStore:
         """Assign; no value lives longer than `ttl_seconds` after it was put or got, where that is not 0."""
         self._url = url
         self._ttl_seconds = ttl_seconds
+        self._seconds_max = seconds_max
         options = (b"EX", str(ttl_seconds).encode()) if ttl_seconds else ()
         self._set_start = b"*%d\r\n$3\r\nSET\r\n" % (3 + len(options))
         self._set_end = b"\r\n" + b"".join(map(_bulk, options))
@@ -79,8 +83,9 @@ class RedisStore:
         self._ask([("UNLINK", name) for name in names], num_needed=0)
 
     def ping(self) -> None:
-        """See whether the server answers, and lets us in."""
-        if self._ask([("PING",)]) != [b"PONG"]:
+        """See whether the server answers, lets us in, and would tell of any value whether it has that."""
+        tried: list[_Command] = [("STRLEN", name) for name in _TRIED]
+        if self._ask([("PING",), *tried])[0] != b"PONG":
             raise RemoteError("it answered a ping with something else")
 
     def cut(self) -> None:
@@ -119,8 +124,10 @@ class RedisStore:
             answers = [_answer(connection.read_response) for _ in range(num_commands)]
         except (RedisError, OSError) as error:
             connection.disconnect()
-            is_timeout = isinstance(error, (RedisTimeoutError, TimeoutError))
-            raise RemoteError(self._said(error), is_timeout=is_timeout) from None
+            if isinstance(error, (RedisTimeoutError, TimeoutError)):
+                # As `bounded` says it, whose clock runs out at the same time.
+                raise no_answer(self._seconds_max) from None
+            raise RemoteError(self._said(error)) from None
         except BaseException:
             # Answers that nobody has read must not pass for those of the next call.
             connection.disconnect()
@@ -145,9 +152,7 @@ class RedisStore:
             logs.line("warning" if refusal else "info", event, reason=refusal)
 
     def _said(self, error: Exception) -> str:
-        text = str(error) or type(error).__name__
-        if isinstance(error, NoPermissionError):
-            text = f"no permission: {text}"
+        text = redis_faults.said(error)
         password = self._url.password
         return text.replace(password, "***") if password else text
 
@@ -166,13 +171,20 @@ class _TlsConnection(SSLConnection):
         context = self._trusting()
         context.check_hostname = self.check_hostname
         if self.certfile or self.keyfile:
-            context.load_cert_chain(self.certfile, self.keyfile)
+            try:
+                context.load_cert_chain(self.certfile, self.keyfile)
+            except OSError as error:
+                files = " and ".join(filter(None, (self.certfile, self.keyfile)))
+                raise redis_faults.unusable_file(files, error) from None
         return context.wrap_socket(sock, server_hostname=self.host)
 
     def _trusting(self) -> ssl.SSLContext:
         """Return what trusts the authorities; a file is read each time, for it may be renewed, the system's once."""
         if self.ca_certs:
-            return ssl.create_default_context(cafile=self.ca_certs)
+            try:
+                return ssl.create_default_context(cafile=self.ca_certs)
+            except OSError as error:
+                raise redis_faults.unusable_file(self.ca_certs, error) from None
         if self._system_context is None:
             self._system_context = ssl.create_default_context()
         return self._system_context

@@ -12,7 +12,7 @@ VALUE_BYTES_MAX: Final = 512 << 20
 """Bytes of the largest value that Redis takes."""
 CALL_BYTES_MAX: Final = 2 << 20
 """Bytes of the values in one call, where one is not more: they should still be in the cache when they are used."""
-_REASON_CHARACTERS_MAX: Final = 160
+_REASON_CHARACTERS_MAX: Final = 240
 
 
 class RemoteError(Exception):
@@ -23,6 +23,11 @@ class RemoteError(Exception):
         printable = "".join(letter if letter.isprintable() else "?" for letter in reason)
         super().__init__(printable[:_REASON_CHARACTERS_MAX])
         self.is_timeout = is_timeout
+
+
+def no_answer(seconds: float) -> RemoteError:
+    """Return the error of a store that did not answer in time."""
+    return RemoteError(f"no answer within {seconds * 1e3:.0f} ms", is_timeout=True)
 
 
 class RemoteStore(Protocol):

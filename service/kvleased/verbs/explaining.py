@@ -129,7 +129,7 @@ def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
 def _evicted(miss: Missed, now: float, tenant: str, *, has_host: bool) -> str:
     left = f"{_ago(miss, now)} to make room for {tenant}" if tenant else _ago(miss, now)
     if miss.is_below:
-        return f"they left the device{left}, and a lower tier has them; reserve with wait_ms to load them"
+        return f"they left the device{left}, and a lower tier has them; reserve with (more) wait_ms to load them"
     if miss.tier is not Tier.DEVICE:
         assert miss.tier is not None, "what was evicted was somewhere"
         tier = miss.tier.value

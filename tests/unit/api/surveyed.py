@@ -10,7 +10,7 @@ from kvleased.core.states import State
 from kvleased.core.survey import Columns, Filling, Survey
 from kvleased.core.tenants import TenantFacts
 from kvleased.metrics import STATES
-from kvleased.movers.link import LinkFigures
+from kvleased.movers.batches import LinkFigures
 from kvleased.tallies import Tally
 from kvleased.traces.ghosts import GhostFigures
 from kvleased.verbs.surveys import GroupFacts, Surveyed

@@ -388,6 +388,54 @@ def test_bytes_that_come_from_two_tiers_at_once_are_the_first_ones() -> None:
     assert cache.check() == []
 
 
+def test_copy_of_a_tier_that_is_off_is_not_joined() -> None:
+    """Who comes later computes what a disk that hangs has promised to somebody else."""
+    cache = a_tiered_cache()
+    on_disk(cache, doc(1))
+    copy, first = loading(cache, doc(1), "a")
+
+    turn(cache, Tier.DISK, on=False)
+    later = answer(cache.handle(a_patient_reserve(doc(1), "b"), 0.0), Reserved)
+
+    assert hits(later) == (0, 0, 0, 0)
+    assert hits(woken(land(cache, copy), first, Reserved)) == (0, 0, 4, 0)
+    assert cache.check() == []
+
+
+def test_what_came_by_another_way_is_served_when_a_load_takes_too_long() -> None:
+    """Where the copy that a call waits for is late, what another one brought is a hit."""
+    cache, waits = brought_by_another()
+
+    lease = woken(tick(cache, WAIT_MS / 1000), waits, Reserved)
+
+    assert sum(hits(lease)) == TOKENS_PER_BLOCK
+    assert not copies(cache.handle(a_patient_reserve(keys(2), "c"), WAIT_MS / 1000))
+    assert cache.check() == []
+
+
+def test_malformed_call_is_refused_when_its_load_takes_too_long() -> None:
+    """Where keys turn out to name a block twice, by what has come meanwhile, the call is told so."""
+    cache, waits = brought_by_another(keys(2, 4, 4))
+    cached(cache, keys(4))
+
+    woken(tick(cache, WAIT_MS / 1000), waits, InvalidError)
+    assert cache.check() == []
+
+
+def brought_by_another(prefix: bytes = b"") -> tuple[Cache, int | None]:
+    """Have a call wait for block 2 from the host pool, which came from disk meanwhile; returns its ticket, too."""
+    cache = a_tiered_cache()
+    cached(cache, keys(1))
+    on_host(cache, keys(2))
+    on_host(cache, keys(3))
+    on_disk(cache, keys(2), first_slot=1)
+    waits = cache.handle(a_patient_reserve(prefix or keys(2), "b"), 0.0)
+    outcome = cache.handle(a_patient_reserve(doc(3), "a"), 0.0)
+    lease = woken(land(cache, the_copy(fail(cache, the_copy(outcome)))), outcome.ticket, Reserved)
+    release(cache, lease.lease_id)
+    return cache, waits.ticket
+
+
 def test_only_the_dead_movers_copies_end() -> None:
     """The death of one mover's process says nothing of what the others write."""
     cache = a_tiered_cache()

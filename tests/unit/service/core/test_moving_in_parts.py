@@ -5,8 +5,9 @@ import pytest
 from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Effect, Evicted, Outcome, Reloaded, Reserved, Wake
+from kvleased.core.effects import Copy, Effect, Evicted, Found, Outcome, Reloaded, Reserved, Wake
 from tests.unit.service.core.builders import (
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     a_cache,
     a_reload,
@@ -20,6 +21,7 @@ from tests.unit.service.core.builders import (
     ids,
     keys,
     land,
+    on_host,
     release,
     reload,
     reloaded,
@@ -291,3 +293,36 @@ def test_nothing_is_left_to_be_done_in_a_cache_at_rest() -> None:
 
     assert part(cache).effects == []
     assert cache.is_settled
+
+
+# Loads and copies by keys ---------------------------------------------------------------------------------------------
+
+
+def test_end_of_a_large_load_is_done_in_parts() -> None:
+    """Its blocks are taken over in one part, and its caller is answered in another; who looks has both done first."""
+    cache = parted()
+    on_host(cache, keys(1, 2, 3, 4))
+    outcome = cache.handle(a_reserve(4, "r", keys(1, 2, 3, 4), wait_ms=WAIT_MS), 0.0)
+
+    landed = land(cache, the_copy(outcome))
+    first, second = part(cache), part(cache)
+
+    assert not landed.effects
+    assert not first.effects
+    assert woken(second, outcome.ticket, Reserved).host_hit_tokens == 4 * TOKENS_PER_BLOCK
+    assert cache.is_settled
+    assert cache.check() == []
+
+
+def test_end_of_a_large_copy_by_keys_is_not_seen_half_done() -> None:
+    """What comes behind the end of the copy finds its blocks where it brought them, and the caller is answered."""
+    cache = parted()
+    cached(cache, keys(1, 2, 3, 4))
+    outcome = cache.handle(c.Evict(keys=keys(1, 2, 3, 4), wait_ms=WAIT_MS), 0.0)
+    land(cache, the_copy(outcome))
+
+    behind = cache.handle(c.Lookup(keys=keys(1, 2, 3, 4)), 0.0)
+
+    assert answer(behind, Found).num_host_blocks == 4
+    assert woken(behind, outcome.ticket, Evicted) == Evicted(num_evicted=4, num_offloaded=4)
+    assert cache.check() == []

@@ -1,7 +1,6 @@
 """Laws of the ends of waiting: everybody who waits is answered, by room, by time or by an end."""
 
 from kvlease.errors import (
-    DeadlineError,
     DrainingError,
     PoolFullError,
     UnknownLeaseError,
@@ -9,9 +8,11 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvleased.core import commands as c
+from kvleased.core.effects import Reserved
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     WORKER,
     a_cache,
@@ -21,10 +22,12 @@ from tests.unit.service.core.builders import (
     evict,
     evicted,
     found,
+    ids,
     keys,
     land,
     on_host,
     release,
+    reload_keys,
     reserve,
     the_copy,
     tick,
@@ -142,17 +145,32 @@ def test_draining_refuses_those_that_wait_for_a_lease() -> None:
     assert wakes(release(cache, other.lease_id)) == [running]
 
 
-def test_load_that_takes_too_long_ends_its_lease() -> None:
-    """A request whose bytes did not come in time is refused, and leaves nothing behind."""
+def test_load_that_takes_too_long_is_done_without() -> None:
+    """A request whose bytes did not come in time is granted blocks to compute in; who comes later finds the bytes."""
     cache = a_cache()
     on_host(cache, keys(1))
     outcome = cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)
 
-    woken(tick(cache, 5.0), outcome.ticket, DeadlineError)
-    land(cache, the_copy(outcome))
+    granted = woken(tick(cache, 5.0), outcome.ticket, Reserved)
 
-    assert cache.census().num_leases == 0
+    assert (granted.host_hit_tokens, granted.device_hit_tokens) == (0, 0)
+    assert len(ids(granted.block_ids)) == 2
+    assert not set(ids(granted.block_ids)) & set(ids(the_copy(outcome).target_ids))
+    land(cache, the_copy(outcome))
     assert found(cache, keys(1)) == (1, 0)
+    assert cache.check() == []
+
+
+def test_what_the_device_has_is_kept_of_a_load_that_takes_too_long() -> None:
+    """Only the blocks that are late, and those behind them, are computed again."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2))
+    land(cache, the_copy(reload_keys(cache, keys(1))))
+    outcome = cache.handle(a_reserve(3, "r", keys(1, 2), wait_ms=WAIT_MS), 0.0)
+
+    granted = woken(tick(cache, 5.0), outcome.ticket, Reserved)
+
+    assert (granted.device_hit_tokens, granted.host_hit_tokens) == (TOKENS_PER_BLOCK, 0)
     assert cache.check() == []
 
 

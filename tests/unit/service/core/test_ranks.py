@@ -297,13 +297,29 @@ def test_a_caller_that_hangs_up_leaves_a_loading_lease_to_the_other() -> None:
 
 
 def test_all_calls_of_a_loading_lease_may_be_late() -> None:
-    """Then each is told, and the lease ends."""
+    """Then they share a lease that goes without what is late."""
     cache = an_engine()
     _, first, second = loading(cache)
 
     outcome = tick(cache, 9 * WAIT_MS / 1000)
 
-    assert wakes(outcome) == [first, second]
+    granted, joined = woken(outcome, first, Reserved), woken(outcome, second, Reserved)
+    assert granted.block_ids == joined.block_ids
+    assert granted.host_hit_tokens == joined.host_hit_tokens == 0
+    assert joined.joined_id > granted.lease_id
+    assert cache.check() == []
+
+
+def test_all_calls_of_a_loading_lease_are_refused_where_there_is_no_room_without_it() -> None:
+    """Then each is told, and the lease ends."""
+    cache = an_engine()
+    _, first, second = loading(cache)
+    reserve(cache, cache.census().device["free"], "others", worker_id=LEFT)
+
+    outcome = tick(cache, 9 * WAIT_MS / 1000)
+
+    woken(outcome, first, DeadlineError)
+    woken(outcome, second, DeadlineError)
     assert leases_of(cache, RIGHT) == []
     assert cache.check() == []
 

@@ -17,8 +17,8 @@ from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy, Direction, Mover
 from kvleased.core.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
-from kvleased.movers.batches import OVERTAKES_MAX
-from kvleased.movers.link import START_SECONDS_MAX, LinkLimits, MoverLink
+from kvleased.movers.batches import OVERTAKES_MAX, LinkLimits
+from kvleased.movers.link import START_SECONDS_MAX, MoverLink
 from kvleased.movers.protocol import (
     Ask,
     Batch,
@@ -524,6 +524,22 @@ async def test_copy_of_which_nothing_was_sent_has_failed_at_the_deadline(
     kinds = [type(answer) for _, answer in owner.answers]
     assert kinds == [CopyLost, CopyLost, CopyFailed]
     assert mover.batches()
+
+
+async def test_waiting_copies_can_be_failed_alone(
+    link: MoverLink, mover: ScriptedMover, owner: Owner
+) -> None:
+    """What the mover has goes on, also where it has only a part, and what is written back waits on."""
+    for copy_id, count in ((1, 2), (2, 6), (3, 2)):
+        link.send(7, _copy(copy_id, count, Direction.LOAD), with_checksums=False)
+    for copy_id in range(4, 7):
+        link.send(7, _copy(copy_id, direction=Direction.STORE), with_checksums=False)
+    await _come(mover, 2)
+
+    link.fail_waiting()
+
+    assert [answer for _, answer in owner.answers] == [CopyFailed(copy_id=CopyId(3))]
+    assert link.batches_in_flight == 6
 
 
 async def test_next_mover_looks_through_what_was_not_looked_through(link: MoverLink) -> None:

@@ -273,6 +273,60 @@ def test_tier_that_stays_off_says_the_latest_reason(guarded: RedisServer) -> Non
     assert "invalid username-password" in refused.reason
 
 
+@pytest.mark.parametrize(
+    ("rights", "said"),
+    [
+        pytest.param("+ping +get", "run the 'strlen' command; give the user +get", id="commands"),
+        pytest.param("+ping +strlen", "", id="enough"),
+    ],
+)
+def test_trial_asks_for_what_callers_ask(tmp_path: Path, rights: str, said: str) -> None:
+    """A server that answers no more than pings is off, for good, and says what its user lacks."""
+    server = RedisServer(tmp_path, *f"--user some on nopass ~kvlease:* {rights}".split())
+    try:
+        with served(f"redis://some:any@127.0.0.1:{server.port}") as node:
+            node.ask([0])
+            status = node.status()
+    finally:
+        server.kill()
+
+    assert status.is_on == (not said)
+    assert said in status.reason
+
+
+def test_node_of_a_cluster_is_said_to_be_one(tmp_path: Path) -> None:
+    """A server that has a part of the values is off, as it would refuse most names, and the reason is no number."""
+    nodes = (tmp_path / "cluster-nodes.conf").resolve()
+    server = RedisServer(tmp_path, "--cluster-enabled", "yes", "--cluster-config-file", str(nodes))
+    try:
+        with server.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 100)
+        with served(server.url) as node:
+            status = node.status()
+    finally:
+        server.kill()
+
+    assert not status.is_on
+    assert "a node of a Redis cluster" in status.reason
+    assert "name a server that has all" in status.reason
+
+
+def test_full_server_is_said_with_what_to_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Puts that a server has no room for fail, the log says what to set, and the store stays on."""
+    server = RedisServer(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction")
+    try:
+        with served(server.url) as node:
+            shared = node.share([1], [1])
+            assert [one.is_on for one in node.statuses] == [True]
+    finally:
+        server.kill()
+
+    assert shared.failed == (0,)
+    assert "raise maxmemory, or set a maxmemory-policy" in "".join(capfd.readouterr())
+
+
 def test_user_who_may_only_read_still_gets(tmp_path: Path) -> None:
     """A user who may not write gets what others have shared, and the store stays on."""
     reads = "--user reader on nopass ~kvlease:* +getrange +strlen +ping"
@@ -308,6 +362,24 @@ def test_encrypted_server_is_used_with_its_authority(encrypted: RedisServer) -> 
 
     assert not status.is_on
     assert "CERTIFICATE_VERIFY_FAILED" in status.reason
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+@pytest.mark.parametrize("content", ["no certificate", None])
+def test_file_that_cannot_be_used_is_named(
+    encrypted: RedisServer, tmp_path: Path, option: str, content: str | None
+) -> None:
+    """The reason names the file, whether it is missing or no certificate."""
+    file = tmp_path / "given.pem"
+    if content is not None:
+        file.write_text(content)
+    trust = f"ssl_ca_certs={encrypted.certificate}&" if option != "ssl_ca_certs" else ""
+    with served(f"rediss://127.0.0.1:{encrypted.port}?{trust}{option}={file}") as node:
+        status = node.status()
+
+    assert not status.is_on
+    assert f"{file}: " in status.reason
+    assert "name PEM files that the daemon may read" in status.reason
 
 
 def test_named_authority_is_the_only_one(

@@ -170,7 +170,7 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"is_below": True},
-            "they left the device, and a lower tier has them; reserve with wait_ms to load them",
+            "they left the device, and a lower tier has them; reserve with (more) wait_ms to load them",
             id="below",
         ),
         pytest.param(

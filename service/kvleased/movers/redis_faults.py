@@ -1,0 +1,50 @@
+"""Own what is said of a Redis server that refuses, and what to do about it; what follows from it is its user's matter.
+
+redis-py takes the first word off an error, which often is the one that says what it is.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+_ONE_OF_MANY: Final = (
+    "it is a node of a Redis cluster, which has a part of the values; name a server that has all"
+)
+_ADVICE: Final[Mapping[type[Exception], str]] = {
+    AuthenticationError: "mend user and password in remote_url",
+    BusyLoadingError: "nothing is to be done but to wait",
+    NoPermissionError: "give the user +get +getrange +strlen +set +unlink +expire +ping ~kvlease:*",
+    OutOfMemoryError: "raise maxmemory, or set a maxmemory-policy that evicts, such as allkeys-lru",
+    ReadOnlyError: "name its primary in remote_url",
+}
+"""What to do, by the kind of error; for the others the server's words must do."""
+
+
+def said(error: Exception) -> str:
+    """Return what a server or the way to it said, and what to do about it where that is known."""
+    text = str(error) or type(error).__name__
+    is_of_cluster = isinstance(error, (AskError, ClusterDownError))
+    if is_of_cluster and not isinstance(error, MasterDownError):
+        # What it says is a slot of the cluster and an address.
+        return f"{_ONE_OF_MANY} ({text})"
+    if isinstance(error, NoPermissionError):
+        text = f"no permission: {text}"
+    advice = _ADVICE.get(type(error))
+    return f"{text.removesuffix('.')}; {advice}" if advice else text
+
+
+def unusable_file(files: str, error: OSError) -> RedisConnectionError:
+    """Return the error of files of a certificate, a key or an authority: redis-py would not name them."""
+    reason = error.strerror or type(error).__name__
+    return RedisConnectionError(f"{files}: {reason}; name PEM files that the daemon may read")
