@@ -135,10 +135,11 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
     """Refuse a fork that is malformed, can never fit, or is of a request that waits for a lease of its own."""
     if state.is_draining:
         raise draining(state)
-    check_tokens(state, command.num_tokens, parent.tenant)
-    if state.is_limited:
-        check_tokens_fit(state, parent.tenant, command.num_tokens)
     num_computed = int(state.leases.rows.num_computed[parent.row])
+    least = max(1, num_computed)
+    check_tokens(state, command.num_tokens, parent.tenant, least_tokens=least)
+    if state.is_limited:
+        check_tokens_fit(state, parent.tenant, command.num_tokens, least_tokens=least)
     if command.num_tokens < num_computed:
         msg = (
             f"num_tokens is {command.num_tokens}, but the states of {counted(num_computed, 'token')} are forked; "

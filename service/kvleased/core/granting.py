@@ -7,18 +7,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.errors import InvalidError, NeverFitsError, WrongStateError
+from kvlease.errors import InvalidError, WrongStateError
 from kvlease.groups import Counts
 from kvlease.ids import BYTES_PER_KEY, LeaseId
 from kvleased.core.bringing import attributed, bring
-from kvleased.core.chains import asking_for, check_distinct, check_keys
+from kvleased.core.chains import check_distinct, check_keys
 from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.explaining import misses_of
+from kvleased.core.fitting import never_fits
 from kvleased.core.ids import Ids
 from kvleased.core.keeping import lacks_row
 from kvleased.core.leases import NOWHERE, Lease, Pieces
-from kvleased.core.parking import larger
 from kvleased.core.phases import OFF_DEVICE, Phase
 from kvleased.core.records import NULL
 from kvleased.core.retention import PRIORITY_NORMAL, check_class
@@ -26,9 +26,9 @@ from kvleased.core.room import num_available, room
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
-from kvleased.core.tenants import check_tokens_fit, most_tokens
+from kvleased.core.tenants import check_tokens_fit
 from kvleased.core.waiting import NO_TIERS, Waiter
-from kvleased.counted import are, counted
+from kvleased.counted import counted
 
 _ACTIVE: Final = Phase.ACTIVE
 _GRANT: Final = Event.GRANT
@@ -40,9 +40,18 @@ Row = Ids | NDArray[np.int32]
 
 
 def check_tokens(
-    state: CacheState, num_tokens: int, tenant: int, lease: Lease | None = None, num_keys: int = 0
+    state: CacheState,
+    num_tokens: int,
+    tenant: int,
+    lease: Lease | None = None,
+    *,
+    num_keys: int = 0,
+    least_tokens: int = 1,
 ) -> None:
-    """Refuse a number of tokens that can never be covered, and is not by the lease that is meant."""
+    """Refuse a number of tokens that can never be covered, and is not by the lease that is meant.
+
+    To ask for fewer than `least_tokens` would not help.
+    """
     if num_tokens <= 0:
         msg = f"num_tokens is {num_tokens}, it must be at least 1"
         raise InvalidError(msg, resource="num_tokens", need=num_tokens)
@@ -50,7 +59,7 @@ def check_tokens(
         # The pool may have been larger when it was granted.
         if lease is not None and _had_been_granted(state, lease, num_tokens):
             return
-        raise _never_fits(state, num_tokens, tenant, num_keys)
+        raise never_fits(state, num_tokens, tenant, num_keys, least_tokens)
 
 
 def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
@@ -60,48 +69,13 @@ def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
     return num_missing(state, lease, num_tokens) <= 0
 
 
-def _never_fits(state: CacheState, num_tokens: int, tenant: int, num_keys: int) -> NeverFitsError:
-    """Explain why no lease will ever cover so many tokens, and how many one of this tenant can."""
-    shape, covering = state.shape, state.covering
-    longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
-    need, asked, at_most = sum(most), "", most_tokens(state, tenant, longest)
-    less = f"ask for at most {counted(at_most, 'token')}, or " if at_most else ""
-    remedies = (asking_for(at_most, num_keys, shape.hash_tokens),) if at_most else ()
-    if covering.is_simple:
-        limit = min(shape.groups[0].table_blocks, limit)
-        need = -(-num_tokens // covering.tokens_per_block)
-    else:
-        worst = most.index(need_most := max(most))
-        asked = f", {need_most} of them in group {worst}"
-    if need <= limit:
-        return NeverFitsError(
-            f"{are(num_tokens, 'token')} more than the longest request of {longest}; "
-            f"{less}register the cache with more longest_request_tokens",
-            resource="longest_request_tokens",
-            need=num_tokens,
-            available=longest,
-            limit=longest,
-            remedies=remedies,
-        )
-    more = larger(shape.parked_blocks, need - shape.usable_blocks, "register a larger pool")
-    return NeverFitsError(
-        f"{counted(num_tokens, 'token', 'takes', 'take')} {counted(need, 'block')}{asked}, but a lease can never have "
-        f"more than {limit}; {less}{more}",
-        resource="device_blocks",
-        need=need,
-        available=state.device.num_available,
-        limit=limit,
-        remedies=remedies,
-    )
-
-
 def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
     tenant = state.workers[command.worker_id]
     num_keys = len(command.keys) // BYTES_PER_KEY
     check_tokens(state, command.num_tokens, tenant, num_keys=num_keys)
     if state.is_limited:
-        check_tokens_fit(state, tenant, command.num_tokens, num_keys)
+        check_tokens_fit(state, tenant, command.num_tokens, num_keys=num_keys)
     if (
         command.priority != PRIORITY_NORMAL
         or command.retain_seconds

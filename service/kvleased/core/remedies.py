@@ -21,6 +21,16 @@ _OF_BLOCKS: Final = (Reason.BLOCKS, Reason.LIMITS)
 
 def remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
     """Return what a waiting or refused call could ask for instead, the change that serves it soonest first."""
+    found = _remedies(state, waiter, lack)
+    if not lack.prefix.remote_keys:
+        return found
+    # The remote store may have forgotten by then what it said that it has.
+    forgotten = replace(waiter, remote_keys=frozenset())
+    others = _remedies(state, forgotten, shortage(state, forgotten, lack.num_ahead))
+    return tuple(one for one in found if one in others)
+
+
+def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
     found: list[str] = []
     command, num_tokens = waiter.command, 0
     if lack.reason in _OF_BLOCKS and not isinstance(command, Reload):

@@ -94,14 +94,20 @@ def limits_of(state: CacheState, tenant: int) -> TenantLimits:
 # Maximum and minimum ----------------------------------------------------------------------------------------------
 
 
-def check_tokens_fit(state: CacheState, tenant: int, num_tokens: int, num_keys: int = 0) -> None:
-    """Refuse a request for more tokens than its tenant can ever have blocks for."""
+def check_tokens_fit(
+    state: CacheState, tenant: int, num_tokens: int, *, num_keys: int = 0, least_tokens: int = 1
+) -> None:
+    """Refuse a request for more tokens than its tenant can ever have blocks for.
+
+    To ask for fewer than `least_tokens` would not help.
+    """
     limit, most = limits_of(state, tenant).max_blocks, state.covering.most
     need = sum(most(num_tokens))
     if need <= limit:
         return
     longest = most_tokens(state, tenant, num_tokens)
-    changes = (asking_for(longest, num_keys, state.shape.hash_tokens),) if longest else ()
+    helps = longest >= least_tokens
+    changes = (asking_for(longest, num_keys, state.shape.hash_tokens),) if helps else ()
     raise _above_maximum(state, tenant, need, changes)
 
 

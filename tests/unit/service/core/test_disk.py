@@ -38,7 +38,7 @@ from tests.unit.service.core.builders import (
     wakes,
     woken,
 )
-from tests.unit.service.core.grouped import FULL, WINDOW, cache_of, chain
+from tests.unit.service.core.grouped import FULL, WINDOW, cache_of, chain, crossed
 from tests.unit.service.core.tier_builders import (
     a_patient_reserve,
     a_tiered_cache,
@@ -404,7 +404,8 @@ def test_copy_of_a_tier_that_is_off_is_not_joined() -> None:
 
 def test_what_came_by_another_way_is_served_when_a_load_takes_too_long() -> None:
     """Where the copy that a call waits for is late, what another one brought is a hit."""
-    cache, waits = brought_by_another()
+    cache = a_tiered_cache()
+    waits = brought_by_another(cache, keys(2), keys(2))
 
     lease = woken(tick(cache, WAIT_MS / 1000), waits, Reserved)
 
@@ -415,25 +416,25 @@ def test_what_came_by_another_way_is_served_when_a_load_takes_too_long() -> None
 
 def test_malformed_call_is_refused_when_its_load_takes_too_long() -> None:
     """Where keys turn out to name a block twice, by what has come meanwhile, the call is told so."""
-    cache, waits = brought_by_another(keys(2, 4, 4))
+    cache = cache_of(FULL, WINDOW, num_disk_slots=8)
+    waits = brought_by_another(cache, crossed(2), keys(2) + crossed(4))
     cached(cache, keys(4))
 
     woken(tick(cache, WAIT_MS / 1000), waits, InvalidError)
     assert cache.check() == []
 
 
-def brought_by_another(prefix: bytes = b"") -> tuple[Cache, int | None]:
-    """Have a call wait for block 2 from the host pool, which came from disk meanwhile; returns its ticket, too."""
-    cache = a_tiered_cache()
+def brought_by_another(cache: Cache, stored: bytes, prefix: bytes) -> int | None:
+    """Have a call wait for block 2 from the host pool, which came from disk meanwhile; returns its ticket."""
     cached(cache, keys(1))
     on_host(cache, keys(2))
     on_host(cache, keys(3))
-    on_disk(cache, keys(2), first_slot=1)
-    waits = cache.handle(a_patient_reserve(prefix or keys(2), "b"), 0.0)
+    on_disk(cache, stored, first_slot=1)
+    waits = cache.handle(a_patient_reserve(prefix, "b"), 0.0)
     outcome = cache.handle(a_patient_reserve(doc(3), "a"), 0.0)
     lease = woken(land(cache, the_copy(fail(cache, the_copy(outcome)))), outcome.ticket, Reserved)
     release(cache, lease.lease_id)
-    return cache, waits.ticket
+    return waits.ticket
 
 
 def test_only_the_dead_movers_copies_end() -> None:

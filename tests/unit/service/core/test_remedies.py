@@ -46,6 +46,7 @@ from tests.unit.service.core.builders import (
     woken,
 )
 from tests.unit.service.core.grouped import FULL, GUESSING, STATE, WINDOW, cache_of, chain
+from tests.unit.service.core.tier_builders import probed, the_probe
 
 LONGEST = "no call may wait for longer than 5000 ms"
 
@@ -63,6 +64,37 @@ def why(error: KVLeaseError) -> tuple[str | None, tuple[str, ...]]:
 
 
 # What copies bring ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_remote_store_may_forget_is_not_counted_on() -> None:
+    """Fewer tokens are named only if they would do also without what the store said that it has."""
+    cache = cache_of(WINDOW, num_blocks=5, uses_remote=True)
+    reserve(cache, 1, "other")
+    outcome = cache.handle(a_reserve(8, "r", keys(*range(1, 7)), wait_ms=WAIT_MS), 0.0)
+    probed(cache, the_probe(outcome), *[1] * 6)
+
+    error = woken(tick(cache, WAIT_MS / 1000), outcome.ticket, PoolFullError)
+
+    # For 28 tokens 3 blocks would do, with 24 tokens of the store's; without them they need 4.
+    assert (error.need, error.available, error.remedies) == (4, 3, ())
+
+
+def test_fork_is_not_told_to_forget_what_was_computed() -> None:
+    """A fork has all that was computed; where even that is more than the tenant may have, no fewer tokens would do."""
+    cache = a_cache(8)
+    parent = reserve(cache, 4, "parent")
+    cache.handle(
+        c.Commit(
+            worker_id=WORKER, lease_id=parent.lease_id, num_tokens=14, first_block=0, keys=b""
+        ),
+        0.0,
+    )
+    cache.handle(
+        c.Limit(tenants={TENANT: TenantLimits(max_blocks=3)}, tenant_default=TenantLimits()), 0.0
+    )
+    fork = c.Fork(worker_id=WORKER, lease_id=parent.lease_id, request_id="r", num_tokens=16)
+
+    assert refused(cache, fork, NeverFitsError).remedies == ()
 
 
 def test_lease_that_comes_back_at_once_makes_no_room() -> None:
@@ -505,8 +537,15 @@ def test_longest_wait_for_a_lease_is_told_to_release_one() -> None:
 def test_late_copies_after_the_longest_wait_are_told_as_such() -> None:
     """Who waited for copies for as long as any call may is not told to wait for longer."""
     cache = a_cache(4, wait_ms_max=WAIT_MS)
-    on_host(cache, keys(1))
-    ticket = cache.handle(a_reserve(1, "r", keys(1), wait_ms=WAIT_MS), 0.0).ticket
+    parent = reserve(cache, 1)
+    cache.handle(
+        c.Commit(worker_id=WORKER, lease_id=parent.lease_id, num_tokens=2, first_block=0, keys=b""),
+        0.0,
+    )
+    fork = c.Fork(
+        worker_id=WORKER, lease_id=parent.lease_id, request_id="r", num_tokens=4, wait_ms=WAIT_MS
+    )
+    ticket = cache.handle(fork, 0.0).ticket
 
     error = woken(tick(cache, WAIT_MS / 1000), ticket, DeadlineError)
 
