@@ -21,6 +21,7 @@ from kvleased.core import (
     looking,
     mishaps,
     moving,
+    prefetching,
     recovery,
     room,
     state,
@@ -175,7 +176,7 @@ def heartbeat_tells_nothing_of_grants(patch: pytest.MonkeyPatch) -> None:
 
 def reload_mixes_tenants(patch: pytest.MonkeyPatch) -> None:
     """A reload of several tenants' keys brings one's bytes to blocks of another's, which a failed copy leaves there."""
-    patch.setattr(moving, "of_one_tenant", lambda _, slots: slots)
+    patch.setattr(prefetching, "of_one_tenant", lambda _, slots: slots)
 
 
 def restart_leaves_the_end_of_a_row_out(patch: pytest.MonkeyPatch) -> None:
