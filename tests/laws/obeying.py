@@ -25,11 +25,11 @@ _TRIES: Final = 4
 """So many refusals of one kind are obeyed in a history, and then one in `_SELDOM`."""
 _SELDOM: Final = 8
 _EXCUSED: Final = {
-    "DEADLINE": ("DRAINING", "UNKNOWN_LEASE"),
+    "DEADLINE": ("DRAINING", "UNKNOWN_LEASE", "WRONG_STATE"),
     "NEVER_FITS": ("DRAINING", "POOL_FULL", "ID_REUSED"),
 }
-"""What else may keep from it who obeys: what a call was about may have ended while it waited; and what fits in time is
-not what fits now."""
+"""What else may keep from it who obeys: what a call was about may have ended or left the device while it waited; and what
+fits in time is not what fits now."""
 _COPIES: Final = 64
 """More than can be in flight, or follow one another, when nobody asks for more."""
 
