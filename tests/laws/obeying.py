@@ -28,8 +28,8 @@ _EXCUSED: Final = {
     "DEADLINE": ("DRAINING", "UNKNOWN_LEASE", "WRONG_STATE"),
     "NEVER_FITS": ("DRAINING", "POOL_FULL", "ID_REUSED"),
 }
-"""What else may keep from it who obeys: what a call was about may have ended or left the device while it waited; and what
-fits in time is not what fits now."""
+"""What else may keep from it who obeys: what a call was about may have ended or left while it waited; and what fits in
+time is not what fits now."""
 _COPIES: Final = 64
 """More than can be in flight, or follow one another, when nobody asks for more."""
 
