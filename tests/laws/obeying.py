@@ -14,7 +14,7 @@ import numpy as np
 from kvlease.errors import KVLeaseError
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core import Cache, commands
-from kvleased.core.effects import Effect, Outcome, Stepped, Wake
+from kvleased.core.effects import Copy, Effect, Outcome, Stepped, Wake
 from kvleased.core.flights import Flight
 from tests.laws.actors import ViolationError
 
@@ -24,12 +24,8 @@ if TYPE_CHECKING:
 _TRIES: Final = 4
 """So many refusals of one kind are obeyed in a history, and then one in `_SELDOM`."""
 _SELDOM: Final = 8
-_EXCUSED: Final = {
-    "DEADLINE": ("DRAINING", "UNKNOWN_LEASE", "WRONG_STATE"),
-    "NEVER_FITS": ("DRAINING", "POOL_FULL", "ID_REUSED"),
-}
-"""What else may keep from it who obeys: what a call was about may have ended or left while it waited; and what fits in
-time is not what fits now."""
+_LATER: Final = ("DRAINING", "POOL_FULL", "ID_REUSED")
+"""What else may keep from it who obeys a call that never fits: what fits in time is not what fits now."""
 _COPIES: Final = 64
 """More than can be in flight, or follow one another, when nobody asks for more."""
 
@@ -40,11 +36,15 @@ def keep_their_word(
     outcome: Outcome | KVLeaseError,
     effects: Iterable[Effect],
 ) -> None:
-    """Whoever was refused by a command, or after it, and told a remedy, is granted that."""
+    """Whoever was refused by a command, or after it, and told a remedy, is granted that.
+
+    What begins behind the refusals of a step may hold what they name.
+    """
     refusals = [one for one in _refusals(world, command, outcome, effects) if one[1].remedies]
     if not refusals:
         return
-    if _is_overtaken(world, {one for one, _, _ in refusals}):
+    has_more = isinstance(command, commands.Step) and any(isinstance(one, Copy) for one in effects)
+    if has_more or _is_overtaken(world, {one for one, _, _ in refusals}):
         world.seen["remedies overtaken"] += 1
         return
     for _, error, refused in refusals:
@@ -139,7 +139,8 @@ def _obey(cache: Cache, now: float, acts: list[Any], error: KVLeaseError) -> str
     try:
         outcome = cache.handle(command, now)
     except KVLeaseError as other:
-        return "" if other.code in _EXCUSED.get(error.code, ()) else f"{other!r}"
+        is_later = error.code == "NEVER_FITS" and other.code in _LATER
+        return "" if is_later else f"{other!r}"
     if outcome.reply is not None or error.code == "NEVER_FITS":
         return ""
     for effect in [*outcome.effects, *_end_copies(cache, now)]:

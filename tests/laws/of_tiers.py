@@ -303,7 +303,7 @@ def retired_slot_outlives_its_container(patch: pytest.MonkeyPatch) -> None:
 
 def later_calls_wait_for_the_slower_copy(patch: pytest.MonkeyPatch) -> None:
     """Where two tiers bring the same bytes, a key stays listed as on its way although the first copy has brought it."""
-    patch.setattr(landing, "_unlist_others", lambda *_: None)
+    patch.setattr(landing, "overtake", lambda *_: None)
 
 
 OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (

@@ -5,6 +5,7 @@ import numpy as np
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
 from kvleased.core.effects import Found, Mapped, Outcome, Tier
+from kvleased.core.flights import SOURCE_TIERS
 from kvleased.core.records import TierRecords
 from kvleased.core.states import State
 from tests.laws.actors import Held, Worker, is_of
@@ -91,14 +92,24 @@ def _expanded(world: World, parts: list[list[int]]) -> list[list[int]]:
     ]
 
 
+def _on_the_way(world: World) -> set[bytes]:
+    """Return the keys that copies bring to the device, but for those of a tier that is off: nobody joins these."""
+    state = world.cache._state
+    blocks = state.loading.blocks
+    works = [
+        SOURCE_TIERS[state.flights[copy_id].direction] not in state.tiers_off
+        for copy_id in state.loading.copy_ids(blocks)
+    ]
+    return {key.tobytes() for key in world.records.device.key[blocks[works]]}
+
+
 def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     """Look a prefix up: what is found is what the records have, and nothing for another tenant."""
     device, host = _ready(world.records.device), _ready(world.records.host)
     disk = _ready(world.records.disk) if Tier.DISK not in world.cache._state.tiers_off else {}
     tenants = world.records.disk.tenant
     disk = {key: slot for key, slot in disk.items() if tenants[slot] == worker.tenant}
-    on_the_way = world.records.device.key[world.cache._state.loading.blocks]
-    loading = {key.tobytes() for key in on_the_way}
+    loading = _on_the_way(world)
     cached = device.keys() | host.keys() | disk.keys() | loading
     groups, hit_tokens = world.shape.groups, world.shape.hit_tokens
     most = len(keys) * world.shape.hash_tokens // hit_tokens * hit_tokens

@@ -1,6 +1,7 @@
 """Own what can be had of the device pool without anybody's doing: when the copies in flight have ended."""
 
 from collections import Counter
+from typing import Final
 
 import numpy as np
 
@@ -14,16 +15,19 @@ from kvleased.core.room import num_available, num_slots_available
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import Use, available_to
 
+_LEASE_AND_COPIES: Final = 3
+"""Holders of a block that two copies bring down, and nobody shares with a lease on its way there."""
+
 
 def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
     """Count the blocks that a call can get once all copies in flight have ended, if nobody else comes meanwhile.
 
     What is protected, as the call's own prefix, does not count, even if it leaves the device by then.
     """
-    blocks = _blocks_coming(state, protected)
+    blocks, num_taken = _blocks_coming(state, protected), _num_taken_back(state)
     if not state.is_limited:
-        return num_available(state, tenant, protected) + len(blocks)
-    return available_to(state, tenant, protected, _use_without(state, blocks))
+        return num_available(state, tenant, protected) + len(blocks) - num_taken
+    return available_to(state, tenant, protected, _use_without(state, blocks)) - num_taken
 
 
 def num_slots_soon(state: CacheState, protected: Ids) -> int:
@@ -70,6 +74,31 @@ def _left_by_leases(state: CacheState, flights: list[Flight]) -> list[Ids]:
         for one in leases.values()
         if one is not None and one.phase is Phase.EVICTING and not _comes_back(one)
     ]
+
+
+def _num_taken_back(state: CacheState) -> int:
+    """Count the blocks that leases take when they come back besides those that they left.
+
+    What they share with others stays with those. They need it once more where another copy brings it down at the same
+    time: of two slots one has no key, and may be theirs.
+    """
+    num_taken = 0
+    for lease in state.leases.by_id.values():
+        if lease.phase is Phase.EVICTING and _comes_back(lease):
+            blocks = state.leases.blocks_of(lease)
+            doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
+            num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
+    return num_taken
+
+
+def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:
+    """Return the blocks that others' copies bring to the host pool."""
+    sources = [
+        one.sources
+        for one in state.flights.values()
+        if one.direction is Direction.OFFLOAD and one.lease_id != lease.lease_id
+    ]
+    return np.concatenate([NOWHERE, *sources])
 
 
 def _comes_back(lease: Lease) -> bool:

@@ -36,7 +36,7 @@ from kvleased.core.forking import finish_fork
 from kvleased.core.granting import count_grant, reserved
 from kvleased.core.ids import Ids
 from kvleased.core.leases import Lease
-from kvleased.core.mishaps import disappoint, go_without, retire_sources, waiting_for
+from kvleased.core.mishaps import disappoint, go_without, overtake, retire_sources, waiting_for
 from kvleased.core.moving import finish_evict, finish_reload
 from kvleased.core.parting import end_late_evicts, hang_up, shed_late
 from kvleased.core.phases import Phase
@@ -52,8 +52,6 @@ from kvleased.core.waiting import Waiter
 Marks = NDArray[np.bool_]
 """Of pairs of a copy."""
 
-_NOT_COMING: Final = -1
-"""What stands for a key that no copy brings."""
 _COUNTED: Final = {
     Purpose.WRITE_BACK: "offloads",
     Purpose.DISPLACE: "offloads",
@@ -180,10 +178,10 @@ def _take_over(state: CacheState, flight: Flight, failed: Marks | None, checksum
         if is_new.any():
             if state.dirt.shares:
                 target_pool.records.is_remote[targets[is_new]] = False
-            new_keys = chosen_keys(keys, is_new)
-            target_pool.publish(targets[is_new], new_keys, Event.FILLED)
+            new_keys, new = chosen_keys(keys, is_new), targets[is_new]
+            target_pool.publish(new, new_keys, Event.FILLED)
             if state.loading and target_pool is state.device:
-                _unlist_others(state, new_keys)
+                overtake(state, new_keys, new)
         private = np.concatenate([private, targets[~is_new]])
     if len(private):
         target_pool.change(private, Event.RESTORED)
@@ -328,15 +326,6 @@ def _recorded(state: CacheState, flight: Flight) -> list[tuple[Pool, Ids, NDArra
         (source_pool, flight.sources, flight.source_generations),
         (target_pool, flight.targets, flight.target_generations),
     ]
-
-
-def _unlist_others(state: CacheState, keys: bytes) -> None:
-    """Have nobody join copies that bring what is on the device now: by some call that was not to join them."""
-    while len(coming := np.setdiff1d(state.loading.find(keys), _NOT_COMING)):
-        for block, copy_id in zip(coming.tolist(), state.loading.copy_ids(coming), strict=True):
-            flight = state.flights[copy_id]
-            flight.keyed[flight.targets == block] = False
-        state.loading.discard(coming)
 
 
 def _unlist_loading(state: CacheState, flight: Flight) -> None:

@@ -325,11 +325,15 @@ class LeaseBook:
         rows, row = self.rows, lease.row
         self.kernel.clear(row)
         rows.phase[row] = MOVING
-        if self.covering.is_simple:
-            rows.block_ids[row, : len(entries)] = entries
-        else:
-            rows.block_ids[row, self.places_of(row)] = entries
+        self.put(row, entries)
         self.enter(lease, phase)
+
+    def put(self, row: int, entries: Ids) -> None:
+        """Write the entries of a row that kernels are shown nothing of."""
+        if self.covering.is_simple:
+            self.rows.block_ids[row, : len(entries)] = entries
+        else:
+            self.rows.block_ids[row, self.places_of(row)] = entries
 
     def close(self, lease: Lease) -> None:
         """Forget a lease; its holds are the caller's to end."""

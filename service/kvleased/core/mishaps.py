@@ -1,4 +1,4 @@
-"""Own what becomes of those that waited for a copy which did not bring them what they wait for.
+"""Own what becomes of those that wait for a copy which does not bring them what they wait for, or not as the first.
 
 What was damaged below is retired, so that other tiers may still serve; a tier from which nothing came is not tried
 again for the same call. New leases start over with what there is then, or go without it when their time is up; an
@@ -66,6 +66,40 @@ def _in_use(pool: Pool, slots: Ids) -> Ids:
     """Return the slots that are in use still: they may have been retired meanwhile, or forgotten with their store."""
     in_use: Ids = slots[np.isin(pool.records.state[slots], (State.READY, State.RESERVED))]
     return in_use
+
+
+def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
+    """Have nobody join copies that bring keys which are in these blocks now; who waits for them gets these instead.
+
+    There are such copies where a call was not to join the one that had been started first.
+    """
+    coming = state.loading.find(keys)
+    while (is_late := coming >= 0).any():
+        late, instead = coming[is_late], blocks[is_late]
+        copy_ids = np.array(state.loading.copy_ids(late))
+        for copy_id in set(copy_ids.tolist()):
+            flight, is_its = state.flights[copy_id], copy_ids == copy_id
+            flight.keyed[np.isin(flight.targets, late[is_its])] = False
+            for lease in waiting_for(state, flight):
+                _exchange(state, lease, late[is_its], instead[is_its])
+        state.loading.discard(late)
+        coming = state.loading.find(keys)
+
+
+def _exchange(state: CacheState, lease: Lease, late: Ids, instead: Ids) -> None:
+    """Put other blocks into the place of those that a lease waits for, of which its worker was told nothing yet."""
+    is_reload = lease.phase is Phase.RELOADING
+    entries = lease.moving_to.copy() if is_reload else state.leases.blocks_of(lease)
+    other = dict(zip(late.tolist(), instead.tolist(), strict=True))
+    (places,) = np.isin(entries, late).nonzero()
+    left = entries[places]
+    entries[places] = [other[one] for one in left.tolist()]
+    state.device.hold(entries[places])
+    if is_reload:
+        lease.moving_to = entries
+    else:
+        state.leases.put(lease.row, entries)
+    state.device.let_go(left)
 
 
 def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:

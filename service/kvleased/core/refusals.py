@@ -11,7 +11,7 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvleased.core.coming import num_slots_soon
-from kvleased.core.commands import Reload
+from kvleased.core.commands import Fork, Reload
 from kvleased.core.flights import Flight
 from kvleased.core.holdings import holdings
 from kvleased.core.ids import Ids
@@ -28,6 +28,7 @@ from kvleased.core.tenants import TENANT_BLOCKS, limit_of, limits_of
 from kvleased.core.waiting import PRIORITY_MAX, WAIT_SECONDS_DEFAULT, Waiter
 from kvleased.counted import are, counted
 
+_LONGER: Final = "try again with a longer wait_ms"
 RETRY_AFTER_MS_MAX: Final = 5_000
 """The longest that a refusal tells a caller to wait, unless the first in an empty queue is told to wait longer."""
 
@@ -248,26 +249,35 @@ def keys_full(
 
 def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
     """Explain why a call ends whose lease still waits for copies."""
-    flights, wait_ms = [state.flights[copy_id] for copy_id in lease.pending], None
-    if lease.phase is Phase.LOADING and lease.request is not None:
-        wait_ms = lease.request.wait_ms or int(WAIT_SECONDS_DEFAULT * 1000)
-    return _late(state, flights, lease.tenant, wait_ms)
+    flights, request = [state.flights[copy_id] for copy_id in lease.pending], lease.request
+    if lease.phase is not Phase.LOADING or request is None:
+        return _late(state, flights, lease.tenant, _LONGER)
+    if state.is_draining:
+        return _late(state, flights, lease.tenant, "the daemon drains; ask another one")
+    if isinstance(request, Fork):
+        parent = state.leases.by_id.get(request.lease_id)
+        if parent is None or parent.phase is not Phase.ACTIVE:
+            then = "the lease to fork is not on the device any more; reload it, or reserve anew"
+            return _late(state, flights, lease.tenant, then)
+    changes = longer_wait(state, request.wait_ms or int(WAIT_SECONDS_DEFAULT * 1000))
+    most = f"try again when they have ended: no call may wait for longer than {state.shape.wait_ms_max} ms"
+    return _late(state, flights, lease.tenant, _LONGER if changes else most, changes)
 
 
 def flight_late(state: CacheState, flight: Flight) -> DeadlineError:
     """Explain why a call ends whose own copy still goes on."""
-    return _late(state, [flight], None, None)
+    return _late(state, [flight], None, _LONGER)
 
 
 def _late(
-    state: CacheState, flights: list[Flight], tenant: int | None, wait_ms: int | None
+    state: CacheState,
+    flights: list[Flight],
+    tenant: int | None,
+    then: str,
+    changes: tuple[str, ...] = (),
 ) -> DeadlineError:
-    """Return the refusal of a call that waited for so long, where somebody remembers that."""
+    """Return the refusal of a call that waited for these copies in vain, with what to do then."""
     num_blocks = sum(len(flight.targets) for flight in flights)
-    changes = () if wait_ms is None else longer_wait(state, wait_ms)
-    then = "try again with a longer wait_ms"
-    if wait_ms is not None and not changes:
-        then = f"try again when they have ended: no call may wait for longer than {state.shape.wait_ms_max} ms"
     return DeadlineError(
         f"the copies did not end before the caller's deadline: {are(num_blocks, 'block')} still being copied; {then}",
         resource="copies",

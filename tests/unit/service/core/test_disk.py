@@ -8,7 +8,7 @@ from kvlease.errors import InvalidError
 from kvlease.ids import CopyId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Copy, Direction, Mover, Outcome, Reserved, Tier
+from kvleased.core.effects import Copy, Direction, Mover, Outcome, Reloaded, Reserved, Tier
 from kvleased.core.shape import WritePolicy
 from kvleased.core.states import State
 from tests.unit.service.core.builders import (
@@ -19,10 +19,12 @@ from tests.unit.service.core.builders import (
     TOKENS_PER_BLOCK,
     WAIT_MS,
     WORKER,
+    a_reload,
     a_reserve,
     answer,
     cached,
     copies,
+    evicted,
     fail,
     ids,
     keys,
@@ -385,6 +387,29 @@ def test_bytes_that_come_from_two_tiers_at_once_are_the_first_ones() -> None:
     assert cache.check() == []
     assert hits(reserve(cache, 2, "c", keys(1, 2))) == (8, 0, 0, 0)
     woken(land(cache, slow), waits.ticket, Reserved)
+    assert cache.check() == []
+
+
+def test_who_waits_for_the_slower_copy_has_what_the_faster_one_brought() -> None:
+    """Calls and a lease on its way back that joined a copy take over the block that another one has filled."""
+    cache = a_tiered_cache()
+    lease = evicted(cache, keys(2))
+    cache.handle(c.Evict(keys=keys(2)), 0.0)
+    cached(cache, keys(1))
+    on_host(cache, keys(3))
+    on_disk(cache, keys(2), first_slot=1)
+    waits = [cache.handle(a_patient_reserve(keys(2), name), 0.0) for name in "bd"]
+    back = cache.handle(a_reload(lease.lease_id), 0.0)
+    outcome = cache.handle(a_patient_reserve(doc(3), "a"), 0.0)
+    slow, fast = the_copy(waits[0]), the_copy(fail(cache, the_copy(outcome)))
+
+    landed = land(cache, fast)
+
+    block = ids(woken(landed, outcome.ticket, Reserved).block_ids)[1]
+    assert cache.check() == []
+    ended = land(cache, slow)
+    assert [ids(woken(ended, one.ticket, Reserved).block_ids) for one in waits] == [[block]] * 2
+    assert ids(woken(ended, back.ticket, Reloaded).block_ids) == [block]
     assert cache.check() == []
 
 

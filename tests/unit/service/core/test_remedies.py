@@ -1,5 +1,6 @@
 """Laws of remedies: what a refusal names is granted to who asks for that, and what would not help is not named."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Evicted, Forked, Reserved
 from kvleased.core.limits import TenantLimits
+from kvleased.core.shape import WritePolicy
 from tests.unit.service.core.builders import (
     MATE,
     OTHER_TENANT,
@@ -105,6 +107,23 @@ def test_lease_that_comes_back_at_once_makes_no_room() -> None:
     cache.handle(a_reload(lease.lease_id), 0.0)
 
     assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ())
+
+
+def test_lease_that_comes_back_takes_more_than_it_left() -> None:
+    """What it shares with another and two copies bring down, it needs once more when it comes back."""
+    cache = a_cache(6, write_policy=WritePolicy.WRITE_THROUGH)
+    committed(cache, keys(1, 2), "first")
+    second = reserve(cache, 2, "second", keys(1, 2))
+    other = reserve(cache, 2, "other")
+    reserve(cache, 2, "held")
+    evict(cache, other.lease_id)
+    assert why(refused(cache, a_reserve(2, "r"))) == ("copies", ("wait_ms=2000",))
+
+    evict(cache, second.lease_id)
+    cache.handle(a_reload(second.lease_id), 0.0)
+
+    # Of the two that come free, it takes one: for the block that is being written through meanwhile.
+    assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ("num_tokens=4 wait_ms=2000",))
 
 
 def test_blocks_that_others_hold_stay_when_a_lease_leaves() -> None:
@@ -551,6 +570,53 @@ def test_late_copies_after_the_longest_wait_are_told_as_such() -> None:
 
     assert error.remedies == ()
     assert f"try again when they have ended: {LONGEST}" in error.message
+
+
+def late_fork(before: Callable[[Cache, Reserved], object]) -> DeadlineError:
+    """Return the refusal of a fork whose copy is late, after something has happened meanwhile."""
+    cache = a_cache(4)
+    parent = reserve(cache, 1)
+    cache.handle(
+        c.Commit(worker_id=WORKER, lease_id=parent.lease_id, num_tokens=2, first_block=0, keys=b""),
+        0.0,
+    )
+    fork = c.Fork(
+        worker_id=WORKER, lease_id=parent.lease_id, request_id="r", num_tokens=4, wait_ms=WAIT_MS
+    )
+    ticket = cache.handle(fork, 0.0).ticket
+    before(cache, parent)
+    return woken(tick(cache, WAIT_MS / 1000), ticket, DeadlineError)
+
+
+def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked() -> None:
+    """A longer wait is named to a fork of a lease that is still on the device."""
+    error = late_fork(lambda *_: None)
+
+    assert error.remedies == (f"wait_ms={2 * WAIT_MS}",)
+
+
+@pytest.mark.parametrize(
+    ("before", "advice"),
+    [
+        pytest.param(
+            lambda cache, parent: release(cache, parent.lease_id), "reserve anew", id="ended"
+        ),
+        pytest.param(
+            lambda cache, parent: evict(cache, parent.lease_id), "reload it", id="on its way down"
+        ),
+        pytest.param(
+            lambda cache, _: cache.handle(c.Drain(), 0.0), "the daemon drains", id="draining"
+        ),
+    ],
+)
+def test_late_fork_is_not_told_to_wait_where_it_would_be_refused(
+    before: Callable[[Cache, Reserved], object], advice: str
+) -> None:
+    """Where the lease to fork has left, or nothing new is granted, a longer wait is no help."""
+    error = late_fork(before)
+
+    assert error.remedies == ()
+    assert advice in error.message
 
 
 # Repeated keys --------------------------------------------------------------------------------------------------------
