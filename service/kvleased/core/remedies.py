@@ -7,6 +7,7 @@ from typing import Final
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.chains import asking_for
 from kvleased.core.commands import Extend, Reload, Reserve
+from kvleased.core.phases import Phase
 from kvleased.core.reasons import OF_LEASES, Reason
 from kvleased.core.room import num_at_once
 from kvleased.core.shortages import Shortage, need_of, shortage
@@ -21,6 +22,13 @@ _OF_BLOCKS: Final = (Reason.BLOCKS, Reason.LIMITS)
 
 def remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
     """Return what a waiting or refused call could ask for instead, the change that serves it soonest first."""
+    command = waiter.command
+    if (
+        isinstance(command, Extend)
+        and state.leases.by_id[command.lease_id].phase is not Phase.ACTIVE
+    ):
+        # It is on its way down, and can only be extended once it is back.
+        return ()
     found = _remedies(state, waiter, lack)
     if not lack.prefix.remote_keys:
         return found
