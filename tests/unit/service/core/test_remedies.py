@@ -620,11 +620,11 @@ def test_late_fork_is_not_told_to_wait_where_it_would_be_refused(
 
 
 def test_extend_of_a_lease_on_its_way_down_is_not_told_to_wait_for_longer() -> None:
-    """A lease that is evicted while its extend waits behind others takes no more blocks, however long the call waits."""
-    cache = a_cache(4)
-    lease = reserve(cache, 2, "r")
-    reserve(cache, 2, "other")
-    wait_for(cache, 4, "head")
+    """A lease that is evicted while its extend waits behind another takes no more blocks, however long that waits."""
+    cache = a_cache(5)
+    other, lease = reserve(cache, 2, "other"), reserve(cache, 2, "r")
+    reserve(cache, 1, "held")
+    cache.handle(an_extend(other.lease_id, 5, wait_ms=WAIT_MS), 0.0)
     ticket = cache.handle(an_extend(lease.lease_id, 3, wait_ms=WAIT_MS), 0.0).ticket
     evict(cache, lease.lease_id)
 
