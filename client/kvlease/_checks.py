@@ -108,9 +108,9 @@ def check_token_ids(token_ids: bytes, num_tokens: int) -> None:
     Raises:
         InvalidError: rule negative_token or too_many_tokens; the message names the id, or both numbers.
     """
-    # The sign is the highest bit of the last byte.
+    # The sign is the highest bit of the last byte, which ASCII has not.
     last_bytes = token_ids[_BYTES_PER_TOKEN_ID - 1 :: _BYTES_PER_TOKEN_ID]
-    if last_bytes and max(last_bytes) >= _SIGN:
+    if not last_bytes.isascii():
         at = next(at for at, byte in enumerate(last_bytes) if byte >= _SIGN)
         start = at * _BYTES_PER_TOKEN_ID
         token = int.from_bytes(
