@@ -245,7 +245,6 @@ MENDED: tuple[Mutation, ...] = (
     fork_heeds_no_minimum,
     refused_call_keeps_its_room_from_those_that_wait,
     what_gets_no_slot_leaves_only_later,
-    room_is_made_of_the_callers_own_prefix,
     end_of_a_workers_leases_is_not_counted,
     recovered_lease_is_not_counted,
 )

@@ -239,7 +239,6 @@ CACHES: Final[dict[str, str]] = {
     **{one.__name__: name for one, name in (*OF_RANKS, *OF_REMEDIES)},
     "fork_heeds_no_minimum": "limited",
     "refused_call_keeps_its_room_from_those_that_wait": "state",
-    "room_is_made_of_the_callers_own_prefix": "state",
 }
 """The cache in which a bug shows; those that are not named here show in any, so that one group will do."""
 

@@ -1,10 +1,11 @@
 """The suite bites: each seeded bug is found by the simulation, and what is near also by exhaustive search."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from tests.laws import of_ranks
+from tests.laws import mended, of_ranks
 from tests.laws.exhaustive import ROOTS, TINY, search
 from tests.laws.histories import breaks_a_law
 from tests.laws.known_seeds import KNOWN_SEEDS, searched
@@ -12,9 +13,13 @@ from tests.laws.mended import Mutation
 from tests.laws.mutations import MUTATIONS, NEAR
 from tests.unit.service.core import test_rank_parts as rank_parts
 from tests.unit.service.core import test_rank_restarts as rank_restarts
+from tests.unit.service.core import test_room as room
 
 _DEPTH = 3
 _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
+    mended.room_is_made_of_the_callers_own_prefix: partial(
+        room.test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes, 1
+    ),
     of_ranks.reload_tells_of_blocks_that_others_may_trim: (
         rank_parts.test_what_a_reload_tells_of_is_not_trimmed_by_another_rank
     ),
