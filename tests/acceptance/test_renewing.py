@@ -80,7 +80,9 @@ class Secured:
         """Tell whether a reader with a token, who trusts an authority, is let in by a new connection."""
         shown = Credentials(token=token, ca_file=str(authority.cert_file))
         try:
-            with Client(address, credentials=shown, on_doubt="raise", deadline_seconds=2) as client:
+            with Client(
+                address, credentials=shown, on_doubt="raise", deadline_seconds=20
+            ) as client:
                 return client.stats().epoch > 0
         except KVLeaseError:
             return False
