@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from kvlease._output import written_or_refused
-from kvleased import logs
+from kvleased import logs, streams
 
 if TYPE_CHECKING:
     from kvleased.settings import Settings
@@ -32,6 +32,7 @@ Run the KV-cache daemon of this node. `kvleased serve --help` lists every settin
 
 def main() -> NoReturn:
     """Run `kvleased` and exit with its status."""
+    streams.open_closed()
     logs.catch_all(sys.argv[1] if len(sys.argv) > 1 else "")
     sys.exit(run(sys.argv[1:]))
 
@@ -194,6 +195,7 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
         parser.add_argument(f"--{name}-fd", type=int, default=-1)
     parser.add_argument("--lock-fds", type=int, nargs="*", default=[])
     arguments = parser.parse_args(argv)
+    logs.hold_up_nobody()
     if role == "supervise":
         return _supervise(arguments.settings_fd, arguments.lock_fds)
 

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final
 
+from kvleased import streams
+
 _SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _threshold = 20
 
@@ -29,9 +31,13 @@ def line(level: str, event: str, **fields: object) -> None:
     """Write one event as one line of JSON."""
     if _SEVERITY[level] < _threshold:
         return
-    record = {"timestamp": _now(), "level": level, "event": event, "pid": os.getpid(), **fields}
-    sys.stderr.write(json.dumps(record, default=str) + "\n")
+    sys.stderr.write(_line(level, event, fields))
     sys.stderr.flush()
+
+
+def hold_up_nobody() -> None:
+    """Write lines by a thread from now on: who reads them too slowly, or not at all, loses some, and is told so."""
+    streams.take_over(_lost)
 
 
 def catch_all(role: str) -> None:
@@ -81,6 +87,16 @@ def configure(level: str) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_Lines()], level=logging.WARNING, force=True)
+    logging.captureWarnings(capture=True)
+
+
+def _line(level: str, event: str, fields: Mapping[str, object]) -> str:
+    record = {"timestamp": _now(), "level": level, "event": event, "pid": os.getpid(), **fields}
+    return json.dumps(record, default=str) + "\n"
+
+
+def _lost(num_lines: int) -> str:
+    return _line("warning", "log_lines_lost", {"num_lines": num_lines})
 
 
 def _now() -> str:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from kvleased import logs
+from kvleased import logs, streams
 from kvleased.addresses import RemoteUrl, RemoteUrlError
 from kvleased.core.effects import Direction
 from kvleased.descriptors import receive_packet
@@ -223,6 +223,7 @@ def main(link_fd: int, settings_fd: int) -> None:
         except StuckError as error:
             logs.line("error", "remote_mover_ends", reason=str(error))
             # The thread that hangs would hang the interpreter's end, too.
+            streams.drain()
             os._exit(EX_UNAVAILABLE)
     store.close()
 
