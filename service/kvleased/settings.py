@@ -339,6 +339,16 @@ class Settings(NetworkSettings):
         return self
 
     @model_validator(mode="after")
+    def _default_fits(self) -> Self:
+        if not self.is_on_gpu and 0 < self.memory_bytes_max < self.device_bytes_default:
+            message = (
+                f"device_bytes_default ({self.device_bytes_default}) must be at most "
+                f"memory_bytes_max ({self.memory_bytes_max})"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
     def _minima_fit(self) -> Self:
         check_minima(self.tenants)
         return self

@@ -94,7 +94,8 @@ def _read(path: Path) -> str:
             raise InvalidError(message, resource="model", limit=_FILE_BYTES_MAX)
         return text.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidError(f"cannot read {path}: {error}", resource="model") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidError(f"cannot read {path}: {reason}", resource="model") from error
 
 
 def _layers(text: str, path: str) -> tuple[LayerSpec, ...]:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Final
 
 from kvlease.plan import CachePlan, GroupPlan
+from kvlease.plan_groups import groups_of
 from kvlease.plan_report import Equation
 from kvlease.spec import AttentionSpec, FullAttention
 from kvlease.units import show_bytes
@@ -44,6 +45,9 @@ def summary(plan: CachePlan) -> Iterator[tuple[str, str]]:
     key = f"a key names {plural(plan.hash_block_tokens, 'token')}"
     yield "prefixes", f"{key}; what is found ends at a multiple of {plan.hit_alignment_tokens:,}"
     yield "layout", f"{plan.layout}, fingerprint {plan.layout_fingerprint[:12]}"
+    if not plan.null_blocks and any(shape.gives_back for shape in groups_of(plan)):
+        what = "places of blocks that are given back read as block 0, which must not be granted"
+        yield "to register", f"set --null-blocks 1: {what}"
 
 
 def keeps(group: GroupPlan) -> str:

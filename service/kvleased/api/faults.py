@@ -11,7 +11,7 @@ import structlog
 from google.protobuf.message import Message
 
 from kvlease.errors import InternalError, KVLeaseError, UnavailableError
-from kvlease.faults import holdings_to_text
+from kvlease.faults import fitting, holdings_to_text
 from kvleased.api.bodies import InvalidBodyError
 from kvleased.api.seam import Backend
 from kvleased.callers import Caller
@@ -106,7 +106,8 @@ def problem(error: KVLeaseError, status: int | None = None) -> bytes:
         fields["remedies"] = error.remedies
     if error.holdings:
         fields["holdings"] = [asdict(one) for one in error.holdings]
-    fields |= {name: number for name in _NUMBERS if (number := getattr(error, name)) is not None}
+    numbers = {name: fitting(getattr(error, name)) for name in _NUMBERS}
+    fields |= {name: number for name, number in numbers.items() if number is not None}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 

@@ -52,6 +52,15 @@ class HostFiles:
     """Whether they are of an earlier life, and have what it left."""
 
 
+class NoRoomError(OSError):
+    """The file system has not the bytes that the files need."""
+
+    def __init__(self, reason: str, *, need_bytes: int, free_bytes: int) -> None:
+        """Say so, with both numbers."""
+        super().__init__(errno.ENOSPC, reason)
+        self.need_bytes, self.free_bytes = need_bytes, free_bytes
+
+
 class _ForeignError(Exception):
     """What is there under the right name is not ours."""
 
@@ -60,7 +69,8 @@ def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
     """Open the files of a host pool, or make them.
 
     Raises:
-        OSError: they cannot be made, as the directory is full or gone.
+        NoRoomError: the directory has no room for them.
+        OSError: they cannot be made for another reason.
     """
     with _opened(directory) as dir_fd:
         try:
@@ -189,7 +199,7 @@ def _require_room(dir_fd: int, num_bytes: int) -> None:
     free_bytes = room.f_bavail * room.f_frsize
     if room.f_blocks and num_bytes > free_bytes:
         reason = f"they take {num_bytes} bytes, and it has {free_bytes} free; make it larger, or host_bytes smaller"
-        raise OSError(errno.ENOSPC, reason)
+        raise NoRoomError(reason, need_bytes=num_bytes, free_bytes=free_bytes)
 
 
 def _head(identity: bytes, sizes: HostSizes) -> bytes:

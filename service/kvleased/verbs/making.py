@@ -229,7 +229,9 @@ class Maker:
             files = host_files.open_files(self._settings.host_dir, identity, sizes)
         except OSError as error:
             message = f"the host pool's files cannot be made in {self._settings.host_dir}: {error.strerror}"
-            raise PoolFullError(message, resource="host_dir") from error
+            need, free = getattr(error, "need_bytes", None), getattr(error, "free_bytes", None)
+            refusal = PoolFullError(message, resource="host_dir", need=need, available=free)
+            raise refusal from error
         fds[regions.HOST_RECORDS], fds[regions.HOST] = files.records_fd, files.slots_fd
         for kind in (regions.HOST_RECORDS, regions.HOST):
             self._keeper.keep(f"{PREFIX}{name}/{kind}", fds[kind], {})

@@ -60,6 +60,16 @@ def test_error_survives_a_problem_document(error: KVLeaseError) -> None:
     assert json.loads(problem(error))["status"] == error.http_status >= 400
 
 
+def test_number_that_no_field_can_carry_is_the_same_over_every_protocol() -> None:
+    """A caller's own number, which its refusal repeats, may be any: what is not carried costs no explanation."""
+    error = InvalidError("too large", resource="revision", need=2**64 - 1, limit=2**63 - 1)
+
+    with pytest.raises(InvalidError, match="too large") as caught:
+        _rest.response_of("set_tenant", error.http_status, problem(error))
+
+    assert caught.value.need == error_from_proto(error_to_proto(error)).need == 2**63 - 1
+
+
 @pytest.mark.parametrize("error", ERRORS)
 def test_error_is_a_grpc_status(error: KVLeaseError) -> None:
     """Every error has ErrorInfo with its numbers, and a status that is not OK."""

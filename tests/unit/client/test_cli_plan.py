@@ -57,6 +57,18 @@ def run(*arguments: object, columns: int = 120) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def test_plan_that_no_daemon_registers_says_what_to_set(specs: Path) -> None:
+    """Where blocks are given back, block 0 must not be granted; the plan says so before a registration does."""
+    specs.write_text(json.dumps([spec_to_fields(layer) for layer in (WINDOW, FULL)]))
+    pool = ("--specs", specs, "--device-blocks", 640, "--longest-request", 1000)
+
+    _, without, _ = run(*pool)
+    _, having, _ = run(*pool, "--null-blocks", 1)
+
+    assert "set --null-blocks 1" in without
+    assert "to register" not in having
+
+
 def test_json_is_the_plan(model: Path) -> None:
     """What is printed for machines is the very plan, report and comparison that the daemon makes of the same inputs."""
     status, output, _ = run(

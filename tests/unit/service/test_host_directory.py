@@ -93,6 +93,20 @@ class TestHostDirectory:
 
             assert [path.name for path in settings.host_dir.iterdir()] == ["secret"]
 
+    async def test_directory_without_room_is_told_of_with_both_numbers(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who registers is told how many bytes the files take and how many there are."""
+        full = os.statvfs_result((4096, 4096, 10, 1, 1, 0, 0, 0, 0, 255))
+        monkeypatch.setattr(os, "fstatvfs", lambda _: full)
+
+        async with node.life():
+            with pytest.raises(PoolFullError, match="host_bytes smaller") as caught:
+                await node.ask("register_cache", request_of())
+
+        assert (caught.value.resource, caught.value.available) == ("host_dir", 4096)
+        assert (caught.value.need or 0) > 4096
+
     async def test_control_process_goes_on_over_the_files(self, node: Node) -> None:
         """A restart of the control process alone finds the files among what the supervisor keeps."""
         async with node.life():

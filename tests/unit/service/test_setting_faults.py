@@ -165,6 +165,12 @@ def test_fault_is_told_of_the_source_that_counts(
             "KVLEASED_LEASE_SECONDS (1.0) must be at least twice --heartbeat-seconds (3.0)",
             id="one of each",
         ),
+        pytest.param(
+            "",
+            ["--device-bytes-default", "2GiB", "--memory-bytes-max", "1GiB"],
+            "--device-bytes-default (2147483648) must be at most --memory-bytes-max (1073741824)",
+            id="a pool by default that never fits",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_called_as_they_were_written(

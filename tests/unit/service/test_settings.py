@@ -94,9 +94,9 @@ def test_bytes_may_have_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("KVLEASED_DEVICE_BYTES_DEFAULT", "17_179_869_184")
     monkeypatch.setenv("KVLEASED_MAX_MESSAGE_BYTES", "64KiB")
 
-    settings = load(["--config", str(file), "--memory-bytes-max", "2GiB"])
+    settings = load(["--config", str(file), "--memory-bytes-max", "24GiB"])
 
-    assert (settings.memory_bytes_max, settings.disk_bytes_max) == (2 << 30, 3 << 39)
+    assert (settings.memory_bytes_max, settings.disk_bytes_max) == (24 << 30, 3 << 39)
     assert (settings.device_bytes_default, settings.max_message_bytes) == (16 << 30, 64 << 10)
     chat = settings.tenants["chat"]
     assert (chat.min_bytes, chat.max_bytes) == (4096, 8 << 30)
