@@ -193,6 +193,42 @@ def test_ranks_offload_each_their_own(daemon: Daemon, tmp_path: Path) -> None:
     daemon.wait_until_unused()
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_blocks_that_the_next_request_gets_are_stored_before(
+    is_async: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Where each request takes nearly all blocks of the one before, in the step that plans its store, all is right."""
+    said = {"max_tokens": 1}
+    engine = {"num_gpu_blocks_override": 40, "max_model_len": 1152}
+    job = offloading(daemon, engine=engine, is_async=is_async, pool_bytes=32 << 20)
+    prompts = [prompt(1030 + 20 * index, seed=300 + index) for index in range(6)]
+    with living(job, tmp_path) as life:
+        life.generate(prompts, sampling=said)
+        until(lambda: num_found(daemon) >= sum(len(one) // 32 for one in prompts), "not all stored")
+        life.kill()
+    daemon.wait_until_unused()
+
+    with living(job, tmp_path) as life:
+        found = life.generate(prompts, sampling=said)
+
+    assert min(found.cached) >= 1024
+    assert differences(found, reference(replace(job, sampling=said), prompts)) == []
+
+
+def test_requests_that_end_unscheduled_are_forgotten(daemon: Daemon, tmp_path: Path) -> None:
+    """One that is aborted while it waits, of which nobody was told, is neither looked up nor stored."""
+    job = offloading(daemon, engine={"max_num_seqs": 1, "max_model_len": 2048})
+    with living(job, tmp_path) as life:
+        got = life.generate(PROMPTS[:3], aborts={"1": 3})
+        stored = num_found(daemon)
+        again = life.generate([PROMPTS[1]])
+
+    assert [said.finish_reason for said in got.requests] == ["length", "abort", "length"]
+    # The last whole block of each has tokens of its own.
+    assert stored == PREFIX_TOKENS // 32 + 2
+    assert differences(again, reference(job, [PROMPTS[1]])) == []
+
+
 @pytest.mark.parametrize(
     ("model", "is_async"), [("llama", True), ("hybrid", False), ("hybrid", True)]
 )

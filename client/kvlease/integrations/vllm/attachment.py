@@ -25,7 +25,7 @@ from kvlease.errors import (
     StaleError,
     StartingError,
 )
-from kvlease.integrations.vllm.guard import Guard
+from kvlease.integrations.vllm.guard import ANSWERS, Guard
 from kvlease.integrations.vllm.mapping import mapped_ahead
 from kvlease.integrations.vllm.namespace import Identity
 from kvlease.integrations.vllm.settings import ConnectorSettings
@@ -315,14 +315,25 @@ class Attacher:
         """Note why there is no attachment, and say so where the reason is a new one."""
         self._num_failures += 1
         self.is_starting = isinstance(error, StartingError)
+        was_away = self._guard.is_away
+        if isinstance(error, ANSWERS) and not self.is_starting:
+            self._guard.end_outage()
         refusal = f"{error.code}: {error.message}"
         is_new = refusal.partition(":")[0] != self.refusal.partition(":")[0]
         self.refusal = refusal
         if not is_new or self.is_starting:
             return
-        is_wrong = isinstance(error, LayoutMismatchError | InvalidError)
+        if not isinstance(error, ANSWERS) and not self._guard.begin_outage():
+            # Another session of this process has said that the daemon is away.
+            return
+        level = logging.WARNING
+        if isinstance(error, LayoutMismatchError | InvalidError):
+            level = logging.ERROR
+        elif was_away and isinstance(error, StaleError):
+            # Of an outage that is told of: the cache is made anew in a moment, by whoever makes it.
+            level = logging.INFO
         _logger.log(
-            logging.ERROR if is_wrong else logging.WARNING,
+            level,
             "No kvlease cache for this engine, which goes on without; it is tried again every %g s. %s",
             self._settings.retry_seconds,
             error.message,
@@ -336,7 +347,8 @@ class Attacher:
         except RefusedError:
             return
         except StaleError as error:
-            _logger.warning("The kvlease daemon has lost this engine's cache: %s", error.message)
+            level = logging.INFO if self._guard.is_away else logging.WARNING
+            _logger.log(level, "The kvlease daemon has lost this engine's cache: %s", error.message)
             self.seek(current)
         except KVLeaseError as error:
             self._guard.trip(f"probe: {error.message}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
+from weakref import WeakSet
 
 from kvlease.errors import (
     InvalidError,
@@ -62,15 +63,21 @@ class Guard:
         deadline_seconds: float,
         retry_seconds: float,
         is_probed: bool = False,
+        away: "WeakSet[Guard] | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin closed; `is_probed` says that somebody calls `recover` when the daemon answers again."""
+        """Begin closed; `is_probed` says that somebody calls `recover` when the daemon answers again.
+
+        `away` are the guards that a daemon does not answer, as `outages.of` has them: of these the first says so.
+        """
         self.deadline_seconds = deadline_seconds
         self.counts = GuardCounts()
         self._retry_seconds = retry_seconds
         self._is_probed = is_probed
         self._clock = clock
         self._retry_at: float | None = None
+        self._away: WeakSet[Guard] = WeakSet() if away is None else away
+        self._is_away = False
         self._refusals: dict[str, str] = {}
         self._faulty: set[str] = set()
 
@@ -121,9 +128,10 @@ class Guard:
         return self._refusals.get(what, "")
 
     def trip(self, why: str) -> None:
-        """Open the breaker; says so once."""
+        """Open the breaker; says so once, for all guards that find the same."""
         if self._retry_at is None:
             self.counts.opened += 1
+        if self.begin_outage():
             _logger.warning(
                 "The kvlease daemon does not answer (%s); the engine goes on without cache and it is tried again "
                 "every %g s. See that kvleased runs and that `socket` is its address.",
@@ -134,10 +142,35 @@ class Guard:
         self._retry_at = self._clock() + self._retry_seconds
 
     def recover(self) -> None:
-        """Close the breaker, because the daemon has answered; says so once."""
-        if self._retry_at is not None:
-            self._retry_at = None
+        """Close the breaker, because the daemon has answered."""
+        self._retry_at = None
+        self.end_outage()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the daemon has not answered since an outage began."""
+        return self._is_away
+
+    def end_outage(self) -> None:
+        """Note that the daemon answers, be it with a refusal; the last of those that found it away says so."""
+        if not self._is_away:
+            return
+        self._is_away = False
+        self._away.discard(self)
+        if not self._away:
             _logger.warning("The kvlease daemon answers again.", extra={"action": "breaker_closed"})
+
+    def leave(self) -> None:
+        """Have nobody wait for this one to hear from the daemon: its session has ended."""
+        self._is_away = False
+        self._away.discard(self)
+
+    def begin_outage(self) -> bool:
+        """Note that the daemon does not answer; returns whether nobody has said so yet."""
+        is_first = not self._away and not self._is_away
+        self._is_away = True
+        self._away.add(self)
+        return is_first
 
     def _may_try(self) -> bool:
         """Tell whether this is the one call that finds out whether the daemon is back."""

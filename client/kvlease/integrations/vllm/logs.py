@@ -15,9 +15,15 @@ def join_engine_log() -> None:
     ours come to, as VLLM_LOGGING_CONFIG_PATH may do for "kvlease" or for all, is left to it.
     """
     ours, theirs = logging.getLogger(_OURS), logging.getLogger(_THEIRS)
+    ours.addFilter(_is_no_heartbeat)
     if ours.hasHandlers() or not theirs.handlers:
         return
     for handler in theirs.handlers:
         ours.addHandler(handler)
     ours.setLevel(theirs.getEffectiveLevel())
     ours.propagate = False
+
+
+def _is_no_heartbeat(record: logging.LogRecord) -> bool:
+    """Leave out that heartbeats fail: each session probes the daemon besides, and an outage is told once for all."""
+    return getattr(record, "action", "") != "heartbeat"

@@ -51,7 +51,11 @@ class Rekeyer:
     def key(self, hash_with_group: bytes) -> bytes:
         """Return the key of a hash that ends with its group's number, as vLLM's pool has them."""
         group = int.from_bytes(hash_with_group[-BYTES_PER_GROUP:], "big")
-        return self.each((hash_with_group[:-BYTES_PER_GROUP],), group)[0]
+        hasher = self._hashers.get(group) or self._hasher(group)
+        hasher.update(hash_with_group[:-BYTES_PER_GROUP])
+        key = hasher.digest()
+        hasher.reset()
+        return key
 
     def of_names(self, names: Sequence[bytes]) -> list[bytes]:
         """Return the keys of such hashes with their groups' numbers, in order."""

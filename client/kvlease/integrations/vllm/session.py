@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import DeadlineError, InvalidError, RefusedError
+from kvlease.integrations.vllm import outages
 from kvlease.integrations.vllm.attachment import Attacher, Attachment, Terms
 from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.rekey import Rekeyer
@@ -72,6 +73,7 @@ class EngineSession:
             deadline_seconds=settings.deadline_seconds,
             retry_seconds=settings.retry_seconds,
             is_probed=True,
+            away=outages.of(settings.address),
         )
         self.generation = 0
         """Grows whenever memory or namespace became another: then views, keys and what is known of blocks are void."""
@@ -259,6 +261,7 @@ class EngineSession:
             return
         self._is_closed = True
         self.guard.shield(self._close, None, "close")
+        self.guard.leave()
 
     # How it does that
 

@@ -30,16 +30,11 @@ class Absences:
         """Show life: how many requests were answered, and how many keys the daemon does not know of."""
         return f"<Absences {self.num_misses} requests, {len(self.untold)} keys to be told>"
 
-    def is_new(self, seeker: Seeker, keys: Collection[OffloadKey]) -> bool:
-        """Tell whether the first of all keys of a request is surely absent; then nothing that begins with it is there.
-
-        A request without keys is not new: it has nothing that could be found or stored.
-        """
-        first = next(iter(keys), None)
-        if first is None or not all(self.absent((first,))):
-            return False
-        self._note_new(seeker, first, keys)
-        return True
+    def note(self, seeker: Seeker, keys: Collection[OffloadKey]) -> None:
+        """Note that the first of all keys of a request was absent; then nothing that begins with it was there."""
+        for first in keys:
+            self._note_new(seeker, first, keys)
+            return
 
     def misses(self, seeker: Seeker, key: OffloadKey, keys: Collection[OffloadKey]) -> bool:
         """Tell whether a key of a request is surely a miss, and note that as the answer; `keys` are all of them.

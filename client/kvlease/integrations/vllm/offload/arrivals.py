@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from typing import Final
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 from kvlease.integrations.vllm.offload.absences import Absent
@@ -19,6 +20,15 @@ KNOWS_POSITIONS: Final = "_offload_key_positions" in {one.name for one in fields
 Without it keys are gathered as they are looked up, answered RETRY, and asked for together at the end of the step: one
 step later, at the same number of calls.
 """
+
+_STATE: Final = getattr(offloading, "RequestOffloadState", None)
+_NAMES: Final = offloading.OffloadingConnectorScheduler.__init__.__code__.co_names
+CAN_TELL_LATER: Final = (
+    KNOWS_POSITIONS
+    and all(hasattr(_STATE, name) for name in ("update_block_id_groups", "update_offload_keys"))
+    and {"_current_batch_allocated_block_ids", "_req_status"} <= set(_NAMES)
+)
+"""Whether vLLM's scheduler can be told of a request when it has run its first step, with the blocks of that."""
 
 REQUESTS_MAX: Final = 16
 KEYS_MAX: Final = 2_048
@@ -53,6 +63,8 @@ class Arrivals:
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Note requests that are asked for, run or have ended: none of them is early any more."""
+        if not self._contexts and not self._early:
+            return
         for request_id in request_ids:
             self._contexts.pop(request_id, None)
             self._early.pop(request_id, None)
@@ -79,9 +91,11 @@ class Arrivals:
                 questions.append((asking, keys))
         return questions
 
-    def end_step(self, holding: Collection[str]) -> list[Seeker]:
+    def end_step(self, holding: Collection[str], reloading: Collection[str]) -> list[Seeker]:
         """Note the end of a step; returns those that were asked for ahead in vain, a few steps ago."""
         self._step += 1
+        if not self._early:
+            return []
         due = [name for name, (_, step) in self._early.items() if self._step - step >= STEPS_MAX]
         asked = [(name, self._early.pop(name)[0]) for name in due]
-        return [seeker for name, seeker in asked if name not in holding]
+        return [seeker for name, seeker in asked if name not in holding and name not in reloading]

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from copy import copy
 from typing import Any, Final
 
 import torch
@@ -21,15 +20,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.forward_context import ForwardContext
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.integrations.vllm.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
 from kvlease.integrations.vllm.offload.manager import PoolManager
+from kvlease.integrations.vllm.offload.newcomers import Newcomers
 from kvlease.integrations.vllm.offload.pool import pool_inputs, row_disagreements
 from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
@@ -70,6 +72,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._has_one_group = len(specs) == 1
         self._is_plain = self._has_one_group and isinstance(specs[0], FullAttentionSpec)
+        self._newcomers = Newcomers()
         self._loading: dict[int, str] = {}
         self._unwritten_blocks: set[int] = set()
         self._progress = Progress(
@@ -92,27 +95,23 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return manager
 
     def on_new_request(self, request: Request) -> None:
-        """Take a request in, with its keys: the first that is looked up asks for all that came with it."""
-        super().on_new_request(request)
-        self._progress.note(request)
-        status = getattr(self.scheduler, "_req_status", {}).get(request.request_id)
-        if status is not None and hasattr(status, "update_offload_keys"):
-            status.update_offload_keys()
+        """Note a request; where its layers attend to all tokens, vLLM's scheduler is told of it when it has to be."""
+        if self._is_plain and CAN_TELL_LATER:
+            self._newcomers.waiting[request.request_id] = request
+        else:
+            self._take_in(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tell how many tokens can be loaded; of a request that is new, nobody goes over all of its blocks for that.
-
-        Where every layer attends to all tokens, nothing can be loaded of which the first chunk is absent.
-        """
-        if (
-            self._is_plain
-            and not num_computed_tokens
-            and not request.skip_reading_prefix_cache
-            and self.manager.is_new(request.request_id)
-        ):
-            return 0, False
+        """Tell how many tokens can be loaded; of one that has nothing to load, nobody goes over all blocks for that."""
+        if request.request_id in self._newcomers.waiting:
+            if self._has_nothing_to_load(request, num_computed_tokens):
+                return 0, False
+            self._take_in_waiting(request)
+        elif self._newcomers.is_started(request.request_id):
+            # It was preempted before its second step.
+            self._take_in_started()
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
@@ -123,16 +122,19 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
 
         So nobody waits for that plan before a first token. The ranks begin with a step's stores in the next one anyway.
         """
-        scheduled = scheduler_output.num_scheduled_tokens
-        self.manager.admit(scheduled.keys())
+        scheduled, new = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_new_reqs
+        self._take_in_started()
+        self.manager.admit(scheduled.keys(), has_new=bool(new))
         # Of windows, blocks may have gone by then.
-        first = [one.req_id for one in scheduler_output.scheduled_new_reqs if self._is_plain]
+        first = {one.req_id for one in new} if self._is_plain else set[str]()
         due = self._progress.due(scheduled, first)
         seen = scheduler_output
-        if len(due) < len(scheduled):
-            # Others see the same output, below MultiConnector for one.
-            seen = copy(scheduler_output)
+        if first or len(due) < len(scheduled):
+            # Others see the same output, below MultiConnector for one; `copy.copy` takes several times as long.
+            seen = object.__new__(type(scheduler_output))
+            seen.__dict__.update(scheduler_output.__dict__)
             seen.num_scheduled_tokens = due
+            seen.scheduled_new_reqs = self._start(new)
         meta = super().build_connector_meta(seen)
         self._progress.forget(scheduler_output.finished_req_ids or ())
         assert isinstance(meta, OffloadingConnectorMetadata)
@@ -141,9 +143,28 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
 
     def reset_cache(self) -> bool | None:
         """Begin a new generation of keys; what requests have computed so far is stored under those."""
+        self._take_in_started()
         self._progress.restart()
         is_done: bool | None = super().reset_cache()
         return is_done
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let go of a request; what it has stored of its first step is planned in the next one, if it ran at all."""
+        self._part(request.request_id)
+        parted: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+        return parted
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Do the same, where blocks come by group."""
+        self._part(request.request_id)
+        parted: tuple[bool, dict[str, Any] | None] = super().request_finished_all_groups(
+            request, block_ids
+        )
+        return parted
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take in what the ranks report."""
@@ -151,6 +172,70 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         if isinstance(report, RankReport):
             self.manager.report(report.completed_jobs, report.failed_jobs, report.wrong_rows)
         super().update_connector_output(connector_output)
+
+    # Requests that vLLM's scheduler is told of later
+
+    def _take_in(self, request: Request) -> None:
+        """Tell of a request, with its keys: the first that is looked up asks for all that came with it."""
+        super().on_new_request(request)
+        self._progress.note(request)
+        status = getattr(self.scheduler, "_req_status", {}).get(request.request_id)
+        if status is not None and hasattr(status, "update_offload_keys"):
+            status.update_offload_keys()
+
+    def _has_nothing_to_load(self, request: Request, num_computed_tokens: int) -> bool:
+        """Tell whether the engine has all whole chunks of a request, or the pool surely has not the first."""
+        group = self.scheduler.config.kv_group_configs[0]
+        per_chunk = group.tokens_per_chunk
+        num_tokens = len(request.block_hashes) // group.hashes_per_chunk * per_chunk
+        if request.skip_reading_prefix_cache or num_tokens - num_computed_tokens < per_chunk:
+            return True
+        if num_computed_tokens or not self.manager.absent([self._first_key(request)])[0]:
+            return False
+        self._newcomers.note_absent(request.request_id)
+        return True
+
+    def _first_key(self, request: Request) -> OffloadKey:
+        group = self.scheduler.config.kv_group_configs[0]
+        return make_offload_key(request.block_hashes[group.hashes_per_chunk - 1], group.group_idx)
+
+    def _take_in_waiting(self, request: Request) -> None:
+        """Take in a request that may have something to load, and those behind it: they are asked for together."""
+        hashes = self.scheduler.config.kv_group_configs[0].hashes_per_chunk
+        others = [
+            one
+            for one in self._newcomers.first(REQUESTS_MAX)
+            if one is not request and len(one.block_hashes) >= hashes
+        ]
+        absent = self.manager.absent([self._first_key(one) for one in others])
+        for one in [
+            request,
+            *(other for other, is_so in zip(others, absent, strict=True) if not is_so),
+        ]:
+            self._newcomers.leave(one.request_id)
+            self._take_in(one)
+
+    def _start(self, scheduled: list[Any]) -> list[Any]:
+        """Note who runs the first step, and return the rest; what is stored from their blocks has to end before."""
+        started = self._newcomers.start(scheduled)
+        for one in started:
+            for blocks in one.block_ids:
+                self.scheduler._current_batch_allocated_block_ids.update(blocks)  # noqa: SLF001 - probed at import
+        names = {one.request.request_id for one in started}
+        return [one for one in scheduled if one.req_id not in names]
+
+    def _take_in_started(self) -> None:
+        for one in self._newcomers.take_started():
+            name = one.request.request_id
+            self._take_in(one.request)
+            self.scheduler._req_status[name].update_block_id_groups(one.block_ids)  # noqa: SLF001 - probed at import
+            if one.is_absent:
+                self.manager.note_absent(name)
+
+    def _part(self, request_id: str) -> None:
+        self._newcomers.leave(request_id)
+        if self._newcomers.is_started(request_id):
+            self._take_in_started()
 
     # A worker's side
 

@@ -45,7 +45,7 @@ class Desk:
         """Which memory the rows of the books are rows of; empty before there was any."""
         self.on_loss: Lost = lambda _: None
         """Told of rows that are held no more; None: of all rows."""
-        self.absences = Absences(self._absent)
+        self.absences = Absences(self.absent)
         self.num_exchanges = 0
         self._session = session
         self._held = held
@@ -112,6 +112,10 @@ class Desk:
         assert rekeyer is not None, "a desk that is ready has keys"
         return self._keys.of_names(rekeyer, keys)
 
+    def absent(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """Tell of each key without a call whether the pool surely lacks it; of none, where there is no pool."""
+        return self._session.absent(self.names(keys)) if self.pool else [False] * len(keys)
+
     def begin_generation(self) -> None:
         """Make all keys others than before."""
         self.absences.untold.clear()
@@ -124,9 +128,6 @@ class Desk:
     def close(self) -> None:
         """Detach."""
         self._session.close()
-
-    def _absent(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        return self._session.absent(self.names(keys))
 
     def _exchange_once(
         self, hold: Sequence[bytes], take: int, missed: Sequence[bytes] = ()

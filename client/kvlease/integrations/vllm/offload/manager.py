@@ -9,7 +9,7 @@ Where the daemon is away, everything is a miss and nothing is stored.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -56,6 +56,7 @@ class PoolManager(OffloadingManager):
         self._events: list[OffloadingEvent] = []
         self._stock_target = 0
         self._has_events = False
+        self._has_new = False
 
     def __repr__(self) -> str:
         """Show life: the requests that are known, and the rows."""
@@ -71,9 +72,17 @@ class PoolManager(OffloadingManager):
 
     # Lookups
 
-    def is_new(self, request_id: str) -> bool:
-        """Tell without a call whether surely nothing is cached of a request that was never sought."""
-        return bool(self._guarded(lambda desk: self._is_new(desk, request_id), False, "lookup"))
+    def absent(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """Tell of each key without a call whether the pool surely lacks it."""
+        desk, none = self._desk, [False] * len(keys)
+        return none if desk is None else desk.shield(lambda: desk.absent(keys), none, "lookup")
+
+    def note_absent(self, request_id: str) -> None:
+        """Note that a request, which nobody was asked for, had an absent first key: nothing of it is cached."""
+        context, desk = self._arrivals.of(request_id), self._desk
+        if context is not None and desk is not None:
+            desk.absences.note(self._seeker(context), context._offload_key_positions)  # noqa: SLF001 - probed at import
+            self._arrivals.forget((request_id,))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Tell whether the pool has a block; the first lookup of a request asks for all of its blocks."""
@@ -157,7 +166,7 @@ class PoolManager(OffloadingManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Make the step's one exchange: what was published and given up, blocks on their way, and new stock."""
-        can_wait = bool(context.new_req_ids) or self._jobs.is_storing
+        can_wait = self._has_new or bool(context.new_req_ids) or self._jobs.is_storing
         self._guarded(lambda desk: self._close_step(desk, can_wait=can_wait), None, "step")
 
     def has_pending_work(self) -> bool:
@@ -200,9 +209,12 @@ class PoolManager(OffloadingManager):
         """Note the jobs that a step hands to the ranks."""
         self._jobs.plan(load_jobs, store_jobs)
 
-    def admit(self, request_ids: Collection[str]) -> None:
-        """Note which requests run in this step: they have loaded what they load."""
+    def admit(self, request_ids: Collection[str], *, has_new: bool = False) -> None:
+        """Note which requests run in this step, and whether any is new: they have loaded what they load."""
+        self._has_new = has_new
         self._arrivals.forget(request_ids)
+        if not self._holders:
+            return
         for seeker in [one for name, one in self._holders.items() if name in request_ids]:
             if not seeker.num_loads:
                 self._release(seeker)
@@ -251,15 +263,6 @@ class PoolManager(OffloadingManager):
     def _seeker(self, req_context: ReqContext) -> Seeker:
         name = req_context.req_id
         return self._seekers.get(name) or self._seekers.setdefault(name, Seeker(name))
-
-    def _is_new(self, desk: Desk, request_id: str) -> bool:
-        context = self._arrivals.of(request_id)
-        if context is None or not KNOWS_POSITIONS or not desk.is_ready:
-            return False
-        is_new = desk.absences.is_new(self._seeker(context), context._offload_key_positions)  # noqa: SLF001
-        if is_new:
-            self._arrivals.forget((request_id,))
-        return is_new
 
     def _meet(self, desk: Desk, key: OffloadKey, context: ReqContext) -> LookupResult:
         """Ask for all keys of a request that it did not ask for yet, this one among them."""
@@ -338,14 +341,14 @@ class PoolManager(OffloadingManager):
 
     def _close_step(self, desk: Desk, *, can_wait: bool) -> None:
         desk.poll()
-        for seeker in self._arrivals.end_step(self._holders.keys() | self._reloads.request_ids):
+        for seeker in self._arrivals.end_step(self._holders, self._reloads.request_ids):
             self._release(seeker)
-        waiting = self._questions()
+        waiting = self._questions() if self._unasked or self._reloads.request_ids else []
         books = desk.books
         lack = self._stock_target - len(books.stock)
         take = lack if lack > self._stock_target // 2 else 0
         names = [name for _, _, own in waiting for name in own]
-        if not desk.is_ready or not (names or take or desk.is_due(can_wait=can_wait)):
+        if not (names or take or desk.is_due(can_wait=can_wait)) or not desk.is_ready:
             self._give_up_unasked()
             return
         rows = desk.exchange(hold=names, take=take)

@@ -39,11 +39,11 @@ class Progress:
         requests, chunks, tokens_per_chunk = self._requests, self._chunks, self._tokens
         found: dict[str, int] = {}
         for request_id, num_tokens in num_scheduled_tokens.items():
+            if put_off and request_id in put_off:
+                chunks.pop(request_id, None)
+                continue
             request = requests.get(request_id)
             if request is not None:
-                if request_id in put_off:
-                    chunks.pop(request_id, None)
-                    continue
                 tokens = min(request.num_computed_tokens + num_tokens, request.num_tokens)
                 at = tokens // tokens_per_chunk
                 if chunks.get(request_id) == at:

@@ -294,7 +294,7 @@ class Keeper:
         if self.persistence is Persistence.ON and self._calls.is_dead:
             self.persistence = Persistence.GONE
             self._is_doubtful = True
-            _logger.warning(
+            _logger.info(
                 "The kvlease daemon's control process has ended; nothing is found there until it is back, so all "
                 "blocks are used meanwhile.",
                 extra={"action": "owned_gone"},

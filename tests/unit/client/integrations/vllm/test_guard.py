@@ -13,6 +13,7 @@ from kvlease.errors import (
     UnavailableError,
     UnknownCacheError,
 )
+from kvlease.integrations.vllm import outages
 from kvlease.integrations.vllm.guard import Guard
 
 
@@ -192,3 +193,42 @@ def test_repr_shows_life() -> None:
     guard.call(lambda: None, None, "call")
 
     assert repr(guard) == "<Guard open, 1 calls, 1 skipped>"
+
+
+def test_guards_of_one_daemon_tell_of_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first that finds it away says so, and the last that hears of it again; one that left is not waited for."""
+    caplog.set_level(logging.WARNING)
+    away = outages.of("unix:///nobody")
+    first, second, third = (
+        Guard(deadline_seconds=1, retry_seconds=10, away=outages.of("unix:///nobody"))
+        for _ in range(3)
+    )
+    for guard in (first, second, third):
+        guard.call(failing(UnavailableError()), None, "call")
+    assert [one.is_open and one.is_away for one in (first, second, third)] == [True] * 3
+    assert len(caplog.messages) == 1
+    assert first.counts.opened == second.counts.opened == 1
+
+    second.recover()
+    third.leave()
+    assert len(caplog.messages) == 1
+    first.end_outage()
+
+    assert caplog.messages[1:] == ["The kvlease daemon answers again."]
+    assert not away
+    assert first.is_open
+    assert not second.is_open
+
+
+def test_guards_of_other_daemons_have_outages_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one that is there says nothing of another."""
+    caplog.set_level(logging.WARNING)
+    for address in ("unix:///one", "unix:///other"):
+        guard = Guard(deadline_seconds=1, retry_seconds=10, away=outages.of(address))
+        assert guard.begin_outage()
+        assert not guard.begin_outage()
+        guard.recover()
+
+    assert caplog.messages == ["The kvlease daemon answers again."] * 2

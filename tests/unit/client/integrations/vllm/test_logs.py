@@ -13,10 +13,10 @@ from kvlease.integrations.vllm.logs import join_engine_log
 def ours() -> Iterator[logging.Logger]:
     """Give the library's logger, which is as it was afterwards."""
     one = logging.getLogger("kvlease")
-    kept = one.handlers, one.level, one.propagate
-    one.handlers = []
+    kept = one.handlers, one.level, one.propagate, one.filters
+    one.handlers, one.filters = [], []
     yield one
-    one.handlers, level, one.propagate = kept
+    one.handlers, level, one.propagate, one.filters = kept
     one.setLevel(level)
 
 
@@ -74,3 +74,13 @@ def test_without_an_engine_nothing_changes(ours: logging.Logger) -> None:
     join()
 
     assert (ours.handlers, ours.propagate) == ([], True)
+
+
+def test_heartbeats_are_left_out(ours: logging.Logger, engine_log: io.StringIO) -> None:
+    """What else the library says is told, as ever."""
+    join()
+
+    ours.warning("heartbeats fail", extra={"action": "heartbeat"})
+    ours.warning("a worker is not closed", extra={"action": "detach"})
+
+    assert engine_log.getvalue() == "WARNING [test_logs.py] a worker is not closed\n"
