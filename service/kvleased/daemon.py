@@ -378,12 +378,15 @@ class Daemon:
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(self.settings.tick_seconds, self._tick)
+        now = monotonic()
         for entry in list(self.registry.by_pool.values()):
-            self._pass_time(entry)
-        self.tiers.tick(monotonic())
+            self._settling.once_settled(entry, self._pass_time, now + self.settings.tick_seconds)
+        self.tiers.tick(now)
         self._observing.tick()
 
     def _pass_time(self, entry: CacheEntry) -> None:
+        if entry.pool not in self.registry.by_pool:
+            return
         try:
             self.apply(entry, c.Tick())
         except Exception:  # noqa: BLE001 -- time must go on for the other caches

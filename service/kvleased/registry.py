@@ -65,7 +65,7 @@ class CacheEntry:
     bytes_given_back: int = 0
     """Bytes of both pools that do not exist because their blocks are out of use."""
     stores: dict[Tier, Status] = field(default_factory=dict)
-    """Whether the disk and the remote store work, those that the cache uses."""
+    """Whether the disk and the remote store work, those that the cache uses; of the host pool, once it did not."""
     num_found: Counter[Tier] = field(default_factory=Counter)
     """Slots that an earlier life of the container left, and whose blocks are found again, by tier."""
     is_scanned: bool = False

@@ -1,6 +1,7 @@
 """Own what is done behind an answer: the effects of its command, then what the core left to be done; in their order."""
 
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 
 import structlog
 
@@ -46,6 +47,19 @@ class Settling:
         if not entry.core.is_settled and entry.pool not in self._apart:
             self._apart.add(entry.pool)
             in_next_turn(self._settle_part, entry)
+
+    def once_settled(
+        self, entry: CacheEntry, act: Callable[[CacheEntry], None], until: float
+    ) -> None:
+        """Do something about a cache that would settle it first: after its last part, or when `until` has come.
+
+        So what is left of a large move is not done all at once, only because some time has passed.
+        """
+        if entry.core.is_settled or monotonic() >= until:
+            act(entry)
+        else:
+            self.settle_apart(entry)
+            in_next_turn(self.once_settled, entry, act, until)
 
     def _settle_part(self, entry: CacheEntry) -> None:
         self._apart.remove(entry.pool)

@@ -16,6 +16,8 @@ DEGRADED: Final = "degraded"
 """It works, but none of its slots is in use any more."""
 OFF: Final = "off"
 
+_HOST_WORKS: Final = Status(is_on=True)
+"""What is true of a host pool until its mover hangs."""
 _NEVER_HEARD_OF: Final = Status(is_on=False, reason="its mover is being started")
 
 
@@ -24,7 +26,9 @@ def tier_info(entry: "CacheEntry", tier: Tier) -> pb.TierInfo:
     info = pb.TierInfo(tier=tier.value, status=READY, num_found=entry.num_found[tier])
     if tier is Tier.HOST:
         info.num_slots = entry.plan.num_slots
-        is_on, reason = entry.is_ready, "its memory is being populated"
+        host = entry.stores.get(tier, _HOST_WORKS)
+        is_on = entry.is_ready and host.is_on
+        reason = host.reason or "its memory is being populated"
     else:
         # What a remote store has room for is its own business.
         info.num_slots = entry.plan.num_disk_slots if tier is Tier.DISK else 0

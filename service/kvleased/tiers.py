@@ -13,11 +13,12 @@ import structlog
 
 from kvleased.addresses import without_credentials
 from kvleased.core import commands as c
-from kvleased.core.effects import MOVER_OF, Adopted, Copy, Mover, Probe, Tier
+from kvleased.core.effects import MOVER_OF, Adopted, Copy, Direction, Mover, Probe, Tier
 from kvleased.core.labels import BYTES_PER_LABEL
-from kvleased.disk_watch import DiskWatch
+from kvleased.mover_limits import mover_limits
+from kvleased.mover_watch import MoverWatch
 from kvleased.movers import protocol
-from kvleased.movers.batches import LinkFigures, LinkLimits, ObserveCopies
+from kvleased.movers.batches import LinkFigures, ObserveCopies
 from kvleased.movers.device_link import Allotment, DeviceLink
 from kvleased.movers.link import MoverLink
 from kvleased.movers.protocol import Ask, Found, PoolMap, Purge, Purged, Status, Told
@@ -33,12 +34,11 @@ ROLES: Final[Mapping[Mover, str]] = {
 """What the supervisor calls the process of each mover."""
 TIERS: Final[Mapping[Mover, Tier]] = {Mover.DISK: Tier.DISK, Mover.REMOTE: Tier.REMOTE}
 """The tiers that do not work while their mover is away; the host pool does, only its copies wait."""
-REMOTE_CALLS_A_BATCH_MAX: Final = 8
-"""Calls to the remote store, each within remote_ms_max, that one batch may take before its mover counts as wedged."""
-REMOTE_SECONDS_MIN: Final = 1.0
-"""Seconds that a batch of the remote mover may take in any case: a busy machine is no wedged process."""
-REMOTE_BYTES_A_BATCH_MAX: Final = 16 << 20
-"""Bytes of one batch of the remote mover: what a slow network carries in one call's time."""
+_CALLED_OFF: Final[Mapping[Mover, frozenset[Direction]]] = {
+    Mover.MEMORY: frozenset(one for one, mover in MOVER_OF.items() if mover is Mover.MEMORY),
+    Mover.DISK: frozenset({Direction.LOAD}),
+}
+"""What is called off while a mover hangs that has not got it: all that anybody may wait for."""
 _AWAY: Final = Status(is_on=False, reason="its mover is being started")
 _LOG = structlog.get_logger()
 
@@ -84,7 +84,9 @@ class Tiers:
         self._keeper = keeper
         self._probe_seconds = settings.remote_ms_max / 1000
         self._purge_seconds = settings.mover_seconds_max
-        self._disk_watch = DiskWatch(settings.mover_seconds_max)
+        self._watches = {
+            mover: MoverWatch(mover, settings.mover_seconds_max) for mover in _CALLED_OFF
+        }
         self._purges: dict[int, asyncio.Future[str]] = {}
         """Why stores could not be purged, by pool; empty reasons where they were."""
         self._question = 0
@@ -92,10 +94,10 @@ class Tiers:
         """By the number of each question."""
         self.links = {
             mover: MoverLink(self, limits, mover, observe)
-            for mover, limits in _limits(settings).items()
+            for mover, limits in mover_limits(settings).items()
         }
         if settings.is_on_gpu:
-            limits = _limits(settings)[Mover.MEMORY]
+            limits = mover_limits(settings)[Mover.MEMORY]
             self.links[Mover.MEMORY] = DeviceLink(self, limits, Mover.MEMORY, observe)
         self.mover_ends = dict.fromkeys((mover.value for mover in self.links), 0)
         """How many movers of each kind have ended in this life of the control process."""
@@ -119,18 +121,20 @@ class Tiers:
         """Give up what is overdue."""
         for link in self.links.values():
             link.tick(now)
-        if Mover.DISK in self.links:
-            self._watch_disk(self.links[Mover.DISK], now)
+        for mover, watch in self._watches.items():
+            if mover in self.links:
+                self._watch(self.links[mover], watch, now)
 
-    def _watch_disk(self, link: MoverLink, now: float) -> None:
-        """Have nobody wait for a disk that hangs; what its mover has got goes on, and its next answer ends that."""
-        if not self._disk_watch.look(link, now):
-            return
-        for entry in list(self._registry.by_pool.values()):
-            if Mover.DISK in self._stores_of(entry):
-                self._tell(entry, Mover.DISK)
-        if self._disk_watch.is_hanging:
-            link.fail_waiting()
+    def _watch(self, link: MoverLink, watch: MoverWatch, now: float) -> None:
+        """Have nobody wait for a mover that hangs; what it has got goes on, and its next answer ends that."""
+        if watch.look(link, now):
+            for entry in list(self._registry.by_pool.values()):
+                if link.mover is Mover.MEMORY:
+                    self._tell_of_host(entry)
+                elif link.mover in self._stores_of(entry):
+                    self._tell(entry, link.mover)
+        if watch.is_hanging:
+            link.fail_waiting(_CALLED_OFF[link.mover])
 
     def close(self) -> None:
         """Let go of the movers."""
@@ -187,6 +191,8 @@ class Tiers:
 
     def introduce(self, entry: CacheEntry) -> None:
         """Tell the core of a cache, which is new here, which of its tiers work."""
+        if self._watches[Mover.MEMORY].is_hanging:
+            self._tell_of_host(entry)
         for mover in self._stores_of(entry):
             self._tell(entry, mover)
 
@@ -322,9 +328,10 @@ class Tiers:
     def _tell(self, entry: CacheEntry, mover: Mover) -> None:
         status = self._by_pool.get((mover, entry.pool), self._global[mover])
         is_other = status.is_on and status.file_id != entry.disk_file_id and mover is Mover.DISK
-        if mover is Mover.DISK and self._disk_watch.is_hanging and status.is_on and not is_other:
+        is_hanging = mover is Mover.DISK and self._watches[mover].is_hanging
+        if is_hanging and status.is_on and not is_other:
             # Of another file the core must know before it is told what that has.
-            status = self._disk_watch.status
+            status = self._watches[mover].status
         before = entry.stores.get(TIERS[mover])
         entry.stores[TIERS[mover]] = replace(status, pool=0)
         if is_other or before is None or before.is_on != status.is_on:
@@ -337,6 +344,14 @@ class Tiers:
             self._apply(entry, changed)
         if is_other:
             self._begin_file(entry, status.file_id)
+
+    def _tell_of_host(self, entry: CacheEntry) -> None:
+        """Tell the core of a cache whether to rely on copies from and to the host pool: its bytes are there anyhow."""
+        if not entry.has_tier(Tier.HOST):
+            return
+        watch = self._watches[Mover.MEMORY]
+        entry.stores[Tier.HOST] = watch.status if watch.is_hanging else Status(is_on=True)
+        self._apply(entry, c.TierChanged(tier=Tier.HOST, is_on=not watch.is_hanging))
 
     def _begin_file(self, entry: CacheEntry, file_id: str) -> None:
         """Take note that the disk store of a cache lies in another file than the core has just forgotten.
@@ -370,21 +385,3 @@ class Tiers:
 
     def _link_of(self, role: str) -> MoverLink:
         return next(link for mover, link in self.links.items() if ROLES[mover] == role)
-
-
-def _limits(settings: Settings) -> dict[Mover, LinkLimits]:
-    """Return the movers that there are, and what each is given at once."""
-    limits = LinkLimits(
-        seconds_max=settings.mover_seconds_max, copies_a_batch_max=settings.max_copies_a_batch
-    )
-    found = {Mover.MEMORY: limits}
-    if settings.disk_dir is not None:
-        found[Mover.DISK] = limits
-    if settings.remote_url:
-        seconds = REMOTE_CALLS_A_BATCH_MAX * settings.remote_ms_max / 1000
-        found[Mover.REMOTE] = replace(
-            limits,
-            seconds_max=max(REMOTE_SECONDS_MIN, seconds),
-            bytes_a_batch_max=REMOTE_BYTES_A_BATCH_MAX,
-        )
-    return found

@@ -43,7 +43,8 @@ def clean(state: CacheState, now: float) -> None:
         if flight.purpose in CHORES
     }  # fmt: skip
     busy |= {mover for mover in Mover if dirt.is_resting(mover, now)}
-    if dirt.offload.size and Mover.MEMORY not in busy and not len(state.waiting):
+    is_host_on = Tier.HOST not in state.tiers_off
+    if dirt.offload.size and is_host_on and Mover.MEMORY not in busy and not len(state.waiting):
         _offload(state)
     if dirt.stores and Mover.DISK not in busy and Tier.DISK not in state.tiers_off:
         _store(state)

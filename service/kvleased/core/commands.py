@@ -272,10 +272,13 @@ class Probed:
 
 @message
 class TierChanged:
-    """A lower tier does not work, or works again; while it does not, everything in it is a miss."""
+    """A lower tier does not work, or works again; while it does not, everything in it is a miss.
+
+    Of the host pool that says that its mover hangs: nothing is brought from there, nor does anybody wait for what is
+    to be copied there before it leaves.
+    """
 
     tier: Tier
-    """DISK or REMOTE."""
     is_on: bool
     is_empty: bool = False
     """Whether the disk store has none of what was in it: it is another one. What it has instead is told by Adopt."""

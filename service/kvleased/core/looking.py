@@ -117,7 +117,7 @@ def is_any_below(state: CacheState, sources: Sources) -> bool:
 def searched(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
     """Return the pools to look in below the device, each with the number that its first slot has among all."""
     found = []
-    if Tier.HOST not in sources.skipped:
+    if Tier.HOST not in sources.skipped and Tier.HOST not in state.tiers_off:
         found.append((0, state.host))
     if Tier.DISK not in sources.skipped and Tier.DISK not in state.tiers_off:
         found.append((len(state.host), state.disk))

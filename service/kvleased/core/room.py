@@ -39,21 +39,26 @@ def _room(
     state: CacheState, count: int, tenant: int, protected: Ids, below: Ids, *, may_wait: bool
 ) -> Ids | None:
     device = state.device
+    # Copies to a host pool whose mover hangs may take for ever, those under way, too.
+    may_write_back = may_wait and Tier.HOST not in state.tiers_off
     num_own = num_above_maximum(state, tenant, count)
     found = None if num_own else device.suitable(count, tenant)
     if found is not None:
         return found
     deficit = max(num_own, count - device.num_free)
     if deficit > 0:
-        if may_wait and _are_coming(state, deficit, num_own, tenant):
+        if may_write_back and _are_coming(state, deficit, num_own, tenant):
             return None
         leaving = victims(state, tenant, deficit, protected, num_own=num_own)
-        if len(leaving) < deficit or (may_wait and write_back(state, leaving, below)):
+        if len(leaving) < deficit or (may_write_back and write_back(state, leaving, below)):
             return None
         evict_blocks(state, leaving)
     found = device.suitable(count, tenant)
     if found is None and not _num_coming(state):
         state.fly(Purpose.SCRUB, NOWHERE, device.unsuitable(count, tenant))
+        if Tier.HOST in state.tiers_off:
+            # Nor may that end soon, so that other blocks leave in the place of those that it would ready.
+            return _room(state, count, tenant, protected, below, may_wait=may_wait)
     return found
 
 
@@ -191,7 +196,9 @@ def _are_coming(state: CacheState, count: int, num_own: int, tenant: int) -> boo
 
 
 def _num_coming(state: CacheState) -> int:
-    coming = (Purpose.WRITE_BACK, Purpose.SCRUB)
+    coming = {Purpose.SCRUB}
+    if Tier.HOST not in state.tiers_off:
+        coming.add(Purpose.WRITE_BACK)
     return sum(
         len(flight.sources) or len(flight.targets)
         for flight in state.flights.values()

@@ -6,7 +6,7 @@ So no order of batches is wrong, and who waits for bytes goes first.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -189,10 +189,15 @@ class Queue:
             return self._urgent.popleft()
         return None
 
-    def take_back(self) -> list[Flight]:
-        """Drop the urgent batches of the copies of which none has left, and return these."""
-        flights = {id(part.flight): part.flight for part in self._urgent if not part.flight.is_sent}
-        self._urgent = deque(part for part in self._urgent if part.flight.is_sent)
+    def take_back(self, directions: Collection[Direction]) -> list[Flight]:
+        """Drop the batches of the copies of some directions of which none has left, and return these."""
+        flights = {
+            id(part.flight): part.flight
+            for part in self
+            if part.flight.copy.direction in directions and not part.flight.is_sent
+        }
+        self._urgent = deque(part for part in self._urgent if id(part.flight) not in flights)
+        self._others = deque(part for part in self._others if id(part.flight) not in flights)
         return list(flights.values())
 
     def forget(self, pool: int) -> None:

@@ -10,14 +10,14 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Final, Protocol
 
 from kvleased import logs
 from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
-from kvleased.core.effects import Copy, Mover
+from kvleased.core.effects import Copy, Direction, Mover
 from kvleased.movers import protocol
 from kvleased.movers.batches import (
     Flight,
@@ -223,9 +223,9 @@ class MoverLink:
             logs.line("error", "mover_silent", mover=self.mover.value, generation=generation)
             self._owner.recycle_mover(self.mover, generation)
 
-    def fail_waiting(self) -> None:
-        """Fail the copies that somebody waits for and of which no mover has got anything."""
-        for flight in self._queue.take_back():
+    def fail_waiting(self, directions: Collection[Direction]) -> None:
+        """Fail the copies of some directions of which no mover has got anything."""
+        for flight in self._queue.take_back(directions):
             self._owner.answer_copy(flight.pool, CopyFailed(copy_id=flight.copy.copy_id))
 
     def _give_up(self, generation: int) -> None:

@@ -21,6 +21,7 @@ from kvlease.geometry import floor_div
 from kvlease.units import BYTES_PER_SECTOR
 from kvleased.movers import cells
 from kvleased.movers.cells import BYTES_PER_CELL, CELL, Cells, StoreShape
+from kvleased.movers.disk_errors import told
 from kvleased.movers.pools import Pools
 from kvleased.movers.rows import Pool, checksum
 
@@ -98,6 +99,25 @@ class StoreFile:
             message = f"the store's file has {status.st_size} bytes, not {self.shape.file_bytes}"
             raise StoreError(message)
         return status
+
+    def renew_head(self, file_id: bytes) -> bool:
+        """Have the file begin as it should, where it does not: as another one, for nobody knows what else was written.
+
+        Tells whether that was needed.
+
+        Raises:
+            StoreError: its beginning cannot be read, or cannot be written.
+        """
+        try:
+            if os.pread(self._cells_fd, BYTES_PER_CELL, 0) == self.shape.head(
+                bytes.fromhex(self.file_id)
+            ):
+                return False
+            write_whole(self._cells_fd, [self.shape.head(file_id)], 0)
+            os.fdatasync(self._cells_fd)
+        except OSError as error:
+            raise _failed("look at", error) from error
+        return True
 
     def found(self, first: int, count: int) -> tuple[NDArray[np.int32], Cells]:
         """Return which of adjacent slots hold something, by their cells, and these.
@@ -349,5 +369,4 @@ def _runs(slots: NDArray[np.int32], count_max: int) -> list[_Run]:
 
 
 def _failed(what: str, error: OSError) -> StoreError:
-    reason = error.strerror or type(error).__name__
-    return StoreError(f"the store's file cannot be used ({what}): {reason}")
+    return StoreError(f"the store's file cannot be used ({what}): {told(error)}")

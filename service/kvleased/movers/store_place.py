@@ -4,14 +4,13 @@ No name in it comes from a caller: a store is called by the digest of its shape,
 the same. A file that is not certainly ours is never changed or removed.
 """
 
-import errno
 import fcntl
 import mmap
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from kvleased.movers.cells import (
     BYTES_PER_FILE_ID,
     StoreShape,
 )
+from kvleased.movers.disk_errors import told
 from kvleased.movers.store_file import StoreError, StoreFile, write_whole
 
 STORES_OF_A_SHAPE_MAX: Final = 16
@@ -35,16 +35,6 @@ _UNFINISHED: Final = ".new"
 _NAME: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,2}\.store")
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _BYTES_PER_STAT_BLOCK: Final = 512
-_ADVICE: Final[Mapping[int, str]] = {
-    errno.EACCES: "Permission denied; give it and what is above it to the user of the daemon",
-    errno.EISDIR: "Is a directory; move it away",
-    errno.ELOOP: "a symbolic link is in the way; move it away",
-    errno.ENOENT: "No such file or directory; put it back",
-    errno.ENOSPC: "No space left on device; make room, or give the caches fewer disk_bytes",
-    errno.ENOTDIR: "Not a directory; move it away, or choose another disk_dir",
-    errno.EROFS: "Read-only file system; mount it writable, or choose another disk_dir",
-}
-"""What to do, by the error of the kernel; the others are told in its words."""
 
 
 class StorePlace:
@@ -89,7 +79,10 @@ class StorePlace:
         return store
 
     def check(self, store: StoreFile) -> None:
-        """Look whether an open store is still what its path leads to, whole and for us alone.
+        """Look whether an open store is still what its path leads to, whole, for us alone, and begins as it did.
+
+        One whose beginning was overwritten is another file from then on, as one that was cut off: else the next daemon
+        would not know it, and it would be in its way.
 
         Raises:
             StoreError: it is not, so that the next daemon would not find what is written to it.
@@ -103,12 +96,14 @@ class StorePlace:
         if not os.path.samestat(named, status):
             raise StoreError(f"{self._path / name} is another file than before")
         _check_private(status, self._path / name)
+        if store.renew_head(_new_file_id()):
+            message = f"{self._path / name} was overwritten; what is left in it is looked for"
+            raise StoreError(message)
 
     def _complaint(self, error: OSError, name: str) -> str:
         """Return what the kernel has against which path, and what to do about it where that is known."""
         said = error.filename if isinstance(error.filename, str) else name
-        reason = error.strerror or type(error).__name__
-        return f"{self._path / said}: {_ADVICE.get(error.errno or 0, reason)}"
+        return f"{self._path / said}: {told(error)}"
 
     def close(self, store: StoreFile) -> None:
         """Close a store; its file stays for the next cache of its shape."""

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,22 @@ def test_logs_are_lines_of_json_without_values() -> None:
     assert "it failed" in json.dumps(records[2])
     assert "it failed" in json.dumps(records[3])
     assert "CANARY" not in result.stderr
+
+
+def test_log_that_takes_nothing_ends_nobody() -> None:
+    """A full disk below the log costs lines; who writes them, in whatever way, goes on."""
+    script = f"from kvleased import logs; logs.hold_up_nobody(){SCRIPT}sys.stdout.write('went on')"
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+
+    assert result.stdout == "went on"
 
 
 @pytest.mark.parametrize(

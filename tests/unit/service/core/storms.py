@@ -259,8 +259,8 @@ class Storm:
             self.send(c.Probed(probe_id=probe.probe_id, is_present=present))
 
     def turn(self) -> None:
-        """Let a store work, or not."""
-        tier = self.rng.choice((Tier.DISK, Tier.REMOTE))
+        """Let a store work, or not, or the mover of the host pool hang."""
+        tier = self.rng.choice((Tier.HOST, Tier.DISK, Tier.REMOTE))
         self.send(c.TierChanged(tier=tier, is_on=self.rng.random() < 0.7))
 
     def replace_disk(self) -> None:
@@ -312,7 +312,7 @@ class Storm:
 
     def calm_down(self) -> None:
         """Let everything end that is under way."""
-        for tier in (Tier.DISK, Tier.REMOTE):
+        for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
             self.send(c.TierChanged(tier=tier, is_on=True))
         for worker_id in TENANT_OF:
             self.send(c.WorkerDied(worker_id=worker_id))

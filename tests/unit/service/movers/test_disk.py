@@ -451,6 +451,26 @@ def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:
         assert done.failed == (SLOTS.index(9), SLOTS.index(15))
 
 
+def test_overwritten_store_is_on_again_with_what_was_left(tmp_path: Path) -> None:
+    """Where a store's beginning and a slot were overwritten, it is looked through anew, and has all but that slot."""
+    directory, pools = tmp_path / "disk", Pools()
+    with _served(directory, pools, seconds_between_looks=0.02) as driver:
+        _stored(driver)
+        driver.until_on()
+        driver.look()
+        known = driver.statuses[-1].file_id
+        driver.found.clear()
+        driver.has_looked = False
+        with _file(directory).open("r+b") as file:
+            file.write(bytes(pools.shape.cell_offset_bytes(SLOTS[0] + 1)))
+
+        assert "overwritten" in driver.until_off()
+        driver.until_on()
+
+        assert driver.statuses[-1].file_id != known
+        assert sorted(driver.look()) == sorted(set(SLOTS) - set(range(SLOTS[0] + 1)))
+
+
 def test_store_that_was_moved_away_turns_off_without_being_asked(tmp_path: Path) -> None:
     """A directory that others may enter, or that was renamed, turns the idle store off; put back, it is on again."""
     directory = tmp_path / "disk"

@@ -529,14 +529,14 @@ async def test_copy_of_which_nothing_was_sent_has_failed_at_the_deadline(
 async def test_waiting_copies_can_be_failed_alone(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """What the mover has goes on, also where it has only a part, and what is written back waits on."""
+    """What the mover has goes on, also where it has only a part, and what is of other directions waits on."""
     for copy_id, count in ((1, 2), (2, 6), (3, 2)):
         link.send(7, _copy(copy_id, count, Direction.LOAD), with_checksums=False)
     for copy_id in range(4, 7):
         link.send(7, _copy(copy_id, direction=Direction.STORE), with_checksums=False)
     await _come(mover, 2)
 
-    link.fail_waiting()
+    link.fail_waiting({Direction.LOAD})
 
     assert [answer for _, answer in owner.answers] == [CopyFailed(copy_id=CopyId(3))]
     assert link.batches_in_flight == 6

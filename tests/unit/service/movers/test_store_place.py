@@ -501,6 +501,30 @@ def _file_replaced(directory: Path) -> None:
     path.write_bytes(b"other")
 
 
+def _overwrite(directory: Path, offset: int) -> None:
+    """Change a byte of a store; the first 128 are its own, and those behind them the first slot's."""
+    with _name(directory).open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_overwritten_store_is_found_again_as_another(place: StorePlace, directory: Path) -> None:
+    """One whose beginning was damaged while it was open is in nobody's way, and all in it is looked through anew."""
+    store = place.open(SHAPE)
+    before = store.file_id
+    _overwrite(directory, 5)
+
+    with pytest.raises(StoreError, match="overwritten"):
+        place.check(store)
+    place.close(store)
+    again = place.open(SHAPE)
+
+    assert again.file_id != before
+    place.check(again)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -512,6 +536,9 @@ def _file_replaced(directory: Path) -> None:
         (lambda directory: _name(directory).chmod(0o644), "0644.*chmod 0600"),
         (lambda directory: _name(directory).unlink(), "removed"),
         (_file_replaced, "another file than before"),
+        (lambda directory: _overwrite(directory, 0), "overwritten"),
+        (lambda directory: _overwrite(directory, 127), "overwritten"),
+        (lambda directory: _overwrite(directory, 128), ""),
     ],
 )
 def test_open_store_is_seen_after(

@@ -50,12 +50,9 @@ class Node:
 
 
 def cache_of(registry: Registry, name: str, **tiers: int) -> CacheEntry:
-    """Add a cache with a host pool, and with stores of so many bytes below it."""
-    planned = plan(
-        PlanInputs(
-            layers=(full(),), tokens_per_block=16, device_blocks=8, host_bytes=1 << 20, **tiers
-        )
-    )
+    """Add a cache with a host pool, unless it shall have 0 bytes, and with stores of so many bytes below it."""
+    tiers.setdefault("host_bytes", 1 << 20)
+    planned = plan(PlanInputs(layers=(full(),), tokens_per_block=16, device_blocks=8, **tiers))
     entry = CacheEntry(
         name=name,
         pool=registry.take_pool_number(),

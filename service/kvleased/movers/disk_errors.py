@@ -1,0 +1,27 @@
+"""Own what people are told of an error of the file system below a disk store, and what they can do about it."""
+
+import errno
+from collections.abc import Mapping
+from typing import Final
+
+_ADVICE: Final[Mapping[int, str]] = {
+    errno.EACCES: "Permission denied; give it and what is above it to the user of the daemon",
+    errno.EDQUOT: "Disk quota exceeded; raise it, or give the caches fewer disk_bytes",
+    errno.EFBIG: (
+        "File too large; raise the limit of the size of files (ulimit -f, LimitFSIZE), choose a disk_dir on another "
+        "file system, or give the cache fewer disk_bytes"
+    ),
+    errno.EISDIR: "Is a directory; move it away",
+    errno.ELOOP: "a symbolic link is in the way; move it away",
+    errno.ENOENT: "No such file or directory; put it back",
+    errno.ENOSPC: "No space left on device; make room, or give the caches fewer disk_bytes",
+    errno.ENOTDIR: "Not a directory; move it away, or choose another disk_dir",
+    errno.EROFS: "Read-only file system; mount it writable, or choose another disk_dir",
+}
+"""What to do, by the error of the kernel; the others are told in its words."""
+
+
+def told(error: OSError) -> str:
+    """Return what the kernel has against it, and what to do about it where that is known."""
+    reason = error.strerror or type(error).__name__
+    return _ADVICE.get(error.errno or 0, reason)

@@ -1,0 +1,89 @@
+"""Laws of a memory mover that hangs: the host pool is off until it answers, and what was not begun is called off."""
+
+import asyncio
+import socket
+
+import numpy as np
+
+from kvlease.ids import CopyId
+from kvleased.core import commands as c
+from kvleased.core.effects import Copy, Direction, Tier
+from kvleased.movers import protocol
+from kvleased.movers.protocol import Batch, Completion
+from kvleased.registry import CacheEntry
+
+from .conftest import Node, cache_of, packets
+
+REASON = "no copy has ended for 3 s, so its mover hangs, or memory is too slow; after 30 s its mover is replaced"
+"""Why, with the seconds that are the default."""
+
+
+async def test_host_pool_is_off_while_its_mover_hangs(
+    node: Node, ends: dict[str, socket.socket]
+) -> None:
+    """Nobody is to wait for it, and what it was not given anything of has failed, in whatever direction."""
+    entry, end = node.registry.cache("shallow"), ends["mover"]
+    for number in range(4):
+        _send(node, entry, number, Direction.RELOAD if number < 3 else Direction.OFFLOAD)
+    now = asyncio.get_running_loop().time()
+
+    node.tiers.tick(now + 2)
+    assert node.take() == []
+    node.tiers.tick(now + 4)
+    off, shown = node.take(), _shown(entry)
+    first = next(one for one in packets(end) if one[:1] == protocol.BATCH)
+    end.send(Completion(number=Batch.decode(first).number, is_done=True).encode())
+    await node.until(1)
+    node.tiers.tick(asyncio.get_running_loop().time())
+
+    is_off, is_on = (c.TierChanged(tier=Tier.HOST, is_on=is_on) for is_on in (False, True))
+    assert [one for one in off if one[1] == is_off] == [("deep", is_off), ("shallow", is_off)]
+    failed = [command.copy_id for _, command in off if isinstance(command, c.CopyFailed)]
+    assert failed == [CopyId(2), CopyId(3)]
+    assert shown == ("off", REASON)
+    assert node.take() == [("deep", is_on), ("shallow", is_on)]
+    assert _shown(entry) == ("ready", "")
+
+
+async def test_mover_that_starts_does_not_hang(node: Node) -> None:
+    """How long a process takes to start tells nothing: what is sent meanwhile waits for it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        node.tiers.mover_came("mover", theirs, 1)
+        _send(node, node.registry.cache("shallow"), 1, Direction.RELOAD)
+
+        node.tiers.tick(asyncio.get_running_loop().time() + 20)
+
+        assert node.take() == []
+
+
+async def test_cache_that_comes_while_the_mover_hangs_is_told(
+    node: Node, ends: dict[str, socket.socket]
+) -> None:
+    """Its host pool is off from the beginning; a cache without one has nothing to be told."""
+    assert ends
+    _send(node, node.registry.cache("shallow"), 1, Direction.RELOAD)
+    node.tiers.tick(asyncio.get_running_loop().time() + 4)
+    node.take()
+
+    for name, host_bytes in (("late", 1 << 20), ("flat", 0)):
+        node.tiers.introduce(cache_of(node.registry, name, host_bytes=host_bytes))
+
+    assert node.take() == [("late", c.TierChanged(tier=Tier.HOST, is_on=False))]
+
+
+def _send(node: Node, entry: CacheEntry, number: int, direction: Direction) -> None:
+    ids = np.zeros(1, np.int32).tobytes()
+    copy = Copy(
+        copy_id=CopyId(number),
+        direction=direction,
+        source_ids=ids,
+        target_ids=ids,
+        checksums=b"",
+    )
+    node.tiers.send(entry, copy)
+
+
+def _shown(entry: CacheEntry) -> tuple[str, str]:
+    (host,) = [one for one in entry.tiers() if one.tier == Tier.HOST.value]
+    return host.status, host.reason
