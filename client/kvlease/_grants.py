@@ -46,6 +46,8 @@ class Grant:
 
     has_groups = False
     """Whether places are kept by group, and may be empty."""
+    has_guesses = False
+    """Whether blocks of speculative tokens move on to other places as the lease grows."""
 
     def __init__(
         self, *, request_id: str, tokens_per_block: int, refusal: KVLeaseError | None = None
@@ -109,7 +111,12 @@ class Grant:
         self.num_blocks = num_blocks = len(held) // _BYTES_PER_BLOCK_ID
         self.covered_tokens = num_blocks * self._tokens_per_block
 
-    def unknown(self, packed: bytes, num_added: Sequence[int]) -> tuple[bytes, Sequence[int]]:
+    def unknown(
+        self,
+        packed: bytes,
+        num_added: Sequence[int],
+        num_tokens: int,  # noqa: ARG002 - of groups
+    ) -> tuple[bytes, Sequence[int]]:
         """Return what an extend brought less what is known from the table, which has other ranks' blocks, too."""
         ids = np.frombuffer(packed, "<i4")
         return ids[~np.isin(ids, self.block_ids)].tobytes(), num_added
@@ -144,6 +151,7 @@ class GroupedGrant(Grant):
         "_places",
         "_tables",
         "_version",
+        "has_guesses",
         "num_computed",
     )
 
@@ -161,6 +169,7 @@ class GroupedGrant(Grant):
         self.num_computed = 0
         """Tokens that are computed as far as we know: never more than the daemon knows."""
         self._groups = groups
+        self.has_guesses = any(_has_guesses(group) for group in groups)
         self._num_tokens = 0
         self._places: list[list[int]] = [[] for _ in groups]
         self._firsts = [0] * len(groups)
@@ -191,21 +200,33 @@ class GroupedGrant(Grant):
         self._settle(sum(map(self._held, self._groups, self._places)))
 
     def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:
-        """Append blocks to the groups; a state's stand at the end of so many tokens, with nothing before."""
+        """Append blocks to the groups; a state's stand at the end of so many tokens, with nothing before.
+
+        A speculative state's block that comes again has moved on from the place where it was.
+        """
         self._num_tokens = max(self._num_tokens, num_tokens)
         added = self._split(packed, num_added)
+        num_moved = 0
         for group, places, ids in zip(self._groups, self._places, added, strict=True):
             if group.keeps is Keeps.STATE and ids:
+                num_moved += _empty(places, ids)
                 end = self._end(group, num_tokens)
                 places.extend([_NO_BLOCK] * (end - len(places) - len(ids)))
             places.extend(ids)
-        self._settle(self.num_blocks + sum(map(len, added)))
+        self._settle(self.num_blocks + sum(map(len, added)) - num_moved)
 
-    def unknown(self, packed: bytes, num_added: Sequence[int]) -> tuple[bytes, Sequence[int]]:
-        """Return what an extend brought less what each group is known to have, which comes first."""
+    def unknown(
+        self, packed: bytes, num_added: Sequence[int], num_tokens: int
+    ) -> tuple[bytes, Sequence[int]]:
+        """Return what an extend to so many tokens brought less what each group is known to have, which comes first."""
         parts = []
-        for places, ids in zip(self._places, self._split(packed, num_added), strict=True):
-            parts.append(list(dropwhile({*places}.__contains__, ids)))
+        added = self._split(packed, num_added)
+        for group, places, ids in zip(self._groups, self._places, added, strict=True):
+            first = 0
+            if _has_guesses(group):
+                # What stands before these places only moves on to them.
+                first = max(0, self._end(group, num_tokens) - 1 - group.extra_blocks)
+            parts.append(list(dropwhile({*places[first:]}.__contains__, ids)))
         counts = [len(part) for part in parts]
         return np.array(list(chain.from_iterable(parts)), "<i4").tobytes(), counts
 
@@ -293,6 +314,20 @@ class GroupedGrant(Grant):
         ]
         self.covered_tokens = min(covered, default=self._num_tokens if num_blocks else 0)
         self._version += 1
+
+
+def _has_guesses(group: GroupShape) -> bool:
+    """Tell whether a group has states of speculative tokens, too."""
+    return group.keeps is Keeps.STATE and group.extra_blocks > 0
+
+
+def _empty(places: list[int], ids: list[int]) -> int:
+    """Let none of some blocks stand at places any more; returns at how many one did."""
+    moved = {*ids} - {_NO_BLOCK}
+    left = [at for at, block in enumerate(places) if block in moved]
+    for at in left:
+        places[at] = _NO_BLOCK
+    return len(left)
 
 
 def _room(group: GroupShape, num_places: int) -> int:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -23,7 +22,7 @@ from kvlease.errors import (
 from kvlease.groups import GroupShape, Keeps
 from kvlease.key_counts import KeyCounts
 from kvlease.keys import BlockKeys
-from kvlease.memory import KEY_COUNTS, WorkerMemory, identity_of
+from kvlease.memory import WorkerMemory, identity_of, key_counts_of
 from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
 from kvlease.transports._frames import close_all
@@ -96,7 +95,7 @@ class Session:
                 self.memory_generation += 1
                 if old is not None:
                     old.close()
-            key_counts = _key_counts(attached)
+            key_counts = key_counts_of(attached)
         finally:
             close_all(attached.fds)
         self.plan, self.groups = plan, groups_of(plan)
@@ -235,7 +234,10 @@ class Session:
                 if not is_same_life:
                     self._recall(grant)
                 elif is_apart or grant.has_groups:
-                    grant.add(*grant.unknown(packed, num_added), num_tokens)
+                    grant.add(*grant.unknown(packed, num_added, num_tokens), num_tokens)
+                    if is_apart and grant.has_guesses:
+                        # Where other ranks have asked for more, only the table tells at which places states stand.
+                        self._read(grant)
                 elif grant.covered_tokens < covered_tokens:
                     grant.add(packed, num_added, num_tokens)
                 # Blocks that we were not told of leave no hole to be seen where places may be empty.
@@ -348,9 +350,14 @@ class Session:
 
     def _recall(self, grant: Grant) -> bool:
         """Read a lease's blocks from its row, which outlives restarts; without a table they stay doubtful."""
+        is_known = self._read(grant)
+        if not is_known:
+            self.doubtful.add(grant.lease_id)
+        return is_known
+
+    def _read(self, grant: Grant) -> bool:
         row = None if self.memory is None else self.memory.row(grant.row, grant.lease_id)
         if row is None:
-            self.doubtful.add(grant.lease_id)
             return False
         if row.is_active:
             grant.put(row.block_ids.tobytes(), row.num_blocks.tolist())
@@ -385,12 +392,3 @@ def unpacked(counts: bytes) -> list[int]:
 def is_doubt(error: KVLeaseError) -> bool:
     """Tell whether a call that failed like this may have been carried out all the same."""
     return not isinstance(error, RefusedError | StaleError | NotYoursError | InvalidError)
-
-
-def _key_counts(attached: Attached) -> KeyCounts | None:
-    """Map the key counts that came with an attach, if any did and they can be mapped: who has none asks."""
-    for region, fd in zip(attached.response.regions, attached.fds, strict=True):
-        if region.kind == KEY_COUNTS:
-            with suppress(OSError, ValueError):
-                return KeyCounts.mapped(fd, region.region_bytes, attached.response.epoch)
-    return None

@@ -6,7 +6,8 @@ The cases:
 - CHUNK (chunked local attention): the blocks of the chunk that the next token is in, `kept_tokens` long;
 - STATE (recurrent layers whose states are kept at block ends): the block with the newest state, and the one that the
   next state is written to; the places between them in the table stay empty, and a state whose place is empty stands
-  in the first block behind it;
+  in the first block behind it. Behind the newest stand those of speculative tokens; those that growth passes over move
+  on to the first places that it adds;
 - FIXED (cross attention, rings, recurrent layers that keep the current state only): the same blocks for as long as the
   request lives, never shared.
 """
@@ -105,8 +106,27 @@ def first_filled(group: GroupShape, num_tokens: Counts) -> Counts:
     return np.zeros_like(num_tokens)
 
 
+def first_guessed(group: GroupShape, num_tokens: Counts) -> Counts:
+    """Return the first place behind the state of so many tokens: from there on stand those of speculative tokens."""
+    return (num_tokens - 1) // group.tokens_per_block + 1
+
+
+def num_passed(group: GroupShape, num_tokens: Counts, ends: Counts, afters: Counts) -> Counts:
+    """Return how many places of speculative tokens' states a request of `num_tokens` passes over as its places grow.
+
+    Nothing is written there any more once it asks for tokens whose states stand behind them, so their blocks move on to
+    the first of the places that are added.
+    """
+    before = np.minimum(ends, afters - 1 - group.extra_blocks)
+    return np.maximum(before - first_guessed(group, num_tokens), 0)
+
+
 def most_blocks(group: GroupShape, num_tokens: int) -> int:
-    """Return the blocks that a request of so many tokens ever holds at once."""
+    """Return the blocks that a request of so many tokens ever holds at once.
+
+    STATE: as long as it has committed what it computed before it asks for the block after the next; until then both
+    the state that is committed and the one behind it may be its newest.
+    """
     if group.keeps is Keeps.FIXED:
         return group.max_blocks
     return min(-(-num_tokens // group.tokens_per_block) + group.extra_blocks, group.max_blocks)

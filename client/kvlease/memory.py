@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvlease._forks import keep_from_children
 from kvlease.cuda import DeviceMemory, device_of, import_memory
 from kvlease.errors import LayoutMismatchError
+from kvlease.key_counts import KeyCounts
 from kvlease.plan import CachePlan, GroupPlan
 from kvlease.tables import RowTable, TableLayout, TablePart
 from kvlease.transports.base import Attached
@@ -212,3 +213,12 @@ def _map_on_gpu(region: pb.Region, fd: int, need_bytes: int) -> DeviceMemory:
         num_bytes=region.region_bytes,
         mapped_bytes=region.mapped_bytes,
     )
+
+
+def key_counts_of(attached: Attached) -> KeyCounts | None:
+    """Map the key counts that came with an attach, if any did and they can be mapped: who has none asks."""
+    for region, fd in zip(attached.response.regions, attached.fds, strict=True):
+        if region.kind == KEY_COUNTS:
+            with suppress(OSError, ValueError):
+                return KeyCounts.mapped(fd, region.region_bytes, attached.response.epoch)
+    return None

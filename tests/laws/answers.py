@@ -238,14 +238,26 @@ def grow(
     grown = missing(world, held, num_tokens)
     if [len(places) for places in grown] != list(counts) or sum(counts) != len(added):
         world.fail(f"an extend to {num_tokens} tokens added {counts} blocks, and needs {grown}")
-    start = 0
+    start, fresh = 0, []
+    afters = [places.stop for places in grown]
+    left = needs.moved_on(world.shape.groups, held.ends, afters)
     for at, places in enumerate(grown):
         part, marks = held.parts[at], held.marks[at]
         part += [NULL] * (places.stop - len(part))
         marks += [None] * (len(part) - len(marks))
-        part[places.start : places.stop] = added[start : start + len(places)]
+        new = added[start : start + len(places)]
+        moved = [part[place] for place in left[at]]
+        if new[: len(moved)] != moved:
+            world.fail(
+                f"lease {held.lease_id} passes over blocks {moved}, and has {new} further on"
+            )
+        part[left[at].start : left[at].stop] = [NULL] * len(moved)
+        marks[left[at].start : left[at].stop] = [None] * len(moved)
+        part[places.start : places.stop] = new
         start += len(places)
-    check_fresh(world, worker, held, added)
+        fresh += new[len(moved) :]
+        world.seen["moved on"] += len(moved)
+    check_fresh(world, worker, held, fresh)
 
 
 def missing(world: "World", held: Held, num_tokens: int) -> list[range]:

@@ -318,7 +318,7 @@ _WRITERS: Final = (
     ("", "retire_sources", 10),
     ("commit", "_move_on", 12),
     ("", "give_back", 14),
-    ("", "grow", 14),
+    ("", "grow", 15),
     ("", "cut", 30),
     ("fork", "_take", 14),
     ("", "adopt", 20),

@@ -11,7 +11,7 @@ from kvlease.ids import LeaseId
 from kvleased.core import Cache
 from kvleased.core.records import NULL
 from tests.laws.actors import Held, Mark, Worker, every_part, key_of, part_of, with_part
-from tests.laws.needs import needed_from
+from tests.laws.needs import is_moved_on, needed_from
 
 if TYPE_CHECKING:
     from tests.laws.world import World
@@ -127,7 +127,11 @@ def _compare_row(world: "World", held: Held, row: int, parts: list[list[int]]) -
     for at, group in enumerate(world.shape.groups):
         first = needed_from(group, held.written)
         mine = held.parts[at]
-        if len(parts[at]) < len(mine) or parts[at][first : len(mine)] != mine[first:]:
+        listed = [
+            block if not is_moved_on(group, mine, place, parts[at]) else NULL
+            for place, block in enumerate(mine)
+        ]
+        if len(parts[at]) < len(mine) or parts[at][first : len(mine)] != listed[first:]:
             world.fail(f"row {row} lost blocks of lease {held.lease_id} in group {at}")
     published = world.records.kernel_rows.num_published[row].tolist()
     whole = [

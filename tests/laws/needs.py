@@ -54,6 +54,23 @@ def growth(groups: Groups, num_computed: int, num_tokens: int, ends: Sequence[in
     return grown
 
 
+def moved_on(groups: Groups, ends: Sequence[int], afters: Sequence[int]) -> list[range]:
+    """Return the places of each group whose blocks move on as its places grow: speculative ones before the newest."""
+    moved = []
+    for group, before, after in zip(groups, ends, afters, strict=True):
+        guesses = group.extra_blocks if group.keeps is Keeps.STATE else 0
+        moved.append(
+            range(before - guesses, max(before - guesses, min(before, after - 1 - guesses)))
+        )
+    return moved
+
+
+def is_moved_on(group: GroupShape, part: Sequence[int], place: int, row: Sequence[int]) -> bool:
+    """Tell whether the row lists a block farther on that a worker knows at a place for speculative tokens."""
+    guesses = group.extra_blocks if group.keeps is Keeps.STATE else 0
+    return place >= len(part) - guesses and part[place] in row[place + 1 :]
+
+
 def hit_places(groups: Groups, hit_tokens: int) -> list[range]:
     """Return the places of each group whose blocks are part of a prefix that was found."""
     return [

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvlease.groups import Keeps
-from kvleased.core import commands, committing, covering, forking, search, state, trimming
+from kvleased.core import commands, committing, covering, forking, growing, search, state, trimming
 from kvleased.core.covering import Covering
 from kvleased.core.flights import Flight, Purpose
 from kvleased.core.ids import Ids
@@ -155,6 +155,22 @@ def lease_comes_back_in_another_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseBook, "rewrite", rewrite)
 
 
+def guesses_stay_where_they_are(patch: pytest.MonkeyPatch) -> None:
+    """A lease that grows past its speculative blocks keeps them, and takes fresh ones for all its new places."""
+    patch.setattr(Covering, "passed", lambda *_: None)
+    patch.setattr(Covering, "num_passed_by_one", lambda *_: 0)
+
+
+def guesses_stand_at_two_places(patch: pytest.MonkeyPatch) -> None:
+    """Where speculative blocks move on from, they are listed still."""
+    patch.setattr(growing, "_empty", lambda *_: None)
+
+
+def restart_leaves_guesses_at_two_places(patch: pytest.MonkeyPatch) -> None:
+    """Recovery does not end the growth that a crash has cut off."""
+    patch.setattr(trimming, "_empty_passed", lambda *_: None)
+
+
 OF_GROUPS: tuple[tuple[Mutation, str], ...] = (
     (window_gives_back_a_block_too_many, "full and window"),
     (kernels_read_what_was_given_back, "windows"),
@@ -169,5 +185,7 @@ OF_GROUPS: tuple[tuple[Mutation, str], ...] = (
     (trim_leaves_the_kernels_row, "full and window"),
     (draft_model_lacks_a_block, "drafted"),
     (lease_comes_back_in_another_order, "full and window"),
+    (guesses_stay_where_they_are, "wide and guessing"),
+    (guesses_stand_at_two_places, "wide and guessing"),
 )
 """Every bug of groups that the simulation can find, and the cache in which it does within fewer histories."""

@@ -298,6 +298,9 @@ def grow(
         lacking = piece[least - before : len(piece) - len(told)]
         if any(group.keeps is not Keeps.STATE or block != NULL for block in lacking):
             world.fail(f"a rank lacks places {least} to {end} of lease {held.lease_id}: got {told}")
+        for place in [place for place in range(before) if part[place] != NULL]:
+            if part[place] in piece:
+                part[place], marks[place] = NULL, None
         part += piece
         marks += [None] * len(piece)
         blocks = [block for block in piece if block != NULL]
@@ -350,13 +353,17 @@ def compare_row(world: "World", held: Held, parts: list[list[int]]) -> None:
     for at, (group, part) in enumerate(zip(world.shape.groups, held.parts, strict=True)):
         first = needs.needed_from(group, held.written)
         row = parts[at][first : len(part)]
+        listed = part[first:]
         if group.keeps is Keeps.STATE:
-            # Others have states where this one needs none.
+            # Others have states where this one needs none, and have passed over guesses that it still knows.
             row = [
-                block if mine != NULL else NULL
-                for block, mine in zip(row, part[first:], strict=False)
+                block if mine != NULL else NULL for block, mine in zip(row, listed, strict=False)
             ]
-        if row != part[first:]:
+            listed = [
+                NULL if needs.is_moved_on(group, part, place, parts[at]) else block
+                for place, block in enumerate(part)
+            ][first:]
+        if row != listed:
             world.fail(
                 f"rank {held.rank} has blocks {part} of lease {held.lease_id}, whose row lists {parts[at]}"
             )

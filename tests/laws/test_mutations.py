@@ -5,12 +5,13 @@ from functools import partial
 
 import pytest
 
-from tests.laws import mended, of_ranks
+from tests.laws import mended, of_groups, of_ranks
 from tests.laws.exhaustive import ROOTS, TINY, search
 from tests.laws.histories import breaks_a_law
 from tests.laws.known_seeds import KNOWN_SEEDS, searched
 from tests.laws.mended import Mutation
 from tests.laws.mutations import MUTATIONS, NEAR
+from tests.unit.service.core import test_group_guesses as group_guesses
 from tests.unit.service.core import test_rank_parts as rank_parts
 from tests.unit.service.core import test_rank_restarts as rank_restarts
 from tests.unit.service.core import test_room as room
@@ -19,6 +20,9 @@ _DEPTH = 3
 _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     mended.room_is_made_of_the_callers_own_prefix: partial(
         room.test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes, 1
+    ),
+    of_groups.restart_leaves_guesses_at_two_places: (
+        group_guesses.test_growth_that_a_crash_cuts_off_is_ended_after_a_restart
     ),
     of_ranks.reload_tells_of_blocks_that_others_may_trim: (
         rank_parts.test_what_a_reload_tells_of_is_not_trimmed_by_another_rank

@@ -12,8 +12,10 @@ from kvlease.groups import (
     Counts,
     Keeps,
     first_filled,
+    first_guessed,
     last_covered,
     most_blocks,
+    num_passed,
 )
 from kvleased.core.marks import Words, key_words, marks
 from kvleased.core.places import ENDLESS, Places
@@ -47,6 +49,8 @@ class Covering:
         )
         """A group whose first block every prefix that is found has, if there is one."""
         self.giving_back = tuple(at for at, group in enumerate(shape.groups) if group.gives_back)
+        self.guessing = tuple(at for at in self.giving_back if shape.groups[at].extra_blocks)
+        """The groups that have states of speculative tokens, too."""
         self.marks = marks(len(shape.groups))
         self.end_tokens = np.concatenate(
             [np.arange(1, g.table_blocks + 1) * max(1, g.tokens_per_block) for g in shape.groups]
@@ -89,6 +93,36 @@ class Covering:
             begins.append(begin)
             afters.append(after)
         return begins, afters
+
+    def passed(
+        self, num_tokens: Counts, ends: Counts, begins: Counts, afters: Counts
+    ) -> tuple[Counts, Counts] | None:
+        """Return the speculative places whose blocks move on as leases grow: the first ones and their numbers.
+
+        Both are [leases, groups]; None where there are none. The leases cover `num_tokens` now, with the places before
+        `ends`; the fresh places begin and end as `growth` says.
+        """
+        if not self.guessing:
+            return None
+        firsts, counts = np.zeros(ends.shape, np.int64), np.zeros(ends.shape, np.int64)
+        for at in self.guessing:
+            group = self.groups[at]
+            firsts[:, at] = first_guessed(group, num_tokens)
+            passed = num_passed(group, num_tokens, ends[:, at], afters[:, at])
+            counts[:, at] = np.minimum(passed, afters[:, at] - begins[:, at])
+        return (firsts, counts) if counts.any() else None
+
+    def num_passed_by_one(
+        self, num_tokens: int, ends: Sequence[int], begins: Sequence[int], afters: Sequence[int]
+    ) -> int:
+        """Return of one lease how many places those are in all groups."""
+        return sum(
+            min(
+                self._of_one[at].num_passed(num_tokens, ends[at], afters[at]),
+                afters[at] - begins[at],
+            )
+            for at in self.guessing
+        )
 
     def hit_ends(self, hit_tokens: int) -> list[int]:
         """Return for each group the end of the places whose blocks are part of a prefix that was found."""

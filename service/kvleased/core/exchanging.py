@@ -301,7 +301,7 @@ def _bring(state: CacheState, magazine: Magazine, slots: Ids) -> None:
     count = min(len(wanted), max(0, num_available(state, magazine.tenant, NOWHERE)))
     if not count:
         return
-    fresh = room(state, count, magazine.tenant, NOWHERE, may_wait=False)
+    fresh = room(state, count, magazine.tenant, may_wait=False)
     if fresh is not None:
         prefetch(state, wanted[:count], fresh)
 
@@ -378,7 +378,7 @@ def _grab(
     count = min(wanted, max(0, num_available(state, tenant, NOWHERE)))
     if not count or state.is_draining or (command.all_or_nothing and count < wanted):
         return NOWHERE
-    fresh = room(state, count, tenant, NOWHERE, may_wait=may_wait)
+    fresh = room(state, count, tenant, may_wait=may_wait)
     if fresh is None and not command.all_or_nothing:
         fresh = _free_now(state, tenant, count)
     if fresh is None:

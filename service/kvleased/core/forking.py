@@ -232,7 +232,7 @@ def _room_for(state: CacheState, parent: Lease, command: Fork, count: int) -> Id
     if not count:
         return NOWHERE
     if not len(state.waiting) and count <= num_available(state, tenant, NOWHERE):
-        fresh = room(state, count, tenant, NOWHERE, may_wait=False)
+        fresh = room(state, count, tenant, may_wait=False)
     if fresh is None:
         raise fork_full(state, tenant, count, _fewer_tokens(state, parent, command.num_tokens))
     return fresh

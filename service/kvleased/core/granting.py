@@ -16,13 +16,14 @@ from kvleased.core.commands import Extend, Reserve
 from kvleased.core.effects import Extended, Reserved
 from kvleased.core.explaining import misses_of
 from kvleased.core.fitting import never_fits
+from kvleased.core.growing import grow
 from kvleased.core.ids import Ids
 from kvleased.core.keeping import lacks_row
 from kvleased.core.leases import NOWHERE, Lease, Pieces
 from kvleased.core.phases import OFF_DEVICE, Phase
 from kvleased.core.records import NULL
 from kvleased.core.retention import PRIORITY_NORMAL, check_class
-from kvleased.core.room import num_available, room
+from kvleased.core.room import Kept, num_available, room
 from kvleased.core.search import NOTHING, Match, match, sources_of
 from kvleased.core.state import CacheState, pack
 from kvleased.core.states import Event
@@ -113,7 +114,8 @@ def attempt_reserve(
     if fresh is None:
         if count > num_available(state, tenant, hits):
             return None
-        fresh = room(state, count, tenant, hits, prefix.below, may_wait=may_wait)
+        kept = Kept(hits, prefix.below, prefix.behind)
+        fresh = room(state, count, tenant, kept, may_wait=may_wait)
         if fresh is None:
             return None
     lease = _begin(state, command, waiter, prefix, now)
@@ -311,7 +313,7 @@ def _fresh(state: CacheState, lease: Lease, count: int, command: Extend) -> Ids 
     """Take fresh blocks for a lease that grows, if there is room."""
     if count > num_available(state, lease.tenant, NOWHERE):
         return None
-    fresh = room(state, count, lease.tenant, NOWHERE, may_wait=command.wait_ms > 0)
+    fresh = room(state, count, lease.tenant, may_wait=command.wait_ms > 0)
     if fresh is not None:
         state.device.take(fresh, _GRANT, lease.tenant)
     return fresh
@@ -319,19 +321,18 @@ def _fresh(state: CacheState, lease: Lease, count: int, command: Extend) -> Ids 
 
 def _grow(state: CacheState, lease: Lease, command: Extend) -> Extended | None:
     """Grant an Extend in all groups, if that can be done now."""
-    growth = growth_of(state, lease, command.num_tokens)
-    count = int((growth[1] - growth[0]).sum())
+    count = num_missing(state, lease, command.num_tokens)
     fresh = _fresh(state, lease, count, command) if count else NOWHERE
-    return None if fresh is None else _grown(state, lease, command.num_tokens, growth, fresh)
+    return None if fresh is None else _grown(state, lease, command.num_tokens, fresh)
 
 
-def _grown(
-    state: CacheState, lease: Lease, num_tokens: int, growth: tuple[Counts, Counts], fresh: Ids
-) -> Extended:
-    begins, afters = growth
-    state.leases.grow(np.array([lease.row]), begins, afters, fresh, np.array([num_tokens]))
+def _grown(state: CacheState, lease: Lease, num_tokens: int, fresh: Ids) -> Extended:
+    begins, afters = growth_of(state, lease, num_tokens)
+    blocks = grow(
+        state.leases, np.array([lease.row]), begins, afters, fresh, np.array([num_tokens])
+    )
     return Extended(
-        block_ids=pack(fresh),
+        block_ids=pack(blocks),
         num_blocks=pack_counts(state, (afters - begins)[0]),
         covered_tokens=state.covering.covered(afters[0].tolist(), num_tokens),
     )
@@ -341,7 +342,7 @@ def unextended(state: CacheState, lease: Lease, num_tokens: int) -> Extended:
     """Return the answer to an Extend for which no block is missing."""
     if state.is_simple:
         return Extended(block_ids=b"", covered_tokens=num_tokens)
-    return _grown(state, lease, num_tokens, growth_of(state, lease, num_tokens), NOWHERE)
+    return _grown(state, lease, num_tokens, NOWHERE)
 
 
 def growth_of(state: CacheState, lease: Lease, num_tokens: int) -> tuple[Counts, Counts]:
@@ -360,8 +361,14 @@ def _growth(state: CacheState, lease: Lease, num_tokens: int) -> tuple[list[int]
 
 def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
     """Return how many fresh blocks a lease needs to cover so many tokens."""
+    rows, row = state.leases.rows, lease.row
     if state.is_simple:
         num_blocks = -(-num_tokens // state.covering.tokens_per_block)
-        return num_blocks - state.leases.num_blocks.item(lease.row)
+        return num_blocks - state.leases.num_blocks.item(row)
     begins, afters = _growth(state, lease, num_tokens)
-    return sum(afters) - sum(begins)
+    count = sum(afters) - sum(begins)
+    if state.covering.guessing:
+        # What the lease has and does not need any more moves on.
+        ends = rows.num_blocks[row].tolist()
+        count -= state.covering.num_passed_by_one(rows.num_tokens.item(row), ends, begins, afters)
+    return count

@@ -247,7 +247,7 @@ class LeaseBook:
     ) -> None:
         """Add blocks, already in their states, to the ends of several rows: `counts[i]` of them to `rows[i]`.
 
-        This is for simple caches; `grow` is for all.
+        This is for simple caches; `growing` is for all.
         """
         columns = self.rows
         before = self.num_blocks[rows]
@@ -262,28 +262,6 @@ class LeaseBook:
         self.num_blocks[rows] = after
         if self.kernel.is_used:
             self.kernel.append_many(rows, before[:, None], counts[:, None], blocks)
-
-    def grow(
-        self, rows: Ids, begins: Counts, afters: Counts, blocks: Ids, num_tokens: Counts
-    ) -> None:
-        """Add blocks, already in their states, to several rows: at the places from `begins` to before `afters`.
-
-        Both are [rows, groups]. The blocks come row by row, and in each group by group; places between the present ends
-        and `begins` need none.
-        """
-        columns = self.rows
-        before = columns.num_blocks[rows]
-        added = afters - before
-        num_added = added.ravel()
-        total = int(num_added.sum())
-        within = np.arange(total) - (num_added.cumsum() - num_added).repeat(num_added)
-        ids = np.full(total, NULL, np.intp)
-        ids[within >= (begins - before).ravel().repeat(num_added)] = blocks
-        first_places = (self.covering.first_places + before).ravel().repeat(num_added)
-        columns.block_ids[rows.repeat(added.sum(axis=1)), first_places + within] = ids
-        columns.num_tokens[rows] = np.maximum(columns.num_tokens[rows], num_tokens)
-        columns.num_blocks[rows] = afters
-        self.kernel.append_many(rows, before, added, ids)
 
     def give_back(self, lease: Lease, num_computed: int) -> Ids:
         """Empty the places that no token after `num_computed` needs; returns their blocks, the last to end last."""

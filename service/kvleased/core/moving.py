@@ -25,6 +25,7 @@ from kvleased.core.records import NULL
 from kvleased.core.refusals import slots_full, slots_never_fit, superseded_for_lease
 from kvleased.core.retention import keep_class
 from kvleased.core.room import (
+    Kept,
     are_dirty,
     evict_blocks,
     host_slots,
@@ -277,7 +278,7 @@ def _way_up(state: CacheState, lease: Lease) -> _Way | None:
     count = int(np.count_nonzero(missing))
     if count > num_available(state, lease.tenant, hits):
         return None
-    fresh = room(state, count, lease.tenant, hits, may_wait=True)
+    fresh = room(state, count, lease.tenant, Kept(hits), may_wait=True)
     if fresh is None:
         return None
     state.device.hold(hits)

@@ -52,6 +52,11 @@ class Places:
         first_filled = (num_tokens - 1) // self._size if self._is_state else 0
         return min(max(first_filled, end), after), after
 
+    def num_passed(self, num_tokens: int, end: int, after: int) -> int:
+        """Return how many places of speculative tokens' states a lease of so many tokens passes over as it grows."""
+        first_guessed = (num_tokens - 1) // self._size + 1
+        return max(0, min(end, after - 1 - self._extra) - first_guessed)
+
     def covered(self, end: int, num_tokens: int) -> int:
         """Return how many of `num_tokens` may be computed with the places before `end`."""
         if self._is_fixed or self._is_state:

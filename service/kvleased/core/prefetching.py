@@ -37,7 +37,7 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     check_fits(state, tenant, count)
     available = max(0, num_available(state, tenant, NOWHERE))
     if count <= available:
-        fresh = room(state, count, tenant, NOWHERE, may_wait=False)
+        fresh = room(state, count, tenant, may_wait=False)
     if fresh is None:
         caller = state.workers.get(command.worker_id or WorkerId(0))
         fewer = _fewer_keys(state, command, num_at_once(state, tenant, NOWHERE))

@@ -1,5 +1,7 @@
 """Own the making of room: where a call's new blocks come from, and what is written back or evicted for them."""
 
+from typing import Final, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,36 +10,40 @@ from kvleased.core.flights import Purpose
 from kvleased.core.history import Parting
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
-from kvleased.core.looking import parted
+from kvleased.core.looking import by_tier, parted
 from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
 from kvleased.core.tenants import available_to, num_above_maximum, num_idle, victims
 
 
+class Kept(NamedTuple):
+    """What a caller makes no room of: its own prefix, as a `Match` has it."""
+
+    blocks: Ids = NOWHERE
+    below: Ids = NOWHERE
+    behind: Ids | None = None
+    """Stays as long as there is anything else: without it the prefix would be shorter at the next try."""
+
+
+_NOTHING: Final = Kept()
+
+
 def room(
-    state: CacheState,
-    count: int,
-    tenant: int,
-    protected: Ids,
-    below: Ids = NOWHERE,
-    *,
-    may_wait: bool,
+    state: CacheState, count: int, tenant: int, kept: Kept = _NOTHING, *, may_wait: bool
 ) -> Ids | None:
     """Return `count` free blocks for a tenant, having evicted what was needed; or None when there are none yet.
 
     A caller that may wait loses nothing by it: cached blocks are written back before they leave, as far as there are
     slots. For one that may not, they are dropped. Either way None means that whatever can make room has been started.
-    The caller's own prefix stays: `protected` on the device, and `below` it, as a `Match` has them.
+    The caller's own prefix stays.
     """
     state.history.tenant = tenant
-    found = _room(state, count, tenant, protected, below, may_wait=may_wait)
+    found = _room(state, count, tenant, kept, may_wait=may_wait)
     state.history.tenant = 0
     return found
 
 
-def _room(
-    state: CacheState, count: int, tenant: int, protected: Ids, below: Ids, *, may_wait: bool
-) -> Ids | None:
+def _room(state: CacheState, count: int, tenant: int, kept: Kept, *, may_wait: bool) -> Ids | None:
     device = state.device
     # Copies to a host pool whose mover hangs may take for ever, those under way, too.
     may_write_back = may_wait and Tier.HOST not in state.tiers_off
@@ -49,7 +55,11 @@ def _room(
     if deficit > 0:
         if may_write_back and _are_coming(state, deficit, num_own, tenant):
             return None
-        leaving = victims(state, tenant, deficit, protected, num_own=num_own)
+        next_blocks, next_below = (
+            (NOWHERE, NOWHERE) if kept.behind is None else by_tier(kept.behind)
+        )
+        leaving = _leaving(state, tenant, (deficit, num_own), kept.blocks, next_blocks)
+        below = np.concatenate([kept.below, next_below])
         if len(leaving) < deficit or (may_write_back and write_back(state, leaving, below)):
             return None
         evict_blocks(state, leaving)
@@ -58,8 +68,25 @@ def _room(
         state.fly(Purpose.SCRUB, NOWHERE, device.unsuitable(count, tenant))
         if Tier.HOST in state.tiers_off:
             # Nor may that end soon, so that other blocks leave in the place of those that it would ready.
-            return _room(state, count, tenant, protected, below, may_wait=may_wait)
+            return _room(state, count, tenant, kept, may_wait=may_wait)
     return found
+
+
+def _leaving(
+    state: CacheState, tenant: int, counts: tuple[int, int], protected: Ids, next_blocks: Ids
+) -> Ids:
+    """Return so many blocks that make room, so many of them at least the tenant's own; fewer where there are no more.
+
+    The next blocks of the caller's chain are among them only where there are no others.
+    """
+    deficit, num_own = counts
+    if len(next_blocks):
+        kept = np.concatenate([protected, next_blocks])
+        leaving = victims(state, tenant, deficit, kept, num_own=num_own)
+        is_own = state.device.records.tenant[leaving] == tenant
+        if len(leaving) >= deficit and np.count_nonzero(is_own) >= num_own:
+            return leaving
+    return victims(state, tenant, deficit, protected, num_own=num_own)
 
 
 def num_available(state: CacheState, tenant: int, protected: Ids) -> int:

@@ -60,6 +60,8 @@ class Match:
     """
     parts: tuple[Ids, ...] = ()
     """The entries of each group, up to the place where the prefix ends; empty where the cache is simple."""
+    behind: Ids | None = None
+    """The entries behind the prefix without which it would be shorter: those that draft models read besides."""
     remote_keys: bytes = b""
     """The keys, packed, that are to come from the remote store, in the order of the entries."""
     remote_positions: Ids
@@ -225,6 +227,7 @@ def _match_groups(
     if not hit_tokens:
         return NOTHING
     parts, tier_tokens = _parts_of(state, entries, counts, hit_tokens)
+    behind = _behind(covering, entries, counts, hit_tokens) if covering.is_drafted else None
     entries = np.concatenate(parts)
     blocks, below = by_tier(entries)
     _check_distinct(state, packed, blocks, below)
@@ -237,6 +240,7 @@ def _match_groups(
         hit_tokens=hit_tokens,
         tier_tokens=tier_tokens,
         parts=tuple(parts),
+        behind=behind,
         remote_keys=keys_at(packed, places),
         remote_positions=positions_of(covering, counts)[places] if len(places) else NOWHERE,
     )
@@ -294,6 +298,17 @@ def _parts_of(
         start += count
     device, host, disk = (one // covering.hit_tokens * covering.hit_tokens for one in tier_tokens)
     return parts, (device, host, disk, hit_tokens)
+
+
+def _behind(covering: Covering, entries: Ids, counts: list[int], hit_tokens: int) -> Ids:
+    """Return the entry behind a prefix of each group that a draft model reads."""
+    starts = np.cumsum([0, *counts])
+    places = [
+        int(start) + hit_tokens // covering.groups[group].tokens_per_block
+        for group, start in zip(covering.shared, starts, strict=False)
+        if covering.groups[group].is_drafted
+    ]
+    return entries[places]
 
 
 def _longest(covering: Covering, has: NDArray[np.bool_], counts: list[int], num_tokens: int) -> int:

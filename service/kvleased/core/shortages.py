@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvlease.errors import InvalidError
 from kvleased.core.coming import num_soon
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.granting import num_fresh, num_missing
 from kvleased.core.keeping import is_capped, leaves_row
+from kvleased.core.looking import by_tier
 from kvleased.core.reasons import Reason
 from kvleased.core.room import num_available
 from kvleased.core.search import NOTHING, Match, match, sources_of
@@ -57,7 +60,11 @@ def lack_of(
     """Return what a tenant's call lacks that needs so many blocks, and perhaps a lease that it cannot have."""
     # Below 0 where not even the prefix may be had, so that a call that needs no block is not served either.
     soon = available = num_available(state, tenant, prefix.blocks)
-    if need > available:
+    if prefix.behind is not None:
+        # It must stay, or the prefix is shorter by then and the call needs more blocks.
+        kept = np.concatenate([prefix.blocks, by_tier(prefix.behind)[0]])
+        soon = num_soon(state, tenant, kept)
+    elif need > available:
         soon = num_soon(state, tenant, prefix.blocks)
     reason = of_leases
     if reason is None:

@@ -14,6 +14,7 @@ from kvleased.core.commands import Commit, Extend, Release, Reserve, Step
 from kvleased.core.committing import commit
 from kvleased.core.effects import Extended, Outcome, Reserved, Stepped
 from kvleased.core.ending import release, settle
+from kvleased.core.growing import grow
 from kvleased.core.ids import Ids
 from kvleased.core.leases import NOWHERE
 from kvleased.core.reasons import Detail
@@ -127,14 +128,16 @@ def _grow_together(
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
     """Do the same where there are several groups; the counts are [operations, groups]."""
     records = state.leases.rows
+    ends = records.num_blocks[rows].astype(np.int64)
     begins, afters = state.covering.growth(
-        records.num_computed[rows].astype(np.int64),
-        num_tokens,
-        records.num_blocks[rows].astype(np.int64),
+        records.num_computed[rows].astype(np.int64), num_tokens, ends
     )
+    passed = state.covering.passed(records.num_tokens[rows].astype(np.int64), ends, begins, afters)
     missing = afters - begins
     is_missing = missing.any(axis=1)
     num_blocks = int(missing[is_done].sum())
+    if passed is not None:
+        num_blocks -= int(passed[1][is_done].sum())
     fresh: Ids | None = NOWHERE
     if num_blocks:
         fresh = _offered(state, worker_id, num_blocks)
@@ -144,7 +147,7 @@ def _grow_together(
     missing[~is_done] = 0
     (at,) = is_done.nonzero()
     if len(at):
-        state.leases.grow(rows[at], begins[at], afters[at], fresh, num_tokens[at])
+        fresh = grow(state.leases, rows[at], begins[at], afters[at], fresh, num_tokens[at])
     return is_done, missing.astype(np.int32), fresh
 
 

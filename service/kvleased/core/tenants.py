@@ -4,7 +4,7 @@ A tenant uses the blocks that hold its bytes and are not free, whether anybody h
 
 - maximum: a call that would take its tenant above it gets for the rest only blocks of the tenant's own cache;
 - minimum: others cannot evict what a tenant has cached up to it, and do not get the blocks that an attached tenant
-  still lacks for it;
+  still lacks for it, nor hold cached ones that would have to leave for it; but what is held already they may share;
 - share: what is evicted is taken from those whose use is furthest above their share of the pool, by weight among the
   attached tenants; the caller's use counts as what it will be.
 
@@ -159,13 +159,15 @@ def available_to(state: CacheState, tenant: int, protected: Ids, use: Use | None
     """Count the blocks that a tenant's call could get beside its own prefix, heeding all limits.
 
     That is now, or when tenants use what is given. Below 0 the tenant has more than is left to it beside the others'
-    minima: it cannot even have its prefix.
+    minima, or than its maximum: it cannot even have its prefix, for cached blocks that come to be held cannot be
+    evicted for those minima any more. A prefix that is held already takes nothing from anybody: then it is 0.
     """
     use = use or use_of(state)
     used, cached = use.by_tenant.get(tenant, (0, 0))
-    cached -= num_idle(state, protected)
-    within_maximum = limits_of(state, tenant).max_blocks - used + cached
-    return min(_left_by_minima(state, tenant, protected, use), within_maximum)
+    num_taken = num_idle(state, protected)
+    within_maximum = limits_of(state, tenant).max_blocks - used + cached - num_taken
+    available = min(_left_by_minima(state, tenant, protected, use), within_maximum)
+    return available if num_taken else max(0, available)
 
 
 def _left_by_minima(state: CacheState, tenant: int, protected: Ids, use: Use) -> int:
@@ -220,8 +222,8 @@ def num_idle(state: CacheState, blocks: Ids) -> int:
 
 
 def num_above_maximum(state: CacheState, tenant: int, count: int) -> int:
-    """Count the blocks that a tenant must give up of its own to be given so many."""
-    if not state.is_limited:
+    """Count the blocks that a tenant must give up of its own to be given so many; who is given none gives up none."""
+    if not state.is_limited or not count:
         return 0
     used, _ = state.device.usage().get(tenant, (0, 0))
     return max(0, used + count - limits_of(state, tenant).max_blocks)

@@ -71,9 +71,12 @@ def cut(leases: LeaseBook, row: int) -> Ids:
         end = min(before, covering.last_covered(group, furthest, num_tokens))
         first = covering.first_needed(group, num_computed) if shape.gives_back else 0
         places = np.concatenate([np.arange(min(first, end)), np.arange(end, before)])
+        newest = covering.first_held(group, num_computed, end)
+        if shape.keeps is Keeps.STATE:
+            _empty_passed(part[:before], newest)
         gone = places[part[places] != NULL]
         if shape.keeps is Keeps.STATE:
-            _move_down(part[:before], covering.first_held(group, num_computed, end), end)
+            _move_down(part[:before], newest, end)
             # What has moved down is still where it was.
             gone = gone[~np.isin(part[gone], part[first:end])]
         left.append(part[gone].astype(np.intp))
@@ -81,6 +84,12 @@ def cut(leases: LeaseBook, row: int) -> Ids:
         part[: min(first, end)] = NULL
         rows.num_blocks[row, group] = end
     return np.concatenate(left)[np.concatenate(ends).argsort(kind="stable")]
+
+
+def _empty_passed(part: NDArray[np.int32], newest: int) -> None:
+    """Empty the places before the newest state whose blocks have moved on, as growth that was cut off leaves them."""
+    passed = part[:newest]
+    passed[np.isin(passed, part[newest:])] = NULL
 
 
 def _move_down(part: NDArray[np.int32], first: int, end: int) -> None:

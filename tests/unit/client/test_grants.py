@@ -104,6 +104,33 @@ def test_speculative_states_lie_behind_the_newest() -> None:
     assert grant.covered_tokens == 64
 
 
+def test_speculative_block_that_comes_again_has_moved_on() -> None:
+    """It stands at its new place only, also where the table has told of that before the answer came."""
+    shape = replace(STATE, extra_blocks=2, max_blocks=4)
+    told, asked, late = grant_of(shape), packed(2, 4), grant_of(shape)
+    told.put(packed(1, 2, 3))
+    late.put(packed(1, 0, 3, 2, 4))
+
+    told.add(*told.unknown(asked, (), 44), 44)
+    late.add(*late.unknown(asked, (), 44), 44)
+
+    assert tables(told, 1) == tables(late, 1) == [[1, 0, 3, 2, 4]]
+    assert (told.num_blocks, late.num_blocks) == (4, 4)
+    assert told.covered_tokens == late.covered_tokens == 48
+    assert (told.has_guesses, grant_of(STATE).has_guesses) == (True, False)
+
+
+def test_all_speculative_blocks_may_move_on() -> None:
+    """Where growth passes over all of them, those that come again come before the fresh one."""
+    grant = grant_of(replace(STATE, extra_blocks=2, max_blocks=4))
+    grant.put(packed(1, 2, 3))
+    asked = packed(2, 3, 4)
+
+    grant.add(*grant.unknown(asked, (), 80), 80)
+
+    assert tables(grant, 1) == [[1, 0, 0, 0, 2, 3, 4]]
+
+
 @pytest.mark.parametrize(
     ("shape", "num_tokens", "left"),
     [
@@ -213,6 +240,6 @@ def test_blocks_that_the_table_told_of_are_known(groups: tuple[GroupShape, ...])
 
     told = packed(2, 3) if is_plain else packed(2, 3, 9, 0, 8)
 
-    assert grant.unknown(told, () if is_plain else (2, 3)) == (
+    assert grant.unknown(told, () if is_plain else (2, 3), 48) == (
         (packed(3), ()) if is_plain else (packed(3, 0, 8), [1, 2])
     )

@@ -17,9 +17,9 @@ from kvlease.errors import (
     UnknownLeaseError,
 )
 from kvlease.memory import Row
-from kvlease.plan import PlanInputs
+from kvlease.plan import EngineInputs, PlanInputs
 from kvlease.replies import ReserveSpec
-from kvlease.spec import FullAttention, SlidingWindow
+from kvlease.spec import FullAttention, SlidingWindow, StateSpace
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.planning import plan
@@ -168,6 +168,57 @@ def test_doubtful_lease_of_groups_is_read_from_its_row(hybrid: Session, clock: C
     is_done = Played(hybrid, clock, answer).run(_verbs.extend(hybrid, grant, 64, 0))
 
     assert (is_done, tables(grant)) == (True, [[1, 2, 5, 7], [3, 4, 6, 8]])
+
+
+GUESSING = plan(
+    PlanInputs(
+        layers=(
+            FullAttention(name="full", num_kv_heads=1, head_size=4, dtype="float32"),
+            StateSpace(
+                name="state",
+                shapes=((32,),),
+                dtypes=("float32",),
+                tokens_per_block=16,
+                num_speculative_blocks=2,
+            ),
+        ),
+        engine=EngineInputs(state_mode="align"),
+        tokens_per_block=16,
+        device_blocks=64,
+        null_blocks=1,
+        longest_request_tokens=256,
+    )
+)
+"""A full group, and one of recurrent states with two for speculative tokens."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "has_table", "expected"),
+    [
+        pytest.param("", True, [4, 0, 6, 5, 9], id="alone"),
+        pytest.param("left", False, [4, 0, 6, 5, 9], id="rank without a table"),
+        pytest.param("left", True, [4, 0, 0, 6, 9, 5], id="rank"),
+    ],
+)
+def test_speculative_blocks_that_move_on_are_put_where_they_stand(
+    clock: Clock, engine: str, has_table: bool, expected: list[int]
+) -> None:
+    """An extend tells of them anew; where other ranks ask for more, too, the table alone knows all their places."""
+    session = session_of(clock, raises=False, plan=GUESSING)
+    session.request.engine = engine
+    reply = pb.ReserveResponse(
+        lease_id=5, block_ids=ids(1, 4, 5, 6), num_blocks=ids(1, 3), covered_tokens=16
+    )
+    spec = ReserveSpec(request_id="r", num_tokens=16)
+    grant = Played(session, clock, reply).run(_verbs.reserve(session, spec, 0))
+    if has_table:
+        session.memory = Memory([1, 2, 3], [4, 0, 0, 6, 9, 5])  # type: ignore[assignment]  # a double
+
+    answer = pb.ExtendResponse(block_ids=ids(2, 3, 5, 9), num_blocks=ids(2, 2), covered_tokens=44)
+    is_done = Played(session, clock, answer).run(_verbs.extend(session, grant, 44, 0))
+
+    assert (is_done, tables(grant)) == (True, [[1, 2, 3], expected])
+    assert grant.num_blocks == 7
 
 
 def test_doubtful_lease_of_groups_is_lost_without_a_table(hybrid: Session, clock: Clock) -> None:

@@ -60,3 +60,24 @@ def test_growth_is_that_of_many(group: GroupShape, end: int) -> None:
         (begin, after) for begin, after in zip(begins.tolist(), afters.tolist(), strict=True)
     ]
     assert [covering.growth_of_one(9, tokens, [end]) for tokens in TOKENS.tolist()] == together
+
+
+@every_group
+@pytest.mark.parametrize("num_tokens", [1, 4, 9, 14])
+def test_places_passed_over_are_those_of_many(group: GroupShape, num_tokens: int) -> None:
+    """One lease passes over what each of many would, however far it grows."""
+    covering = Covering(
+        replace(SHAPE, groups=(group,), hash_tokens=HASH_TOKENS, hit_tokens=HASH_TOKENS)
+    )
+    now = np.full_like(TOKENS, num_tokens)
+    ends = last_covered(group, np.zeros_like(TOKENS), now)[:, None]
+    begins, afters = covering.growth(np.zeros_like(TOKENS), TOKENS, ends)
+
+    passed = covering.passed(now, ends, begins, afters)
+
+    one_by_one = [
+        covering.num_passed_by_one(num_tokens, *places)
+        for places in zip(ends.tolist(), begins.tolist(), afters.tolist(), strict=True)
+    ]
+    assert one_by_one == ([0] * len(TOKENS) if passed is None else passed[1][:, 0].tolist())
+    assert (passed is not None) == (group.extra_blocks > 0)

@@ -218,10 +218,9 @@ def test_blocks_that_are_zeroed_are_room_for_a_tenant_with_limits() -> None:
 
 
 def test_call_that_may_not_even_have_its_prefix_is_told_no_wait() -> None:
-    """Where limits were lowered below what a tenant has, a call that needs no block is not served by waiting."""
+    """Cached blocks that another's minimum was raised to are not held again, which waiting does not change."""
     cache = a_cache(4)
-    lease = reserve(cache, 4)
-    commit(cache, lease.lease_id, keys(1, 2, 3, 4))
+    cached(cache, keys(1, 2, 3, 4))
     limits = {OTHER_TENANT: TenantLimits(min_blocks=2)}
     cache.handle(c.Limit(tenants=limits, tenant_default=TenantLimits()), 0.0)
 

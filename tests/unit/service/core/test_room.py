@@ -1,5 +1,8 @@
 """Laws of making room: patient callers cost nobody cached bytes, and no tenant gets another's."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from kvlease.errors import (
@@ -9,8 +12,10 @@ from kvlease.ids import CopyId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Outcome, Reserved
+from kvleased.core.limits import TenantLimits
 from tests.unit.service.core.builders import (
     STRANGER,
+    TENANT,
     TOKENS_PER_BLOCK,
     WAIT_MS,
     a_cache,
@@ -18,7 +23,9 @@ from tests.unit.service.core.builders import (
     a_reserve,
     answer,
     cached,
+    commit,
     copies,
+    evict,
     evicted,
     found,
     ids,
@@ -31,6 +38,7 @@ from tests.unit.service.core.builders import (
     wakes,
     woken,
 )
+from tests.unit.service.core.grouped import FULL
 
 # Writing back ---------------------------------------------------------------------------------------------------------
 
@@ -135,6 +143,90 @@ def test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes(
     lease = woken(woken_outcome, outcome.ticket, Reserved)
     assert (lease.device_hit_tokens, lease.host_hit_tokens) == (0, TOKENS_PER_BLOCK)
     assert cache.check() == []
+
+
+def a_drafted_cache(num_blocks: int, num_slots: int, **numbers: Any) -> Cache:
+    """Return a cache that a draft model reads, and in which the first two blocks of a document of three are held."""
+    groups = (replace(FULL, is_drafted=True),)
+    cache = a_cache(num_blocks, num_slots, groups=groups, **numbers)
+    lease = reserve(cache, 2, "document")
+    commit(cache, lease.lease_id, keys(1, 2))
+    cached(cache, keys(3))
+    return cache
+
+
+def a_reader(num_blocks: int) -> c.Reserve:
+    """Return a patient call that finds two blocks, for a third one is there that a draft model reads."""
+    return a_reserve(num_blocks, "reader", keys(1, 2, 3), wait_ms=WAIT_MS)
+
+
+def test_patient_call_does_not_push_out_what_its_draft_model_reads() -> None:
+    """The slot of the key behind its prefix is not taken for what it writes back, or the prefix would be shorter."""
+    cache = a_drafted_cache(4, num_slots=1)
+    land(cache, the_copy(cache.handle(c.Evict(keys=keys(3)), 0.0)))
+    cached(cache, keys(8, 9))
+
+    lease = answer(cache.handle(a_reader(4), 0.0), Reserved)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def found_behind(cache: Cache, key: bytes) -> bool:
+    """Tell whether a key is in the host pool or on the device."""
+    state = cache._state
+    return state.device.index.get(key) >= 0 or state.host.index.get(key) >= 0
+
+
+@pytest.mark.parametrize("num_slots", [0, 1])
+def test_what_a_draft_model_reads_leaves_after_all_else(num_slots: int) -> None:
+    """The block behind the prefix is the coldest, and others make room for the call all the same."""
+    cache = a_drafted_cache(5, num_slots)
+    cached(cache, keys(8, 9))
+
+    outcome = cache.handle(a_reader(4), 0.0)
+    if num_slots:
+        outcome, _ = land_until_woken(cache, outcome, 2)
+
+    assert found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def test_what_a_draft_model_reads_leaves_where_there_is_nothing_else() -> None:
+    """It keeps nobody from the blocks that there are: the call is served, with what is left of its prefix."""
+    cache = a_drafted_cache(4, num_slots=0)
+
+    lease = answer(cache.handle(a_reader(4), 0.0), Reserved)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert not found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def test_tenant_at_its_maximum_gives_up_what_its_draft_model_reads() -> None:
+    """Others' blocks do not stand in for its own where it may have no more."""
+    limits = {TENANT: TenantLimits(max_blocks=4)}
+    cache = a_drafted_cache(6, num_slots=0, tenants=limits)
+    cached(cache, keys(8, 9), worker_id=STRANGER)
+
+    lease = answer(cache.handle(a_reader(4), 0.0), Reserved)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert not found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def test_no_wait_is_named_where_the_prefix_would_be_shorter_by_then() -> None:
+    """Where a call needs the very block that its draft model reads, waiting makes it need another one."""
+    cache = a_drafted_cache(4, num_slots=1)
+    other = reserve(cache, 1, "other", worker_id=STRANGER)
+    evict(cache, other.lease_id, worker_id=STRANGER)
+
+    with pytest.raises(PoolFullError) as refused:
+        reserve(cache, 4, "reader", keys(1, 2, 3))
+
+    assert not any("wait_ms" in one for one in refused.value.remedies)
 
 
 def test_second_caller_waits_for_the_room_that_is_coming() -> None:

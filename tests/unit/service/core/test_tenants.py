@@ -341,6 +341,29 @@ def test_prefix_is_not_held_where_it_is_needed_for_a_minimum() -> None:
     assert len(ids(served(cache, 2, "claim", WORKER).block_ids)) == 2
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param({TENANT: TenantLimits(min_blocks=3)}, id="minimum of another"),
+        pytest.param({OTHER_TENANT: TenantLimits(max_blocks=2)}, id="own maximum"),
+    ],
+)
+def test_prefix_that_is_held_already_is_shared_whatever_the_limits(
+    limits: dict[int, TenantLimits],
+) -> None:
+    """A request that needs no block, and of whose prefix none could leave, takes nothing from anybody."""
+    cache = a_cache(4, tenants={OTHER_TENANT: TenantLimits(max_blocks=4)})
+    first = reserve(cache, 3, "first", worker_id=STRANGER)
+    commit(cache, first.lease_id, keys(5, 6, 7), worker_id=STRANGER)
+    cache.handle(c.Limit(tenants=limits, tenant_default=TenantLimits()), 0.0)
+
+    again = reserve(cache, 2, "again", keys(5, 6), worker_id=STRANGER)
+
+    assert again.block_ids == first.block_ids[: len(again.block_ids)]
+    assert held(cache, 2, "more", STRANGER).startswith("POOL_FULL")
+    assert cache.check() == []
+
+
 def test_step_heeds_the_minimum_of_others() -> None:
     """A step takes no free blocks that are kept for another tenant."""
     cache = limited(4, others=TenantLimits(min_blocks=2))
