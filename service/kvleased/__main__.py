@@ -199,9 +199,10 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     if role == "supervise":
         return _supervise(arguments.settings_fd, arguments.lock_fds)
 
-    from kvleased.processes import die_with, give_way  # noqa: PLC0415
+    from kvleased.processes import die_with, give_way, leave_descriptors  # noqa: PLC0415
 
     die_with(arguments.parent)
+    leave_descriptors()
     if role in _MOVERS:
         give_way()
         # Each imports only what it needs: a mover of memory knows no store, and starts the sooner for it.

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 import structlog
 import uvloop
 
-from kvleased import logs, tokens
+from kvleased import logs, risks, tokens
 from kvleased.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
 from kvleased.daemon import Daemon
 from kvleased.directories import UnusableError
 from kvleased.keeper_link import KeeperLink
-from kvleased.memory.limits import memory_limit_bytes
 from kvleased.movers.batches import Moved
 from kvleased.movers.link import START_SECONDS_MAX
 from kvleased.presence import Presence
@@ -42,8 +41,9 @@ EX_OK: Final = 0
 EX_CONFIG: Final = 78
 _SWITCH_SECONDS: Final = 0.0005
 """Seconds after which a thread that imports or writes lets the loop go on; Python's own 5 ms would delay every call."""
-_GC_THRESHOLDS: Final = (200, 5, 70)
-"""New objects after which the collector looks at those, then at five times as many; Python's own 7,000 take it 1 ms."""
+_GC_THRESHOLDS: Final = (400, 3, 60)
+"""New objects after which the collector looks at those, then at four times as many; Python's own 7,000 take it 1 ms. A
+connection is some thirty: with fewer it would look again and again where strangers come and go."""
 _LOG = structlog.get_logger()
 
 
@@ -116,7 +116,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     # Not before: what was kept is read in one go, however much it is. A service manager hears of it, too.
     keeper.show_life()
     _tell_of_pins(daemon)
-    _warn(settings)
+    risks.warn(settings)
     try:
         rest, addresses = await _start(servers, daemon, metrics, stop, served)
     except OSError as error:
@@ -141,6 +141,8 @@ def _collect_little_at_once() -> None:
     """Have the garbage collector never look at what is there now, and at few new objects at once."""
     gc.collect()
     gc.freeze()
+    # Once more over nothing: else the next full one waits for a quarter as many objects as there were, and takes 10 ms.
+    gc.collect()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
@@ -289,25 +291,6 @@ def _watch_places(
     from kvleased.placing import places_of  # noqa: PLC0415 -- what takes over comes first
 
     metrics.watch_places(lambda: places_of(daemon, local, servers))
-
-
-def _warn(settings: Settings) -> None:
-    """Say what the settings put at risk."""
-    if settings.insecure_tcp_without_tls:
-        _LOG.warning(
-            "tcp_without_tls",
-            address=settings.tcp_host,
-            advice="whoever can read the network can read tokens; give tls_cert_file and tls_key_file",
-        )
-    limit_bytes = memory_limit_bytes()
-    if settings.memory_bytes_max > limit_bytes:
-        _LOG.warning(
-            "memory_bytes_max_above_limit",
-            memory_bytes_max=settings.memory_bytes_max,
-            limit_bytes=limit_bytes,
-            advice="pools of that size would be killed for memory; lower memory_bytes_max, so that about 1 GiB is left "
-            "for the processes, or raise the limit of the container or unit",
-        )
 
 
 def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:

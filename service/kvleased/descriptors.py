@@ -8,6 +8,8 @@ import os
 import socket
 from typing import Final
 
+ADVICE: Final = "raise the limit of descriptors (ulimit -n, LimitNOFILE), or lower max_connections"
+"""What is to be done where this process may have no more."""
 _BYTES_PER_FD: Final = array.array("i").itemsize
 
 

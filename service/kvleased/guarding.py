@@ -1,5 +1,7 @@
 """Own the question whether a caller may do something: who is behind a token, and what is said to whoever may not."""
 
+from functools import cache
+
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownWorkerError
 from kvleased.callers import Caller
 from kvleased.registry import Registry
@@ -62,17 +64,21 @@ def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
 
 
 def _unknown(what: str, allowed: Roles) -> UnknownWorkerError:
-    """Return the refusal of a caller whom nobody knows, which says whose token it takes, and where that is."""
+    """Return the refusal of a caller whom nobody knows."""
+    return UnknownWorkerError(_words_to_unknown(what, allowed), resource="token")
+
+
+@cache
+def _words_to_unknown(what: str, allowed: Roles) -> str:
+    """Return the words that say whose token it takes, and where that is; a flood of strangers hears the same few."""
     if allowed == OWN:
-        return UnknownWorkerError(
-            f"{what}: attach first and send the token that attach returned", resource="token"
-        )
+        return f"{what}: attach first and send the token that attach returned"
     wanted = " or ".join(map(_one, sorted(allowed, key=lambda role: role.value)))
     where = "kvlease reads it from the file that KVLEASE_TOKEN_FILE names"
     if Role.WORKER in allowed:
         where = "attach returns a worker's, and kvlease reads any other from the file that KVLEASE_TOKEN_FILE names"
     where += "; docs/security.md tells where it is"
-    return UnknownWorkerError(f"{what}: this needs that of {wanted}; {where}", resource="token")
+    return f"{what}: this needs that of {wanted}; {where}"
 
 
 def _one(role: Role) -> str:

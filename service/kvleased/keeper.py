@@ -25,7 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvleased.descriptors import DescriptorsLostError, receive_packet
+from kvleased import logs
+from kvleased.descriptors import ADVICE, DescriptorsLostError, receive_packet
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 """Bytes of one message, well below what a socket's buffer takes in one piece."""
@@ -97,7 +98,10 @@ class Store:
         operation = message["op"]
         if operation == "create":
             return [self._create(message)]
-        if operation == "keep":
+        if operation == "keep" and not fds:
+            # Whoever it proves alive is not known to the next life, as if he had never come.
+            logs.line("error", "descriptor_not_kept", name=message["name"], advice=ADVICE)
+        elif operation == "keep":
             self._keep(
                 Kept(name=message["name"], fd=fds[0], num_bytes=0, metadata=message["metadata"])
             )

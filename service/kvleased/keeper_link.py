@@ -16,11 +16,11 @@ import structlog
 
 from kvlease.errors import PoolFullError, TooLargeError
 from kvleased import keeper
+from kvleased.descriptors import ADVICE
 from kvleased.keeper import Kept, Message
 from kvleased.silence import BEAT_SECONDS
 
 _LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
-_ADVICE: Final = "raise the limit of descriptors (ulimit -n, LimitNOFILE), or lower max_connections"
 
 
 class Listener(Protocol):
@@ -166,7 +166,7 @@ class KeeperLink:
         operation = message["op"]
         if operation == "mover" and not fds:
             # Without its socket it is of no use; the next one may find room.
-            _LOG.warning("mover_not_attached", role=message["role"], advice=_ADVICE)
+            _LOG.warning("mover_not_attached", role=message["role"], advice=ADVICE)
             self.recycle_mover(message["role"], message["generation"])
         elif operation == "mover":
             sock = socket.socket(fileno=fds[0])
@@ -193,7 +193,7 @@ class KeeperLink:
             future.set_result(fds[0])
         else:
             self.drop(name)
-            message = f"the control process has as many descriptors as it may have; {_ADVICE}"
+            message = f"the control process has as many descriptors as it may have; {ADVICE}"
             future.set_exception(PoolFullError(message, resource="descriptors"))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -19,6 +20,8 @@ REMOTE_MOVER: Final = "remote-mover"
 MOVERS: Final = (MOVER, DISK_MOVER, REMOTE_MOVER)
 """The roles of the processes that move bytes; each is killed and started again by itself."""
 
+SUPERVISORS_FDS: Final = 64
+"""Descriptors that the supervisor may have beyond each of its children: for itself, and to start others."""
 _PR_SET_PDEATHSIG: Final = 1
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _WRITE_PAST_CACHES: Final = "glibc.cpu.x86_non_temporal_threshold"
@@ -64,6 +67,9 @@ def spawn(role: str, fds: Mapping[str, int], lock_fds: Sequence[int] = ()) -> Ch
 
     A lock on a directory is held until the last process with its descriptor has ended, so `lock_fds` keep other daemons
     out for as long as the child may write there.
+
+    Raises:
+        OSError: the kernel has no descriptor, memory or process for it.
     """
     arguments = [sys.executable, "-P", "-m", "kvleased", role]
     arguments += ["--parent", str(os.getpid()), "--spawned", str(time.monotonic())]
@@ -75,7 +81,12 @@ def spawn(role: str, fds: Mapping[str, int], lock_fds: Sequence[int] = ()) -> Ch
         pass_fds=(*fds.values(), *lock_fds),
         env=_for_copies(os.environ) if role in MOVERS else None,
     )
-    return Child(role=role, process=process, pidfd=os.pidfd_open(process.pid))
+    try:
+        return Child(role=role, process=process, pidfd=os.pidfd_open(process.pid))
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _for_copies(environment: Mapping[str, str]) -> dict[str, str]:
@@ -85,6 +96,12 @@ def _for_copies(environment: Mapping[str, str]) -> dict[str, str]:
         return dict(environment)
     tunable = f"{_WRITE_PAST_CACHES}={WRITE_PAST_CACHES_BYTES:#x}"
     return {**environment, _TUNABLES: f"{told}:{tunable}" if told else tunable}
+
+
+def leave_descriptors() -> None:
+    """Have this process run out of descriptors before the supervisor does, which holds what this one has it keep."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft // 2, soft - SUPERVISORS_FDS), hard))
 
 
 def die_with(parent_pid: int) -> None:

@@ -18,18 +18,19 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 from typing import Final
 
 from kvleased import keeper, logs
+from kvleased.descriptors import ADVICE
 from kvleased.epochs import Epochs
 from kvleased.keeper import Message, Store
 from kvleased.notifying import ALIVE, READY, STOPPING, Notifier
 from kvleased.processes import CONTROL, MOVER, Child, spawn
 from kvleased.silence import Silence
+from kvleased.supervisor_outbox import SupervisorOutbox
 
 EX_CONFIG: Final = 78
 """Exit status of a control process that cannot start as configured, and of which a new try is pointless."""
@@ -45,6 +46,8 @@ STORE_SECONDS_MAX: Final = 1.0
 """Seconds that the next control process waits for the end of movers of stores, which may hang in the kernel."""
 END_SECONDS_MAX: Final = 1.0
 """Seconds that the end waits for children that were killed."""
+SPAWN_SECONDS_APART: Final = 1.0
+"""Seconds until a child is tried again that the kernel had no descriptor, memory or process for."""
 RESTARTS: Final = ("ended", "silent")
 """What became of a control process that another was started in the place of."""
 IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
@@ -85,7 +88,7 @@ class Supervisor:
         self._failures = dict.fromkeys((CONTROL, *movers), 0)
         self._due: dict[str, float] = {}
         self._link: socket.socket | None = None
-        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._outbox = SupervisorOutbox()
         self._silence = Silence(silent_seconds_max)
         self._is_too_silent = False
         self._restarts = dict.fromkeys(RESTARTS, 0)
@@ -152,18 +155,20 @@ class Supervisor:
 
     def _start_control(self) -> None:
         self._epoch = self.epochs.begin()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        inherited = {"settings": self._settings_fd, "keeper": theirs.fileno()}
-        child = spawn(CONTROL, inherited, self._lock_fds)
-        self._watch(child)
-        theirs.close()
-        self._link = ours
-        self._selector.register(ours, selectors.EVENT_READ, "link")
+        started = self._spawn(CONTROL, "keeper", {})
+        if started is None:
+            self._failures[CONTROL] += 1
+            if not self._was_ready and self._failures[CONTROL] >= STARTS_MAX:
+                self._status = 1
+            return
+        child, self._link = started
+        self._link.setblocking(False)
+        self._selector.register(self._link, selectors.EVENT_READ, "link")
         hello = {"op": "hello", "epoch": self._epoch, "num_kept": len(self._store)}
         self._send({**hello, "restarts": self._restarts})
         for message, fds in self._store.handover():
-            self._send(message, fds)
+            # It says nothing that would have one of them dropped before it has them all.
+            self._send(message, fds, stays=True)
         for role in self._movers:
             if role not in self._children:
                 self._start_mover(role)
@@ -176,20 +181,35 @@ class Supervisor:
         )
 
     def _start_mover(self, role: str) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        inherited = {"link": theirs.fileno(), "settings": self._settings_fd}
-        if role in self._directory_fds:
-            inherited["directory"] = self._directory_fds[role]
-        self._watch(spawn(role, inherited, self._lock_fds))
-        theirs.close()
+        has_directory = role in self._directory_fds
+        directory = {"directory": self._directory_fds[role]} if has_directory else {}
+        started = self._spawn(role, "link", directory)
+        if started is None:
+            return
         self._generations[role] += 1
         message = {"op": "mover", "role": role, "generation": self._generations[role]}
-        self._send(message, [ours.fileno()])
-        ours.close()
+        with started[1] as ours:
+            self._send(message, [ours.fileno()])
 
-    def _watch(self, child: Child) -> None:
-        self._children[child.role] = child
-        self._selector.register(child.pidfd, selectors.EVENT_READ, child.role)
+    def _spawn(
+        self, role: str, link_name: str, inherited: Mapping[str, int]
+    ) -> tuple[Child, socket.socket] | None:
+        """Start a child, and watch it; return it with our end of its link. None where it is tried again in a second."""
+        ours: socket.socket | None = None
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                fds = {link_name: theirs.fileno(), "settings": self._settings_fd, **inherited}
+                child = spawn(role, fds, self._lock_fds)
+        except OSError as error:
+            if ours is not None:
+                ours.close()
+            logs.line("error", "child_not_started", role=role, error=error.strerror, advice=ADVICE)
+            self._due[role] = time.monotonic() + SPAWN_SECONDS_APART
+            return None
+        self._children[role] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, role)
+        return child, ours
 
     def _reap(self, role: str) -> int:
         child = self._children.pop(role)
@@ -338,24 +358,12 @@ class Supervisor:
             for reply, reply_fds in self._store.act(message, fds):
                 self._send(reply, reply_fds)
 
-    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        # Duplicates, because the message may have to wait while its descriptors are dropped.
-        self._outbox.append((keeper.encode(message), [os.dup(fd) for fd in fds]))
-        self._flush()
+    def _send(self, message: Message, fds: Sequence[int] = (), *, stays: bool = False) -> None:
+        self._outbox.send(self._link, message, fds, stays=stays)
+        self._want_write(bool(self._outbox))
 
     def _flush(self) -> None:
-        if self._link is None:
-            return
-        try:
-            while self._outbox:
-                payload, fds = self._outbox[0]
-                socket.send_fds(self._link, [payload], fds)
-                self._outbox.popleft()
-                _close_all(fds)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._discard_outbox()
+        self._outbox.flush(self._link)
         self._want_write(bool(self._outbox))
 
     def _want_write(self, wanted: bool) -> None:
@@ -363,20 +371,10 @@ class Supervisor:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.modify(self._link, events, "link")  # type: ignore[arg-type]  # None raises ValueError
 
-    def _discard_outbox(self) -> None:
-        for _, fds in self._outbox:
-            _close_all(fds)
-        self._outbox.clear()
-
     def _close_link(self) -> None:
-        self._discard_outbox()
+        self._outbox.discard()
         if self._link is not None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._link)
             self._link.close()
             self._link = None
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from google.protobuf.message import Message
 
-from kvlease.errors import InternalError, KVLeaseError, UnavailableError
+from kvlease.errors import InternalError, KVLeaseError, UnavailableError, UnknownWorkerError
 from kvlease.faults import fitting, holdings_to_text
 from kvleased.api.bodies import InvalidBodyError
 from kvleased.api.seam import Backend
@@ -41,7 +42,7 @@ def ask(
     try:
         return call(verb, request, caller)
     except KVLeaseError as error:
-        return error
+        return without_frames(error)
     except Exception as cause:  # noqa: BLE001 - what nobody foresaw is answered and logged here
         return _unforeseen(verb, cause)
 
@@ -53,7 +54,7 @@ def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseErro
     try:
         return future.result()
     except KVLeaseError as error:
-        return error
+        return without_frames(error)
     except asyncio.CancelledError:
         return UnavailableError(
             "the daemon stopped, or its caller gave the call up, before it was answered"
@@ -75,6 +76,14 @@ async def stream(
         yield _unforeseen(verb, cause)
 
 
+def without_frames(error: KVLeaseError) -> KVLeaseError:
+    """Return an error that is kept as an answer, without the frames that it came by.
+
+    One of them holds the answer, and so itself: only the garbage collector would find it, and hold up all others.
+    """
+    return error.with_traceback(None)
+
+
 def code_of(answer: object) -> str:
     """Return the code under which an answer is counted."""
     return answer.code if isinstance(answer, KVLeaseError) else "OK"
@@ -82,7 +91,24 @@ def code_of(answer: object) -> str:
 
 def problem(error: KVLeaseError, status: int | None = None) -> bytes:
     """Return the RFC 9457 document of an error; `status` overrules the table for what HTTP itself refuses."""
-    status = status or error.http_status
+    if type(error) is UnknownWorkerError and _says_words_alone(error):
+        # A flood of strangers is answered with these, in a few words that are our own.
+        return _problem_of_stranger(error.message, error.resource, status)
+    return _problem(error, status or error.http_status)
+
+
+def _says_words_alone(error: KVLeaseError) -> bool:
+    has_numbers = any(getattr(error, name) is not None for name in _NUMBERS)
+    return not (has_numbers or error.rule or error.remedies or error.holdings)
+
+
+@lru_cache(maxsize=64)
+def _problem_of_stranger(message: str, resource: str | None, status: int | None) -> bytes:
+    error = UnknownWorkerError(message, resource=resource)
+    return _problem(error, status or error.http_status)
+
+
+def _problem(error: KVLeaseError, status: int) -> bytes:
     fields: dict[str, object] = {
         "type": f"urn:kvlease:error:{error.code}",
         "title": HTTPStatus(status).phrase

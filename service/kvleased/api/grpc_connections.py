@@ -29,7 +29,7 @@ _SECONDS_APART_IN_FLOOD: Final = 0.05
 """Seconds to the next look where somebody had to give way: as many may come meanwhile, and nobody be shut out."""
 _RETRY_AFTER_MS: Final = 1000
 """Until the next look, which finds who has gone."""
-_FDS_A_TURN: Final = 16
+_FDS_A_TURN: Final = 8
 """Descriptors that are looked at before the loop looks at anything else."""
 _OWN_FDS: Final = "/proc/self/fd"
 _MAPPED: Final = "::ffff:"

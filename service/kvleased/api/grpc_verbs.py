@@ -57,7 +57,7 @@ class Verbs:
                 call = self._calls.enter(verb, roles, context)
                 request = self._parse(kind, await call.read())
             except KVLeaseError as error:
-                result: Message | KVLeaseError = error
+                result: Message | KVLeaseError = faults.without_frames(error)
             else:
                 asked = faults.ask(self._daemon.answer, verb, request, call.caller)
                 result = (

@@ -14,14 +14,19 @@ from starlette.types import ASGIApp
 from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.rest_protocol import GuardedProtocol
 from kvleased.api.turns import Line
+from kvleased.descriptors import ADVICE
 from kvleased.strangers import Seldom
 
+_TO_OPEN: Final = 3
+"""Turns that it takes to open a connection: to accept it, to make its transport, and to begin to read."""
 _LOOKS_A_TURN: Final = 32
 """Connections looked at until one is opened: those that their peers have closed already cost next to nothing."""
 UNSENT_BYTES_MAX: Final = 1 << 18
 """Bytes that the kernel keeps for a peer that does not read; left to itself it takes 4 MiB, and we write as many."""
 SECONDS_WITHOUT_FDS: Final = 0.1
 """Seconds to pause accepting when this process is out of descriptors."""
+UNREAD_BYTES_MAX: Final = 1 << 16
+"""Bytes that the kernel keeps for us of what a peer sends over TCP: as many are read, and copied, in one turn."""
 STOP_SECONDS: Final = 2
 """Seconds that requests in progress have left when the server stops."""
 
@@ -64,6 +69,8 @@ class HttpServer:
         self.places = Places(limits.connections_max, limits.strangers_max, port)
         self._line = line or Line()
         self._is_in_line = False
+        self._lacking = Seldom("descriptors_lacking")
+        self._name = f"http:{port}" if port else "http"
 
         class Guarded(GuardedProtocol):
             head_seconds_max = limits.head_seconds_max
@@ -75,6 +82,9 @@ class HttpServer:
             line = self._line
             is_known = staticmethod(knows)
 
+        if port:
+            # Connections have it from their listener.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES_MAX)
         self._protocol = Guarded
         self._listener = listener
         self._limits = limits
@@ -130,23 +140,22 @@ class HttpServer:
     def _accept(self) -> None:
         """Open a connection when it is its turn."""
         if not self._is_in_line:
-            self._is_in_line = not self._line.take(self._accept_one)
+            self._is_in_line = True
+            self._line.take(self._accept_one)
 
-    def _accept_one(self) -> None:
+    def _accept_one(self) -> int:
         """Open one connection, and leave others to later turns: each costs as much as a call or two of a worker."""
         self._is_in_line = False
         if self._listener.fileno() < 0:
-            return
+            return 0
         for _ in range(_LOOKS_A_TURN):
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return 0
             except OSError:
-                # Out of descriptors: the listener stays readable, so the loop would spin until one is free.
-                self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(SECONDS_WITHOUT_FDS, self._resume)
-                return
+                self._do_without_descriptors()
+                return 1
             sock.setblocking(False)
             if _has_gone(sock):
                 # A flood of these would else fill the kernel's line, where others wait to be accepted.
@@ -158,7 +167,15 @@ class HttpServer:
             opening = self._loop.create_task(self._open(sock, connection))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
-            return
+            return _TO_OPEN
+        return 1
+
+    def _do_without_descriptors(self) -> None:
+        """Have the oldest stranger give way to who came; the listener stays readable, so the loop would spin else."""
+        self._lacking.tell(listener=self._name, advice=ADVICE)
+        self.places.make_room()
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(SECONDS_WITHOUT_FDS, self._resume)
 
     def _resume(self) -> None:
         if self._listener.fileno() >= 0:

@@ -27,14 +27,17 @@ from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import listen_unix, peer_of, remove_unix, role_of
 from kvleased.api.turns import Line, Turns
 from kvleased.callers import Caller
+from kvleased.descriptors import ADVICE
 from kvleased.roles import of_verb
+from kvleased.strangers import Seldom
 
 FDS_MAX: Final = 4
 """Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
 _FDS_SPACE_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 RECEIVE_BYTES: Final = 1 << 16
 SECONDS_SILENT: Final = 1.0
-"""Seconds after which a connection that says nothing gives way to a new one, where there are too many."""
+"""Seconds after which a connection that says nothing gives way to a new one, where there are too many, or descriptors
+are lacking; a client opens another one when it has something to say."""
 SECONDS_WITHOUT_FDS: Final = 0.1
 """Seconds to pause accepting when this process is out of descriptors."""
 
@@ -46,6 +49,9 @@ class LocalServer:
         """Remember who counts."""
         self.metrics = metrics
         self.connections: set[LocalConnection | _Opening] = set()
+        self._unheard: dict[_Opening, None] = {}
+        """Those that have not said anything that is whole, the oldest first."""
+        self._lacking = Seldom("descriptors_lacking")
         self.turns = Turns()
         self.streams_line = Line()
         self.daemon: Backend
@@ -79,6 +85,10 @@ class LocalServer:
         """Take note that a connection is closed, or has become another kind of one."""
         self.connections.discard(connection)
 
+    def hear(self, opening: "_Opening") -> None:
+        """Take note that a connection has said something that is whole, or never will."""
+        self._unheard.pop(opening, None)
+
     def _accept(self) -> None:
         assert self._listener is not None, "accepting without a listener"
         # One, and others in later turns: each costs as much as a call of a worker.
@@ -87,23 +97,33 @@ class LocalServer:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:
+            # Out of descriptors: who came waits for that of a silent one, as where there are too many connections.
+            self._lacking.tell(listener="local", advice=ADVICE)
+            self._make_room()
             self._pause()
             return
         sock.setblocking(False)
         if not self._has_room():
             self._turn_away(sock)
         else:
-            self.connections.add(_Opening(self, sock))
+            opening = _Opening(self, sock)
+            self.connections.add(opening)
+            self._unheard[opening] = None
 
     def _has_room(self) -> bool:
-        """Tell whether one more connection can be had: at the limit in place of the one that was silent longest."""
-        if len(self.connections) < self.settings.max_connections:
-            return True
+        """Tell whether one more connection can be had, at the limit in place of another."""
+        return len(self.connections) < self.settings.max_connections or self._make_room()
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection that has said nothing yet, or the one that was silent longest, if any was."""
         silent_since = perf_counter() - SECONDS_SILENT
-        idle = [one for one in self.connections if one.is_idle and one.heard_at < silent_since]
-        if not idle:
+        # Found first without a look at all: strangers who say nothing would else cost each newcomer one.
+        longest: LocalConnection | _Opening | None = next(iter(self._unheard), None)
+        if longest is None or longest.heard_at >= silent_since:
+            idle = (one for one in self.connections if one.is_idle)
+            longest = min(idle, key=lambda one: one.heard_at, default=None)
+        if longest is None or longest.heard_at >= silent_since:
             return False
-        longest = min(idle, key=lambda one: one.heard_at)
         self.connections.discard(longest)
         longest.close()
         return True
@@ -277,6 +297,7 @@ class _Opening:
         self._loop.remove_reader(self._sock.fileno())
         self._deadline.cancel()
         self.is_idle = False
+        self._server.hear(self)
 
     def _close_fds(self) -> None:
         while self._fds:

@@ -64,11 +64,13 @@ class Places:
         """
         if len(self._strangers) >= self.strangers_max:
             same = (one for one in self._strangers if one.host == guest.host)
-            oldest = next(same, None) or next(iter(self._strangers))
-            self.leave(oldest)
-            self._tell("stranger", oldest.host, self.strangers_max)
-            oldest.give_way()
+            self._end(next(same, None) or next(iter(self._strangers)))
         self._strangers[guest] = None
+
+    def make_room(self) -> None:
+        """Have the oldest stranger give way, if there is any: no connection can be had beside all these."""
+        if self._strangers:
+            self._end(next(iter(self._strangers)))
 
     def let_in(self, guest: Guest) -> bool:
         """Give a connection a member's place; false where there is none, and then it keeps what it has."""
@@ -91,6 +93,11 @@ class Places:
         """Take back the place of a connection, if it has one."""
         self._members.discard(guest)
         self._strangers.pop(guest, None)
+
+    def _end(self, oldest: Guest) -> None:
+        self.leave(oldest)
+        self._tell("stranger", oldest.host, self.strangers_max)
+        oldest.give_way()
 
     def _tell(self, who: str, host: str, limit: int) -> None:
         self.turned_away[who] += 1

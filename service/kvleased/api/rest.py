@@ -73,8 +73,9 @@ class RestServer:
         """Begin to listen at `http.sock` in the runtime directory and, where wanted, on TCP."""
         local = listen_unix(settings.runtime_dir / "http.sock")
         self._remove = lambda: remove_unix(local)
+        line = Line()
         app = self.app = make_app(
-            daemon, self._metrics, message_bytes_max=settings.max_message_bytes
+            daemon, self._metrics, message_bytes_max=settings.max_message_bytes, line=line
         )
         if self._page is not None:
             self._page.add_to(app, daemon)
@@ -91,7 +92,7 @@ class RestServer:
             idle_seconds_max=settings.idle_seconds_max,
         )
         headers = [("KVLease-Epoch", str(daemon.epoch))]
-        paced, line = OneATurn(served), Line()
+        paced = OneATurn(served, line)
         # Strangers on TCP cannot use up the connections of the Unix socket.
         self._servers = [
             HttpServer(paced, local, limits, headers=headers, knows=daemon.knows, line=line)
@@ -139,8 +140,10 @@ class RestServer:
         await asyncio.gather(*(server.stop() for server in servers))
 
 
-def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> Starlette:
-    """Return the app: the routes of the table, the probes, and what describes them."""
+def make_app(
+    daemon: Backend, metrics: Observer, *, message_bytes_max: int, line: Line
+) -> Starlette:
+    """Return the app: the routes of the table, the probes, and what describes them, whose readers wait in a line."""
     app = TableApp(_HANDLERS)
     app.state.streams = set()
     for route in ROUTES:
@@ -149,7 +152,7 @@ def make_app(daemon: Backend, metrics: Observer, *, message_bytes_max: int) -> S
         app.table.add(route, answer if daemon.tracing is None else _named(route, answer))
     app.state.probes = Probes(daemon, metrics)
     app.state.probes.add_to(app, is_for_all=False)
-    app.router.default = _Documents()
+    app.router.default = _Documents(line)
     return app
 
 
@@ -172,13 +175,19 @@ class _Documents:
     Most lives of a daemon are never asked, and it would cost each a quarter of the processor time of its start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._made: asyncio.Future[Mapping[str, BaseRoute]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in DOCUMENTS:
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        documents = await asyncio.shield(self.made())
+        made = self.made()
+        if not made.done():
+            await asyncio.wait([made])
+            # All who waited are woken at once, and each is sent hundreds of kilobytes.
+            await self._line.breathe()
+        documents = made.result()
         await documents[scope["path"]].handle(scope, receive, send)
 
     def made(self) -> "asyncio.Future[Mapping[str, BaseRoute]]":
@@ -189,10 +198,14 @@ class _Documents:
 
     @staticmethod
     def _make() -> Mapping[str, BaseRoute]:
-        module = importlib.import_module("kvleased.api.rest_app")
-        found: Mapping[str, BaseRoute] = module.documents()
-        # They stay until the end; to look at all of them each time would hold up the loop for 50 ms.
-        gc.freeze()
+        # What it makes stays until the end; to look at all of it, now or later, would hold up the loop for 50 ms.
+        gc.disable()
+        try:
+            module = importlib.import_module("kvleased.api.rest_app")
+            found: Mapping[str, BaseRoute] = module.documents()
+            gc.freeze()
+        finally:
+            gc.enable()
         return found
 
 

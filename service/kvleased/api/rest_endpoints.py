@@ -104,7 +104,7 @@ class Endpoint:
         try:
             message, caller = await self._read(request)
         except KVLeaseError as error:
-            result: Message | KVLeaseError = error
+            result: Message | KVLeaseError = faults.without_frames(error)
         else:
             asked = faults.ask(self._daemon.call, self._route.verb, message, caller)
             result = (

@@ -22,6 +22,7 @@ from kvleased.api.places import Places
 from kvleased.api.sockets import peer_of, role_of
 from kvleased.api.tls import role_in
 from kvleased.api.turns import Line
+from kvleased.api.whole import Whole
 from kvleased.roles import Role
 from kvleased.strangers import Seldom
 
@@ -189,16 +190,17 @@ class GuardedProtocol(HttpToolsProtocol):
             # Also where nobody waits for it any more.
             self._arm(self.body_seconds_max + _GRACE_SECONDS)
 
-    def _feed_on(self) -> None:
+    def _feed_on(self) -> int:
         """Take up what was left, unless the connection is at its end, or passes over what comes."""
         data, self._unfed = self._unfed, b""
         if not data or self.transport.is_closing():
-            return
+            return 0
         self.flow.resume_reading()
         if self._bytes_left:
             self._pass_over(len(data))
         else:
             self._feed(data)
+        return 1
 
     def _fed(self, data: bytes) -> bool:
         """Feed the parser; tell whether it met no head that was refused."""
@@ -241,6 +243,7 @@ class GuardedProtocol(HttpToolsProtocol):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         if self.cycle is not None:
+            self.cycle.transport = cast(asyncio.Transport, Whole(self.transport, self.loop))
             self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -281,7 +284,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def pass_over_body(self) -> None:
         """Have the answer that comes next close the connection only after the body, which nobody wants to read."""
         if self._is_in_body and self.cycle is not None:
-            self.cycle.transport = cast(asyncio.Transport, Lingering(self.transport, self._linger))
+            self.cycle.transport = cast(
+                asyncio.Transport, Lingering(self.cycle.transport, self._linger)
+            )
 
     def _unsupported_upgrade_warning(self) -> None:
         self._tell("it asks for an upgrade, which is passed over")
@@ -371,9 +376,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.line.wait(self._read_on)
 
-    def _read_on(self) -> None:
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
+    def _read_on(self) -> int:
+        if self.transport.is_closing():
+            return 0
+        self.flow.resume_reading()
+        return 1
 
     def _arm(self, seconds: float) -> None:
         self._deadline = self.loop.call_later(seconds, self.transport.close)

@@ -3,11 +3,14 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvleased.next_turn import in_next_turn
+
+TO_WAKE: Final = 2
+"""Turns that it takes to wake a task, which goes on in the second of them."""
 
 
 class Talker(Protocol):
@@ -46,93 +49,92 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._next)
 
 
+Act = Callable[[], int]
+"""Does something, or has it done; returns how many turns that takes, 0 where nothing was left to be done."""
+
+
 class Line:
-    """A line of acts that peers caused, of which one is done in each turn of the event loop."""
+    """A line of acts that peers caused, of which one is done in each turn of the event loop.
+
+    None is done while the loop hears who has sent something: whoever else was heard beside its cause goes first.
+    """
 
     def __init__(self) -> None:
         """Begin with nobody."""
-        self._acts: deque[Callable[[], object]] = deque()
+        self._acts: deque[Act] = deque()
+        self._num_turns = 0
+        """Turns that the last act still takes."""
         self._is_taken = False
-        """Whether something was done in this turn, or somebody is in line."""
+        """Whether this turn is somebody's, or somebody is in line."""
 
     def __repr__(self) -> str:
         """Show life."""
         return f"<Line of {len(self._acts)}>"
 
-    def take(self, act: Callable[[], object]) -> bool:
-        """Do something, at once where nobody has had this turn; tell whether it is done, rather than in line."""
-        if self._is_taken:
-            self._acts.append(act)
-            return False
-        self._is_taken = True
-        in_next_turn(self._next)
-        act()
-        return True
+    def take(self, act: Act) -> bool:
+        """Have something done when it is its turn; tell whether that is before the loop hears anybody again."""
+        self._acts.append(act)
+        return self.begin()
 
-    def wait(self, act: Callable[[], object]) -> None:
+    def wait(self, act: Act) -> None:
         """Have something done in another turn than this one."""
         self._acts.append(act)
         if not self._is_taken:
             self._is_taken = True
             in_next_turn(self._next)
 
-    async def breathe(self) -> None:
-        """Go on in another turn than this one, after those in line; for who has said much without a pause."""
+    def begin(self) -> bool:
+        """Take this turn; false where it is another's."""
+        if self._is_taken:
+            return False
+        self._is_taken = True
+        asyncio.get_running_loop().call_soon(self._next)
+        return True
+
+    async def breathe(self, is_needless: Callable[[], bool] = lambda: False) -> None:
+        """Go on in another turn than this one, after those in line; in none of its own where that is needless."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def go_on() -> None:
-            if not turn.done():
-                turn.set_result(None)
+        def go_on() -> int:
+            if turn.done():
+                return 0
+            turn.set_result(None)
+            # Who waits is woken in the next one. To those that have gone none is given: a line would grow without end.
+            return 0 if is_needless() else TO_WAKE
 
         self.wait(go_on)
         await turn
 
     def _next(self) -> None:
-        if not self._acts:
+        self._num_turns = max(0, self._num_turns - 1)
+        if not (self._num_turns or self._acts):
             self._is_taken = False
             return
-        in_next_turn(self._next)
-        self._acts.popleft()()
+        # Before the act: what that begins finds the next turn free where nobody is in line for it.
+        asyncio.get_running_loop().call_soon(self._next)
+        while self._acts and not self._num_turns:
+            self._num_turns = self._acts.popleft()()
 
 
 class OneATurn:
     """An app whose requests begin one in each turn of the event loop, so that many at once hold up nobody else."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Take the app."""
+    def __init__(self, app: ASGIApp, line: Line) -> None:
+        """Take the app, and the line that its requests share with whatever else strangers cause."""
         self._app = app
-        self._line: deque[tuple[asyncio.Future[None], Scope]] = deque()
-        self._has_begun = False
+        self._line = line
 
     def __repr__(self) -> str:
         """Show life."""
-        return f"<OneATurn {len(self._line)} in line>"
+        return f"<OneATurn in {self._line!r}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, when it is its turn; not one whose connection has ended in line."""
-        loop = asyncio.get_running_loop()
-        if self._has_begun:
-            turn: asyncio.Future[None] = loop.create_future()
-            self._line.append((turn, scope))
-            await turn
+        if not self._line.begin():
+            await self._line.breathe(lambda: _is_lost(scope))
             if _is_lost(scope):
                 return
-        else:
-            self._has_begun = True
-            loop.call_soon(self._next)
         await self._app(scope, receive, send)
-
-    def _next(self) -> None:
-        while self._line:
-            turn, scope = self._line.popleft()
-            if turn.done():
-                continue
-            turn.set_result(None)
-            if not _is_lost(scope):
-                # Those that are take no turn: connections that come and go would make the line ever longer.
-                asyncio.get_running_loop().call_soon(self._next)
-                return
-        self._has_begun = False
 
 
 def _is_lost(scope: Scope) -> bool:

@@ -167,8 +167,8 @@ class Gpu:
         need_bytes = self.allocation_bytes(num_bytes)
         message = (
             f"the device pool takes {show_bytes(need_bytes)}, and {show_bytes(free_bytes)} of the "
-            f"{show_bytes(total_bytes)} of {self.device} are free; lower device_bytes, delete a cache, or have engines "
-            "on it take less"
+            f"{show_bytes(total_bytes)} of {self.device} are free; lower device_bytes or device_blocks, delete a "
+            "cache, or have engines on it take less"
         )
         return InvalidError(
             message,

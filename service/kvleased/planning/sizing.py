@@ -148,7 +148,8 @@ def _memory(inputs: PlanInputs, rank: int, part: PoolPart, device_bytes: int) ->
             available=device_bytes,
             limit=floor_div(device_bytes, part.bytes_per_block),
         )
-    checked_count("device_bytes", need, most=BYTES_MAX)
+    most = floor_div(BYTES_MAX, part.bytes_per_block)
+    checked_count("device_blocks", inputs.device_blocks, most=most)
     return RankMemory(rank=rank, bytes_per_block=part.bytes_per_block, device_bytes=need)
 
 

@@ -262,7 +262,8 @@ class CacheVerbs:
             if entry is not None:
                 return _equal_registration(entry, planned, asked)
             self._registry.require_room_for_cache()
-            await self._maker.require_room(name, planned, options)
+            pool = "device_blocks" if inputs.device_blocks else "device_bytes"
+            await self._maker.require_room(name, planned, options, pool)
             made = await self._maker.create(name, planned, options)
             # Nobody can be attached to what outlived the container.
             earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None

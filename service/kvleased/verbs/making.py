@@ -75,8 +75,10 @@ class Maker:
 
     # Room
 
-    async def require_room(self, name: str, planned: CachePlan, options: pb.CacheOptions) -> None:
-        """Refuse a cache that there is no memory or no disk for.
+    async def require_room(
+        self, name: str, planned: CachePlan, options: pb.CacheOptions, pool: str
+    ) -> None:
+        """Refuse a cache that there is no memory or no disk for; `pool` is what its pool's size was given as.
 
         What an earlier life left of the same cache is what it will lie in, and takes nothing beside it.
 
@@ -91,7 +93,7 @@ class Maker:
         if need > available:
             message = (
                 f"the cache takes {need} bytes; {used} of the {self._memory_bytes_max} that this daemon may use are "
-                f"taken; {self._told_files(left_behind)}lower device_bytes or host_bytes, delete a cache, or raise "
+                f"taken; {self._told_files(left_behind)}lower {pool} or host_bytes, delete a cache, or raise "
                 "memory_bytes_max"
             )
             raise NeverFitsError(

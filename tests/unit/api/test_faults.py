@@ -1,6 +1,9 @@
 """Laws of the one table of errors: every error reads the same over every transport."""
 
+import gc
 import json
+import weakref
+from typing import NoReturn
 
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
@@ -11,7 +14,8 @@ from kvlease.faults import error_from_proto, error_to_proto, holdings_from_text
 from kvlease.transports import _rest
 from kvlease.transports.grpc import _explained
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api.faults import grpc_status, problem
+from kvleased.api.faults import ask, grpc_status, problem
+from kvleased.callers import Caller
 
 ERRORS = [
     pytest.param(
@@ -37,6 +41,25 @@ NUMBERS = (
     "need", "available", "limit", "retry_after_ms", "resource", "message", "rule", "remedies",
     "holdings",
 )  # fmt: skip
+
+
+def test_refusal_leaves_nothing_to_the_garbage_collector() -> None:
+    """What a refused call leaves is gone at once: to look for it would hold up all others."""
+
+    def call(*_: object) -> NoReturn:
+        raise PoolFullError(resource="blocks")
+
+    def refuse() -> "weakref.ref[object]":
+        answer = ask(call, "reserve", pb.ReserveRequest(), Caller(transport="local"))
+        assert isinstance(answer, PoolFullError)
+        assert answer.__traceback__ is None
+        return weakref.ref(answer)
+
+    gc.disable()
+    try:
+        assert refuse()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", ERRORS)

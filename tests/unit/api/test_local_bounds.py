@@ -224,6 +224,24 @@ async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.M
     assert (await fourth.receive()).error.code == "BUSY"
 
 
+async def test_who_has_said_nothing_gives_way_first(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that never said anything whole goes before one that did, though that has been silent for longer."""
+    monkeypatch.setattr(local, "SECONDS_SILENT", 0.0)
+    bound(served, monkeypatch, max_connections=2)
+    silent = await served.line()
+    await silent.ask(STATS)
+    unheard = await served.line()
+    unheard.writer.write(b"\1\0")
+
+    third = await served.line()
+    await third.ask(STATS)
+
+    assert await unheard.reader.read() == b""
+    assert (await silent.ask(STATS)).HasField("stats")
+
+
 async def test_connection_that_says_nothing_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kvleased.api import turns
 from kvleased.api.http_server import HttpServer
 from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.probes import LIMITS, ProbeServer
-from kvleased.api.turns import OneATurn
 from kvleased.roles import Role
 from tests.unit.api.certificates import Authority
 from tests.unit.api.guarded import Guarded, guarded
@@ -98,6 +98,20 @@ async def ended(line: Line) -> bool:
         with contextlib.suppress(ConnectionError):
             await line[0].read()
     return True
+
+
+async def test_oldest_stranger_makes_room_where_there_are_no_descriptors(places: Places) -> None:
+    """However few strangers there are, the one that came first ends; members stay, and nobody may be there at all."""
+    places.make_room()
+    member, *strangers = [Guest() for _ in range(3)]
+    for guest in (member, *strangers):
+        places.enter(guest)
+    assert places.let_in(member)
+
+    places.make_room()
+
+    assert [one.has_given_way for one in (member, *strangers)] == [False, True, False]
+    assert places.turned_away["stranger"] == 1
 
 
 async def test_oldest_stranger_gives_way(places: Places) -> None:
@@ -289,13 +303,13 @@ async def test_lost_connections_have_no_turn() -> None:
     async def nothing(*_: object) -> dict[str, object]:
         return {}
 
-    paced = OneATurn(app)
+    paced = turns.OneATurn(app, turns.Line())
     lost = {"is_lost": False}
     scopes = [{"number": 0}, *({"number": n, "extensions": lost} for n in (1, 2, 3)), {"number": 4}]
     tasks = [asyncio.ensure_future(paced(scope, nothing, nothing)) for scope in scopes]
     await asyncio.sleep(0)
     lost["is_lost"] = True
-    for _ in range(3):
+    for _ in range(6):
         await asyncio.sleep(0)
 
     assert begun == [0, 4]

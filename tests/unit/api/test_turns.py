@@ -1,13 +1,17 @@
 """Laws of turns: who sends much at once is served in parts, and nobody waits for more than one of them."""
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import uvloop
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from kvleased.api.rest import _Documents
 from kvleased.api.turns import Line, OneATurn, Turns
 
 
@@ -82,7 +86,7 @@ def paced_requests(count: int) -> tuple[list[int], list[asyncio.Future[None]]]:
     async def nothing(*_: object) -> Any:
         return {}
 
-    paced = OneATurn(app)
+    paced = OneATurn(app, Line())
     return begun, [
         asyncio.ensure_future(paced({"number": one}, nothing, nothing)) for one in range(count)
     ]
@@ -96,34 +100,62 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-@pytest.mark.parametrize("is_first_at_once", [True, False], ids=["at once", "later"])
-async def test_others_are_heard_between_any_two_in_line(
-    pair: tuple[socket.socket, socket.socket], *, is_first_at_once: bool
+@pytest.mark.parametrize("is_first_soon", [True, False], ids=["soon", "later"])
+def test_others_are_heard_between_any_two_in_line(
+    pair: tuple[socket.socket, socket.socket], *, is_first_soon: bool
 ) -> None:
-    """However many are in line, the loop hears who has something to say before the next of them is served."""
+    """However many are in line, the daemon's loop hears who has something to say before the next of them is served."""
     ours, theirs = pair
     said: list[str] = []
-    line = Line()
 
-    def act(name: str) -> None:
+    def act(name: str) -> int:
         said.append(name)
         ours.send(b".")
+        return 1
 
-    asyncio.get_running_loop().add_reader(theirs, lambda: said.append(theirs.recv(9).decode()))
-    if is_first_at_once:
-        assert line.take(lambda: act("a"))
-    else:
-        line.wait(lambda: act("a"))
-        assert said == []
-    assert not line.take(lambda: act("b"))
-    line.wait(lambda: act("c"))
-    assert repr(line) == f"<Line of {3 - is_first_at_once}>"
-    for _ in range(20):
-        await asyncio.sleep(0)
-    asyncio.get_running_loop().remove_reader(theirs)
+    async def serve() -> None:
+        line, loop = Line(), asyncio.get_running_loop()
+        loop.add_reader(theirs, lambda: said.append(theirs.recv(9).decode()))
+        if is_first_soon:
+            assert line.take(lambda: act("a"))
+        else:
+            line.wait(lambda: act("a"))
+        assert said == [], "nothing is done before all are heard that have something to say now"
+        assert not line.take(lambda: act("b"))
+        line.wait(lambda: act("c"))
+        assert repr(line) == "<Line of 3>"
+        for _ in range(20):
+            await asyncio.sleep(0)
+        loop.remove_reader(theirs)
+        assert line.take(lambda: 1), "whoever comes when nobody is in line is the next"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
 
     assert said == ["a", ".", "b", ".", "c", "."]
-    assert line.take(lambda: None), "whoever comes when nobody is in line is served at once"
+
+
+async def test_act_has_as_many_turns_as_it_says() -> None:
+    """Between an act that takes three turns and the next there are two more; one of none leaves its own to the next."""
+    line = Line()
+    done_in: list[tuple[str, int]] = []
+    turn = 0
+
+    def act(name: str, num_turns: int) -> int:
+        done_in.append((name, turn))
+        return num_turns
+
+    line.take(lambda: act("long", 3))
+    line.take(lambda: act("nothing", 0))
+    line.take(lambda: act("short", 1))
+    line.take(lambda: act("last", 1))
+    for turn in range(10):  # noqa: B007 -- `act` tells it
+        await asyncio.sleep(0)
+
+    (_, first), *others = done_in
+    assert others == [("nothing", first + 3), ("short", first + 3), ("last", first + 4)]
+    assert line.begin(), "the turn is free when all is done"
+    assert not line.begin()
 
 
 async def test_requests_begin_one_in_each_turn() -> None:
@@ -146,3 +178,30 @@ async def test_request_that_is_given_up_holds_nobody_up() -> None:
     await asyncio.wait(tasks)
 
     assert begun == [0, 2]
+
+
+async def test_those_who_waited_for_documents_are_answered_one_a_turn() -> None:
+    """However many wait while the documents are made, each answer, of hundreds of kilobytes, has a turn of its own."""
+    answered = 0
+
+    class Told(BaseRoute):
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+            nonlocal answered
+            answered += 1
+
+    async def nothing(*_: object) -> Any:
+        return {}
+
+    documents = _Documents(Line())
+    made = documents._made = asyncio.get_running_loop().create_future()
+    scope = {"type": "http", "path": "/docs"}
+    tasks = [asyncio.ensure_future(documents(scope, nothing, nothing)) for _ in range(5)]
+    await asyncio.sleep(0)
+    made.set_result({"/docs": Told()})
+    seen = [0]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        seen.append(answered)
+
+    assert answered == 5
+    assert max(after - before for before, after in itertools.pairwise(seen)) == 1

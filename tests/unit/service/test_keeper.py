@@ -123,6 +123,16 @@ def test_descriptors_without_room_are_told_of() -> None:
     assert lost.value.packet == b"packet"
 
 
+def test_keep_whose_descriptor_was_lost_is_passed_over(capfd: pytest.CaptureFixture[str]) -> None:
+    """The supervisor goes on without it, and says so."""
+    store = Store()
+
+    assert store.act({"op": "keep", "name": "worker/1", "metadata": {}}, []) == []
+
+    assert len(store) == 0
+    assert "descriptor_not_kept" in capfd.readouterr().err
+
+
 class Movers:
     """Takes note of the movers that came."""
 

@@ -133,6 +133,23 @@ async def test_what_leads_nowhere_is_refused(
     assert refusal.value.resource == resource
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({"device_blocks": 1 << 22}, "device_blocks"), ({"device_bytes": 1 << 31}, "device_bytes")],
+    ids=["blocks", "bytes"],
+)
+async def test_pool_beyond_the_memory_is_refused_by_what_it_was_given_as(
+    node: Node, asked: dict[str, int], told: str
+) -> None:
+    """Whoever gave blocks is told to lower those, and not bytes that he did not give."""
+    both = {"device_blocks": 0, "device_bytes": 0}
+    async with node.life():
+        with pytest.raises(NeverFitsError, match=f"lower {told} or host_bytes") as refusal:
+            await node.ask("register_cache", request_of(**(both | asked)))
+
+    assert refusal.value.resource == "memory_bytes"
+
+
 class TestStores:
     """Caches with a disk and a remote store."""
 

@@ -291,7 +291,7 @@ def test_memory_without_a_usable_block_is_refused(null_blocks: int, device_bytes
         ),
         pytest.param(
             {"device_bytes": 0, "device_blocks": 2**31 - 1, "tokens_per_block": 2**16},
-            "device_bytes",
+            "device_blocks",
             id="bytes",
         ),
         pytest.param({"device_bytes": 2**53 - 1, "tokens_per_block": 1}, "num_blocks", id="blocks"),

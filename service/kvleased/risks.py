@@ -1,0 +1,59 @@
+"""Own what a start warns of: settings that put something at risk on this machine."""
+
+import resource
+from typing import Final
+
+import structlog
+
+from kvleased.api import grpc_connections, places
+from kvleased.descriptors import ADVICE
+from kvleased.memory.limits import memory_limit_bytes
+from kvleased.settings import Settings
+
+_FDS_BESIDE: Final = 64
+"""Descriptors beside connections and workers: listeners, pools, movers, the log, files that are read."""
+_LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
+
+
+def warn(settings: Settings) -> None:
+    """Say what the settings put at risk."""
+    if settings.insecure_tcp_without_tls:
+        _LOG.warning(
+            "tcp_without_tls",
+            address=settings.tcp_host,
+            advice="whoever can read the network can read tokens; give tls_cert_file and tls_key_file",
+        )
+    limit_bytes = memory_limit_bytes()
+    if settings.memory_bytes_max > limit_bytes:
+        _LOG.warning(
+            "memory_bytes_max_above_limit",
+            memory_bytes_max=settings.memory_bytes_max,
+            limit_bytes=limit_bytes,
+            advice="pools of that size would be killed for memory; lower memory_bytes_max, so that about 1 GiB is left "
+            "for the processes, or raise the limit of the container or unit",
+        )
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = descriptors_needed(settings)
+    if need > limit:
+        _LOG.warning("descriptors_below_need", limit=limit, need=need, advice=ADVICE)
+
+
+def descriptors_needed(settings: Settings) -> int:
+    """Return the descriptors of as many connections, strangers' too, and workers as the settings allow."""
+    members = strangers = 0
+    for is_served, strangers_max in (
+        (True, 0),
+        (True, places.STRANGERS_MAX),
+        (settings.listen_tcp, places.STRANGERS_MAX),
+        (settings.serve_grpc, 0),
+        (
+            settings.serve_grpc and settings.listen_tcp,
+            grpc_connections.STRANGERS_MAX + grpc_connections.UNSEEN_MAX,
+        ),
+    ):
+        if is_served:
+            members += settings.max_connections
+            strangers += strangers_max
+    if settings.probe_host:
+        strangers += places.STRANGERS_MAX
+    return members + strangers + settings.max_workers + _FDS_BESIDE
