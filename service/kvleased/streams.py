@@ -31,13 +31,17 @@ class Unhurried(io.TextIOBase):
         self._fd, self._lost = fd, lost
         self._pieces: SimpleQueue[str | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._num_lost = 0
+        self._num_refused = 0
+        """Pieces for which there was no place; counted by who writes, as the others are by the thread alone."""
+        self._num_unwritten = self._num_told = 0
+        """Pieces that could not be written, and those lost that a line has told of."""
         self._is_torn = False
         """Whether the last piece was cut short."""
 
     def __repr__(self) -> str:
         """Show what waits and what was lost."""
-        return f"<Unhurried fd {self._fd}, {self._pieces.qsize()} wait, {self._num_lost} lost>"
+        num_lost = self._num_refused + self._num_unwritten
+        return f"<Unhurried fd {self._fd}, {self._pieces.qsize()} wait, {num_lost} lost>"
 
     def writable(self) -> bool:
         """Tell that it is."""
@@ -58,7 +62,7 @@ class Unhurried(io.TextIOBase):
         if self._pieces.qsize() < PIECES_MAX:
             self._pieces.put(text)
         else:
-            self._num_lost += 1
+            self._num_refused += 1
         return len(text)
 
     def drain(self, seconds_max: float = DRAIN_SECONDS_MAX) -> None:
@@ -70,11 +74,11 @@ class Unhurried(io.TextIOBase):
 
     def _run(self) -> None:
         for piece in iter(self._pieces.get, None):
-            num_lost = self._num_lost
-            if num_lost and self._put(self._lost(num_lost)):
-                self._num_lost -= num_lost
+            num_untold = self._num_refused + self._num_unwritten - self._num_told
+            if num_untold and self._put(self._lost(num_untold)):
+                self._num_told += num_untold
             if not self._put(piece):
-                self._num_lost += 1
+                self._num_unwritten += 1
 
     def _put(self, text: str) -> bool:
         """Write a piece, if need be on a line of its own; tell whether all of it was."""

@@ -90,21 +90,7 @@ class HttpServer:
         self._limits = limits
         self._tls = tls
         self._opening: set[asyncio.Task[None]] = set()
-        self._config = uvicorn.Config(
-            app,
-            http=Guarded,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            headers=headers,
-            timeout_keep_alive=int(max(1, limits.idle_seconds_max)),
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
-        self._config.load()
+        self._config = _config(app, Guarded, headers, limits.idle_seconds_max)
         self._server = uvicorn.Server(self._config)
         self._server.lifespan = self._config.lifespan_class(self._config)
         self._server.servers = []
@@ -208,6 +194,31 @@ class HttpServer:
 
         connection.hang_up = hang_up
         return connection
+
+
+def _config(
+    app: ASGIApp,
+    protocol: type[GuardedProtocol],
+    headers: list[tuple[str, str]] | None,
+    idle_seconds_max: float,
+) -> uvicorn.Config:
+    """Return what uvicorn goes by: it parses and answers, and all else is ours."""
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        headers=headers,
+        timeout_keep_alive=int(max(1, idle_seconds_max)),
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    config.load()
+    return config
 
 
 def _has_gone(sock: socket.socket) -> bool:

@@ -55,11 +55,11 @@ def _room(state: CacheState, count: int, tenant: int, kept: Kept, *, may_wait: b
     if deficit > 0:
         if may_write_back and _are_coming(state, deficit, num_own, tenant):
             return None
-        next_blocks, next_below = (
-            (NOWHERE, NOWHERE) if kept.behind is None else by_tier(kept.behind)
-        )
+        next_blocks, below = NOWHERE, kept.below
+        if kept.behind is not None:
+            next_blocks, next_below = by_tier(kept.behind)
+            below = np.concatenate([below, next_below])
         leaving = _leaving(state, tenant, (deficit, num_own), kept.blocks, next_blocks)
-        below = np.concatenate([kept.below, next_below])
         if len(leaving) < deficit or (may_write_back and write_back(state, leaving, below)):
             return None
         evict_blocks(state, leaving)
