@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-processes test-laws test-thorough test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm test-vllm-plans test-vllm-engines check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-processes test-laws test-units test-thorough test-thorough-histories test-thorough-processes test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm test-vllm-plans test-vllm-engines check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 # Without bytecode every process compiles what it imports, and tests start hundreds: one of a daemon took twice the time.
@@ -26,20 +26,28 @@ ELSEWHERE := not gpu and not vllm and not deploy
 # Where tests start processes; to look at thousands of others for them takes each of pytest's workers ten seconds.
 PROCESSES := tests/acceptance tests/gpu tests/integrations/test_transformers.py tests/laws/test_sweep.py
 # Where what is thorough starts none.
-HISTORIES := tests/laws/test_simulation.py
+HISTORIES := tests/laws/test_simulation.py tests/laws/test_tenants.py tests/laws/test_mutations.py
 test: setup ## run the tests: laws and units, and beside them those that start processes
-	@$(MAKE) --no-print-directory -j 2 test-processes test-laws
+	@$(MAKE) --no-print-directory -j 3 test-processes test-laws test-units
 
-test-processes test-laws: setup
+test-processes test-laws test-units: setup
 test-processes:
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
-# What starts processes waits for them half of its time; laws and units take what it leaves of the processors.
+# What starts processes waits for them half of its time; laws and units take what it leaves of the processors. Laws have a process
+# of their own, because they copy it to try what is promised, and one that has read all units' tests is ten times as large.
 test-laws:
-	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)"
+	@nice -n 5 $(BIN)/python -m pytest -q -n 0 -m "not acceptance and not thorough and $(ELSEWHERE)" tests/laws
+test-units:
+	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)" --ignore tests/laws --ignore tests/acceptance
 
-test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance" $(HISTORIES)
-	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance" $(PROCESSES)
+test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once, rarer faults
+	@$(MAKE) --no-print-directory -j 2 test-thorough-histories test-thorough-processes
+
+test-thorough-histories test-thorough-processes: setup
+test-thorough-histories:
+	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance" $(HISTORIES)
+test-thorough-processes:
+	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance and $(ELSEWHERE)" $(PROCESSES)
 
 test-gpu: setup ## run the tests of pools on a GPU on a GPU; `make test` runs them over a stand-in of its driver
 	@$(BIN)/python -m pytest -q -n 0 -m gpu tests/gpu

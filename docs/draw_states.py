@@ -5,9 +5,16 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
-from kvleased.core import phases, states
-from kvleased.core.phases import AFTER_RESTART, PHASE_TRANSITIONS, Phase
-from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, State, Transitions
+from kvleased.core.blocks import states
+from kvleased.core.blocks.states import (
+    BLOCK_TRANSITIONS,
+    SLOT_TRANSITIONS,
+    Event,
+    State,
+    Transitions,
+)
+from kvleased.core.lease import phases
+from kvleased.core.lease.phases import AFTER_RESTART, PHASE_TRANSITIONS, Phase
 
 PAGE = Path(__file__).with_name("states.md")
 
@@ -91,9 +98,9 @@ def page() -> str:
     """Return the whole page."""
     return f"""# States
 
-This page is drawn from the tables in `service/kvleased/core/states.py` and `service/kvleased/core/phases.py` by
-`python docs/draw_states.py`; a test compares the two. Only
-`core/recovery.py` changes a state in another way: what it does not believe after a restart, it makes free.
+This page is drawn by `python docs/draw_states.py` from the tables in `service/kvleased/core/blocks/states.py` and
+`service/kvleased/core/lease/phases.py`; a test compares the two. Only `core/recovery.py` changes a state in another
+way: what it does not believe after a restart, it makes free.
 
 {prose(states.__doc__)}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from label_values import TABLES
 
-from kvleased.core.departures import BOUNDS_SECONDS
+from kvleased.core.blocks.departures import BOUNDS_SECONDS
 from kvleased.metrics.calls import BUCKETS
 from kvleased.metrics.catalogue import SECTIONS
 from kvleased.metrics.definitions import Definition

@@ -19,10 +19,6 @@ def main() -> None:
         client.register("example", INPUTS)
         with client.attach("example") as worker:
             plan = worker.plan
-            assert worker.device is not None, (
-                "give the address of the local socket, unix:///…/kvlease.sock"
-            )
-            pool = worker.device.reshape(plan.num_blocks, plan.bytes_per_block)
             keys = worker.keys.chain(tokens, plan.tokens_per_block)
             for request_id in ("first", "second"):
                 # It may wait for room, which is made by copies to the host pool.
@@ -32,6 +28,11 @@ def main() -> None:
                     print(
                         f"{request_id}: {lease.hit_tokens} of {len(tokens)} tokens are cached, {lease}"
                     )
+                    assert worker.device is not None, (
+                        "give the address of the local socket, unix:///…/kvlease.sock"
+                    )
+                    # Looked at for each lease: a daemon that was started anew has other memory.
+                    pool = worker.device.reshape(plan.num_blocks, plan.bytes_per_block)
                     first_block = plan.full_blocks(lease.hit_tokens)
                     pool[lease.block_ids[first_block:]] = 7  # stands for computing K and V
                     lease.commit(len(tokens), keys)

@@ -8,9 +8,9 @@ from typing import Any, Final
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 
-from kvleased.setting_kinds import BYTES_MAX, TENANT_CHARACTERS_MAX, WRITTEN
-from kvleased.settings import Settings, TenantSettings
-from kvleased.silence import SECONDS_MIN
+from kvleased.config.setting_kinds import BYTES_MAX, TENANT_CHARACTERS_MAX, WRITTEN
+from kvleased.config.settings import Settings, TenantSettings
+from kvleased.supervision.silence import SECONDS_MIN
 
 SCHEMA: Final = Path(__file__).with_name("kvlease") / "values.schema.json"
 MADE_BY_THE_CHART: Final = frozenset(

@@ -1,7 +1,7 @@
 """Own what is known of one lease: its life and its blocks, by group; what calls mean for it is the session's."""
 
 from collections.abc import Sequence
-from itertools import chain, dropwhile
+from itertools import dropwhile
 from typing import Final
 
 import numpy as np
@@ -46,8 +46,6 @@ class Grant:
 
     has_groups = False
     """Whether places are kept by group, and may be empty."""
-    has_guesses = False
-    """Whether blocks of speculative tokens move on to other places as the lease grows."""
 
     def __init__(
         self, *, request_id: str, tokens_per_block: int, refusal: KVLeaseError | None = None
@@ -111,15 +109,16 @@ class Grant:
         self.num_blocks = num_blocks = len(held) // _BYTES_PER_BLOCK_ID
         self.covered_tokens = num_blocks * self._tokens_per_block
 
-    def unknown(
+    def add_unknown(
         self,
         packed: bytes,
         num_added: Sequence[int],
-        num_tokens: int,  # noqa: ARG002 - of groups
-    ) -> tuple[bytes, Sequence[int]]:
-        """Return what an extend brought less what is known from the table, which has other ranks' blocks, too."""
+        num_tokens: int,
+        num_places: Sequence[int] = (),  # noqa: ARG002 - of groups
+    ) -> None:
+        """Add what an extend brought less what is known from the table, which has other ranks' blocks, too."""
         ids = np.frombuffer(packed, "<i4")
-        return ids[~np.isin(ids, self.block_ids)].tobytes(), num_added
+        self.add(ids[~np.isin(ids, self.block_ids)].tobytes(), num_added, num_tokens)
 
     def reach(self, num_tokens: int) -> int:
         """Return how many of so many tokens an extend covers at once."""
@@ -151,7 +150,6 @@ class GroupedGrant(Grant):
         "_places",
         "_tables",
         "_version",
-        "has_guesses",
         "num_computed",
     )
 
@@ -169,7 +167,6 @@ class GroupedGrant(Grant):
         self.num_computed = 0
         """Tokens that are computed as far as we know: never more than the daemon knows."""
         self._groups = groups
-        self.has_guesses = any(_has_guesses(group) for group in groups)
         self._num_tokens = 0
         self._places: list[list[int]] = [[] for _ in groups]
         self._firsts = [0] * len(groups)
@@ -200,35 +197,39 @@ class GroupedGrant(Grant):
         self._settle(sum(map(self._held, self._groups, self._places)))
 
     def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:
-        """Append blocks to the groups; a state's stand at the end of so many tokens, with nothing before.
+        """Add blocks to the groups, as `add_unknown` does."""
+        self.add_unknown(packed, num_added, num_tokens)
 
-        A speculative state's block that comes again has moved on from the place where it was.
+    def add_unknown(
+        self,
+        packed: bytes,
+        num_added: Sequence[int],
+        num_tokens: int,
+        num_places: Sequence[int] = (),
+    ) -> None:
+        """Put blocks where they are wanted for so many tokens; what is known of them already changes nothing.
+
+        A group's end with `num_places` where these are told. Otherwise those of states end with the last place for the
+        tokens, and all others come to the end of their group. States are never passed over by counting: between two of
+        them there is nothing, and answers to calls made at once come in any order.
         """
         self._num_tokens = max(self._num_tokens, num_tokens)
-        added = self._split(packed, num_added)
-        num_moved = 0
-        for group, places, ids in zip(self._groups, self._places, added, strict=True):
-            if group.keeps is Keeps.STATE and ids:
-                num_moved += _empty(places, ids)
-                end = self._end(group, num_tokens)
-                places.extend([_NO_BLOCK] * (end - len(places) - len(ids)))
-            places.extend(ids)
-        self._settle(self.num_blocks + sum(map(len, added)) - num_moved)
-
-    def unknown(
-        self, packed: bytes, num_added: Sequence[int], num_tokens: int
-    ) -> tuple[bytes, Sequence[int]]:
-        """Return what an extend to so many tokens brought less what each group is known to have, which comes first."""
-        parts = []
-        added = self._split(packed, num_added)
-        for group, places, ids in zip(self._groups, self._places, added, strict=True):
-            first = 0
-            if _has_guesses(group):
-                # What stands before these places only moves on to them.
-                first = max(0, self._end(group, num_tokens) - 1 - group.extra_blocks)
-            parts.append(list(dropwhile({*places[first:]}.__contains__, ids)))
-        counts = [len(part) for part in parts]
-        return np.array(list(chain.from_iterable(parts)), "<i4").tobytes(), counts
+        num_new = 0
+        for at, ids in enumerate(self._split(packed, num_added)):
+            if not ids:
+                continue
+            group, places = self._groups[at], self._places[at]
+            if group.keeps is Keeps.STATE:
+                end = num_places[at] if num_places else self._end(group, num_tokens)
+                num_new += _put_states(places, ids, end, self._firsts[at])
+                continue
+            begin = num_places[at] - len(ids) if num_places else len(places)
+            # Where others are missing before them, these are left out, so that the table is read.
+            new = ids[len(places) - begin :] if begin <= len(places) else []
+            new = [*dropwhile({*places}.__contains__, new)]
+            places.extend(new)
+            num_new += self._held(group, new)
+        self._settle(self.num_blocks + num_new)
 
     def reach(self, num_tokens: int) -> int:
         """Return how many of so many tokens an extend covers: a window must move on before it covers more."""
@@ -316,18 +317,29 @@ class GroupedGrant(Grant):
         self._version += 1
 
 
-def _has_guesses(group: GroupShape) -> bool:
-    """Tell whether a group has states of speculative tokens, too."""
-    return group.keeps is Keeps.STATE and group.extra_blocks > 0
+def _put_states(places: list[int], ids: list[int], end: int, first: int) -> int:
+    """Put blocks, 0 for none, at the last places before `end`; returns by how many blocks there are more.
 
-
-def _empty(places: list[int], ids: list[int]) -> int:
-    """Let none of some blocks stand at places any more; returns at how many one did."""
-    moved = {*ids} - {_NO_BLOCK}
-    left = [at for at, block in enumerate(places) if block in moved]
-    for at in left:
-        places[at] = _NO_BLOCK
-    return len(left)
+    A block stands at one place: where it is known to stand farther on, it has moved on since; elsewhere it has moved on
+    to here. At places before `first` none is needed any more, whenever the answer comes that tells of it.
+    """
+    places.extend([_NO_BLOCK] * (end - len(places)))
+    wanted = {
+        block: at
+        for at, block in enumerate(ids, end - len(ids))
+        if block != _NO_BLOCK and at >= first
+    }
+    num_before = 0
+    for at in range(first, len(places)):
+        if places[at] in wanted:
+            if at >= end:
+                del wanted[places[at]]
+            else:
+                num_before += 1
+                places[at] = _NO_BLOCK
+    for block, at in wanted.items():
+        places[at] = block
+    return len(wanted) - num_before
 
 
 def _room(group: GroupShape, num_places: int) -> int:

@@ -29,9 +29,9 @@ from kvlease.transports._frames import close_all
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 
-Added = tuple[int, bytes, Sequence[int], int, int]
-"""What an extend brought a lease: its id, packed block ids, how many for each group, and the tokens asked for and
-those that must be covered by now."""
+Added = tuple[int, bytes, Sequence[int], int, int, Sequence[int]]
+"""What an extend brought a lease: its id, packed block ids, how many for each group, the tokens asked for and those
+that must be covered by now, and with how many places each group's blocks end, where that was told."""
 
 
 class Floor:
@@ -67,6 +67,8 @@ class Session:
         """Whether leases have one group that keeps everything, with no place ever empty."""
         self.keys: BlockKeys
         self.memory: WorkerMemory | None = None
+        self.looked_at: WorkerMemory | None = None
+        """The memory that callers were given last, and may have views of."""
         self.key_counts: KeyCounts | None = None
         """Those of the attachment that there is; None where none came with it, or it has ended."""
         self.lock = threading.Lock()
@@ -227,17 +229,14 @@ class Session:
         doubtful, is_apart = self.doubtful, bool(self.request.engine)
         with self.lock:
             grant_of, is_same_life = self.grants.get, self.link.epoch == epoch
-            for lease_id, packed, num_added, num_tokens, covered_tokens in added:
+            for lease_id, packed, num_added, num_tokens, covered_tokens, num_places in added:
                 grant = grant_of(lease_id)
                 if grant is None:
                     continue
                 if not is_same_life:
                     self._recall(grant)
                 elif is_apart or grant.has_groups:
-                    grant.add(*grant.unknown(packed, num_added, num_tokens), num_tokens)
-                    if is_apart and grant.has_guesses:
-                        # Where other ranks have asked for more, only the table tells at which places states stand.
-                        self._read(grant)
+                    grant.add_unknown(packed, num_added, num_tokens, num_places)
                 elif grant.covered_tokens < covered_tokens:
                     grant.add(packed, num_added, num_tokens)
                 # Blocks that we were not told of leave no hole to be seen where places may be empty.

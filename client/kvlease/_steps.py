@@ -41,6 +41,8 @@ def step(
     assert isinstance(request, pb.StepRequest)
     floor = Floor()
     try:
+        if _COMMIT_BYTE in request.verbs and (error := _verbs.other_memory(session)):
+            raise error
         session.begin_reserve(floor)
         response, epoch = yield from _flows.attempts(session.link, ask)
         columns = apply_step(session, request, response, epoch)
@@ -72,7 +74,8 @@ def _granted(
     if answer.WhichOneof("result") == "error":
         grant.refusal = error_from_proto(answer.error)
         return grant
-    if entered := session.enter(grant, answer.granted, epoch):
+    is_usable = _verbs.other_memory(session) is None
+    if is_usable and (entered := session.enter(grant, answer.granted, epoch)):
         return entered
     if session.is_leftover(answer.granted):
         yield from _flows.attempts(session.link, _calls.release(answer.granted.lease_id))
@@ -101,10 +104,16 @@ def apply_step(
         extended = lease_ids[at].tolist()
         if is_plain:
             parts = _parts(packed_ids, columns.num_blocks[at])
-            added = zip(extended, parts, repeat(()), num_tokens, num_tokens, strict=False)
+            nothing: repeat[tuple[()]] = repeat(())
+            added = zip(extended, parts, nothing, num_tokens, num_tokens, nothing, strict=False)
         else:
-            num_added = columns.num_blocks[at].reshape(len(at), -1).tolist()
-            added = _grouped_added(session, extended, num_added, num_tokens, packed_ids)
+            by_lease = (
+                extended,
+                columns.num_blocks[at].reshape(len(at), -1).tolist(),
+                num_tokens,
+                _places_told(session, response.num_places, at),
+            )
+            added = _grouped_added(session, by_lease, packed_ids)
         session.extended(added, epoch)
     if not is_plain and _COMMIT_BYTE in verbs:
         for lease_id, tokens in _commits(sent, columns.codes == 0):
@@ -134,20 +143,31 @@ def _parts(packed_ids: bytes, num_added: NDArray[np.int32]) -> list[bytes]:
 
 def _grouped_added(
     session: Session,
-    lease_ids: list[int],
-    num_added: list[list[int]],
-    num_tokens: list[int],
+    by_lease: tuple[list[int], list[list[int]], list[int], list[list[int]]],
     packed_ids: bytes,
 ) -> list[Added]:
-    """Return the same for leases of groups, whose windows bound what an extend covers."""
+    """Return the same for leases of groups, whose windows bound what an extend covers.
+
+    `by_lease` has the leases, how many blocks of each group they got, for how many tokens, and the places told.
+    """
     parts: list[Added] = []
     end = 0
-    for lease_id, added, tokens in zip(lease_ids, num_added, num_tokens, strict=True):
+    for lease_id, added, tokens, places in zip(*by_lease, strict=True):
         begin, end = end, end + sum(added) * _BYTES_PER_BLOCK_ID
         grant = session.grants.get(lease_id)
         covered = tokens if grant is None else grant.reach(tokens)
-        parts.append((lease_id, packed_ids[begin:end], added, tokens, covered))
+        parts.append((lease_id, packed_ids[begin:end], added, tokens, covered, places))
     return parts
+
+
+def _places_told(session: Session, packed: bytes, at: NDArray[np.intp]) -> list[list[int]]:
+    """Return with how many places each group's blocks end of the operations at `at`; nothing where none was told."""
+    if not packed:
+        return [[]] * len(at)
+    told: list[list[int]] = (
+        np.frombuffer(packed, _INT32).reshape(-1, len(session.groups))[at].tolist()
+    )
+    return [one if any(one) else [] for one in told]
 
 
 def _by_group(session: Session, packed: bytes) -> NDArray[np.int32]:

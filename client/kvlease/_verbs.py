@@ -64,6 +64,11 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
                 response, epoch = yield from _flows.retried(link, call, error)
             link.is_reached = True
             granted = ask.read(response)
+            moved = other_memory(session)
+            if moved and _hit_tokens(granted) and granted.lease_id not in session.grants:
+                # The caller's views are of the memory that was, where these blocks are something else.
+                yield from _flows.attempts(link, _calls.release(granted.lease_id))
+                raise moved
             if entered := session.enter(grant, granted, epoch):
                 if entered.refusal is not None:
                     raise entered.refusal
@@ -83,14 +88,35 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
         session.end_reserve(floor)
 
 
+def other_memory(session: Session) -> WrongStateError | None:
+    """Return why a caller may neither use hits nor commit: its views are of memory that ended with a daemon.
+
+    None where it has looked at the memory that there is, or never at any: then it reads and writes none by itself.
+    """
+    if session.looked_at is None or session.looked_at is session.memory:
+        return None
+    message = (
+        "the cache has other memory since the daemon was started anew, and this worker has not looked at it; "
+        "read worker.device (or worker.gpu) again, and make all views of it anew"
+    )
+    return WrongStateError(message, resource="memory", rule="other_memory")
+
+
+def _hit_tokens(granted: pb.ReserveResponse) -> int:
+    on_device = granted.device_hit_tokens + granted.host_hit_tokens
+    return on_device + granted.disk_hit_tokens + granted.remote_hit_tokens
+
+
 def extend(session: Session, grant: Grant, num_tokens: int, wait_ms: int) -> Flow[bool]:
     """Return whether the lease covers `num_tokens`."""
 
     def apply(response: pb.ExtendResponse, epoch: int) -> bool:
         num_added = unpacked(response.num_blocks)
         needed = response.covered_tokens or num_tokens
+        num_places = unpacked(response.num_places)
         session.extended(
-            ((grant.lease_id, response.block_ids, num_added, num_tokens, needed),), epoch
+            ((grant.lease_id, response.block_ids, num_added, num_tokens, needed, num_places),),
+            epoch,
         )
         return grant.is_live
 
@@ -111,6 +137,8 @@ def commit(
     session: Session, grant: Grant, num_tokens: int, keys: bytes, first_block: int
 ) -> Flow[Committed]:
     """Make full blocks findable; what no later token needs is not used any more, even where the answer is lost."""
+    if grant.is_live and (error := other_memory(session)):
+        return _unsent(session, grant, error, Committed())
     ask = _calls.commit(grant.lease_id, num_tokens, keys, first_block)
 
     def apply(response: pb.CommitResponse, _: int) -> Committed:
@@ -212,6 +240,15 @@ def release(session: Session, grant: Grant) -> Flow[bool]:
         return bool(response.released)
     finally:
         session.released(grant)
+
+
+def _unsent(session: Session, grant: Grant, error: KVLeaseError, idle: R) -> Flow[R]:
+    """Refuse a verb of a live lease, which stays, without a call."""
+    yield from ()
+    grant.refusal = error
+    if session.raises:
+        raise error
+    return idle
 
 
 def _verb(

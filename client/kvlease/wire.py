@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvlease.options import WRITE_AFTER_HITS_MAX
 from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
-from kvlease.wire_fields import Body, Bytes, Count, Id, Millis, Name, Percent
+from kvlease.wire_fields import Body, Bytes, Count, Millis, Name, Number, Percent
 from kvlease.wire_plans import PlanInputs
 
 INT32_MAX: Final = 2**31 - 1
@@ -115,7 +115,7 @@ class HeartbeatBody(Body):
     """Renew the leases that the worker still knows."""
 
     lease_ids: LeaseIds = b""
-    newest_lease_id: Id = Field(
+    newest_lease_id: Number = Field(
         default=0, description="The largest lease id that the worker ever received."
     )
 
@@ -266,7 +266,7 @@ class SetTenantBody(Body):
     limits: TenantLimits = Field(
         default=TenantLimits(), description="What is left out has its default."
     )
-    revision: Bytes = Field(
+    revision: Number = Field(
         default=0, description="Above the revision of the limits that the tenant has."
     )
 
@@ -320,7 +320,7 @@ class ExchangeBody(Body):
     all_or_nothing: bool = Field(
         default=False, description="Whether fewer blocks than wanted are none, of each of the two."
     )
-    sequence: Id = Field(
+    sequence: Number = Field(
         default=0, description="One more than that of the magazine's last exchange."
     )
     missed_keys: Keys = Field(

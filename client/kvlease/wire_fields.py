@@ -13,6 +13,8 @@ Millis = Count
 Bytes = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Id = Annotated[int, Field(ge=-JSON_INTEGER_MAX, le=JSON_INTEGER_MAX)]
+Number = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
+"""An id or a sequence number that counts from 1; 0 is none."""
 Name = Annotated[str, StringConstraints(max_length=256)]
 
 

@@ -62,12 +62,16 @@ class WorkerView(ABC):
     def device(self) -> NDArray[np.uint8] | None:
         """The device region, writable; None where it is on a GPU, or the transport hands over no memory."""
         memory = self._session.memory
+        if memory is not None and memory.device is not None:
+            self._session.looked_at = memory
         return None if memory is None else memory.device
 
     @property
     def gpu(self) -> DeviceMemory | None:
         """The device region where it is memory of a GPU, which `kvlease.views` and torch take as it is."""
         memory = self._session.memory
+        if memory is not None and memory.gpu is not None:
+            self._session.looked_at = memory
         return None if memory is None else memory.gpu
 
     @property
@@ -89,7 +93,10 @@ class WorkerView(ABC):
 
     @property
     def memory_generation(self) -> int:
-        """Grows when `device`, `gpu` and `tables` became other memory: then views of the old must be made anew."""
+        """Grows when `device`, `gpu` and `tables` became other memory: then views of the old must be made anew.
+
+        Until `device` or `gpu` was read again, hits are refused and nothing is committed: rule other_memory.
+        """
         return self._session.memory_generation
 
     @property

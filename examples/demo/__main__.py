@@ -92,6 +92,10 @@ async def _play(
             f"all {tally.num_tokens} tokens equal plain Transformers",
         )
         stage.check(
+            tally.is_prompt_accounted_for,
+            f"each of {tally.prompt_tokens} prompt tokens was hit, reloaded or computed",
+        )
+        stage.check(
             tally.blocks_evicted > 0 and tally.blocks_reloaded > 0,
             "blocks were evicted and reloaded",
         )

@@ -26,7 +26,7 @@ _LINE_BYTES_MAX: Final = 1 << 20
 
 
 class Child:
-    """One process, whose standard error goes to a file and which is gone when its `async with` ends."""
+    """One process, gone when its `async with` ends, or the demo is killed; its standard error goes to a file."""
 
     def __init__(self, name: str, command: Sequence[str], directory: Path) -> None:
         """Note what to start."""
@@ -46,6 +46,7 @@ class Child:
         """Start the process."""
         self._log = self._log_path.open("ab")
         self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(_HERE / "leash.py"), str(os.getpid())),
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

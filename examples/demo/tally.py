@@ -26,6 +26,7 @@ class Tally:
     device_hit_tokens: int = 0
     host_hit_tokens: int = 0
     computed_tokens: int = 0
+    recomputed_tokens: int = 0
     recomputes: int = 0
     blocks_evicted: int = 0
     blocks_reloaded: int = 0
@@ -38,6 +39,12 @@ class Tally:
         """Tokens generated in all."""
         return sum(map(len, self.answers.values()))
 
+    @property
+    def is_prompt_accounted_for(self) -> bool:
+        """Whether each prompt token was hit, reloaded or computed, and none of them twice."""
+        num_told = self.device_hit_tokens + self.host_hit_tokens + self.computed_tokens
+        return num_told == self.prompt_tokens
+
     def take(self, request: Request, done: dict[str, Any]) -> None:
         """Count a finished request."""
         self.answers[request.request_id] = done["tokens"]
@@ -45,6 +52,7 @@ class Tally:
         self.device_hit_tokens += done["device_hit_tokens"]
         self.host_hit_tokens += done["host_hit_tokens"]
         self.computed_tokens += done["computed_tokens"]
+        self.recomputed_tokens += done["recomputed_tokens"]
         self.recomputes += done["recomputes"]
 
     def compare(self, reference: dict[str, list[int]]) -> None:
@@ -65,6 +73,7 @@ class Tally:
             "  hit on device": f"{self.device_hit_tokens:,}",
             "  reloaded from host": f"{self.host_hit_tokens:,}",
             "  computed": f"{self.computed_tokens:,}",
+            "computed again after a fault": f"{self.recomputed_tokens:,}",
             "blocks evicted": f"{self.blocks_evicted:,}",
             "blocks reloaded": f"{self.blocks_reloaded:,}",
             "faults injected": ", ".join(self.faults) or "none",

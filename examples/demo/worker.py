@@ -41,6 +41,7 @@ def main() -> None:
                 device_hit_tokens=made.device_hit_tokens,
                 host_hit_tokens=made.host_hit_tokens,
                 computed_tokens=made.computed_tokens,
+                recomputed_tokens=made.recomputed_tokens,
                 recomputes=made.recomputes,
             )
     tell("stopped")

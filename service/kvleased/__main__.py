@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from kvlease._output import written_or_refused
-from kvleased import logs, streams
+from kvleased.telemetry import logs, streams
 
 if TYPE_CHECKING:
-    from kvleased.settings import Settings
+    from kvleased.config.settings import Settings
 
 EX_CONFIG: Final = 78
 _MOVERS: Final = {
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     if role in {"supervise", "control", *_MOVERS}:
         return _run_role(role, argv[1:])
     if role == "look":
-        from kvleased import looking  # noqa: PLC0415 - no other role needs it
+        from kvleased.supervision import looking  # noqa: PLC0415 - no other role needs it
 
         return looking.run(argv[1:])
     if role == "probe":
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 def _serve(argv: Sequence[str]) -> int:
     """Resolve the settings, then become the supervisor, which imports none of what that took."""
     try:
-        from kvleased.sources import load, unknown_variables  # noqa: PLC0415
+        from kvleased.config.sources import load, unknown_variables  # noqa: PLC0415
 
         settings = load(argv)
         _warn_of(unknown_variables(), settings.log_level)
@@ -94,7 +94,7 @@ def _with_device(settings: "Settings") -> "Settings":
     """
     if not settings.is_on_gpu:
         return settings
-    from kvleased import looking  # noqa: PLC0415 - only where there is a GPU
+    from kvleased.supervision import looking  # noqa: PLC0415 - only where there is a GPU
 
     facts = looking.look_at(settings.device)
     default_bytes = settings.device_bytes_default or facts["total_bytes"] // 4
@@ -107,8 +107,9 @@ def _enter(settings: "Settings") -> tuple[list[int], list[int]]:
     Raises:
         UnusableError: one of them is not as it must be; the message says what to do.
     """
-    from kvleased import directories, secret, tokens  # noqa: PLC0415
-    from kvleased.addresses import unreadable_file  # noqa: PLC0415
+    from kvleased import directories  # noqa: PLC0415
+    from kvleased.access import secret, tokens  # noqa: PLC0415
+    from kvleased.config.addresses import unreadable_file  # noqa: PLC0415
 
     if reason := unreadable_file(settings.remote_url):
         raise directories.UnusableError(reason)
@@ -146,7 +147,7 @@ def _try_tls(settings: "Settings") -> None:
 
 def _without_settings() -> dict[str, str]:
     """Return the environment less the settings, which go on by descriptor: some of them are nobody else's business."""
-    from kvleased.sources import is_setting  # noqa: PLC0415
+    from kvleased.config.sources import is_setting  # noqa: PLC0415
 
     return {name: value for name, value in os.environ.items() if not is_setting(name)}
 
@@ -199,7 +200,7 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     if role == "supervise":
         return _supervise(arguments.settings_fd, arguments.lock_fds)
 
-    from kvleased.processes import die_with, give_way, leave_descriptors  # noqa: PLC0415
+    from kvleased.supervision.processes import die_with, give_way, leave_descriptors  # noqa: PLC0415
 
     die_with(arguments.parent)
     leave_descriptors()
@@ -221,9 +222,9 @@ def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
     from pathlib import Path  # noqa: PLC0415
 
     from kvleased.epochs import Epochs  # noqa: PLC0415
-    from kvleased.notifying import VARIABLE, Notifier  # noqa: PLC0415
-    from kvleased.processes import DISK_MOVER, movers_of  # noqa: PLC0415
-    from kvleased.supervisor import Supervisor  # noqa: PLC0415
+    from kvleased.supervision.processes import DISK_MOVER, movers_of  # noqa: PLC0415
+    from kvleased.supervision.supervisor import Supervisor  # noqa: PLC0415
+    from kvleased.telemetry.notifying import VARIABLE, Notifier  # noqa: PLC0415
 
     for fd in (settings_fd, *lock_fds):
         os.set_inheritable(fd, False)

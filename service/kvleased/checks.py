@@ -9,8 +9,8 @@ from kvlease._checks import shown
 from kvlease.errors import InvalidError, TooLargeError
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
+from kvleased.access.tenant_names import RULE, is_reserved
 from kvleased.counted import counted
-from kvleased.tenant_names import RULE, is_reserved
 
 TOKENS_MAX: Final = (1 << 31) - 1
 """Token counts travel as int32 in the block table."""

@@ -16,25 +16,28 @@ from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 import structlog
 import uvloop
 
-from kvleased import logs, risks, tokens
-from kvleased.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
+from kvleased import risks
+from kvleased.access import tokens
+from kvleased.config.settings import PATHS, Settings, TenantSettings
 from kvleased.daemon import Daemon
+from kvleased.descriptors import ADVICE
 from kvleased.directories import UnusableError
-from kvleased.keeper_link import KeeperLink
+from kvleased.keeper_link import HandoverError, KeeperLink
 from kvleased.movers.batches import Moved
 from kvleased.movers.link import START_SECONDS_MAX
 from kvleased.presence import Presence
-from kvleased.settings import PATHS, Settings, TenantSettings
+from kvleased.telemetry import logs
+from kvleased.telemetry.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
 from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:
+    from kvleased.access.renewing import Renewal
     from kvleased.api.health import Probes
     from kvleased.api.local import LocalServer
     from kvleased.api.rest import RestServer
     from kvleased.api.tls import TlsFiles
     from kvleased.keeper import Kept
     from kvleased.metrics import Metrics
-    from kvleased.renewing import Renewal
     from kvleased.web import Page
 
 EX_OK: Final = 0
@@ -74,7 +77,10 @@ def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
     settings = read_settings(settings_fd)
     logs.configure(settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, socket.socket(fileno=keeper_fd), spawned))
+        try:
+            return runner.run(serve(settings, socket.socket(fileno=keeper_fd), spawned))
+        except HandoverError as error:
+            return _cannot_take_over(error)
 
 
 def read_settings(settings_fd: int) -> Settings:
@@ -88,7 +94,7 @@ def read_settings(settings_fd: int) -> Settings:
 
 
 async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) -> int:
-    """Serve until SIGTERM, then drain."""
+    """Serve until SIGTERM, then drain; raises HandoverError where what was kept does not arrive whole."""
     from kvleased.api.local import LocalServer  # noqa: PLC0415 -- what takes over comes first
     from kvleased.metrics import Metrics  # noqa: PLC0415
 
@@ -225,6 +231,12 @@ def _cannot_start(error: UnusableError) -> int:
     return EX_CONFIG
 
 
+def _cannot_take_over(error: HandoverError) -> int:
+    """Say that what the supervisor keeps did not arrive; returns the exit status, after which another one tries."""
+    _LOG.error("cannot_take_over", error=str(error), advice=ADVICE)
+    return EX_CONFIG
+
+
 def _renewal(
     daemon: Daemon,
     metrics: "Metrics",
@@ -233,9 +245,9 @@ def _renewal(
     kept: "list[Kept]",
 ) -> "tuple[Renewal, Settings]":
     """Have tokens and certificate taken, now and when they change; return the settings to serve by, too."""
-    from kvleased import credentials  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.access import credentials  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.access.renewing import Renewal  # noqa: PLC0415
     from kvleased.api.tls import expires_at  # noqa: PLC0415
-    from kvleased.renewing import Renewal  # noqa: PLC0415
 
     def take_tokens(keyring: tokens.Keyring) -> None:
         daemon.guard.keyring = keyring
@@ -288,7 +300,7 @@ def _watch_places(
     daemon: Daemon, metrics: "Metrics", local: "LocalServer", servers: "list[Server]"
 ) -> None:
     """Have metrics look at the connections of each listener, and at the watchers."""
-    from kvleased.placing import places_of  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.metrics.placing import places_of  # noqa: PLC0415 -- what takes over comes first
 
     metrics.watch_places(lambda: places_of(daemon, local, servers))
 
@@ -297,7 +309,7 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
     """Have calls traced where the settings want it; false where that cannot be."""
     if not settings.trace_endpoint and settings.trace_file is None:
         return True
-    from kvleased.tracing import MissingOtelError, Tracing  # noqa: PLC0415 -- seldom wanted
+    from kvleased.telemetry.tracing import MissingOtelError, Tracing  # noqa: PLC0415 -- seldom wanted
 
     tracing = Tracing(endpoint=settings.trace_endpoint, file=settings.trace_file, epoch=epoch)
     try:

@@ -14,27 +14,28 @@ from google.protobuf.message import Message
 from kvlease.errors import InternalError, InvalidError, KVLeaseError, StaleEpochError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks, root_secret
-from kvleased.callers import Caller
+from kvleased import checks
+from kvleased.access import root_secret
+from kvleased.access.callers import Caller
+from kvleased.access.guarding import Guard
+from kvleased.access.roles import Role, Roles
+from kvleased.access.tokens import Keyring
+from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
 from kvleased.draining import draining
 from kvleased.events import Events
-from kvleased.guarding import Guard
 from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, Unremembered, digest_of
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
-from kvleased.roles import Role, Roles
-from kvleased.settings import Settings
 from kvleased.settling import Settling
 from kvleased.tallies import verb_of
+from kvleased.telemetry.tracing import Tracing, traced
 from kvleased.tier_infos import restrictions
 from kvleased.tiers import Tiers
-from kvleased.tokens import Keyring
-from kvleased.tracing import Tracing, traced
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.magazines import MagazineVerbs

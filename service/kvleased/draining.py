@@ -1,7 +1,7 @@
 """Own what a caller is told who wants something new of a daemon, or a cache, that is being drained."""
 
 from kvlease.errors import DrainingError
-from kvleased.core.refusals import RETRY_AFTER_MS_MAX
+from kvleased.core.admission.refusals import RETRY_AFTER_MS_MAX
 
 
 def draining(message: str, resource: str = "daemon") -> DrainingError:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kvleased import logs
+from kvleased.telemetry import logs
 
 FILE: Final = ".epoch"
 """The file that the last number is remembered in."""

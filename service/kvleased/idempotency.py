@@ -9,7 +9,7 @@ import xxhash
 from google.protobuf.message import Message
 
 from kvlease.errors import IdReusedError
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvleased import logs
 from kvleased.descriptors import ADVICE, DescriptorsLostError, receive_packet
+from kvleased.telemetry import logs
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 """Bytes of one message, well below what a socket's buffer takes in one piece."""

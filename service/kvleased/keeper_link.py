@@ -18,9 +18,13 @@ from kvlease.errors import PoolFullError, TooLargeError
 from kvleased import keeper
 from kvleased.descriptors import ADVICE
 from kvleased.keeper import Kept, Message
-from kvleased.silence import BEAT_SECONDS
+from kvleased.supervision.silence import BEAT_SECONDS
 
 _LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
+
+
+class HandoverError(Exception):
+    """What the supervisor keeps did not arrive whole; the rest would be forgotten, so nothing may be served."""
 
 
 class Listener(Protocol):
@@ -50,13 +54,18 @@ class KeeperLink:
         """What is done when the supervisor was told that tokens or certificates have changed."""
 
     def take_over(self) -> tuple[int, list[Kept]]:
-        """Return the epoch and everything that was kept; waits for it, so call it before anything is served."""
+        """Return the epoch and everything that was kept; waits for it, so call it before anything is served.
+
+        Raises:
+            HandoverError: this process has no room for the descriptors of some of it.
+        """
         hello, _ = self._next()
         assert hello["op"] == "hello", "hello comes first"
         self.restarts = hello.get("restarts", {})
         kept: list[Kept] = []
         while len(kept) < hello["num_kept"]:
             message, fds = self._next()
+            _check_arrived(len(message["entries"]), len(fds), len(kept), hello["num_kept"])
             kept += [
                 Kept(
                     name=entry["name"], fd=fd, num_bytes=entry["bytes"], metadata=entry["metadata"]
@@ -195,6 +204,16 @@ class KeeperLink:
             self.drop(name)
             message = f"the control process has as many descriptors as it may have; {ADVICE}"
             future.set_exception(PoolFullError(message, resource="descriptors"))
+
+
+def _check_arrived(num_entries: int, num_fds: int, num_before: int, num_kept: int) -> None:
+    """Refuse entries whose descriptors were lost on the way: the kernel drops what finds no room here."""
+    if num_fds < num_entries:
+        message = (
+            f"descriptors of {num_entries} entries were lost, after {num_before} of {num_kept} had come; "
+            "this process may have no more"
+        )
+        raise HandoverError(message)
 
 
 def _check(metadata: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.core.commands import Command
 from kvleased.registry import Registry
 from kvleased.verbs.runner import Respond

@@ -19,7 +19,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.cache import Cache
-from kvleased.core.exchanging import NOT_HELD
+from kvleased.core.magazine_replies import Exchanged
+from kvleased.core.verbs.exchanging import NOT_HELD
 from kvleased.traces.ghosts import Ghosts
 
 WATCHERS_MAX: Final = 4
@@ -78,7 +79,7 @@ class Observer:
         elif isinstance(reply, e.Stepped):
             assert isinstance(command, c.Step), "only a step is answered so"
             self._stepped(command, reply, now)
-        elif isinstance(reply, e.Exchanged):
+        elif isinstance(reply, Exchanged):
             assert isinstance(command, c.Exchange), "only an exchange is answered so"
             if command.hold_keys:
                 self._held(command, reply, now)
@@ -135,7 +136,7 @@ class Observer:
                 + reply.remote_hit_tokens,
             )
 
-    def _held(self, command: c.Exchange, reply: e.Exchanged, now: float) -> None:
+    def _held(self, command: c.Exchange, reply: Exchanged, now: float) -> None:
         """Note the keys of an exchange as a request that has ended: nobody can tell how long it lives.
 
         A key that is cached and was not held is asked for again, and counts then.

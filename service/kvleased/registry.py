@@ -19,7 +19,8 @@ from kvlease.errors import (
 from kvlease.ids import EPOCH_SHIFT, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.access.worker_allowances import WorkerAllowances
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
@@ -28,7 +29,6 @@ from kvleased.movers.device_link import GpuRegion
 from kvleased.movers.protocol import Status
 from kvleased.tallies import Tally
 from kvleased.tier_infos import tier_info
-from kvleased.worker_allowances import WorkerAllowances
 
 if TYPE_CHECKING:
     from kvleased.recording import Observer

@@ -6,9 +6,9 @@ from typing import Final
 import structlog
 
 from kvleased.api import grpc_connections, places
+from kvleased.config.settings import Settings
 from kvleased.descriptors import ADVICE
 from kvleased.memory.limits import memory_limit_bytes
-from kvleased.settings import Settings
 
 _FDS_BESIDE: Final = 64
 """Descriptors beside connections and workers: listeners, pools, movers, the log, files that are read."""

@@ -11,20 +11,20 @@ from typing import Final, Protocol
 
 import structlog
 
-from kvleased.addresses import without_credentials
+from kvleased.config.addresses import without_credentials
+from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import MOVER_OF, Adopted, Copy, Direction, Mover, Probe, Tier
-from kvleased.core.labels import BYTES_PER_LABEL
-from kvleased.mover_limits import mover_limits
-from kvleased.mover_watch import MoverWatch
+from kvleased.core.tier.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.batches import LinkFigures, ObserveCopies
 from kvleased.movers.device_link import Allotment, DeviceLink
 from kvleased.movers.link import MoverLink
+from kvleased.movers.mover_limits import mover_limits
+from kvleased.movers.mover_watch import MoverWatch
 from kvleased.movers.protocol import Ask, Found, PoolMap, Purge, Purged, Status, Told
-from kvleased.processes import DISK_MOVER, MOVER, REMOTE_MOVER
 from kvleased.registry import CacheEntry, Registry
-from kvleased.settings import Settings
+from kvleased.supervision.processes import DISK_MOVER, MOVER, REMOTE_MOVER
 
 ROLES: Final[Mapping[Mover, str]] = {
     Mover.MEMORY: MOVER,

@@ -27,7 +27,10 @@ NUM_NEWCOMERS = 25
 SECONDS = 60
 
 
-@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "TLS"])
+@pytest.mark.parametrize(
+    "is_plain",
+    [pytest.param(True, id="plain"), pytest.param(False, id="TLS", marks=pytest.mark.thorough)],
+)
 def test_strangers_hold_off_nobody_over_grpc(tmp_path: Path, is_plain: bool) -> None:
     """Two thousand strangers who come again when they are hung up on end no member's stream, and keep no token out."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]

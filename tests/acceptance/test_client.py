@@ -238,6 +238,42 @@ def test_worker_whose_client_registered_the_cache_has_it_again(daemon: Serving) 
         assert (lost.is_live, worker.memory_generation) == (False, 2)
 
 
+def test_views_of_memory_that_ended_with_its_daemon_serve_nobody(daemon: Serving) -> None:
+    """A worker that looks on at the old memory commits nothing, and is given no hits, until it looks at the new one."""
+    with registered(daemon) as client, client.attach("demo") as worker:
+        keys = worker.keys.chain(TOKENS, 16)
+        stale = blocks_of(worker)
+        daemon.stop()
+        daemon.start()
+        daemon.wait_until_ready()
+        daemon.until(lambda: worker.reserve("new", num_tokens=64).is_live)
+
+        lease = worker.reserve("r", keys=keys, num_tokens=64)
+        stale[lease.block_ids] = 7
+        lease.commit(64, keys)
+        assert (lease.is_live, type(lease.refusal)) == (True, WrongStateError)
+        lease.release()
+
+        with client.attach("demo") as other:
+            assert other.lookup(keys).hit_tokens == 0
+            lease = other.reserve("s", keys=keys, num_tokens=64)
+            blocks_of(other)[lease.block_ids] = 9
+            lease.commit(64, keys)
+
+        refused = worker.reserve("t", keys=keys, num_tokens=64)
+        assert (refused.is_live, type(refused.refusal)) == (False, WrongStateError)
+        fresh = blocks_of(worker)
+        lease = worker.reserve("t", keys=keys, num_tokens=64)
+        assert (lease.hit_tokens, np.unique(fresh[lease.block_ids]).tolist()) == (64, [9])
+
+
+def blocks_of(worker: Worker) -> NDArray[np.uint8]:
+    """Return the blocks of the memory that the worker has."""
+    assert worker.device is not None
+    plan = worker.plan
+    return worker.device[: plan.num_blocks * plan.bytes_per_block].reshape(plan.num_blocks, -1)
+
+
 async def test_async_worker_has_its_cache_again_but_none_that_was_deleted(daemon: Serving) -> None:
     """The other client does the same; what an operator deletes while the daemon lives stays deleted."""
     async with (

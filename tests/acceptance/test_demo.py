@@ -1,5 +1,7 @@
 """Own the proof that the demo holds on this machine, and that a stranger sees why it would not."""
 
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +18,11 @@ pytestmark = pytest.mark.acceptance
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 DEMO_SECONDS_MAX = 600
 START_SECONDS_MAX = 120
+END_SECONDS_MAX = 15
+"""A daemon that hears nothing goes on without end, and the reference for longer than that."""
 NUM_CHILDREN = 4
+"""Of the demo: the reference, the daemon and two workers."""
+NUM_CHILDREN_OF_DAEMON = 2
 POLL_SECONDS = 0.05
 
 
@@ -38,7 +44,7 @@ def test_quick_demo_ends_with_status_0() -> None:
 def test_demo_that_is_told_to_end_leaves_no_process(ending: signal.Signals) -> None:
     """Whoever stops it, or closes its terminal, gets the daemon's memory back at once."""
     with subprocess.Popen([sys.executable, str(DEMO), "--quick"], stderr=subprocess.PIPE) as demo:
-        children = _children_of(demo)
+        children = _children_of(demo.pid, NUM_CHILDREN)
 
         demo.send_signal(ending)
 
@@ -48,11 +54,40 @@ def test_demo_that_is_told_to_end_leaves_no_process(ending: signal.Signals) -> N
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
-def _children_of(demo: subprocess.Popen[bytes]) -> list[int]:
-    """Wait until the demo has started reference, daemon and two workers; return their process ids."""
-    listed = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
+def test_demo_that_is_killed_leaves_no_process() -> None:
+    """What nothing can refuse ends the demo alone; its daemon and workers end by themselves."""
+    with subprocess.Popen([sys.executable, str(DEMO), "--quick"], stderr=subprocess.PIPE) as demo:
+        children = _children_of(demo.pid, NUM_CHILDREN)
+        (daemon,) = (pid for pid in children if _is_daemon(pid))
+        pidfds = [
+            os.pidfd_open(pid) for pid in (*children, *_children_of(daemon, NUM_CHILDREN_OF_DAEMON))
+        ]
+
+        demo.kill()
+
+        assert all(_ends(pidfd) for pidfd in pidfds)
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def _ends(pidfd: int) -> bool:
+    """Wait until a process has ended; whoever it is left to need not have asked for its status."""
+    return bool(select.select([pidfd], [], [], END_SECONDS_MAX)[0])
+
+
+def _children_of(parent: int, num_children: int) -> list[int]:
+    """Wait until a process has started all of its children; return their process ids."""
     deadline = time.monotonic() + START_SECONDS_MAX
-    while len(children := listed.read_text().split()) < NUM_CHILDREN:
+    while len(children := _children(parent)) < num_children:
         assert time.monotonic() < deadline, children
         time.sleep(POLL_SECONDS)
-    return [int(pid) for pid in children]
+    return children
+
+
+def _children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def _is_daemon(pid: int) -> bool:
+    return b"kvleased\0" in Path(f"/proc/{pid}/cmdline").read_bytes()

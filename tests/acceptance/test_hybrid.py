@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvlease import (
     EngineInputs,
     FullAttention,
     Lease,
+    ParallelInputs,
     PlanInputs,
     SlidingWindow,
     StateSpace,
@@ -229,6 +231,27 @@ def test_state_is_found_where_a_lease_was_made_to_end(
             found = pool_of(worker)[second.blocks(1)[1]] if hit_tokens else np.array(7)
             assert (found == 7).all()
         client.delete_cache("states")
+
+
+@pytest.mark.parametrize("transport", ["http+unix", "grpc+unix"])
+def test_rank_without_a_table_follows_one_that_jumped_far(daemon: Serving, transport: str) -> None:
+    """It is told where its states stand, and keeps its lease until it has come as far."""
+    inputs = replace(STATES, layout="LBHNC", parallel=ParallelInputs(tensor_ranks=2))
+    with new_cache(daemon, "far", inputs) as client:
+        far = Client(daemon.address(transport), on_doubt="raise")
+        with (
+            far,
+            client.attach("far", engine="e", rank=0) as left,
+            far.attach("far", engine="e", rank=1) as right,
+        ):
+            jumping, following = (one.reserve("r", num_tokens=16) for one in (left, right))
+            jumping.extend(160)
+
+            for num_tokens in (48, 80, 160, 192):
+                assert following.extend(num_tokens)
+
+            jumping.extend(192)
+            assert following.block_ids.tolist() == jumping.block_ids.tolist()
 
 
 def test_example_of_a_hybrid_cache_runs(daemon: Serving) -> None:

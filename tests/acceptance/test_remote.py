@@ -517,6 +517,7 @@ def held(client: Client) -> int:
 # Mooncake -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_nodes_share_by_a_mooncake_master(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_tokens_are_taken_while_the_daemon_runs(secured: Secured) -> None:
     assert secured.serving.control() == control
 
 
+@pytest.mark.thorough
 def test_tokens_that_a_restart_cannot_use_leave_the_old_in_force(secured: Secured) -> None:
     """A control process that cannot read its tokens goes by those of the one before, and says which file to mend."""
     token = secured.token_file.read_text().strip()
@@ -161,6 +162,7 @@ def test_tokens_that_a_restart_cannot_use_leave_the_old_in_force(secured: Secure
         assert not secured.admits(address, token, secured.authority)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lost", ["cert_file", "key_file"])
 def test_certificate_that_a_restart_does_not_find_is_served_on(secured: Secured, lost: str) -> None:
     """A control process whose files of TLS are gone serves with what the one before had, and leases go on."""
@@ -297,6 +299,7 @@ def test_certificate_that_cannot_be_used_leaves_the_old_in_force(
         assert secured.admits(address, token, secured.authority)
 
 
+@pytest.mark.thorough
 def test_start_with_a_certificate_that_has_ended_is_told(secured: Secured) -> None:
     """A control process that finds nothing better serves on, engines at the local socket above all, and says so."""
     token = secured.token_file.read_text().strip()

@@ -132,6 +132,7 @@ def test_the_control_process_may_die_beside_its_stores(tmp_path: Path, disk_dir:
             lease.release()
 
 
+@pytest.mark.thorough
 def test_a_control_process_that_starts_beside_a_store_that_is_off(
     tmp_path: Path, disk_dir: Path
 ) -> None:
@@ -238,6 +239,7 @@ def test_a_disk_that_hangs_is_a_miss_in_time(tmp_path: Path, disk_dir: Path) -> 
                 assert lease.device_hit_tokens == TOKENS_PER_PROMPT
 
 
+@pytest.mark.thorough
 def test_a_disk_that_hangs_takes_no_blocks_from_others(tmp_path: Path, disk_dir: Path) -> None:
     """Its tier is off long before its mover is replaced, and what nobody has begun to load is free again."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
@@ -290,6 +292,7 @@ def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: P
             disk_dir.chmod(0o700)
 
 
+@pytest.mark.thorough
 def test_a_directory_that_was_moved_is_not_replaced(tmp_path: Path, disk_dir: Path) -> None:
     """Neither the mover nor its successor makes a store elsewhere; all is found again when the directory is back."""
     away = disk_dir.with_name("away")
@@ -314,6 +317,7 @@ def test_a_directory_that_was_moved_is_not_replaced(tmp_path: Path, disk_dir: Pa
             lease.release()
 
 
+@pytest.mark.thorough
 def test_a_store_of_another_geometry_is_another_store(tmp_path: Path, disk_dir: Path) -> None:
     """With other disk_bytes nothing of the old store is taken for something; with the old ones all of it is found."""
     larger = replace(small(), disk_bytes=small().disk_bytes + 5 * 8192)
@@ -353,6 +357,7 @@ def test_a_cache_that_is_purged_leaves_no_prompt(tmp_path: Path, disk_dir: Path)
         assert hits(serving) == [0] * NUM_PROMPTS
 
 
+@pytest.mark.thorough
 def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -> None:
     """A store that is not the one of before wears no slot out: what that had is forgotten, and it is filled again."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
@@ -371,6 +376,7 @@ def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -
             assert counter(client, "disk_failures") == 0
 
 
+@pytest.mark.thorough
 def test_a_directory_that_was_removed_has_its_secret_again(tmp_path: Path, disk_dir: Path) -> None:
     """What is kept in the new directory is found by the next daemon, for its keys are the same."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
@@ -393,6 +399,7 @@ def test_a_directory_that_was_removed_has_its_secret_again(tmp_path: Path, disk_
             lease.release()
 
 
+@pytest.mark.thorough
 def test_a_store_that_another_cache_had_is_not_taken_for_the_own_one(
     tmp_path: Path, disk_dir: Path
 ) -> None:
@@ -415,6 +422,7 @@ def test_a_store_that_another_cache_had_is_not_taken_for_the_own_one(
             assert counter(client, "disk_failures") == 0
 
 
+@pytest.mark.thorough
 def test_two_caches_have_a_store_each_in_one_directory(tmp_path: Path, disk_dir: Path) -> None:
     """Caches that are alike share no file; both stores outlive the daemon, whichever is registered first then."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:

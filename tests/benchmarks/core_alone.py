@@ -13,9 +13,9 @@ from measure import Figure, Once, in_turns, known
 from kvlease.groups import keeps_everything
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache, CacheShape, commands
+from kvleased.core.blocks.records import CacheRecords
 from kvleased.core.effects import Reserved, Stepped
-from kvleased.core.records import CacheRecords
-from kvleased.core.stepping import StepVerb
+from kvleased.core.verbs.stepping import StepVerb
 
 NUM_BLOCKS: Final = 64
 NUM_REQUESTS: Final = 256

@@ -20,9 +20,9 @@ from reference import Process, ask, figure, reference
 from kvlease.groups import GroupShape, keeps_everything
 from kvlease.ids import BYTES_PER_KEY, Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
+from kvleased.core.blocks.records import CacheRecords
 from kvleased.core.effects import Evicted, Reserved, Stepped
-from kvleased.core.records import CacheRecords
-from kvleased.core.stepping import StepVerb
+from kvleased.core.verbs.stepping import StepVerb
 
 TOKENS_PER_BLOCK: Final = 16
 POOL_PER_REQUEST: Final = 4

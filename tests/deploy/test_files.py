@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from kvleased.sources import load, unknown_variables
+from kvleased.config.sources import load, unknown_variables
 from tests.deploy.tools import ROOT, VENV, Document, Helm, run
 
 pytestmark = pytest.mark.deploy

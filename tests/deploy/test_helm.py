@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvleased.sources import load
+from kvleased.config.sources import load
 from tests.deploy.helm.combinations import COMBINATIONS, REFUSED, Values
 from tests.deploy.helm.custom_kinds import CUSTOM_KINDS, mistake_in
 from tests.deploy.helm.wrong import mistakes_in

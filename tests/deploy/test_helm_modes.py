@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvlease.integrations.vllm.settings import ConnectorSettings
-from kvleased import tokens
-from kvleased.roles import Role
-from kvleased.sources import load, unknown_variables
+from kvleased.access import tokens
+from kvleased.access.roles import Role
+from kvleased.config.sources import load, unknown_variables
 from tests.deploy.helm.combinations import COMBINATIONS
 from tests.deploy.tools import ROOT, Document, Helm, containers_of
 

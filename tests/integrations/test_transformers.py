@@ -200,7 +200,18 @@ def test_prompt_of_full_blocks_computes_its_last_block(
     hit = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="hit")
 
     assert (hit.device_hit_tokens, hit.computed_tokens) == (80, 16)
+    assert hit.recomputed_tokens == 0
     assert list(hit.tokens) == plain(model, token_ids)
+
+
+def test_last_token_of_a_prompt_counts_as_computed(worker: Worker, model: LlamaForCausalLM) -> None:
+    """Hits and computed tokens are the prompt's, also where all but one of them are hit."""
+    token_ids = prompt(97)
+    generate(model, worker, token_ids, max_new_tokens=1, request_id="miss")
+
+    hit = generate(model, worker, token_ids, max_new_tokens=1, request_id="hit")
+
+    assert (hit.device_hit_tokens, hit.computed_tokens) == (96, 1)
 
 
 def test_generated_blocks_are_hit_by_a_longer_prompt(
@@ -325,6 +336,9 @@ def test_lost_lease_costs_a_recomputation(worker: Worker, model: LlamaForCausalL
     )
 
     assert made.recomputes == 1
+    # The prefix is hit again, as far as it was committed before the loss.
+    assert (made.device_hit_tokens, made.computed_tokens) == (0, 100)
+    assert 0 < made.recomputed_tokens < 100 + NUM_NEW
     assert list(made.tokens) == plain(model, token_ids)
 
 
@@ -367,6 +381,7 @@ def test_hits_are_those_of_the_first_lease(worker: Worker, model: LlamaForCausal
     )
 
     assert (made.device_hit_tokens, made.host_hit_tokens, made.recomputes) == (96, 0, 3)
+    assert made.computed_tokens == 4
     assert list(made.tokens) == plain(model, token_ids)
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from kvlease.ids import LeaseId, WorkerId
+from kvleased.core.blocks.records import NULL
 from kvleased.core.effects import Copy
-from kvleased.core.ranks import Place
-from kvleased.core.records import NULL
+from kvleased.core.lease.ranks import Place
 from tests.laws.needs import Groups, kept_under, needed_from
 
 Mark = tuple[object, ...]

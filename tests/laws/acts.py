@@ -5,7 +5,7 @@ from typing import Final
 
 from kvleased.core import commands
 from kvleased.core.effects import Outcome, Trimmed
-from kvleased.core.stepping import StepVerb
+from kvleased.core.verbs.stepping import StepVerb
 from tests.laws import below, faults
 from tests.laws.actors import Held, Worker
 from tests.laws.answers import trim

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
-from kvleased.core.states import State
+from kvleased.core.blocks.states import State
 from tests.laws import needs
 from tests.laws.actors import Held
 from tests.laws.holders import row_of, row_parts

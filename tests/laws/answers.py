@@ -8,8 +8,8 @@ import numpy as np
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
+from kvleased.core.blocks.records import NULL
 from kvleased.core.effects import Extended, Forked, Reloaded, Reserved
-from kvleased.core.records import NULL
 from tests.laws import needs, sharing
 from tests.laws.actors import Call, Held, Mark, Worker
 from tests.laws.holders import check_fresh, read_row, row_of, verify
@@ -203,7 +203,7 @@ def extended(world: "World", worker: Worker, held: Held, num_tokens: int, reply:
     added = numbers(reply.block_ids)
     counts = numbers(reply.num_blocks) or [len(added)]
     if held.rank is not None:
-        sharing.grow(world, worker, held, num_tokens, (counts, added))
+        sharing.grow(world, worker, held, num_tokens, (counts, added, numbers(reply.num_places)))
         return
     if added and {*added} <= {block for part in held.parts for block in part}:
         # The answer to another call was lost, and so the worker has read its row meanwhile. Or that of a commit is yet
@@ -231,9 +231,6 @@ def grow(
     told: tuple[Sequence[int], list[int]],
 ) -> None:
     """Put blocks, so many of each group, where a lease needs them to cover some tokens; just as many as that takes."""
-    if held.rank is not None:
-        sharing.grow(world, worker, held, num_tokens, told)
-        return
     counts, added = told
     grown = missing(world, held, num_tokens)
     if [len(places) for places in grown] != list(counts) or sum(counts) != len(added):

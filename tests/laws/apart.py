@@ -14,11 +14,11 @@ from kvlease.errors import KVLeaseError, PoolFullError, WrongStateError
 from kvlease.groups import Keeps
 from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
 from kvleased.core import CacheShape, commands
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Outcome, Reserved, Stepped, Trimmed
-from kvleased.core.phases import Phase
-from kvleased.core.ranks import Place
-from kvleased.core.states import State
-from kvleased.core.stepping import StepVerb
+from kvleased.core.lease.phases import Phase
+from kvleased.core.lease.ranks import Place
+from kvleased.core.verbs.stepping import StepVerb
 from tests.laws import agreement, sharing
 from tests.laws.actors import Call, Held, Worker, are_mates
 from tests.laws.answers import trim

@@ -5,8 +5,8 @@ from typing import Final
 
 from kvlease.ids import Epoch
 from kvleased.core import Cache, recovery
-from kvleased.core.records import CacheRecords, TierRecords
-from kvleased.core.states import State
+from kvleased.core.blocks.records import CacheRecords, TierRecords
+from kvleased.core.blocks.states import State
 from tests.laws.actors import ZERO, is_of
 from tests.laws.holders import remember_places
 from tests.laws.stores import TORN

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.effects import Direction
-from kvleased.core.labels import LABEL
+from kvleased.core.tier.labels import LABEL
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
 from kvleased.movers.cells import StoreShape

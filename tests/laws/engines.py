@@ -11,8 +11,9 @@ import numpy as np
 
 from kvlease.ids import BYTES_PER_KEY, WorkerId
 from kvleased.core import commands
-from kvleased.core.effects import Inventoried, Outcome
-from kvleased.core.states import State
+from kvleased.core.blocks.states import State
+from kvleased.core.effects import Outcome
+from kvleased.core.magazine_replies import Inventoried
 from tests.laws.actors import Mark, Worker, is_of
 from tests.laws.holders import tenant_of
 from tests.laws.shapes import SHAPE, with_tiers

@@ -7,9 +7,9 @@ import numpy as np
 
 from kvlease.errors import IdReusedError, KVLeaseError, WrongStateError
 from kvleased.core import commands
-from kvleased.core.effects import Exchanged
+from kvleased.core.blocks.states import State
+from kvleased.core.magazine_replies import Exchanged
 from kvleased.core.state import split_keys
-from kvleased.core.states import State
 from tests.laws.actors import Worker
 from tests.laws.crashes import Crash
 from tests.laws.engines import Engine, MagazineWorld

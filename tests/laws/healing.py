@@ -12,8 +12,8 @@ from kvlease.errors import DrainingError, PoolFullError
 from kvlease.groups import most_blocks
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Mover, Outcome, Reserved, Tier
-from kvleased.core.states import State
 from tests.laws.actors import Worker
 from tests.laws.below import answer_one
 from tests.laws.faults import bury_mover

@@ -9,7 +9,7 @@ import numpy as np
 from kvlease.groups import Keeps
 from kvlease.ids import LeaseId
 from kvleased.core import Cache
-from kvleased.core.records import NULL
+from kvleased.core.blocks.records import NULL
 from tests.laws.actors import Held, Mark, Worker, every_part, key_of, part_of, with_part
 from tests.laws.needs import is_moved_on, needed_from
 

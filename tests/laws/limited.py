@@ -10,10 +10,10 @@ import numpy as np
 from kvlease.errors import KVLeaseError
 from kvleased.core import commands
 from kvleased.core.effects import Outcome, Pinned
-from kvleased.core.flights import Purpose
-from kvleased.core.leases import NOWHERE
+from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.limits import TenantLimits
-from kvleased.core.tenants import victims
+from kvleased.core.tenancy.tenants import victims
+from kvleased.core.tier.flights import Purpose
 from tests.laws.actors import Worker
 from tests.laws.shapes import SHAPE, with_tiers
 from tests.laws.world import World

@@ -12,29 +12,20 @@ import pytest
 
 from kvlease.errors import KVLeaseError, PoolFullError
 from kvlease.ids import LeaseId
-from kvleased.core import (
-    cache,
-    commands,
-    ending,
-    forking,
-    landing,
-    looking,
-    mishaps,
-    moving,
-    prefetching,
-    recovery,
-    room,
-    state,
-)
+from kvleased.core import cache, commands, recovery, state
+from kvleased.core.admission import room
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import State
+from kvleased.core.copies import landing, mishaps
 from kvleased.core.effects import Beat, Outcome
-from kvleased.core.flights import Flight, Purpose
 from kvleased.core.ids import Ids
-from kvleased.core.leases import Lease
-from kvleased.core.loading import Loading
-from kvleased.core.naming import RowNames
-from kvleased.core.phases import End
-from kvleased.core.pool import Pool
-from kvleased.core.states import State
+from kvleased.core.lease.leases import NOWHERE, Lease
+from kvleased.core.lease.naming import RowNames
+from kvleased.core.lease.phases import End
+from kvleased.core.prefix import looking
+from kvleased.core.tier.flights import Flight, Purpose
+from kvleased.core.tier.loading import Loading
+from kvleased.core.verbs import ending, forking, moving, prefetching
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
 """What switches one bug on."""
@@ -226,6 +217,11 @@ def room_is_made_of_the_callers_own_prefix(patch: pytest.MonkeyPatch) -> None:
     """What is written back for a request takes the slots from which it is about to load."""
     write_back = room.write_back
     patch.setattr(room, "write_back", lambda world, victims, _: write_back(world, victims))
+
+
+def room_is_made_of_what_a_draft_model_reads_too_soon(patch: pytest.MonkeyPatch) -> None:
+    """The block behind a call's prefix leaves before that for which the call waits, and the prefix is shorter then."""
+    patch.setattr(room, "_parted_by", lambda _, leaving: (leaving, NOWHERE))
 
 
 MENDED: tuple[Mutation, ...] = (

@@ -3,8 +3,8 @@
 import numpy as np
 
 from kvleased.core import commands
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Direction
-from kvleased.core.states import State
 from tests.laws import stores
 from tests.laws.actors import ZERO, Job
 from tests.laws.views import audit_shared

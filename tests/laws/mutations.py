@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from kvlease.errors import UnknownLeaseError
-from kvleased.core import cache, commands, ending, landing, leases, recovery, state
+from kvleased.core import cache, commands, recovery, state
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import Event, State
+from kvleased.core.copies import landing
 from kvleased.core.effects import Detached, Done, Outcome
 from kvleased.core.ids import Ids
-from kvleased.core.key_counts import TierCounts
-from kvleased.core.leases import Lease
-from kvleased.core.phases import End, Phase
-from kvleased.core.pool import Pool
-from kvleased.core.states import Event, State
+from kvleased.core.lease import leases
+from kvleased.core.lease.leases import Lease
+from kvleased.core.lease.phases import End, Phase
+from kvleased.core.prefix.key_counts import TierCounts
+from kvleased.core.verbs import ending
 from tests.laws.mended import MENDED, Mutation
 from tests.laws.of_adopting import OF_ADOPTING
 from tests.laws.of_groups import OF_GROUPS
@@ -52,7 +55,7 @@ def failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
 def late_commit_of_an_older_grant(patch: pytest.MonkeyPatch) -> None:
     """A commit is matched by its worker rather than by its lease (Mooncake #3030)."""
 
-    def lease_of(self: state.CacheState, command: state.OfLease) -> Lease:
+    def lease_of(self: state.CacheState, command: commands.OfLease) -> Lease:
         for lease in self.leases.by_id.values():
             if lease.lease_id == command.lease_id:
                 return lease
@@ -130,7 +133,7 @@ def no_scrub_between_tenants(patch: pytest.MonkeyPatch) -> None:
 def owner_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     """Whoever knows a lease's id may use it (the read locks of LMCache 0.5.6, which bear no name)."""
 
-    def lease_of(self: state.CacheState, command: state.OfLease) -> Lease:
+    def lease_of(self: state.CacheState, command: commands.OfLease) -> Lease:
         if command.lease_id not in self.leases.by_id:
             raise UnknownLeaseError
         return self.leases.by_id[command.lease_id]

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvlease.groups import GroupShape, Keeps, most_blocks
 from kvleased.core import CacheShape
-from kvleased.core.marks import marks
+from kvleased.core.blocks.marks import marks
 
 Groups = Sequence[GroupShape]
 

@@ -15,13 +15,13 @@ from kvlease.errors import KVLeaseError
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core import Cache, commands
 from kvleased.core.effects import Copy, Effect, Outcome, Stepped, Wake
-from kvleased.core.flights import Flight
+from kvleased.core.tier.flights import Flight
 from tests.laws.actors import ViolationError
 
 if TYPE_CHECKING:
     from tests.laws.world import World
 
-_TRIES: Final = 4
+_TRIES: Final = 2
 """So many refusals of one kind are obeyed in a history, and then one in `_SELDOM`."""
 _SELDOM: Final = 8
 _LATER: Final = ("DRAINING", "POOL_FULL", "ID_REUSED")

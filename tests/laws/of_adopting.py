@@ -8,13 +8,14 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from kvleased.core import adopting, cache, commands, recovery
+from kvleased.core import cache, commands, recovery
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import State
+from kvleased.core.copies import adopting
 from kvleased.core.effects import Outcome
 from kvleased.core.ids import Ids
-from kvleased.core.labels import LABEL
-from kvleased.core.pool import Pool
 from kvleased.core.state import CacheState
-from kvleased.core.states import State
+from kvleased.core.tier.labels import LABEL
 from tests.laws.mended import Mutation
 
 _DISK: Final = 2

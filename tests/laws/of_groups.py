@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvlease import _grants
 from kvlease.groups import Keeps
-from kvleased.core import commands, committing, covering, forking, growing, search, state, trimming
-from kvleased.core.covering import Covering
-from kvleased.core.flights import Flight, Purpose
+from kvleased.core import commands, state
+from kvleased.core.admission import growing
 from kvleased.core.ids import Ids
-from kvleased.core.kernel_table import KernelTable
-from kvleased.core.leases import Lease, LeaseBook
-from kvleased.core.phases import MOVING, Phase
+from kvleased.core.lease import covering
+from kvleased.core.lease.covering import Covering
+from kvleased.core.lease.kernel_table import KernelTable
+from kvleased.core.lease.leases import Lease, LeaseBook
+from kvleased.core.lease.phases import MOVING, Phase
+from kvleased.core.prefix import search
+from kvleased.core.tier.flights import Flight, Purpose
+from kvleased.core.verbs import committing, forking, trimming
 from tests.laws.mended import Mutation
 
 
@@ -169,6 +174,17 @@ def guesses_stand_at_two_places(patch: pytest.MonkeyPatch) -> None:
 def restart_leaves_guesses_at_two_places(patch: pytest.MonkeyPatch) -> None:
     """Recovery does not end the growth that a crash has cut off."""
     patch.setattr(trimming, "_empty_passed", lambda *_: None)
+
+
+def answers_are_put_behind_one_another(patch: pytest.MonkeyPatch) -> None:
+    """A client appends the states that an extend brings to those that it has, in whatever order it hears of them."""
+
+    def append(places: list[int], ids: list[int], end: int, _: int) -> int:
+        places.extend([0] * (end - len(places) - len(ids)))
+        places.extend(ids)
+        return len(ids) - ids.count(0)
+
+    patch.setattr(_grants, "_put_states", append)
 
 
 OF_GROUPS: tuple[tuple[Mutation, str], ...] = (

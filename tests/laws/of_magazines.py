@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from kvlease.ids import WorkerId
-from kvleased.core import exchanging, recovery
+from kvleased.core import recovery
+from kvleased.core.blocks.index import KeyIndex
+from kvleased.core.blocks.states import State
 from kvleased.core.commands import Exchange
 from kvleased.core.ids import Ids
-from kvleased.core.index import KeyIndex
-from kvleased.core.leases import NOWHERE
+from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.magazines import Magazine, MagazineBook
 from kvleased.core.state import CacheState
-from kvleased.core.states import State
+from kvleased.core.verbs import exchanging
 from tests.laws.mended import Mutation
 
 

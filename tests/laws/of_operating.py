@@ -6,25 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvleased.core import (
-    cache,
-    clearing,
-    commands,
-    forking,
-    keeping,
-    requests,
-    resizing,
-    shortages,
-)
-from kvleased.core.charges import Charges
+from kvleased.core import cache, commands
+from kvleased.core.admission import shortages
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import Event, State
 from kvleased.core.effects import Done, Outcome
 from kvleased.core.ids import Ids
-from kvleased.core.leases import Lease
-from kvleased.core.pool import Pool
+from kvleased.core.lease.charges import Charges
+from kvleased.core.lease.leases import Lease
 from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
-from kvleased.core.states import Event, State
-from kvleased.core.tenants import check_tokens_fit
+from kvleased.core.tenancy import keeping
+from kvleased.core.tenancy.tenants import check_tokens_fit
+from kvleased.core.verbs import clearing, forking, requests, resizing
 from tests.laws.limited import LIMITS
 from tests.laws.mended import Mutation
 

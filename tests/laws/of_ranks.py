@@ -1,29 +1,23 @@
 """Bugs of ranks that call apart to switch on: who has a part in a lease, what each was told, what all have written."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import WorkerId
-from kvleased.core import (
-    cache,
-    commands,
-    committing,
-    ending,
-    granting,
-    joining,
-    recovery,
-    requests,
-    trimming,
-)
-from kvleased.core.effects import Outcome
-from kvleased.core.leases import Lease
-from kvleased.core.phases import Phase
-from kvleased.core.ranks import Members
-from kvleased.core.records import LeaseRows
-from kvleased.core.state import CacheState
+from kvleased.core import cache, commands, recovery
+from kvleased.core.admission import granting
+from kvleased.core.blocks.records import LeaseRows
+from kvleased.core.effects import Extended, Outcome
+from kvleased.core.lease.leases import Lease
+from kvleased.core.lease.phases import Phase
+from kvleased.core.lease.ranks import Members
+from kvleased.core.state import CacheState, pack
+from kvleased.core.verbs import committing, ending, joining, requests, trimming
 from tests.laws.mended import Mutation
 
 _MOVED = (Phase.EVICTED, Phase.RELOADING)
@@ -206,6 +200,23 @@ def states_of_another_rank_go_untold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(joining, "_end_with_states", lambda _, __, ___, end: end)
 
 
+def places_are_counted_from_the_first_block_told(patch: pytest.MonkeyPatch) -> None:
+    """A rank is told that states stand right behind what it knew before, however far a mate has jumped."""
+    tell = joining.tell
+
+    def counted(
+        state: CacheState, lease: Lease, members: Members, command: commands.Extend
+    ) -> Extended:
+        before = np.array(members.present[command.worker_id].told)
+        reply = tell(state, lease, members, command)
+        num_added = reply.num_blocks or pack(np.array([len(reply.block_ids) // 4]))
+        places = before + np.frombuffer(num_added, np.int32)
+        return replace(reply, num_places=reply.num_places and pack(places))
+
+    patch.setattr(joining, "tell", counted)
+    patch.setattr(requests, "tell", counted)
+
+
 def rank_that_never_learned_of_a_lease_has_come(patch: pytest.MonkeyPatch) -> None:
     """A rank whose call ended while its lease was loading counts as one that was there."""
     part = Members.part
@@ -229,6 +240,7 @@ OF_RANKS: tuple[tuple[Mutation, str], ...] = tuple(
         rank_that_left_has_written_what_comes_later,
         repeated_reserve_tells_of_blocks_that_others_may_trim,
         restart_forgets_the_ranks_that_have_parted,
+        places_are_counted_from_the_first_block_told,
     )
 )
 """Bugs of ranks that the simulation finds soon, and the cache in which they show; `test_mutations` has the others."""

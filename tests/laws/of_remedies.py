@@ -2,13 +2,14 @@
 
 import pytest
 
-from kvleased.core import coming, prefetching, remedies
+from kvleased.core.admission import coming, remedies
+from kvleased.core.admission.room import num_available
+from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Reload
 from kvleased.core.ids import Ids
-from kvleased.core.leases import NOWHERE
-from kvleased.core.pool import Pool
-from kvleased.core.room import num_available
+from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.state import CacheState
+from kvleased.core.verbs import prefetching
 from tests.laws.mended import Mutation
 
 
@@ -34,7 +35,7 @@ def owed_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
         blocks = coming._blocks_coming(state, protected)
         return num_available(state, tenant, protected) + len(blocks)
 
-    patch.setattr("kvleased.core.shortages.num_soon", num_soon)
+    patch.setattr("kvleased.core.admission.shortages.num_soon", num_soon)
 
 
 def blocks_to_be_zeroed_are_named_as_ready(patch: pytest.MonkeyPatch) -> None:

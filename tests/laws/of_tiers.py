@@ -7,29 +7,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvleased.core import (
-    asking,
-    cache,
-    cleaning,
-    commands,
-    draining,
-    granting,
-    landing,
-    looking,
-    mishaps,
-    recovery,
-    requests,
-    search,
-)
-from kvleased.core.dirt import Dirt, Marks
+from kvleased.core import cache, commands, recovery
+from kvleased.core.admission import granting
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.copies import cleaning, landing, mishaps
 from kvleased.core.effects import Direction, Done, Mover, Outcome
-from kvleased.core.flights import Flight, Purpose
 from kvleased.core.ids import Ids
-from kvleased.core.leases import Lease
-from kvleased.core.looking import Sources
-from kvleased.core.pool import Pool
-from kvleased.core.search import Match
+from kvleased.core.lease.leases import Lease
+from kvleased.core.prefix import looking, search
+from kvleased.core.prefix.looking import Sources
+from kvleased.core.prefix.search import Match
 from kvleased.core.state import CacheState
+from kvleased.core.tier.dirt import Dirt, Marks
+from kvleased.core.tier.flights import Flight, Purpose
+from kvleased.core.verbs import asking, draining, requests
 from tests.laws.mended import Mutation
 
 _DISK: Final = 2

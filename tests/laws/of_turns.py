@@ -2,10 +2,12 @@
 
 import pytest
 
-from kvleased.core import cache, room, tenants
+from kvleased.core import cache
+from kvleased.core.admission import room
 from kvleased.core.commands import Reserve
 from kvleased.core.ids import Ids
 from kvleased.core.state import CacheState
+from kvleased.core.tenancy import tenants
 from kvleased.core.waiting import WaitingRoom
 from tests.laws.mended import Mutation
 

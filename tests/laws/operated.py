@@ -13,9 +13,9 @@ import numpy as np
 
 from kvlease.errors import DrainingError, KVLeaseError, NeverFitsError, PoolFullError
 from kvleased.core import commands
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Cleared, Outcome, Reserved, Resized, Tier
 from kvleased.core.limits import TenantLimits
-from kvleased.core.states import State
 from tests.laws.actors import ZERO
 from tests.laws.limited import LIMITS, LimitedWorld
 from tests.laws.world import World

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
-from kvleased.core import joining, mishaps, recovery, requests
+from kvleased.core import recovery
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import State
 from kvleased.core.commands import Fork, Reserve
+from kvleased.core.copies import mishaps
 from kvleased.core.ids import Ids
-from kvleased.core.leases import Lease
-from kvleased.core.phases import AFTER_RESTART, MOVING, Phase
-from kvleased.core.pool import Pool
+from kvleased.core.lease.leases import Lease
+from kvleased.core.lease.phases import AFTER_RESTART, MOVING, Phase
 from kvleased.core.state import CacheState
-from kvleased.core.states import State
+from kvleased.core.verbs import joining, requests
 from tests.laws.mended import Mutation
 
 

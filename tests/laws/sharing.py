@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from kvlease.groups import Keeps
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import commands
+from kvleased.core.blocks.records import NULL
 from kvleased.core.effects import Committed, Extended, Forked, Reloaded, Reserved, Trimmed
-from kvleased.core.phases import Phase
-from kvleased.core.records import NULL
-from kvleased.core.stepping import StepVerb
+from kvleased.core.lease.phases import Phase
+from kvleased.core.verbs.stepping import StepVerb
 from tests.laws import needs
 from tests.laws.actors import Held, Worker
 from tests.laws.holders import check_fresh, name_blocks, row_of, row_parts
@@ -270,13 +270,16 @@ def grow(
     worker: Worker,
     held: Held,
     num_tokens: int,
-    told_of: tuple[Sequence[int], list[int]],
+    told_of: tuple[Sequence[int], list[int], Sequence[int]],
 ) -> None:
-    """Put blocks where a rank needs them; those that it was told of in vain it reads in the block table."""
+    """Put blocks where a rank needs them; those that it was told of in vain it reads in the block table.
+
+    `told_of` are how many there are of each group, the blocks, and with how many places those of each group end.
+    """
     row = row_of(world, held.lease_id)
     if row is None or held.lease_id not in worker.leases:
         return
-    counts, added = told_of
+    counts, added, num_places = told_of
     start, rows, most_computed = 0, row_parts(world, row), furthest(world, held)
     for at, group in enumerate(world.shape.groups):
         part, marks = held.parts[at], held.marks[at]
@@ -290,6 +293,8 @@ def grow(
         if told and told[-1] in rows[at]:
             # Who has committed more than it knows of is told of what comes behind that.
             end = min(most, max(end, rows[at].index(told[-1]) + 1))
+        if told:
+            _compare_end(world, num_places[at : at + 1], end)
         least = min(end, max(before, needs.end_of(group, most_computed, held.vain_tokens)))
         piece = rows[at][before:end]
         if len(piece) != end - before or piece[len(piece) - len(told) :] != told:
@@ -305,6 +310,13 @@ def grow(
         marks += [None] * len(piece)
         blocks = [block for block in piece if block != NULL]
         check_fresh(world, worker, held, untold(world, held, blocks))
+
+
+def _compare_end(world: "World", told: Sequence[int], end: int) -> None:
+    """Where there are states, and only there, a rank is told with which place its blocks of a group end."""
+    has_states = any(one.keeps is Keeps.STATE for one in world.shape.groups)
+    if list(told) != [end] * has_states:
+        world.fail(f"a rank is told of blocks that end with {end} places as ending with {told}")
 
 
 def _end_of_states(row: Sequence[int], end: int, num_states: int) -> int:

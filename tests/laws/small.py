@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from kvleased.core import CacheShape, commands
-from kvleased.core.flights import Flight
-from kvleased.core.leases import Lease
-from kvleased.core.pool import Pool
-from kvleased.core.states import State
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import State
+from kvleased.core.lease.leases import Lease
+from kvleased.core.tier.flights import Flight
 from kvleased.core.waiting import Waiter
 from tests.laws import faults
 from tests.laws.actors import Call, Held, Job, Mark, Worker, key_of

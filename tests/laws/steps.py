@@ -10,8 +10,8 @@ from kvlease.errors import BY_NUMBER
 from kvlease.ids import LeaseId
 from kvleased.core import commands
 from kvleased.core.effects import Outcome, Reserved, Stepped
-from kvleased.core.stepping import StepVerb
-from tests.laws import answers
+from kvleased.core.verbs.stepping import StepVerb
+from tests.laws import answers, sharing
 from tests.laws.actors import Held, Worker
 from tests.laws.answers import numbers
 from tests.laws.holders import read_row
@@ -76,9 +76,10 @@ def _take(
     num_groups = len(world.shape.groups)
     codes = numbers(reply.codes)
     counts = np.frombuffer(reply.num_blocks, np.int32).reshape(len(codes), num_groups).tolist()
+    places = np.frombuffer(reply.num_places, np.int32).reshape(-1, num_groups).tolist()
     kept = worker.leases.keys()
     ended: set[LeaseId] = set()
-    for operation, code, added in zip(operations, codes, counts, strict=True):
+    for at, (operation, code, added) in enumerate(zip(operations, codes, counts, strict=True)):
         held, lease_id, count = operation.held, operation.held.lease_id, sum(added)
         error = BY_NUMBER[code].code if code else ""
         _compare(world, operation, error, count, is_over=lease_id in ended)
@@ -88,7 +89,11 @@ def _take(
         elif lease_id in kept and operation.verb is StepVerb.COMMIT:
             answers.committed(world, held, operation.num_tokens, None)
         elif lease_id in kept and not error:
-            answers.grow(world, worker, held, operation.num_tokens, (added, new))
+            if held.rank is None:
+                answers.grow(world, worker, held, operation.num_tokens, (added, new))
+                continue
+            told = (added, new, places[at] if places else [])
+            sharing.grow(world, worker, held, operation.num_tokens, told)
     if blocks:
         world.fail("a step added more blocks than its operations")
     for command, answer in zip(reserves, reply.reserves, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvleased.core import CacheShape
 from kvleased.core.effects import Copy, Direction, Probe
-from kvleased.core.labels import LABEL
+from kvleased.core.tier.labels import LABEL
 from tests.laws.actors import ZERO, Job, Mark, is_of
 from tests.laws.holders import tenant_of
 

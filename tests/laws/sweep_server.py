@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from kvleased import logs
 from kvleased.movers.disk import DiskEngine
 from kvleased.movers.store_place import StorePlace
+from kvleased.telemetry import logs
 
 SYSCALLS: Final = (
     "openat",

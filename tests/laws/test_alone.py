@@ -11,7 +11,7 @@ from kvlease.ids import LeaseId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Extended, Stepped
-from kvleased.core.stepping import StepVerb
+from kvleased.core.verbs.stepping import StepVerb
 from tests.laws.shapes import LONGEST_TOKENS, MIXES
 from tests.unit.service.core.builders import WORKER, answer
 from tests.unit.service.core.grouped import (

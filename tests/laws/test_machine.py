@@ -16,8 +16,8 @@ from kvlease.errors import KVLeaseError
 from kvlease.groups import keeps_everything
 from kvlease.ids import CopyId, Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
+from kvleased.core.blocks.records import CacheRecords
 from kvleased.core.effects import Copy, Direction, Effect, Outcome, Reserved, Stepped, Wake
-from kvleased.core.records import CacheRecords
 
 SHAPE: Final = CacheShape(
     num_blocks=7,

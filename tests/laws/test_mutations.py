@@ -1,7 +1,8 @@
 """The suite bites: each seeded bug is found by the simulation, and what is near also by exhaustive search."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Final
 
 import pytest
 
@@ -11,15 +12,26 @@ from tests.laws.histories import breaks_a_law
 from tests.laws.known_seeds import KNOWN_SEEDS, searched
 from tests.laws.mended import Mutation
 from tests.laws.mutations import MUTATIONS, NEAR
-from tests.unit.service.core import test_group_guesses as group_guesses
-from tests.unit.service.core import test_rank_parts as rank_parts
-from tests.unit.service.core import test_rank_restarts as rank_restarts
-from tests.unit.service.core import test_room as room
+from tests.unit.client import test_extends_at_once as extends_at_once
+from tests.unit.service.core.admission import test_group_guesses as group_guesses
+from tests.unit.service.core.admission import test_room as room
+from tests.unit.service.core.grouped import STATE
+from tests.unit.service.core.lease import test_rank_parts as rank_parts
+from tests.unit.service.core.lease import test_rank_restarts as rank_restarts
 
 _DEPTH = 3
 _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     mended.room_is_made_of_the_callers_own_prefix: partial(
         room.test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes, 1
+    ),
+    mended.room_is_made_of_what_a_draft_model_reads_too_soon: (
+        room.test_blocks_of_others_leave_and_are_zeroed_before_what_a_draft_model_reads
+    ),
+    of_groups.answers_are_put_behind_one_another: partial(
+        extends_at_once.test_states_stand_where_the_daemon_has_them_in_whatever_order_answers_come,
+        (STATE,),
+        (8, 12, 16),
+        (0, 2, 1),
     ),
     of_groups.restart_leaves_guesses_at_two_places: (
         group_guesses.test_growth_that_a_crash_cuts_off_is_ended_after_a_restart
@@ -51,8 +63,19 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
 }
 """The laws of the core that notice what the simulation comes to seldom."""
 
+_THOROUGH: Final = 3
+"""`make test` plays what other systems suffered from, and one in so many others; `make test-thorough` the rest."""
 
-@pytest.mark.parametrize(("name", "mutation"), MUTATIONS.items(), ids=MUTATIONS)
+
+def _played() -> Iterator[object]:
+    """Give each seeded bug, marked by who plays it."""
+    for at, (name, mutation) in enumerate(MUTATIONS.items()):
+        is_quick = name.startswith("M") or at % _THOROUGH == 0
+        marks = () if is_quick else (pytest.mark.thorough,)
+        yield pytest.param(name, mutation, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "mutation"), [*_played()])
 def test_simulation_finds_seeded_bug(
     name: str,
     mutation: Mutation,

@@ -8,11 +8,12 @@ from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
 from tests.laws.limited import LimitedWorld
 
-_HISTORIES: Final = 24
+_HISTORIES: Final = 16
 _STEPS: Final = 300
+_THOROUGH = [pytest.param(chunk, marks=pytest.mark.thorough) for chunk in (1, 2)]
 
 
-@pytest.mark.parametrize("chunk", range(2))
+@pytest.mark.parametrize("chunk", [0, *_THOROUGH])
 def test_no_law_of_tenants_breaks_under_faults(chunk: int) -> None:
     """Whatever happens, counts and limits hold after every event, and each tenant can have what it may in the end."""
     pinned = 0

@@ -4,10 +4,10 @@ import numpy as np
 
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import commands
+from kvleased.core.blocks.records import TierRecords
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Found, Mapped, Outcome, Tier
-from kvleased.core.flights import SOURCE_TIERS
-from kvleased.core.records import TierRecords
-from kvleased.core.states import State
+from kvleased.core.tier.flights import SOURCE_TIERS
 from tests.laws.actors import Held, Worker, is_of
 from tests.laws.answers import numbers
 from tests.laws.holders import row_of, row_parts

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from kvlease.errors import KVLeaseError
 from kvlease.ids import CopyId, Epoch, LeaseId, PinId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
+from kvleased.core.blocks.records import CacheRecords
+from kvleased.core.checks.sound import Sound
 from kvleased.core.effects import (
     Beat,
     Committed,
@@ -31,8 +33,6 @@ from kvleased.core.effects import (
     Reserved,
     Wake,
 )
-from kvleased.core.records import CacheRecords
-from kvleased.core.sound import Sound
 from tests.laws import answers, crashes, needs, sharing
 from tests.laws.actors import ZERO, Call, Held, Job, Mark, ViolationError, Worker
 from tests.laws.holders import read_row, remember_places

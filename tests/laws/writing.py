@@ -1,7 +1,7 @@
 """How a simulated worker computes: which blocks of which groups it writes, with what, and what it then may commit."""
 
 from kvlease.groups import Keeps
-from kvleased.core.records import NULL
+from kvleased.core.blocks.records import NULL
 from tests.laws.actors import Held, Mark, Worker
 from tests.laws.holders import name_blocks, write
 from tests.laws.needs import room

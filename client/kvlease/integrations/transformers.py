@@ -27,6 +27,7 @@ from kvlease.geometry import floor_div
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.integrations._models import model_digest, require_model
 from kvlease.integrations._pages import WAIT_MS, LayerPages, LeasedBlocks, LeasedLayer
+from kvlease.integrations._token_counts import TokenCounts
 from kvlease.spec import FullAttention, SlidingWindow
 from kvlease.views import layer_views
 
@@ -252,16 +253,20 @@ def _integers(token_ids: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What `generate` made, and what it cost."""
+    """What `generate` made, and what it cost: the prompt's tokens are its hits, from all tiers, and those computed."""
 
     tokens: tuple[int, ...]
     """The new tokens."""
     device_hit_tokens: int
-    """Prompt tokens whose states were in the device pool when the first lease was granted."""
+    """Prompt tokens whose states were in the device pool before this request had computed them."""
     host_hit_tokens: int
-    """Prompt tokens whose states came back from the host pool for the first lease."""
+    """The same of those that came back from the host pool."""
+    store_hit_tokens: int
+    """The same of those that came from the disk store or the remote one."""
     computed_tokens: int
-    """Tokens that ran through the model other than one by one: the rest of the prompt; all of it after a loss."""
+    """Prompt tokens that this request computed; each is counted once."""
+    recomputed_tokens: int
+    """Tokens of the prompt and of what was made whose states were lost and computed again, each time."""
     recomputes: int
     """How often a lease was lost or could not grow, so that what was computed was computed again."""
 
@@ -324,18 +329,15 @@ class _GreedyRun:
         self._num_prompt = len(tokens)
         self._num_tokens_max = len(tokens) + max_new_tokens
         self._on_step = on_step or (lambda _cache, _num_new: None)
-        self._hit_tokens: tuple[int, int] | None = None
-        """On the device and from the host, of the first lease."""
-        self._computed_tokens = 0
+        self._counts = TokenCounts(len(tokens))
 
     def with_lease(self, worker: Worker, request_id: str) -> None:
         """Go on to the end under a fresh lease; raise `KVLeaseError` when it is refused or lost."""
         with LeasedCache.reserve(
             worker, self._tokens, request_id=request_id, num_tokens_max=self._num_tokens_max
         ) as cache:
-            if self._hit_tokens is None:
-                self._hit_tokens = cache.lease.device_hit_tokens, cache.lease.host_hit_tokens
             num_hit = cache.get_seq_length()
+            self._counts.hit(num_hit, cache.lease.device_hit_tokens, cache.lease.host_hit_tokens)
             try:
                 self._go_on(cache)
             except KVLeaseError:
@@ -360,12 +362,13 @@ class _GreedyRun:
 
     def result(self) -> Generation:
         """Return what was made."""
-        device_hit_tokens, host_hit_tokens = self._hit_tokens or (0, 0)
         return Generation(
             tokens=tuple(self._tokens[self._num_prompt :]),
-            device_hit_tokens=device_hit_tokens,
-            host_hit_tokens=host_hit_tokens,
-            computed_tokens=self._computed_tokens,
+            device_hit_tokens=self._counts.device_hits,
+            host_hit_tokens=self._counts.host_hits,
+            store_hit_tokens=self._counts.store_hits,
+            computed_tokens=self._counts.computed,
+            recomputed_tokens=self._counts.recomputed,
             recomputes=self._recomputes,
         )
 
@@ -389,11 +392,8 @@ class _GreedyRun:
 
     def _compute(self, cache: Cache, num_tokens: int) -> int:
         """Run the model over the tokens up to so many; returns the next one."""
-        fresh = self._tokens[cache.get_seq_length() : num_tokens]
-        if len(fresh) > 1:
-            self._computed_tokens += len(fresh)
-        input_ids = torch.tensor([fresh], device=self._model.device)
-        output = self._model(
-            input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1
-        )
+        num_present = cache.get_seq_length()
+        ids = torch.tensor([self._tokens[num_present:num_tokens]], device=self._model.device)
+        output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        self._counts.compute(num_present, num_tokens)
         return int(output.logits[0, -1].argmax())

@@ -22,6 +22,11 @@ _SCHEMES: Final = {
     "unix": True, "http": False, "https": False, "http+unix": True, "grpc": False, "grpcs": False, "grpc+unix": True,
 }  # fmt: skip
 """Every scheme of an address, and whether a path follows it rather than host and port."""
+_WRITTEN: Final = ", ".join(
+    f"{scheme}://{'/path' if takes_path else 'host:port'}"
+    for scheme, takes_path in _SCHEMES.items()
+)
+"""How an address may be written."""
 
 
 class Outgoing(NamedTuple):
@@ -155,9 +160,7 @@ def parse_address(written: str) -> Address:
         InvalidError: it is not written so.
     """
     check_type("address", written, str)
-    message = (
-        f"{written[:80]!r} is no address; write unix:///path, http://host:port, grpc://host:port, …"
-    )
+    message = f"{written[:80]!r} is no address; write one of {_WRITTEN}"
     try:
         parts = urlsplit(written)
         port = parts.port or 0

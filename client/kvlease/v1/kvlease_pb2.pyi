@@ -843,14 +843,16 @@ class ExtendRequest(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class ExtendResponse(_message.Message):
-    __slots__ = ("block_ids", "num_blocks", "covered_tokens")
+    __slots__ = ("block_ids", "num_blocks", "covered_tokens", "num_places")
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLACES_FIELD_NUMBER: _ClassVar[int]
     block_ids: bytes
     num_blocks: bytes
     covered_tokens: int
-    def __init__(self, block_ids: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ...) -> None: ...
+    num_places: bytes
+    def __init__(self, block_ids: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., covered_tokens: _Optional[int] = ..., num_places: _Optional[bytes] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("lease_id", "num_tokens", "first_block", "keys")
@@ -1045,18 +1047,20 @@ class StepReserve(_message.Message):
     def __init__(self, granted: _Optional[_Union[ReserveResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("codes", "num_blocks", "block_ids", "reserves", "errors")
+    __slots__ = ("codes", "num_blocks", "block_ids", "reserves", "errors", "num_places")
     CODES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     RESERVES_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLACES_FIELD_NUMBER: _ClassVar[int]
     codes: bytes
     num_blocks: bytes
     block_ids: bytes
     reserves: _containers.RepeatedCompositeFieldContainer[StepReserve]
     errors: _containers.RepeatedCompositeFieldContainer[StepError]
-    def __init__(self, codes: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., reserves: _Optional[_Iterable[_Union[StepReserve, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[StepError, _Mapping]]] = ...) -> None: ...
+    num_places: bytes
+    def __init__(self, codes: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., reserves: _Optional[_Iterable[_Union[StepReserve, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[StepError, _Mapping]]] = ..., num_places: _Optional[bytes] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("publish_blocks", "publish_keys", "publish_positions", "retract_blocks", "drop_blocks", "hold_keys", "stops_at_miss", "brings", "holds_all", "take_running", "take_new", "all_or_nothing", "sequence", "missed_keys")

@@ -6,6 +6,7 @@ The bounds are those of the published schema, which the daemon checks for all tr
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -37,6 +38,8 @@ _WANTED: Final = {
 """What a field must be, by the kind of what is wrong."""
 
 
+_AS_IT_IS: Final = frozenset({b"", b"identity"})
+"""What Content-Encoding says of a body that is not encoded."""
 _OUT_OF_RANGE: Final = frozenset(
     {"finite_number", "greater_than", "greater_than_equal", "less_than_equal"}
 )
@@ -69,6 +72,20 @@ class InvalidBodyError(InvalidError):
             limit=first.limit,
         )
         self.errors = errors
+
+
+class EncodedBodyError(InvalidError):
+    """The body is encoded; send it as it is, without Content-Encoding."""
+
+    http_status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE.value
+
+
+def require_plain(encoding: bytes) -> None:
+    """Refuse a body that was compressed, by its Content-Encoding: a small one could become as large as it likes."""
+    if encoding.strip().lower() not in _AS_IT_IS:
+        said = shown(encoding.decode("latin-1"))
+        message = f"the body's Content-Encoding is {said}; send it as it is"
+        raise EncodedBodyError(message, resource="content-encoding")
 
 
 def refusal_of(body_class: type[BaseModel], error: ValidationError) -> InvalidBodyError:

@@ -6,8 +6,9 @@ from functools import cache
 from http import HTTPStatus
 from typing import Final
 
-from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
+from kvlease.errors import InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
+from kvleased.api.places import no_place_of_member, no_place_of_stranger
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Bytes of a request's head."""
@@ -34,18 +35,19 @@ def refusal(error: KVLeaseError, status: int | None = None) -> bytes:
     return b"HTTP/1.1 %d Refused\r\n%bconnection: close\r\n\r\n%b" % (status, head, body)
 
 
-def too_many_connections(limit: int) -> BusyError:
-    """Return the error of a connection for which there is no place."""
-    return BusyError(resource="connections", need=1, available=0, limit=limit)
-
-
 # The same each time, so each is written once: a flood is answered with little else.
 
 
 @cache
 def no_place(limit: int) -> bytes:
-    """Return the whole answer to whom there is no place for."""
-    return refusal(too_many_connections(limit))
+    """Return the whole answer to a member for whom there is no place."""
+    return refusal(no_place_of_member(limit))
+
+
+@cache
+def gave_way(limit: int) -> bytes:
+    """Return the whole answer to a stranger who gives way to another."""
+    return refusal(no_place_of_stranger(limit))
 
 
 @cache

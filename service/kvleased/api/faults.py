@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 
 from kvlease.errors import InternalError, KVLeaseError, UnavailableError, UnknownWorkerError
 from kvlease.faults import fitting, holdings_to_text
+from kvleased.access.callers import Caller
 from kvleased.api.bodies import InvalidBodyError
 from kvleased.api.seam import Backend
-from kvleased.callers import Caller
 
 if TYPE_CHECKING:
     from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # it has no stubs
@@ -145,6 +145,8 @@ def problem_headers(error: KVLeaseError, body: bytes) -> list[tuple[bytes, bytes
         headers.append((b"retry-after", b"%d" % -(-error.retry_after_ms // _MS_PER_SECOND)))
     if error.http_status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
+    if error.http_status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        headers.append((b"accept-encoding", b"identity"))
     return headers
 
 

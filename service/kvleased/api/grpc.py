@@ -12,7 +12,14 @@ from typing import Final
 import grpc
 
 from kvlease.framing import GRPC_SLACK_BYTES
-from kvleased.api.grpc_beside import HEALTH, REFLECTION, Health, reflection_handlers
+from kvleased.access.roles import Role
+from kvleased.api.grpc_beside import (
+    HEALTH,
+    REFLECTION,
+    REFLECTION_ALPHA,
+    Health,
+    reflection_handlers,
+)
 from kvleased.api.grpc_calls import Calls, Context, Handlers, address_of
 from kvleased.api.grpc_connections import STRANGERS_MAX, UNSEEN_MAX, Connections
 from kvleased.api.grpc_verbs import SERVICE, Verbs
@@ -20,7 +27,6 @@ from kvleased.api.places import Places
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import private_directory
 from kvleased.api.tls import TlsFiles, role_of_name, tls_files
-from kvleased.roles import Role
 
 STOP_SECONDS: Final = 1.0
 """Seconds that calls in progress have left when the server stops."""
@@ -117,8 +123,10 @@ class GrpcServer:
         services: dict[str, Handlers] = {
             SERVICE.full_name: verbs.handlers(),
             HEALTH: health.handlers(calls),
-            REFLECTION: reflection_handlers(calls, SERVICE.full_name, HEALTH, REFLECTION),
         }
+        names = (*services, REFLECTION, REFLECTION_ALPHA)
+        for name in (REFLECTION, REFLECTION_ALPHA):
+            services[name] = reflection_handlers(name, calls, names)
         server.add_generic_rpc_handlers(
             [
                 grpc.method_handlers_generic_handler(name, handlers)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Final, TypeAlias
 
 import grpc
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from kvlease.errors import KVLeaseError
+from kvleased.access.roles import OF_SERVICE
 from kvleased.api.grpc_calls import Call, Calls, Context, Handlers, abort
 from kvleased.api.messages import parse
 from kvleased.api.seam import Backend
-from kvleased.roles import OF_SERVICE
 
 HEALTH: Final = "grpc.health.v1.Health"
-REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
+REFLECTION: Final = "grpc.reflection.v1.ServerReflection"
+REFLECTION_ALPHA: Final = "grpc.reflection.v1alpha.ServerReflection"
+"""The same by its first name, which older tools call; the messages are the same, byte for byte."""
+_ALPHA: Final = "v1alpha"
+_STABLE: Final = "v1"
 HEALTH_SECONDS: Final = 0.5
 """Seconds between two looks at whether the daemon is ready."""
 
@@ -74,8 +80,9 @@ class Health:
             await call.until(change)
 
 
-def reflection_handlers(calls: Calls, *services: str) -> Handlers:
-    """Return what tells tools of the methods that there are, for the calls of one listener."""
+def reflection_handlers(name: str, calls: Calls, services: Collection[str]) -> Handlers:
+    """Return what tells tools of the methods that there are, for the calls of one listener by one of its names."""
+    _describe_reflection()
     # Its type stubs take an async generator for a coroutine.
     servicer: Any = reflection.aio.ReflectionServicer(services)
 
@@ -84,10 +91,25 @@ def reflection_handlers(calls: Calls, *services: str) -> Handlers:
             await call.write(answer.SerializeToString())
 
     return {
-        "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
-            _entered(REFLECTION, calls, tell)
-        )
+        "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(_entered(name, calls, tell))
     }
+
+
+def _describe_reflection() -> None:
+    """Have reflection found by its name, too, where grpcio knows it by its first one alone."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindServiceByName(REFLECTION)
+    except KeyError:
+        file = FileDescriptorProto()
+        reflection_pb2.DESCRIPTOR.CopyToProto(file)
+        file.ClearField("options")
+        written = text_format.MessageToString(file)
+        for name in (file.package, file.name.rpartition("/")[0]):
+            written = written.replace(name, name.replace(_ALPHA, _STABLE))
+        pool.AddSerializedFile(
+            text_format.Parse(written, FileDescriptorProto()).SerializeToString()
+        )
 
 
 async def _asked(call: Call) -> AsyncIterator[ServerReflectionRequest]:

@@ -18,12 +18,12 @@ import grpc
 from grpc_status import rpc_status
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, UnknownWorkerError
+from kvleased.access.callers import Caller
+from kvleased.access.roles import Role, Roles
 from kvleased.api import faults
 from kvleased.api.grpc_connections import Connections
 from kvleased.api.seam import Backend, Limits
-from kvleased.callers import Caller
 from kvleased.counted import are
-from kvleased.roles import Role, Roles
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[bytes, bytes]]"
@@ -37,6 +37,8 @@ UNREAD_SECONDS_MAX: Final = 2.0
 """Seconds after which a stranger who does not read his answer loses his connection, where another wants his place."""
 
 _RETRY_AFTER_MS: Final = 100
+_EPOCH_MAX: Final = 2**63 - 1
+"""What the protocol has for an epoch, as the other transports take it."""
 
 
 class Call:
@@ -306,7 +308,7 @@ def _token(header: str) -> str:
 @lru_cache(maxsize=1)
 def _epoch(written: str) -> int:
     """Return the number of an epoch; nearly every call is of the same one."""
-    if not re.fullmatch(r"[0-9]{1,16}", written):
+    if not re.fullmatch(r"[0-9]{1,19}", written) or int(written) > _EPOCH_MAX:
         message = f"kvlease-epoch must be 0 or the epoch of an answer, not {written[:40]!r}"
         raise InvalidError(message, resource="kvlease-epoch")
     return int(written)

@@ -14,9 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, Final
 
-from kvlease.errors import BusyError
-from kvleased.api.places import Places
-from kvleased.counted import are
+from kvleased.api.places import Places, no_place_of_member
 
 STRANGERS_MAX: Final = 256
 """Connections of strangers to gRPC's TCP port; of one more the oldest gives way, when it is looked at."""
@@ -27,8 +25,6 @@ SECONDS_APART: Final = 1.0
 
 _SECONDS_APART_IN_FLOOD: Final = 0.05
 """Seconds to the next look where somebody had to give way: as many may come meanwhile, and nobody be shut out."""
-_RETRY_AFTER_MS: Final = 1000
-"""Until the next look, which finds who has gone."""
 _FDS_A_TURN: Final = 8
 """Descriptors that are looked at before the loop looks at anything else."""
 _OWN_FDS: Final = "/proc/self/fd"
@@ -93,7 +89,7 @@ class Connections:
             connection = Connection(address, self._port, self._num_looks)
         if not connection.is_member:
             if not self.places.let_in(connection):
-                raise _no_place(self.places.members_max)
+                raise no_place_of_member(self.places.members_max)
             connection.is_member = True
             self._by_address[address] = connection
         connection.has_called = True
@@ -167,18 +163,6 @@ class Connections:
     def _forget(self, address: str, connection: Connection) -> None:
         self.places.leave(connection)
         del self._by_address[address]
-
-
-def _no_place(limit: int) -> BusyError:
-    message = f"{are(limit, 'connection')} open already; make all calls over one"
-    return BusyError(
-        message,
-        resource="connections",
-        need=1,
-        available=0,
-        limit=limit,
-        retry_after_ms=_RETRY_AFTER_MS,
-    )
 
 
 def _held(fd: int) -> socket.socket:

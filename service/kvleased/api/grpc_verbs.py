@@ -13,11 +13,11 @@ from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, TooLargeError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.access.roles import of_verb
 from kvleased.api import faults
 from kvleased.api.grpc_calls import Calls, Context, Handlers, abort
 from kvleased.api.messages import M, parse
 from kvleased.api.seam import Backend, Observer
-from kvleased.roles import of_verb
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["KVLeaseService"]
 

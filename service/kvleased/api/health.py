@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from kvlease.errors import KVLeaseError
+from kvleased.access.roles import OF_PATH
 from kvleased.api.rest_endpoints import admitted, refusal
 from kvleased.api.seam import Backend, Observer
-from kvleased.roles import OF_PATH
 
 HEAVY_MODULES: Final = ("torch", "cuda.bindings", "transformers")
 """What must never be imported where calls are answered; `/livez?verbose` tells whether it was.

@@ -11,11 +11,11 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvleased.access.strangers import Seldom
 from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.rest_protocol import GuardedProtocol
 from kvleased.api.turns import Line
 from kvleased.descriptors import ADVICE
-from kvleased.strangers import Seldom
 
 _TO_OPEN: Final = 3
 """Turns that it takes to open a connection: to accept it, to make its transport, and to begin to read."""

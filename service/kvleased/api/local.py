@@ -13,9 +13,12 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
+from kvlease.errors import InvalidError, KVLeaseError, TooLargeError
 from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.access.callers import Caller
+from kvleased.access.roles import of_verb
+from kvleased.access.strangers import Seldom
 from kvleased.api import faults
 from kvleased.api.local_connection import (
     LocalConnection,
@@ -23,13 +26,11 @@ from kvleased.api.local_connection import (
     frame_of,
 )
 from kvleased.api.messages import parse
+from kvleased.api.places import no_place_of_member
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import listen_unix, peer_of, remove_unix, role_of
 from kvleased.api.turns import Line, Turns
-from kvleased.callers import Caller
 from kvleased.descriptors import ADVICE
-from kvleased.roles import of_verb
-from kvleased.strangers import Seldom
 
 FDS_MAX: Final = 4
 """Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
@@ -115,14 +116,18 @@ class LocalServer:
         return len(self.connections) < self.settings.max_connections or self._make_room()
 
     def _make_room(self) -> bool:
-        """Close the oldest connection that has said nothing yet, or the one that was silent longest, if any was."""
-        silent_since = perf_counter() - SECONDS_SILENT
-        # Found first without a look at all: strangers who say nothing would else cost each newcomer one.
-        longest: LocalConnection | _Opening | None = next(iter(self._unheard), None)
-        if longest is None or longest.heard_at >= silent_since:
-            idle = (one for one in self.connections if one.is_idle)
-            longest = min(idle, key=lambda one: one.heard_at, default=None)
-        if longest is None or longest.heard_at >= silent_since:
+        """Close the oldest connection that has said nothing yet, or the one that was silent longest, if any was.
+
+        Who has said nothing whole is nobody's worker, however lately it came: of a flood of these the oldest goes for
+        each that comes, and who speaks at once is heard before its turn.
+        """
+        unheard = next((one for one in self._unheard if not one.has_unread), None)
+        if unheard is not None:
+            unheard.give_way()
+            return True
+        idle = (one for one in self.connections if one.is_idle)
+        longest = min(idle, key=lambda one: one.heard_at, default=None)
+        if longest is None or longest.heard_at >= perf_counter() - SECONDS_SILENT:
             return False
         self.connections.discard(longest)
         longest.close()
@@ -139,11 +144,14 @@ class LocalServer:
         if self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
+    def refusal(self) -> bytes:
+        """Return the frame that tells a connection that there is no place for it."""
+        error = no_place_of_member(self.settings.max_connections)
+        return error_frame(0, self.daemon.epoch, error)
+
     def _turn_away(self, sock: socket.socket) -> None:
-        limit = self.settings.max_connections
-        error = BusyError(resource="connections", need=limit + 1, available=0, limit=limit)
         try:
-            sock.send(error_frame(0, self.daemon.epoch, error))
+            sock.send(self.refusal())
         except OSError:
             pass  # it learns the same from the closed connection
         finally:
@@ -173,6 +181,18 @@ class _Opening:
             self._sock.close()
         self._close_fds()
         self._server.forget(self)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something came that was not read yet; what was read was not whole."""
+        try:
+            return bool(self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    def give_way(self) -> None:
+        """Tell that there is no place any more, and end."""
+        self._finish(self._server.refusal())
 
     def _readable(self) -> None:
         try:

@@ -14,14 +14,15 @@ from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
 from kvlease.faults import error_to_proto
 from kvlease.framing import BYTES_OF_LENGTH, LENGTH, reply_frame
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.access.callers import Caller
+from kvleased.access.roles import OF_VERB, OWN, of_verb
 from kvleased.api import faults
 from kvleased.api.messages import parse
 from kvleased.api.outbox import Outbox
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import Peer, role_of
 from kvleased.api.turns import Line, Turns
-from kvleased.callers import Caller
-from kvleased.roles import OF_VERB, OWN, of_verb
+from kvleased.counted import are
 
 FRAMES_A_TURN: Final = 16
 """Frames that are served of what one read brought, or sent of a stream, before the loop looks at anything else."""
@@ -344,7 +345,12 @@ class LocalConnection(asyncio.Protocol):
         return len(self._waiting) + len(self._watches) < self._calls_max
 
     def _too_many(self) -> BusyError:
+        message = (
+            f"{are(self._calls_max, 'call')} unanswered on this connection, as many as max_calls_in_flight allows; "
+            "wait for an answer, or open another connection"
+        )
         return BusyError(
+            message,
             resource="calls_in_flight",
             need=1,
             available=0,

@@ -6,13 +6,47 @@ A connection is a stranger's from the instant at which it is accepted until it h
 from collections import Counter
 from typing import Final, Protocol
 
-from kvleased.strangers import Seldom
+from kvlease.errors import BusyError
+from kvleased.access.strangers import Seldom
+from kvleased.counted import are
 
 STRANGERS_MAX: Final = 64
 """Connections of strangers at once, of each listener of REST and of probes; of one more the oldest gives way."""
 
 WHO: Final = ("member", "stranger")
 """Whose a connection may be."""
+
+_RETRY_AFTER_MS: Final = 1000
+"""By then who is silent gives way, and who has gone is missed."""
+
+
+def no_place_of_member(limit: int) -> BusyError:
+    """Return the error of one connection too many of those that were let in, on whatever listener."""
+    message = (
+        f"{are(limit, 'connection')} open to this listener, as many as max_connections allows; "
+        "make all calls over one, or raise it"
+    )
+    return _no_place(message, limit)
+
+
+def no_place_of_stranger(limit: int) -> BusyError:
+    """Return the error of the oldest connection of strangers, which gives way to one more."""
+    message = (
+        f"{are(limit, 'connection')} open to this listener without a token, as many as may be; "
+        "this one, the oldest, gives way to another: call with a token"
+    )
+    return _no_place(message, limit)
+
+
+def _no_place(message: str, limit: int) -> BusyError:
+    return BusyError(
+        message,
+        resource="connections",
+        need=1,
+        available=0,
+        limit=limit,
+        retry_after_ms=_RETRY_AFTER_MS,
+    )
 
 
 class Guest(Protocol):

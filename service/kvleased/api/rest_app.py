@@ -20,12 +20,12 @@ from starlette.routing import Route as StarletteRoute
 
 from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.access.roles import Role
 from kvleased.api.conversion import Json, schemas_of, to_json
 from kvleased.api.rest_docs import HEADERS, docs_page
 from kvleased.api.rest_examples import ANSWERS, REQUESTS
 from kvleased.api.rest_refusals import examples, refusals, shared
 from kvleased.api.rest_routes import ROUTES, Route
-from kvleased.roles import Role
 
 TITLE: Final = "kvlease"
 DESCRIPTION: Final = (

@@ -20,14 +20,14 @@ from kvlease.errors import InvalidError, KVLeaseError, TooLargeError, UnknownWor
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import UINT32_MAX
 from kvleased import checks
+from kvleased.access.callers import Caller
+from kvleased.access.roles import Role, Roles
 from kvleased.api import faults
-from kvleased.api.bodies import refusal_of, schema_of
+from kvleased.api.bodies import refusal_of, require_plain, schema_of
 from kvleased.api.conversion import to_json
 from kvleased.api.rest_routes import Route
 from kvleased.api.seam import Backend, Observer
 from kvleased.api.sockets import Peer
-from kvleased.callers import Caller
-from kvleased.roles import Role, Roles
 
 LOCAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 """Hosts under which loopback is addressed; any other is a web page that had its own name resolved to loopback."""
@@ -35,9 +35,10 @@ LOCAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 _OK: Final = 200
 _CREATED: Final = 201
 _JSON: Final = (b"content-type", b"application/json")
-_INTEGER: Final = re.compile(r"-?[0-9]{1,16}", re.ASCII)
-_INTEGER_MAX: Final = 10**16 - 1
-"""What has no more digits than that: no id is larger."""
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_INTEGER_MAX: Final = 2**63 - 1
+_INTEGER_MIN: Final = -(2**63)
+"""What the protocol has for an id; as the text of a path it is exact, where JSON would lose digits."""
 _SLACK_BYTES: Final = 1 << 20
 """Bytes above the limit up to which the rest of a body is read, so that who sends it gets to see its refusal."""
 _SHOWN_MAX: Final = 40
@@ -122,6 +123,7 @@ class Endpoint:
         fields: dict[str, Any] = dict(self._settled)
         body_class = self._route.body
         if body_class is not None:
+            require_plain(_encoding(request))
             body = await _body(request, self._message_bytes_max)
             if body and not _is_json(content_type):
                 raise InvalidError("send the body as application/json", resource="content-type")
@@ -259,11 +261,11 @@ def _epoch(written: str) -> int:
 
 
 def _integer(name: str, written: str) -> int:
-    if not _INTEGER.fullmatch(written):
-        shown = _shown(written)
-        message = f"{name} must be an integer from {-_INTEGER_MAX} to {_INTEGER_MAX}, not {shown}"
-        raise InvalidError(message, resource=name, limit=_INTEGER_MAX)
-    return int(written)
+    if _INTEGER.fullmatch(written) and _INTEGER_MIN <= int(written) <= _INTEGER_MAX:
+        return int(written)
+    shown = _shown(written)
+    message = f"{name} must be an integer from {_INTEGER_MIN} to {_INTEGER_MAX}, not {shown}"
+    raise InvalidError(message, resource=name, limit=_INTEGER_MAX)
 
 
 def _number(name: str, written: str) -> int:
@@ -277,6 +279,12 @@ def _number(name: str, written: str) -> int:
 
 def _shown(written: str) -> str:
     return f"{written[:_SHOWN_MAX]!r}{'…' if len(written) > _SHOWN_MAX else ''}"
+
+
+def _encoding(request: Request) -> bytes:
+    """Return what was done to the body, in whatever number of headers."""
+    headers = request.scope["headers"]
+    return b", ".join(value for name, value in headers if name == b"content-encoding")
 
 
 def _is_json(content_type: bytes) -> bool:

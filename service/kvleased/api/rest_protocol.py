@@ -10,21 +10,21 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvlease.errors import TooLargeError
+from kvleased.access.roles import Role
+from kvleased.access.strangers import Seldom
 from kvleased.api.endings import (
     HEAD_BYTES_MAX,
     Lingering,
+    gave_way,
     head_too_large,
     no_http,
     no_place,
-    too_many_connections,
 )
-from kvleased.api.places import Places
+from kvleased.api.places import Places, no_place_of_member
 from kvleased.api.sockets import peer_of, role_of
 from kvleased.api.tls import role_in
 from kvleased.api.turns import Line
 from kvleased.api.whole import Whole
-from kvleased.roles import Role
-from kvleased.strangers import Seldom
 
 _LOGGER: Final = logging.getLogger("kvleased.http")
 # What uvicorn warns of, strangers cause: it is told by `strangers`, seldom and with who it was.
@@ -125,7 +125,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.hang_up()
             return
         if not self._unanswered and self.scheme == "http":
-            self.transport.write(no_place(self.places.strangers_max))
+            self.transport.write(gave_way(self.places.strangers_max))
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -316,7 +316,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.places.show_out(self)
         elif not self.places.let_in(self):
             self._has_no_place = True
-            raise too_many_connections(self.places.members_max)
+            raise no_place_of_member(self.places.members_max)
 
     def _name_host(self) -> None:
         """Put the host that a whole address names in the place of the header's, which means nothing beside it."""

@@ -31,6 +31,7 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvleased.api import faults
+from kvleased.api.bodies import EncodedBodyError
 from kvleased.api.conversion import Json
 from kvleased.api.rest_routes import Route
 
@@ -95,6 +96,7 @@ _EXAMPLES: Final = (
     CopyFailedError("the block's bytes are not those that were written; recompute", resource="host"),
     DeadlineError(resource="blocks", need=12, available=3, retry_after_ms=400),
     DrainingError(resource="daemon", retry_after_ms=5000),
+    EncodedBodyError("the body's Content-Encoding is 'gzip'; send it as it is", resource="content-encoding"),
     IdReusedError('a request "request-1" has a lease already; use a fresh id', resource="request_id"),
     InternalError(),
     InvalidError("num_tokens must be from 1 to 2147483647, not 0", resource="num_tokens", limit=2**31 - 1),
@@ -119,7 +121,7 @@ _STATUS_OF_PATH: Final = 404
 
 def kinds(route: Route) -> Kinds:
     """Return what a route is refused with."""
-    of_body = () if route.body is None else (TooLargeError,)
+    of_body = () if route.body is None else (TooLargeError, EncodedBodyError)
     return tuple(
         dict.fromkeys(
             (*_ANY, *of_body, *OF_VERB[route.verb], *_OF_OPERATION.get(route.operation_id, ()))

@@ -6,7 +6,7 @@ from typing import Any, Final
 from kvlease import wire
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import Body
-from kvleased.roles import OF_OPERATION, Roles, of_verb
+from kvleased.access.roles import OF_OPERATION, Roles, of_verb
 
 _REQUESTS: Final = {
     field.name: getattr(pb, field.message_type.name)

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 from starlette.applications import Starlette
 
+from kvleased.access.callers import Caller
+from kvleased.access.roles import Roles
 from kvleased.api.tls import TlsSettings
-from kvleased.callers import Caller
-from kvleased.roles import Roles
 
 
 class Traces(Protocol):

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvleased.roles import Role
+from kvleased.access.roles import Role
 
 BACKLOG: Final = 512
 """Connections that the kernel keeps until they are accepted."""

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from kvleased.access.roles import Role
 from kvleased.directories import UnusableError
-from kvleased.roles import Role
 
 NAME_PREFIX: Final = "kvlease-"
 """A certificate whose common name is this and a role's word gives that role."""

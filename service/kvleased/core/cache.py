@@ -7,29 +7,39 @@ import numpy as np
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import Epoch, WorkerId
-from kvleased.core import (
-    adopting,
+from kvleased.core import commands as c
+from kvleased.core.blocks.records import CacheRecords
+from kvleased.core.blocks.states import State
+from kvleased.core.checks.checking import violations
+from kvleased.core.checks.sound import Sound
+from kvleased.core.copies import adopting, landing, turning
+from kvleased.core.copies.cleaning import clean
+from kvleased.core.effects import Effect, Outcome, Tier, Wake
+from kvleased.core.lease.ranks import NO_PLACES, Place
+from kvleased.core.magazines import NO_MAGAZINES
+from kvleased.core.prefix import explaining
+from kvleased.core.prefix.key_counts import Counts, KeyCounts
+from kvleased.core.recovery import recover
+from kvleased.core.shape import CacheShape
+from kvleased.core.state import CacheState, pack
+from kvleased.core.tenancy.tenants import TenantFacts, list_tenants
+from kvleased.core.verbs import (
     asking,
     clearing,
     committing,
     draining,
     ending,
     exchanging,
-    explaining,
     forking,
-    landing,
     requests,
     resizing,
     trimming,
-    turning,
 )
-from kvleased.core import commands as c
-from kvleased.core.census import Census, census
-from kvleased.core.checking import violations
-from kvleased.core.cleaning import clean
-from kvleased.core.effects import Effect, Outcome, Tier, Wake
-from kvleased.core.key_counts import Counts, KeyCounts
-from kvleased.core.listing import (
+from kvleased.core.verbs.resizing import limited
+from kvleased.core.verbs.seating import pump
+from kvleased.core.verbs.stepping import step
+from kvleased.core.views.census import Census, census
+from kvleased.core.views.listing import (
     LeaseFacts,
     MagazineFacts,
     PinFacts,
@@ -37,21 +47,9 @@ from kvleased.core.listing import (
     list_magazines,
     list_pins,
 )
-from kvleased.core.magazines import NO_MAGAZINES
-from kvleased.core.picture import BlockFacts, Picture, block_facts, picture, pool_of
-from kvleased.core.ranks import NO_PLACES, Place
-from kvleased.core.records import CacheRecords
-from kvleased.core.recovery import recover
-from kvleased.core.resizing import limited
-from kvleased.core.seating import pump
-from kvleased.core.shape import CacheShape
-from kvleased.core.sound import Sound
-from kvleased.core.state import CacheState, pack
-from kvleased.core.states import State
-from kvleased.core.stepping import step
-from kvleased.core.survey import Survey, survey
-from kvleased.core.tenants import TenantFacts, list_tenants
-from kvleased.core.waiting_list import WaitingFacts, list_waiting
+from kvleased.core.views.picture import BlockFacts, Picture, block_facts, picture, pool_of
+from kvleased.core.views.survey import Survey, survey
+from kvleased.core.views.waiting_list import WaitingFacts, list_waiting
 
 _Verb = Callable[..., Outcome]  # each verb takes its own kind of command
 

@@ -1,6 +1,7 @@
 """Own what goes into the core: one frozen record per command; the replies and effects are in `effects`."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
 from kvleased.core.effects import Mover, Tier
@@ -357,3 +358,15 @@ Command = (
     CopyLost | MoverDied | Probed | TierChanged | Adopt | Tick | Cancel | Drain |
     Undrain | Clear | Limit | Resize )  # fmt: skip
 """Everything that the core understands."""
+
+
+class OfLease(Protocol):
+    """Any command of a worker about a lease of its own."""
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        """The worker that speaks."""
+
+    @property
+    def lease_id(self) -> LeaseId | None:
+        """The lease that it speaks of."""

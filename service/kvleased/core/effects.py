@@ -10,6 +10,7 @@ from typing import Final
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
+from kvleased.core.magazine_replies import Exchanged, Inventoried
 from kvleased.core.message import message
 
 _NO_WORKER: Final = WorkerId(0)
@@ -150,6 +151,11 @@ class Extended:
     """Packed int32: ids of each group; empty where there is one group."""
     covered_tokens: int
     """Tokens that may be computed now."""
+    num_places: bytes = b""
+    """Packed int32: how many places of each group the caller has been told of, with the last of which its ids end.
+
+    Empty where its tokens tell that: but for ranks that call apart and share states.
+    """
 
 
 @message
@@ -232,37 +238,8 @@ class Stepped:
     reserves: tuple[Reserved | KVLeaseError, ...]
     errors: tuple[tuple[int, KVLeaseError], ...] = ()
     """Why operations were refused, each with its index; of the first ones."""
-
-
-@message
-class Exchanged:
-    """Answer Exchange; a byte tells of each entry, 1 that it was done."""
-
-    published: bytes = b""
-    """2 where another block has the key, 3 where the block is not a private one of the magazine."""
-    retracted: bytes = b""
-    """2 where others hold the block, 3 where it is not a findable one of the magazine."""
-    dropped: bytes = b""
-    """3 where the block is not in the magazine."""
-    held_blocks: bytes = b""
-    """Packed int32, one for each key; -1 nowhere, -2 cached but not held."""
-    held_all_blocks: bytes = b""
-    held_all_keys: bytes = b""
-    taken_blocks: bytes = b""
-    num_taken_running: int = 0
-    num_available: int
-    num_magazines: int
-
-
-@message
-class Inventoried:
-    """Answer Inventory."""
-
-    blocks: bytes
-    """Packed int32, ascending."""
-    keys: bytes
-    """One for each; zeros for a private block."""
-    sequence: int
+    num_places: bytes = b""
+    """Those of `Extended` of each operation, 0 where it told none; empty where none of them did."""
 
 
 @message

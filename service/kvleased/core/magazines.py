@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from kvlease.errors import BusyError, WrongStateError
 from kvlease.ids import WorkerId
+from kvleased.core.blocks.records import MAGAZINES_MAX, MagazineRecords
+from kvleased.core.blocks.states import State
 from kvleased.core.ids import Ids
-from kvleased.core.records import MAGAZINES_MAX, MagazineRecords
-from kvleased.core.states import State
 
 SHORT_SECONDS: Final = 1.0
 """For how long it counts that a magazine came away with less than it wanted, unless it asks again."""

@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import LeaseId, WorkerId
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.records import CacheRecords
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Tier
-from kvleased.core.flights import on_device
 from kvleased.core.ids import Ids
-from kvleased.core.leases import NOWHERE, Lease
-from kvleased.core.phases import AFTER_RESTART, Phase
-from kvleased.core.pool import Pool
-from kvleased.core.ranks import Member, Members, Place
-from kvleased.core.records import CacheRecords
+from kvleased.core.lease.leases import NOWHERE, Lease
+from kvleased.core.lease.phases import AFTER_RESTART, Phase
+from kvleased.core.lease.ranks import Member, Members, Place
 from kvleased.core.state import CacheState
-from kvleased.core.states import State
-from kvleased.core.trimming import cut
+from kvleased.core.tier.flights import on_device
+from kvleased.core.verbs.trimming import cut
 
 _ON_HOST = (Phase.EVICTED, Phase.RELOADING)
 

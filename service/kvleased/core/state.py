@@ -4,21 +4,41 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
 from kvlease.groups import Keeps
-from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, LeaseId, WorkerId
-from kvleased.core.allowances import Allowances
-from kvleased.core.charges import Charges
-from kvleased.core.covering import Covering
-from kvleased.core.dirt import Dirt
+from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, WorkerId
+from kvleased.core.blocks.history import History
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.records import CacheRecords, key_digests
+from kvleased.core.blocks.states import (
+    BLOCK_TRANSITIONS,
+    SLOT_TRANSITIONS,
+    Event,
+    compile_transitions,
+)
+from kvleased.core.commands import OfLease
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Tier, Wake
 from kvleased.core.eviction import LeafFirstLRU, make_order
-from kvleased.core.flights import (
+from kvleased.core.ids import Ids
+from kvleased.core.lease.allowances import Allowances
+from kvleased.core.lease.charges import Charges
+from kvleased.core.lease.covering import Covering
+from kvleased.core.lease.kernel_table import KernelTable
+from kvleased.core.lease.leases import Lease, LeaseBook
+from kvleased.core.lease.missing import MissingKeys
+from kvleased.core.lease.pins import Pins
+from kvleased.core.lease.ranks import Call, RankBook
+from kvleased.core.magazines import MagazineBook
+from kvleased.core.reasons import Detail
+from kvleased.core.shape import CacheShape
+from kvleased.core.suspects import Suspects
+from kvleased.core.tier.dirt import Dirt
+from kvleased.core.tier.flights import (
     DIRECTIONS,
     HELD_BY_LEASES,
     SOURCE_TIERS,
@@ -26,38 +46,12 @@ from kvleased.core.flights import (
     Purpose,
     Remote,
 )
-from kvleased.core.history import History
-from kvleased.core.ids import Ids
-from kvleased.core.kernel_table import KernelTable
-from kvleased.core.labels import pack_labels
-from kvleased.core.leases import Lease, LeaseBook
-from kvleased.core.loading import Loading
-from kvleased.core.magazines import MagazineBook
-from kvleased.core.missing import MissingKeys
-from kvleased.core.pins import Pins
-from kvleased.core.pool import Pool
-from kvleased.core.ranks import Call, RankBook
-from kvleased.core.reasons import Detail
-from kvleased.core.records import CacheRecords, key_digests
-from kvleased.core.shape import CacheShape
-from kvleased.core.states import BLOCK_TRANSITIONS, SLOT_TRANSITIONS, Event, compile_transitions
-from kvleased.core.suspects import Suspects
+from kvleased.core.tier.labels import pack_labels
+from kvleased.core.tier.loading import Loading
 from kvleased.core.unsettled import Unsettled
 from kvleased.core.waiting import Asking, Waiter, WaitingRoom
 
 TIER_NUMBERS: Final = {tier: number for number, tier in enumerate(Tier)}
-
-
-class OfLease(Protocol):
-    """Any command of a worker about a lease of its own."""
-
-    @property
-    def worker_id(self) -> WorkerId | None:
-        """The worker that speaks."""
-
-    @property
-    def lease_id(self) -> LeaseId | None:
-        """The lease that it speaks of."""
 
 
 class CacheState:

@@ -10,7 +10,7 @@ copy goes well, and so nothing is retired.
 from typing import Final
 
 from kvleased.core.ids import Ids
-from kvleased.core.leases import NOWHERE
+from kvleased.core.lease.leases import NOWHERE
 
 _PARTS: Final = 4
 """A copy that failed is followed by one of this part of it."""

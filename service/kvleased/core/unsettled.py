@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvleased.core.blocks.pool import Pool
 from kvleased.core.ids import Ids
-from kvleased.core.leases import Lease
-from kvleased.core.pool import Pool
+from kvleased.core.lease.leases import Lease
 
 
 @dataclass(slots=True)

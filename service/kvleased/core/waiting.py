@@ -24,13 +24,14 @@ from typing import Final
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Tier
-from kvleased.core.flights import TierTokens
+from kvleased.core.tier.flights import TierTokens
 
 Waitable = Reserve | Extend | Reload
 
 PRIORITY_MAX: Final = 2
 """High; 0 is low and 1 is normal."""
 NO_TIERS: Final[frozenset[Tier]] = frozenset()
+NO_KEYS: Final[frozenset[bytes]] = frozenset()
 WAIT_SECONDS_DEFAULT: Final = 30.0
 """How long a call waits that must wait for copies although it gave no time."""
 
@@ -48,6 +49,8 @@ class Waiter:
     """Take nothing from these tiers: a copy from there has just failed."""
     remote_keys: frozenset[bytes] = frozenset()
     """What the remote store said that it has."""
+    unserved_keys: frozenset[bytes] = NO_KEYS
+    """What the remote store had said so of, but not given as it should be."""
     first_hits: TierTokens | None = None
     """What a first try found, part of which it may have brought up."""
     tenant: int = 0

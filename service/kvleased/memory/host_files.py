@@ -19,8 +19,8 @@ from typing import Final
 
 from blake3 import blake3
 
-from kvleased import logs
 from kvleased.memory import cpu
+from kvleased.telemetry import logs
 
 HEAD_BYTES: Final = 4096
 """Bytes at the start of the records that tell whose they are; also where the region is no file."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvlease.columns import Column, ColumnLayout
 from kvlease.tables import TableLayout, TablePart
-from kvleased.core.records import (
+from kvleased.core.blocks.records import (
     HOLDER_COLUMNS,
     MAGAZINE_COLUMNS,
     MAGAZINES_MAX,

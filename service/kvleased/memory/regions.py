@@ -8,6 +8,7 @@ from blake3 import blake3
 
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.config.settings import MIB
 from kvleased.core.shape import CacheShape
 from kvleased.memory.host_files import HostSizes
 from kvleased.memory.records import (
@@ -16,7 +17,6 @@ from kvleased.memory.records import (
     records_layout,
     table_layout,
 )
-from kvleased.settings import MIB
 
 PLAN: Final = "plan"
 """The region that holds the plan; it is made last and dropped first, so it vouches for the others."""

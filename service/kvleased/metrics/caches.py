@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from kvleased.core.departures import BOUNDS_SECONDS, Spans
+from kvleased.core.blocks.departures import BOUNDS_SECONDS, Spans
+from kvleased.core.blocks.history import Parting
 from kvleased.core.effects import Tier
-from kvleased.core.history import Parting
-from kvleased.core.phases import ENDED
-from kvleased.core.regrets import REASONS
-from kvleased.core.survey import CACHED, HELD
+from kvleased.core.lease.phases import ENDED
+from kvleased.core.prefix.regrets import REASONS
+from kvleased.core.views.survey import CACHED, HELD
 from kvleased.metrics.catalogue import COUNTERS_OF_CORE
 from kvleased.metrics.parts import Part
 from kvleased.tallies import WAIT_BOUNDS_SECONDS

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvlease.ids import CopyId
 from kvleased.core.effects import Copy, Direction
-from kvleased.core.labels import BYTES_PER_LABEL
+from kvleased.core.tier.labels import BYTES_PER_LABEL
 from kvleased.movers.protocol import LABELS_A_PACKET_MAX, Batch, Completion
 
 URGENT: Final = frozenset(

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kvleased import logs
 from kvleased.movers.remote_store import RemoteError, RemoteStore, no_answer
+from kvleased.telemetry import logs
 
 STUCK_SECONDS_MAX: Final = 30.0
 """Seconds after which a call that does not end costs its process."""

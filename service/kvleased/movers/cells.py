@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvlease import disk_file
 from kvlease.units import BYTES_PER_DISK_HEADER
-from kvleased.core.labels import LABEL
+from kvleased.core.tier.labels import LABEL
 
 BYTES_PER_LAYOUT: Final = 32
 """Bytes of a layout fingerprint."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import InvalidError
-from kvleased import logs
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
 from kvleased.movers import protocol
@@ -25,6 +24,7 @@ from kvleased.movers.pins import Pins
 from kvleased.movers.pools import OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion, PoolMap
 from kvleased.movers.streams import GpuStreams
+from kvleased.telemetry import logs
 
 
 class CudaLayer:

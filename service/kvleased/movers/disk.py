@@ -16,9 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from kvleased import logs
 from kvleased.core.effects import Direction
-from kvleased.core.labels import BYTES_PER_LABEL, LABEL
+from kvleased.core.tier.labels import BYTES_PER_LABEL, LABEL
 from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
 from kvleased.movers.cells import BYTES_PER_LAYOUT, StoreShape
@@ -35,6 +34,7 @@ from kvleased.movers.protocol import (
 )
 from kvleased.movers.store_file import StoreError, StoreFile, Transfer
 from kvleased.movers.store_place import StorePlace
+from kvleased.telemetry import logs
 
 _SECONDS_BETWEEN_TRIES: Final = 2.0
 _SECONDS_BETWEEN_LOOKS: Final = 2.0

@@ -16,6 +16,7 @@ _ADVICE: Final[Mapping[int, str]] = {
     errno.ENOENT: "No such file or directory; put it back",
     errno.ENOSPC: "No space left on device; make room, or give the caches fewer disk_bytes",
     errno.ENOTDIR: "Not a directory; move it away, or choose another disk_dir",
+    errno.ENXIO: "a socket is in the way; move it away",
     errno.EROFS: "Read-only file system; mount it writable, or choose another disk_dir",
 }
 """What to do, by the error of the kernel; the others are told in its words."""

@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased import logs
 from kvleased.descriptors import receive_packet
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
 from kvleased.movers.cpu import CpuPools
 from kvleased.movers.pools import Copied, OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion, PoolMap
+from kvleased.telemetry import logs
 
 CPU: Final = "cpu"
 """The device of pools in CPU memory, as settings name it."""

@@ -15,7 +15,6 @@ from dataclasses import replace
 from time import monotonic
 from typing import Final, Protocol
 
-from kvleased import logs
 from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy, Direction, Mover
 from kvleased.movers import protocol
@@ -41,6 +40,7 @@ from kvleased.movers.protocol import (
     Told,
 )
 from kvleased.next_turn import in_next_turn
+from kvleased.telemetry import logs
 
 START_SECONDS_MAX: Final = 60.0
 """Seconds until a mover's first word: longer than imports take on a machine that has no processor to spare."""
@@ -127,6 +127,10 @@ class MoverLink:
     def silent_seconds(self, now: float) -> float:
         """Return for how long nothing was answered of what is to be done."""
         return now - self._progress_at if self.batches_in_flight else 0.0
+
+    def starting_seconds(self, now: float) -> float:
+        """Return for how long there has been a mover that has not said yet that it is there; 0 where there is none."""
+        return now - self._attached_at if self.is_attached and not self._is_here else 0.0
 
     # Movers
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kvlease.geometry import round_up
-from kvleased.addresses import RemoteUrl
+from kvleased.config.addresses import RemoteUrl
 from kvleased.movers.remote_store import CALL_BYTES_MAX, RemoteError
 from kvleased.movers.remote_value import Value, ValueParts
 

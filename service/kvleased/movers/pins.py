@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from kvlease.errors import InvalidError
-from kvleased import logs
 from kvleased.movers.pools import Region
 from kvleased.movers.spans import Spans
+from kvleased.telemetry import logs
 
 CHUNK_BYTES: Final = 256 << 20
 """Bytes that are pinned in one go."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kvlease.units import RANKS_MAX
 from kvleased.core.effects import Direction
-from kvleased.core.labels import BYTES_PER_LABEL
+from kvleased.core.tier.labels import BYTES_PER_LABEL
 
 MAP: Final = b"M"
 PIECES: Final = b"P"

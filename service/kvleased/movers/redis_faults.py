@@ -31,6 +31,11 @@ _ADVICE: Final[Mapping[type[Exception], str]] = {
 """What to do, by the kind of error; for the others the server's words must do."""
 
 
+_OF_A_DATABASE: Final = "'select' command"
+"""In what is said to a user that may use database 0 alone."""
+_OF_A_CERTIFICATE: Final = "CERTIFICATE_VERIFY_FAILED"
+
+
 def said(error: Exception) -> str:
     """Return what a server or the way to it said, and what to do about it where that is known."""
     text = str(error) or type(error).__name__
@@ -41,6 +46,12 @@ def said(error: Exception) -> str:
     if isinstance(error, NoPermissionError):
         text = f"no permission: {text}"
     advice = _ADVICE.get(type(error))
+    if _OF_A_DATABASE in text:
+        advice = "give the user +select, or name no database but 0 in remote_url"
+    elif _OF_A_CERTIFICATE in text:
+        advice = (
+            "name its authority by ssl_ca_certs in remote_url, and the host as the certificate does"
+        )
     return f"{text.removesuffix('.')}; {advice}" if advice else text
 
 

@@ -17,11 +17,11 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from kvleased import logs
-from kvleased.addresses import TLS_FILES, RemoteUrl
+from kvleased.config.addresses import TLS_FILES, RemoteUrl
 from kvleased.movers import redis_faults
 from kvleased.movers.remote_store import VALUE_BYTES_MAX, RemoteError, no_answer
 from kvleased.movers.remote_value import Value, ValueParts
+from kvleased.telemetry import logs
 
 _READ_BYTES: Final = 1 << 20
 """Bytes read from the socket at once: a small number of them costs more than the copying."""

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from kvleased import logs, streams
-from kvleased.addresses import RemoteUrl, RemoteUrlError
+from kvleased.config.addresses import RemoteUrl, RemoteUrlError
 from kvleased.core.effects import Direction
 from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
@@ -27,6 +26,7 @@ from kvleased.movers.remote_caller import IDLE_SECONDS, RemoteCaller
 from kvleased.movers.remote_copies import RemoteBatch, RemoteCopies
 from kvleased.movers.remote_store import RemoteError, RemoteStore
 from kvleased.movers.remote_value import ValueForm, blocks_of
+from kvleased.telemetry import logs, streams
 
 EX_UNAVAILABLE: Final = 69
 _MS_BETWEEN_LOOKS: Final = 1_000

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kvleased import logs
 from kvleased.movers.bounded import Bounded
 from kvleased.movers.breaker import Breaker
 from kvleased.movers.protocol import Status
 from kvleased.movers.remote_store import RemoteError, RemoteStore
+from kvleased.telemetry import logs
 
 IDLE_SECONDS: Final = 5.0
 """Seconds without a call after which a store is asked whether it is there."""

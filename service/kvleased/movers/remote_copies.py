@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from kvleased import logs
 from kvleased.core.effects import Direction
 from kvleased.movers.pacing import Pace
 from kvleased.movers.pools import OutOfBoundsError, Pools
@@ -19,6 +18,7 @@ from kvleased.movers.remote_caller import RemoteCaller
 from kvleased.movers.remote_store import RemoteError, RemoteStore
 from kvleased.movers.remote_value import BlockName, Value, ValueForm, blocks_of
 from kvleased.movers.rows import checksum
+from kvleased.telemetry import logs
 
 Result = TypeVar("Result")
 

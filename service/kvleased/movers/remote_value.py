@@ -13,7 +13,7 @@ import xxhash
 from blake3 import blake3
 
 from kvlease.ids import BYTES_PER_KEY
-from kvleased.core.labels import BYTES_PER_LABEL
+from kvleased.core.tier.labels import BYTES_PER_LABEL
 from kvleased.movers.cpu import checksum
 
 _MAGIC: Final = b"kvlease\0"

@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvlease.geometry import floor_div
-from kvleased.processes import WRITE_PAST_CACHES_BYTES
+from kvleased.supervision.processes import WRITE_PAST_CACHES_BYTES
 
 RUN_BYTES_MAX: Final = 1 << 18
 """Bytes that are copied in one go, of adjacent blocks or of a large one: they should still be in the cache for their

@@ -15,11 +15,12 @@ from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.config.settings import Settings, TenantSettings
 from kvleased.core import commands as c
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
-from kvleased.core.ranks import Place
+from kvleased.core.lease.ranks import Place
 from kvleased.core.recovery import give_back_retired
 from kvleased.core.shape import CacheShape
 from kvleased.draining import draining
@@ -36,7 +37,6 @@ from kvleased.memory.records import (
     table_layout,
 )
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry
-from kvleased.settings import Settings, TenantSettings
 from kvleased.tiers import Tiers
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.deleting import Deleter

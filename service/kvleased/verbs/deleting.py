@@ -7,7 +7,7 @@ import structlog
 
 from kvlease.errors import CacheInUseError, UnknownCacheError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.core.effects import Tier
 from kvleased.counted import are
 from kvleased.events import Events

@@ -7,7 +7,7 @@ from typing import Final
 from kvlease.groups import Keeps
 from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Missed, Reason, Tier

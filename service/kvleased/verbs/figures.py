@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from kvleased import checks
 from kvleased.core.cache import Cache
-from kvleased.core.census import Census
 from kvleased.core.effects import Tier
+from kvleased.core.views.census import Census
 from kvleased.registry import CacheEntry, Registry
 from kvleased.tier_infos import is_up
 

@@ -12,13 +12,13 @@ import numpy as np
 from kvlease.errors import NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 
 if TYPE_CHECKING:
-    from kvleased.core.listing import LeaseFacts, MagazineFacts, PinFacts
-    from kvleased.core.tenants import TenantFacts
-    from kvleased.core.waiting_list import WaitingFacts
+    from kvleased.core.tenancy.tenants import TenantFacts
+    from kvleased.core.views.listing import LeaseFacts, MagazineFacts, PinFacts
+    from kvleased.core.views.waiting_list import WaitingFacts
 
 ENTRIES_MAX: Final = 256
 """Entries of one page."""

@@ -16,11 +16,11 @@ from kvlease.ids import BYTES_PER_KEY, LeaseId, PinId, WorkerId
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
-from kvleased.settings import Settings
 from kvleased.verbs import replies
 from kvleased.verbs.explaining import Explainer, explain
 from kvleased.verbs.runner import Respond, Runner, Verb

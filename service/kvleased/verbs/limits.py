@@ -11,6 +11,7 @@ from math import ceil, floor
 from typing import Final
 
 from kvlease.errors import BusyError, NeverFitsError
+from kvleased.config.settings import TenantSettings
 from kvleased.core.commands import Limit
 from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape
@@ -18,10 +19,9 @@ from kvleased.counted import counted
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.registry import tenant_digest, tenant_key
-from kvleased.settings import TenantSettings
 
-REVISION_MAX: Final = 2**63 - 1
-"""The last revision that limits can have."""
+REVISION_MAX: Final = 2**53 - 1
+"""The last revision that limits can have, which JSON carries exactly."""
 _DEFAULTS: Final = TenantSettings()
 _PREFIX: Final = "tenant/"
 """What the names of kept limits start with."""

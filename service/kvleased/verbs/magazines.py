@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire_fields import JSON_INTEGER_MAX
 from kvleased import checks
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.config.settings import Settings
 from kvleased.core import commands as c
-from kvleased.core import effects as e
+from kvleased.core.magazine_replies import Exchanged, Inventoried
 from kvleased.idempotency import Answer
 from kvleased.registry import Registry
-from kvleased.settings import Settings
 from kvleased.verbs.runner import Runner, Verb
 
 _BYTES_PER_BLOCK = 4
@@ -32,6 +33,7 @@ class MagazineVerbs:
     def exchange(self, request: pb.ExchangeRequest, caller: Caller) -> Answer:
         """Change the magazine that the worker shares."""
         worker = self._registry.worker(caller.token)
+        checks.count("sequence", request.sequence, 0, JSON_INTEGER_MAX)
         # Whether the columns fit each other is the core's to say; each is read but once, for reading one copies it.
         command = c.Exchange(
             worker_id=worker.worker_id,
@@ -69,7 +71,7 @@ class MagazineVerbs:
         return self._run(worker.entry, c.Inventory(worker_id=worker.worker_id), _inventoried)
 
 
-def _exchanged(reply: e.Exchanged) -> pb.ExchangeResponse:
+def _exchanged(reply: Exchanged) -> pb.ExchangeResponse:
     return pb.ExchangeResponse(
         published=reply.published,
         retracted=reply.retracted,
@@ -84,5 +86,5 @@ def _exchanged(reply: e.Exchanged) -> pb.ExchangeResponse:
     )
 
 
-def _inventoried(reply: e.Inventoried) -> pb.InventoryResponse:
+def _inventoried(reply: Inventoried) -> pb.InventoryResponse:
     return pb.InventoryResponse(blocks=reply.blocks, keys=reply.keys, sequence=reply.sequence)

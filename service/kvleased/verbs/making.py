@@ -14,6 +14,7 @@ from kvlease import disk_file
 from kvlease.errors import NeverFitsError, PoolFullError
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
 from kvleased.keeper import Kept
@@ -24,7 +25,6 @@ from kvleased.memory.limits import disk_limit_bytes, memory_limit_bytes
 from kvleased.movers.device_link import GpuRegion
 from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
-from kvleased.settings import Settings
 from kvleased.tiers import Tiers
 from kvleased.verbs.options import to_metadata
 

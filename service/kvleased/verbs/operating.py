@@ -14,7 +14,8 @@ from kvlease.errors import (
 )
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.config.settings import Settings, TenantSettings, check_minima
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Tier
@@ -24,7 +25,6 @@ from kvleased.idempotency import Answer
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.registry import CacheEntry, Registry, tenant_digest, tenant_key
-from kvleased.settings import Settings, TenantSettings, check_minima
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.limits import REVISION_MAX
 from kvleased.verbs.resizing import Resizer
@@ -256,9 +256,7 @@ class OperatorVerbs:
 
 def _revision_after(tenant: str, before: int, wanted: int, limits: TenantSettings) -> int:
     """Return the revision that limits get; after the last one they can only be removed, which begins anew."""
-    if wanted > REVISION_MAX:
-        message = f"revision must be at most {REVISION_MAX}, not {wanted}"
-        raise InvalidError(message, resource="revision", need=wanted, limit=REVISION_MAX)
+    checks.count("revision", wanted, 0, REVISION_MAX)
     if wanted == REVISION_MAX and limits == _DEFAULTS:
         return 0
     if wanted > before:

@@ -11,9 +11,9 @@ from kvlease.options import WRITE_AFTER_HITS_MAX
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
+from kvleased.config.settings import Settings
 from kvleased.core.eviction import POLICIES
 from kvleased.core.shape import WritePolicy
-from kvleased.settings import Settings
 
 INTEGRITIES: Final = ("xxh3", "none")
 WRITE_POLICIES: Final = tuple(policy.value for policy in WritePolicy)

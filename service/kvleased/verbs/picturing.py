@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from kvleased import checks
 from kvleased.core.effects import Tier
-from kvleased.core.listing import LeaseFacts
 from kvleased.core.magazines import id_of
-from kvleased.core.picture import TENANTS_MAX, Picture
-from kvleased.core.waiting_list import WaitingFacts
+from kvleased.core.views.listing import LeaseFacts
+from kvleased.core.views.picture import TENANTS_MAX, Picture
+from kvleased.core.views.waiting_list import WaitingFacts
 from kvleased.registry import CacheEntry, Registry
 from kvleased.verbs.figures import Figures, figures
 from kvleased.verbs.inspecting import tenant_name

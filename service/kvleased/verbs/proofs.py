@@ -5,7 +5,7 @@ import select
 
 from kvlease.errors import InvalidError, UnknownWorkerError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 
 
 def own_pidfd(caller: Caller) -> int | None:

@@ -43,6 +43,8 @@ def extended(reply: e.Extended) -> pb.ExtendResponse:
     response = pb.ExtendResponse(block_ids=reply.block_ids, covered_tokens=reply.covered_tokens)
     if reply.num_blocks:
         response.num_blocks = reply.num_blocks
+    if reply.num_places:
+        response.num_places = reply.num_places
     return response
 
 
@@ -116,6 +118,8 @@ def stepped(reply: e.Stepped, explain: AddMisses = lambda told, _: told) -> pb.S
     answer = pb.StepResponse()
     answer.codes, answer.num_blocks = reply.codes, reply.num_blocks
     answer.block_ids = reply.block_ids
+    if reply.num_places:
+        answer.num_places = reply.num_places
     for index, error in reply.errors:
         answer.errors.add(index=index, error=error_to_proto(error))
     for one in reply.reserves:

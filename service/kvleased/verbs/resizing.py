@@ -12,12 +12,12 @@ import structlog
 from kvlease.errors import InvalidError, KVLeaseError, PoolFullError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
+from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Resized, Tier
 from kvleased.core.ids import Ids
 from kvleased.memory import holes, regions
 from kvleased.registry import CacheEntry, Registry
-from kvleased.settings import Settings
 from kvleased.verbs import replies
 from kvleased.verbs.runner import Runner
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.core.commands import Command
 from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry

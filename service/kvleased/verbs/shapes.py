@@ -9,8 +9,8 @@ from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
 from kvlease.spec import StateSpace
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.config.settings import Settings
 from kvleased.core.shape import CacheShape, WritePolicy
-from kvleased.settings import Settings
 
 
 def shape_of(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
+from kvleased.config.settings import Settings
 from kvleased.registry import Registry, WorkerEntry
-from kvleased.settings import Settings
 
 _LOG = structlog.get_logger()
 

@@ -8,9 +8,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from kvlease.errors import InvalidError
+from kvlease.units import BYTES_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.settings import TenantSettings
+from kvleased.config.settings import TenantSettings
 
 _DEFAULTS: Final = TenantSettings()
 
@@ -54,7 +55,8 @@ def _range_of(field: FieldInfo) -> _Range:
     (most,) = (one.le for one in bounds if isinstance(one, Le))
     is_open = isinstance(least, Gt)
     bound = least.gt if isinstance(least, Gt) else least.ge
-    return _Range(cast("float", bound), cast("float", most), is_open)
+    # The settings take more, which JSON could not carry.
+    return _Range(cast("float", bound), min(cast("float", most), BYTES_MAX), is_open)
 
 
 _RANGES: Final[Mapping[str, _Range]] = {

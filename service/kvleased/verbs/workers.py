@@ -18,11 +18,14 @@ from kvlease.errors import (
 )
 from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire_fields import JSON_INTEGER_MAX
 from kvleased import checks
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.access.roles import Role
+from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core import effects as e
-from kvleased.core.ranks import Place
+from kvleased.core.lease.ranks import Place
 from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer, Replies
@@ -38,8 +41,6 @@ from kvleased.registry import (
     new_token,
     tenant_key,
 )
-from kvleased.roles import Role
-from kvleased.settings import Settings
 from kvleased.verbs import replies
 from kvleased.verbs.proofs import has_ended, own_pidfd, process_of, require_proof
 from kvleased.verbs.resuming import require_same
@@ -154,9 +155,7 @@ class WorkerVerbs:
         """Renew the leases that the worker knows, and end those that it does not."""
         worker = self._registry.worker(caller.token)
         lease_ids = checks.lease_ids("lease_ids", request.lease_ids, self._settings.max_leases)
-        if request.newest_lease_id < 0:
-            message = f"newest_lease_id is {request.newest_lease_id}; it must be 0 or an id that reserve returned"
-            raise InvalidError(message, resource="newest_lease_id")
+        checks.count("newest_lease_id", request.newest_lease_id, 0, JSON_INTEGER_MAX)
         command = c.Heartbeat(
             worker_id=worker.worker_id,
             lease_ids=tuple(LeaseId(lease_id) for lease_id in lease_ids),

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.picture import LOOKS
+from kvleased.core.views.picture import LOOKS
 from kvleased.verbs.picturing import PoolName, Shown
 
 _WHOLE_FROM: Final = 4

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvlease.errors import InvalidError, KVLeaseError
+from kvleased.access.roles import OF_PATH
 from kvleased.api.rest_endpoints import Answer, admitted, refusal
 from kvleased.api.seam import Backend
-from kvleased.roles import OF_PATH
 from kvleased.verbs.picturing import Gallery, PoolName
 from kvleased.web.deltas import packed
 from kvleased.web.live import Live, Viewers

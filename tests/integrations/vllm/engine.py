@@ -91,9 +91,15 @@ class Life:
         values: dict[str, float] = self.read("metrics")["values"]
         return values
 
-    def reset_prefix_cache(self, *, reset_connector: bool = True) -> bool:
-        """Have the engine forget all prefixes; return whether it did."""
-        self._write({"do": "reset_prefix_cache", "reset_connector": reset_connector})
+    def reset_prefix_cache(
+        self, *, reset_connector: bool = True, reset_running_requests: bool = False
+    ) -> bool:
+        """Have the engine forget all prefixes, in a pause those of its requests, too; return whether it did."""
+        words = {
+            "reset_connector": reset_connector,
+            "reset_running_requests": reset_running_requests,
+        }
+        self._write({"do": "reset_prefix_cache", **words})
         return bool(self.read("reset")["done"])
 
     def placement(self) -> dict[str, Any]:
@@ -108,6 +114,12 @@ class Life:
     def resume(self) -> None:
         """Have them go on."""
         os.killpg(self.pid, signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send every process of the life a signal, as a terminal does, and wait until they have gone."""
+        os.killpg(self.pid, number)
+        self.wait()
+        until(lambda: not _group_lives(self.pid), "the processes of a signalled life stay")
 
     def kill(self) -> None:
         """Kill every process of the life at once, and wait until they have gone."""

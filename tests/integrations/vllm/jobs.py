@@ -40,6 +40,8 @@ class Job:
     """Whether scheduler and worker share the life's process; more ranks than one need their own."""
     is_async: bool = False
     """Whether steps are scheduled before the last one's tokens are known."""
+    caches_prefixes: bool = False
+    """Whether prefixes are cached though the engine's own platform switches that off."""
     is_hollow: bool = False
     """Whether the model computes nothing, for figures of all the rest; in one process only."""
     times: bool = False
@@ -55,6 +57,7 @@ class Job:
             "kv_transfer_config": dict(self.kv_transfer_config or {}),
             "sampling": {**_SAMPLING, **self.sampling},
             "is_async": self.is_async,
+            "caches_prefixes": self.caches_prefixes,
             "is_hollow": self.is_hollow,
             "times": self.times,
         }

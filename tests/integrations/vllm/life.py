@@ -56,8 +56,10 @@ class Life:
         if self._job.get("kv_transfer_config"):
             settings["kv_transfer_config"] = KVTransferConfig(**self._job["kv_transfer_config"])
         config = EngineArgs(**settings).create_engine_config()
-        # The engine's own platform switches this off at the end of making its configuration.
+        # The engine's own platform switches these off at the end of making its configuration.
         config.scheduler_config.async_scheduling = bool(self._job.get("is_async"))
+        if self._job.get("caches_prefixes"):
+            config.cache_config.enable_prefix_caching = True
         return config
 
     def _served(self) -> Any:
@@ -86,7 +88,8 @@ class Life:
                 self.say("metrics", values=dict(self._metrics(order.get("prefixes", ["vllm:"]))))
             case "reset_prefix_cache":
                 done = self.engine.reset_prefix_cache(
-                    reset_connector=order.get("reset_connector", True)
+                    reset_running_requests=order.get("reset_running_requests", False),
+                    reset_connector=order.get("reset_connector", True),
                 )
                 self.say("reset", done=bool(done))
             case "placement":
@@ -112,7 +115,8 @@ class Life:
             round_.abort(self.engine, step)
             if step == order.get("pause_at_step"):
                 self.say("paused", step=step)
-                sys.stdin.readline()
+                if not self._goes_on():
+                    return
         self._forwards_left = None
         self.say(
             "round",
@@ -124,9 +128,21 @@ class Life:
             cpu_spans=self._cpu_spans,
         )
 
+    def _goes_on(self) -> bool:
+        """Do what is ordered amid a round until it is to go on; tell whether it is, or the life ends here."""
+        for line in sys.stdin:
+            order = json.loads(line)
+            if order["do"] == "go":
+                return True
+            self.obey(order)
+        return False
+
     def rest(self) -> None:
-        """Step on while connectors have work, as the engine's own loop does, until the next order comes."""
-        scheduler = self.engine.engine_core.engine_core.scheduler
+        """Step on while connectors have work, as the loop of an engine in a process of its own does by itself."""
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        if core is None:
+            return
+        scheduler = core.scheduler
         while scheduler.has_requests() and not select.select([sys.stdin], [], [], 0)[0]:
             self.engine.step()
 

@@ -62,11 +62,54 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "query_pre_attn_scalar": 32,
         },
     ),
+    "latent": (
+        "DeepseekV2",
+        {
+            **_EVERY,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            # The sizes that the engine's CPU kernel has.
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "head_dim": 64,
+            "q_lora_rank": 32,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+            # Where positions are not scaled, the engine's CPU kernel for them misreads a part of a latent vector.
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 2_048,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
+            # All layers are dense.
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "recurrent": (
+        "FalconH1",
+        {
+            **_EVERY,
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 16,
+            "mamba_chunk_size": 32,
+        },
+    ),
 }
 """Each model's family in Transformers and its configuration; the weights come from a seed."""
 _CLASSES: Final = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM"),
     "Gemma3Text": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "DeepseekV2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
+    "FalconH1": ("FalconH1Config", "FalconH1ForCausalLM"),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from kvleased.api.grpc import GrpcServer
 from kvleased.api.local import LocalServer
 from kvleased.api.rest import RestServer
+from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
-from kvleased.settings import Settings
 from tests.unit.api.scripted import ScriptedDaemon, Served
 
 

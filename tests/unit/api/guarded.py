@@ -14,15 +14,15 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import tokens
+from kvleased.access import tokens
+from kvleased.access.callers import Caller
+from kvleased.access.roles import Role
 from kvleased.api.grpc import GrpcServer
 from kvleased.api.local import LocalServer
 from kvleased.api.rest import RestServer
 from kvleased.api.sockets import private_directory
-from kvleased.callers import Caller
+from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
-from kvleased.roles import Role
-from kvleased.settings import Settings
 from kvleased.verbs.picturing import Gallery
 from kvleased.web import Page
 from tests.unit.api.scripted import framed

@@ -13,14 +13,14 @@ from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.access.callers import Caller
+from kvleased.access.roles import LOOK_AT_ALL, Roles
 from kvleased.api.grpc import GrpcServer
 from kvleased.api.local import LocalServer
 from kvleased.api.rest import RestServer
-from kvleased.callers import Caller
+from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
-from kvleased.roles import LOOK_AT_ALL, Roles
-from kvleased.settings import Settings
-from kvleased.tracing import Tracing
+from kvleased.telemetry.tracing import Tracing
 
 RESPONSES = {
     part.name: getattr(pb, part.message_type.name)

@@ -3,12 +3,12 @@
 import numpy as np
 
 from kvlease.plan import Waste
-from kvleased.core.census import Census
-from kvleased.core.departures import Departures
+from kvleased.core.blocks.departures import Departures
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Tier
-from kvleased.core.states import State
-from kvleased.core.survey import Columns, Filling, Survey
-from kvleased.core.tenants import TenantFacts
+from kvleased.core.tenancy.tenants import TenantFacts
+from kvleased.core.views.census import Census
+from kvleased.core.views.survey import Columns, Filling, Survey
 from kvleased.metrics import STATES
 from kvleased.movers.batches import LinkFigures
 from kvleased.tallies import Tally

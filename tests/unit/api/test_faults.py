@@ -14,8 +14,8 @@ from kvlease.faults import error_from_proto, error_to_proto, holdings_from_text
 from kvlease.transports import _rest
 from kvlease.transports.grpc import _explained
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.access.callers import Caller
 from kvleased.api.faults import ask, grpc_status, problem
-from kvleased.callers import Caller
 
 ERRORS = [
     pytest.param(

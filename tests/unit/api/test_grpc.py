@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 
 from kvlease.errors import NeverFitsError, PoolFullError, TooLargeError, UnknownCacheError
@@ -249,13 +251,32 @@ async def test_health_follows_readiness(served: Served, channel: grpc.aio.Channe
     assert not_serving.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_reflection_lists_the_service(channel: grpc.aio.Channel) -> None:
-    """Tools find the service without its description."""
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    call = stub.ServerReflectionInfo(
-        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_every_service(channel: grpc.aio.Channel, version: str) -> None:
+    """Tools find all services without their descriptions, whichever version of reflection they speak."""
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
     )
+    call = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     answer = await call.read()
-
     names = {service.name for service in answer.list_services_response.service}
-    assert SERVICE.full_name in names
+
+    described = {name: await _files_of(ask, name) for name in names}
+
+    assert names >= {SERVICE.full_name, f"grpc.reflection.{version}.ServerReflection"}
+    for name, files in described.items():
+        package, _, service = name.rpartition(".")
+        assert any(
+            one.package == package and service in {made.name for made in one.service}
+            for one in files
+        ), name
+
+
+async def _files_of(ask: Any, name: str) -> list[FileDescriptorProto]:
+    """Return the files that describe a service, as reflection has them."""
+    wanted = reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
+    answer = await ask(iter([wanted])).read()
+    packed = answer.file_descriptor_response.file_descriptor_proto
+    return [FileDescriptorProto.FromString(one) for one in packed]

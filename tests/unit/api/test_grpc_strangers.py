@@ -16,8 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1.kvlease_pb2_grpc import KVLeaseServiceStub
+from kvleased.access.roles import Role
 from kvleased.api.grpc_calls import CALLS_OF_STRANGERS_MAX
-from kvleased.roles import Role
 from tests.unit.api.guarded import Guarded, explained, guarded
 
 CALLS_MAX = 4
@@ -212,6 +212,8 @@ async def test_one_member_too_many_is_told(serving: Guarded) -> None:
         await lists(channels[-1], token)
 
     assert explained(refused.value) == ("BUSY", "connections")
+    assert f"{CALLS_MAX} connections are open" in str(refused.value.details())
+    assert "max_connections" in str(refused.value.details())
     assert await lists(channels[0], token) == 1
     for channel in channels:
         await channel.close()

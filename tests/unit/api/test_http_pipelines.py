@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.roles import Role
+from kvleased.access.roles import Role
 from tests.unit.api.guarded import Guarded, guarded
 
 SECONDS = 30

@@ -158,6 +158,9 @@ async def test_calls_in_flight_are_bounded(served: Served) -> None:
         last = await line.receive()
 
     assert (last.call_number, last.error.code, last.error.limit) == (5, "BUSY", 4)
+    assert last.error.message.startswith(
+        "4 calls are unanswered on this connection, as many as max_calls"
+    )
     assert len(served.daemon.cancelled) == 1
 
 
@@ -221,7 +224,17 @@ async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.M
     assert (await busy.ask(pb.Call(call_number=2, stats=pb.StatsRequest()))).call_number == 2
     monkeypatch.setattr(local, "SECONDS_SILENT", 1e9)
     fourth = await served.line()
-    assert (await fourth.receive()).error.code == "BUSY"
+    refusal = (await fourth.receive()).error
+    assert (refusal.code, refusal.resource, refusal.need, refusal.limit) == (
+        "BUSY",
+        "connections",
+        1,
+        2,
+    )
+    assert refusal.message.startswith(
+        "2 connections are open to this listener, as many as max_connections"
+    )
+    assert refusal.retry_after_ms
 
 
 async def test_who_has_said_nothing_gives_way_first(
@@ -238,8 +251,30 @@ async def test_who_has_said_nothing_gives_way_first(
     third = await served.line()
     await third.ask(STATS)
 
+    assert (await unheard.receive()).error.code == "BUSY"
     assert await unheard.reader.read() == b""
     assert (await silent.ask(STATS)).HasField("stats")
+
+
+async def test_half_open_connections_keep_no_worker_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However lately they came, those that say nothing whole give way, told why; who speaks comes in and stays."""
+    monkeypatch.setattr(local, "SECONDS_SILENT", 1e9)
+    bound(served, monkeypatch, max_connections=4)
+    worker = await served.line()
+    await worker.ask(STATS)
+    flood = [await served.line() for _ in range(6)]
+
+    another = await served.line()
+    answers = [await line.ask(STATS) for line in (worker, another)]
+    flood += [await served.line() for _ in range(6)]
+    answers += [await line.ask(STATS) for line in (worker, another)]
+
+    assert all(answer.HasField("stats") for answer in answers)
+    refusal = (await flood[0].receive()).error
+    assert (refusal.code, refusal.resource, refusal.limit) == ("BUSY", "connections", 4)
+    assert await flood[0].reader.read() == b""
 
 
 async def test_connection_that_says_nothing_is_closed(

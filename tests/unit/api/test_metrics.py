@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvleased.core.phases import End
+from kvleased.core.lease.phases import End
 from kvleased.metrics import BUCKETS, STATES, Metrics
 from kvleased.metrics.calls import Places
 from kvleased.metrics.catalogue import BY_NAME

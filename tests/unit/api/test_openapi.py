@@ -17,11 +17,11 @@ from starlette.routing import Route as StarletteRoute
 
 from kvlease.wire import Problem
 from kvleased import checks
+from kvleased.access.roles import Role
 from kvleased.api.rest_app import documents, responses
 from kvleased.api.rest_examples import REQUESTS
 from kvleased.api.rest_refusals import OF_VERB, kinds
 from kvleased.api.rest_routes import ROUTES, Route
-from kvleased.roles import Role
 from tests.unit.api.guarded import guarded
 from tests.unit.api.scripted import Served, http
 

@@ -15,10 +15,10 @@ import pytest
 from kvlease.errors import BusyError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.rest import RestServer
+from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier
-from kvleased.core.picture import LOOKS, Picture
+from kvleased.core.views.picture import LOOKS, Picture
 from kvleased.metrics import Metrics
-from kvleased.settings import Settings
 from kvleased.verbs.picturing import Gallery, PoolName, Shown
 from kvleased.web import Page, live
 from kvleased.web.deltas import change, packed

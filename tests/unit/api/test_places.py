@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
 import tempfile
@@ -12,11 +13,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kvleased.access.roles import Role
 from kvleased.api import turns
 from kvleased.api.http_server import HttpServer
 from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.probes import LIMITS, ProbeServer
-from kvleased.roles import Role
 from tests.unit.api.certificates import Authority
 from tests.unit.api.guarded import Guarded, guarded
 
@@ -204,11 +205,29 @@ async def test_member_too_many_is_told_so_before_its_call(serving: Guarded) -> N
         status, problem = await serving.over_rest("POST", "/v1/drain", token)
 
     assert (status, problem["code"], problem["resource"]) == (429, "BUSY", "connections")
+    assert problem["detail"].startswith(
+        "2 connections are open to this listener, as many as max_connections"
+    )
+    assert [problem[name] for name in ("need", "available", "limit")] == [1, 0, MEMBERS_MAX]
+    assert problem["retry_after_ms"]
     assert not serving.node.daemon.registry.is_draining
     async with asyncio.timeout(20):
         while over_tcp(serving).num_connections:  # noqa: ASYNC110 -- nothing tells of it
             await asyncio.sleep(0.01)
     assert (await serving.over_rest("GET", "/v1/caches", token))[0] == 200
+
+
+async def test_stranger_who_gives_way_is_told_why(serving: Guarded) -> None:
+    """It learns how many strangers there may be, and that a token has a place of another kind."""
+    over_tcp(serving).places.strangers_max = 1
+
+    async with held(serving.rest.http_port, 2, b"") as (oldest, _):
+        async with asyncio.timeout(20):
+            told = (await oldest[0].read()).decode()
+
+    problem = json.loads(told.partition("\r\n\r\n")[2])
+    assert (problem["code"], problem["limit"]) == ("BUSY", 1)
+    assert problem["detail"].startswith("1 connection is open to this listener without a token")
 
 
 async def test_stranger_does_not_go_on_for_ever(

@@ -14,9 +14,9 @@ from kvlease.v1 import kvlease_pb2_grpc
 from kvleased.api.grpc import GrpcServer
 from kvleased.api.local import LocalServer
 from kvleased.api.rest import RestServer
+from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
-from kvleased.settings import Settings
-from kvleased.tracing import Tracing
+from kvleased.telemetry.tracing import Tracing
 from tests.unit.api.scripted import ScriptedDaemon, Served, http
 
 pytest.importorskip("opentelemetry.sdk")

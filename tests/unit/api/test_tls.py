@@ -21,11 +21,11 @@ from kvlease import (
     UnavailableError,
     UnknownWorkerError,
 )
-from kvleased import tokens
+from kvleased.access import tokens
+from kvleased.access.roles import Role
 from kvleased.api.tls import TlsFiles, expires_at, role_in, role_of_name
+from kvleased.config.settings import Settings
 from kvleased.directories import UnusableError
-from kvleased.roles import Role
-from kvleased.settings import Settings
 from tests.unit.api.certificates import Authority
 from tests.unit.api.guarded import Guarded, guarded
 

@@ -8,7 +8,7 @@ import pytest
 from kvlease import Client, InvalidError
 from kvlease.transports.base import default_address, parse_address
 from kvleased import probing
-from kvleased.sources import load
+from kvleased.config.sources import load
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,16 @@ def test_address_reads_back_as_written(written: str) -> None:
     ],
 )
 def test_malformed_address_is_refused(written: str) -> None:
-    """Anything else is the caller's mistake, told at once."""
-    with pytest.raises(InvalidError):
+    """Anything else is the caller's mistake, told at once with all that an address may be."""
+    with pytest.raises(InvalidError) as refused:
         parse_address(written)
+
+    told = refused.value.message.rpartition("one of ")[2].split(", ")
+    examples = [one.replace("host:port", "localhost:1") for one in told]
+    assert [str(parse_address(one)) for one in examples] == examples
+    assert {parse_address(one).scheme for one in examples} == {
+        "unix", "http", "https", "http+unix", "grpc", "grpcs", "grpc+unix",
+    }  # fmt: skip
 
 
 def test_default_address_prefers_the_variable(

@@ -401,7 +401,7 @@ def test_answers_to_extends_at_once_come_in_any_order(
     """What was read from the table for the later one is not added again by the earlier one, in whatever place."""
     grant = leased(session, clock, 5, 0)
     session.memory = Table(0, 3, 4)  # type: ignore[assignment]  # of which the row alone is read
-    answers = [(5, ids(3), (), 32, 32), (5, ids(4), (), 48, 48)]
+    answers = [(5, ids(3), (), 32, 32, ()), (5, ids(4), (), 48, 48, ())]
 
     for at in order:
         session.extended((answers[at],), session.link.epoch)

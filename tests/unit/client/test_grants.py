@@ -111,13 +111,12 @@ def test_speculative_block_that_comes_again_has_moved_on() -> None:
     told.put(packed(1, 2, 3))
     late.put(packed(1, 0, 3, 2, 4))
 
-    told.add(*told.unknown(asked, (), 44), 44)
-    late.add(*late.unknown(asked, (), 44), 44)
+    told.add_unknown(asked, (), 44)
+    late.add_unknown(asked, (), 44)
 
     assert tables(told, 1) == tables(late, 1) == [[1, 0, 3, 2, 4]]
     assert (told.num_blocks, late.num_blocks) == (4, 4)
     assert told.covered_tokens == late.covered_tokens == 48
-    assert (told.has_guesses, grant_of(STATE).has_guesses) == (True, False)
 
 
 def test_all_speculative_blocks_may_move_on() -> None:
@@ -126,7 +125,7 @@ def test_all_speculative_blocks_may_move_on() -> None:
     grant.put(packed(1, 2, 3))
     asked = packed(2, 3, 4)
 
-    grant.add(*grant.unknown(asked, (), 80), 80)
+    grant.add_unknown(asked, (), 80)
 
     assert tables(grant, 1) == [[1, 0, 0, 0, 2, 3, 4]]
 
@@ -235,11 +234,44 @@ def test_blocks_that_the_table_told_of_are_known(groups: tuple[GroupShape, ...])
     """What another rank's extend brought may be read from the table before the daemon tells of it."""
     is_plain = len(groups) == 1
     grant = Grant(request_id="r", tokens_per_block=16) if is_plain else grant_of(*groups)
-    counts = () if is_plain else (2, 1)
-    grant.put(packed(1, 2) if is_plain else packed(1, 2, 9), counts)
+    grant.put(packed(1, 2) if is_plain else packed(1, 2, 9), () if is_plain else (2, 1))
 
     told = packed(2, 3) if is_plain else packed(2, 3, 9, 0, 8)
+    grant.add_unknown(told, () if is_plain else (2, 3), 48)
 
-    assert grant.unknown(told, () if is_plain else (2, 3), 48) == (
-        (packed(3), ()) if is_plain else (packed(3, 0, 8), [1, 2])
-    )
+    known = [1, 2, 3] if is_plain else [1, 2, 3, 9, 0, 8]
+    assert (grant.block_ids.tolist(), grant.num_blocks) == (known, 3 if is_plain else 5)
+
+
+def test_blocks_stand_where_the_daemon_says() -> None:
+    """A rank's states stand as far on as those of the rank that has asked for the most tokens."""
+    grant = grant_of(FULL, STATE)
+    grant.put(packed(1, 9), [1, 1])
+
+    grant.add_unknown(packed(2, 8), [1, 1], 32, [2, 5])
+
+    assert tables(grant, 2) == [[1, 2], [9, 0, 0, 0, 8]]
+
+
+def test_block_behind_a_place_that_is_not_known_yet_is_left_out() -> None:
+    """A group that keeps everything has no empty place, so what comes behind one is looked for in the table."""
+    grant = grant_of(FULL, STATE)
+    grant.put(packed(1, 9), [1, 1])
+
+    grant.add_unknown(packed(3, 8), [1, 1], 48, [3, 3])
+    assert (tables(grant, 2), grant.covered_tokens) == ([[1], [9, 0, 8]], 16)
+    grant.add_unknown(packed(2, 3, 7), [2, 1], 32, [3, 2])
+
+    assert (tables(grant, 2), grant.num_blocks) == ([[1, 2, 3], [9, 7, 8]], 6)
+
+
+def test_state_that_was_given_back_does_not_come_again() -> None:
+    """An answer may come after the commit that gave back what it tells of."""
+    grant = grant_of(STATE)
+    grant.put(packed(9))
+    grant.add_unknown(packed(8), (), 48)
+    grant.compute(48)
+
+    grant.add_unknown(packed(7), (), 32)
+
+    assert (tables(grant, 1), grant.num_blocks) == ([[0, 0, 8]], 1)

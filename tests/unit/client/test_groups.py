@@ -193,17 +193,16 @@ GUESSING = plan(
 
 
 @pytest.mark.parametrize(
-    ("engine", "has_table", "expected"),
+    ("engine", "num_places", "expected"),
     [
-        pytest.param("", True, [4, 0, 6, 5, 9], id="alone"),
-        pytest.param("left", False, [4, 0, 6, 5, 9], id="rank without a table"),
-        pytest.param("left", True, [4, 0, 0, 6, 9, 5], id="rank"),
+        pytest.param("", (), [4, 0, 6, 5, 9], id="alone"),
+        pytest.param("left", (3, 6), [4, 0, 6, 0, 5, 9], id="rank whose mate asked for more"),
     ],
 )
 def test_speculative_blocks_that_move_on_are_put_where_they_stand(
-    clock: Clock, engine: str, has_table: bool, expected: list[int]
+    clock: Clock, engine: str, num_places: tuple[int, ...], expected: list[int]
 ) -> None:
-    """An extend tells of them anew; where other ranks ask for more, too, the table alone knows all their places."""
+    """An extend tells of them anew; where other ranks ask for more, too, it tells with which places they end."""
     session = session_of(clock, raises=False, plan=GUESSING)
     session.request.engine = engine
     reply = pb.ReserveResponse(
@@ -211,10 +210,13 @@ def test_speculative_blocks_that_move_on_are_put_where_they_stand(
     )
     spec = ReserveSpec(request_id="r", num_tokens=16)
     grant = Played(session, clock, reply).run(_verbs.reserve(session, spec, 0))
-    if has_table:
-        session.memory = Memory([1, 2, 3], [4, 0, 0, 6, 9, 5])  # type: ignore[assignment]  # a double
 
-    answer = pb.ExtendResponse(block_ids=ids(2, 3, 5, 9), num_blocks=ids(2, 2), covered_tokens=44)
+    answer = pb.ExtendResponse(
+        block_ids=ids(2, 3, 5, 9),
+        num_blocks=ids(2, 2),
+        covered_tokens=44,
+        num_places=ids(*num_places),
+    )
     is_done = Played(session, clock, answer).run(_verbs.extend(session, grant, 44, 0))
 
     assert (is_done, tables(grant)) == (True, [[1, 2, 3], expected])

@@ -14,8 +14,8 @@ from kvlease.errors import InvalidError, UnavailableError, UnknownLeaseError, Wr
 from kvlease.groups import GroupShape, Keeps, keeps_everything
 from kvlease.slots import TokenRuns, run_slots
 from kvlease.tables import NO_ROW, RowTable, TableLayout, TablePart
-from kvleased.core.kernel_table import KernelTable
-from kvleased.core.records import NULL, KernelRows
+from kvleased.core.blocks.records import NULL, KernelRows
+from kvleased.core.lease.kernel_table import KernelTable
 
 FULL = keeps_everything(16, 3)
 WINDOW = GroupShape(
@@ -260,8 +260,8 @@ import mmap, sys
 import numpy as np
 from kvlease.tables import TableLayout, TablePart
 from kvlease.groups import keeps_everything
-from kvleased.core.kernel_table import KernelTable
-from kvleased.core.records import KernelRows
+from kvleased.core.lease.kernel_table import KernelTable
+from kvleased.core.blocks.records import KernelRows
 
 layout = TableLayout({NUM_ROWS}, (TablePart(num_places={WIDTH}),) * 2)
 columns = layout.columns(mmap.mmap(int(sys.argv[1]), layout.region_bytes))

@@ -19,7 +19,7 @@ from kvlease.tables import (
     table_width,
     token_slots,
 )
-from kvleased.core import records
+from kvleased.core.blocks import records
 
 
 def test_row_columns_are_those_of_the_daemon() -> None:

@@ -24,8 +24,9 @@ from kvlease import (
     UnavailableError,
     _calls,
 )
-from kvlease.errors import LayoutMismatchError
+from kvlease.errors import LayoutMismatchError, WrongStateError
 from kvlease.memory import table_layout
+from kvlease.replies import Committed
 from kvlease.tables import TableLayout, TablePart
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import Drop, FrameServer, Hang, Regions
@@ -48,6 +49,7 @@ class Daemon:
         self.newest = 10
         self.faults: list[Exception] = []
         self.survivors: tuple[int, ...] = ()
+        self.hit_tokens = 16
 
     def __call__(self, call: pb.Call) -> Message:
         """Answer a call."""
@@ -64,15 +66,27 @@ class Daemon:
             self.regions.write_row(2, self.newest, [0, 1])
             ids = np.array([0, 1], "<i4").tobytes()
             granted = pb.ReserveResponse(
-                lease_id=self.newest, block_ids=ids, row=2, device_hit_tokens=16, covered_tokens=32
+                lease_id=self.newest,
+                block_ids=ids,
+                row=2,
+                device_hit_tokens=self.hit_tokens,
+                covered_tokens=32,
             )
             if call.reserve.explain:
                 granted.misses.extend(MISSES)
             return granted if verb == "reserve" else pb.ForkResponse(lease=granted)
+        if verb == "step":
+            # Reserves alone.
+            self.newest += 1
+            granted = pb.ReserveResponse(
+                lease_id=self.newest, row=2, device_hit_tokens=self.hit_tokens
+            )
+            return pb.StepResponse(reserves=[pb.StepReserve(granted=granted)])
         response: Message = {
             "release": pb.ReleaseResponse(released=True),
             "extend": pb.ExtendResponse(),
             "lookup": pb.LookupResponse(num_device_blocks=3),
+            "commit": pb.CommitResponse(),
             "trim": pb.TrimResponse(num_given_back=1),
             "map": pb.MapResponse(row=2, num_kernel_blocks=2),
             "detach": pb.DetachResponse(num_leases=1),
@@ -354,6 +368,75 @@ def test_other_memory_after_a_restart_is_mapped_anew(
         assert worker.device is not None
         worker.device[0], old[0] = 1, 2  # a view of the old memory stays valid
         assert os.pread(fresh.fds[0], 1, 0) == b"\x01"
+
+
+def begin_anew(server: FrameServer, daemon: Daemon, fresh: Regions) -> None:
+    """Have the daemon end with its memory, and start with another."""
+    server.fds, daemon.regions, daemon.epoch = fresh.fds, fresh, 2
+
+
+def test_hits_are_refused_to_views_of_memory_that_ended(
+    client: Client, server: FrameServer, daemon: Daemon
+) -> None:
+    """Who has views of the memory that was would read other bytes: no hits, until it has looked at the new one."""
+    with client.attach("demo") as worker, Regions() as fresh:
+        assert worker.device is not None
+        begin_anew(server, daemon, fresh)
+
+        refused = worker.reserve("r", num_tokens=32)
+        assert (refused.is_live, type(refused.refusal)) == (False, WrongStateError)
+        assert refused.refusal is not None
+        assert (refused.refusal.resource, refused.refusal.rule) == ("memory", "other_memory")
+        (in_step,) = worker.step(
+            verbs=[],
+            lease_ids=[],
+            num_tokens=[],
+            reserves=[ReserveSpec(request_id="s", num_tokens=32)],
+        )[1]
+        assert (in_step.is_live, type(in_step.refusal)) == (False, WrongStateError)
+        assert server.verbs().count("release") == 2, "nobody keeps what was refused"
+
+        assert worker.device is not None
+        assert worker.reserve("r", num_tokens=32).is_live
+
+
+def test_nothing_is_committed_through_views_of_memory_that_ended(
+    client: Client, server: FrameServer, daemon: Daemon
+) -> None:
+    """What such a worker computed is not in the memory of which it would be said, so no other is served it."""
+    daemon.hit_tokens = 0
+    with client.attach("demo") as worker, Regions() as fresh:
+        assert worker.device is not None
+        begin_anew(server, daemon, fresh)
+        lease = worker.reserve("r", num_tokens=32)
+        assert lease.is_live, "there is nothing in it to be misread"
+
+        assert lease.commit(16, bytes(32)) == Committed()
+        assert (lease.is_live, type(lease.refusal)) == (True, WrongStateError)
+        columns, _ = worker.step(
+            verbs=[pb.STEP_VERB_COMMIT],
+            lease_ids=[lease.lease_id],
+            num_tokens=[16],
+            keys=bytes(32),
+            num_keys=[1],
+        )
+        assert columns.codes.tolist() == [WrongStateError.number]
+        assert not {"commit", "step"} & set(server.verbs())
+
+        assert worker.device is not None
+        lease.commit(16, bytes(32))
+        assert (lease.refusal, server.verbs().count("commit")) == (None, 1)
+
+
+def test_worker_that_looks_at_no_memory_goes_on_over_other_memory(
+    client: Client, server: FrameServer, daemon: Daemon
+) -> None:
+    """A scheduler, whose ranks touch the memory, has no views to make anew."""
+    with client.attach("demo") as worker, Regions() as fresh:
+        begin_anew(server, daemon, fresh)
+        lease = worker.reserve("r", num_tokens=32)
+        lease.commit(16, bytes(32))
+        assert (lease.hit_tokens, lease.is_live, lease.refusal) == (16, True, None)
 
 
 def test_call_is_repeated_with_its_key(client: Client, server: FrameServer, daemon: Daemon) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from helm.write_schema import MADE_BY_THE_CHART, schema
-from kvleased.settings import Settings
+from kvleased.config.settings import Settings
 
 _SCHEMA: Final = Path(__file__).parents[3] / "helm" / "kvlease" / "values.schema.json"
 _PEERS: Final = ("ipBlock", "namespaceSelector", "podSelector")

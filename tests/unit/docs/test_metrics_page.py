@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvleased.core.admission.refusals import Reason
+from kvleased.core.blocks.history import Parting
 from kvleased.core.effects import Direction
-from kvleased.core.history import Parting
-from kvleased.core.phases import End
-from kvleased.core.refusals import Reason
-from kvleased.core.regrets import REASONS
+from kvleased.core.lease.phases import End
+from kvleased.core.prefix.regrets import REASONS
 from kvleased.metrics.caches import STATES
 from kvleased.metrics.catalogue import BY_NAME
 from kvleased.metrics.definitions import Kind
-from kvleased.supervisor import RESTARTS
+from kvleased.supervision.supervisor import RESTARTS
 
 _DOCS = Path(__file__).parents[3] / "docs"
 

@@ -9,7 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from kvlease.cli.app import app
-from kvleased.core.refusals import Reason
+from kvleased.core.admission.refusals import Reason
 from kvleased.probing import PROBES
 
 RUNBOOKS: Final = sorted((Path(__file__).parents[3] / "docs" / "runbooks").glob("*.md"))

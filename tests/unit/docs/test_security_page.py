@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from kvleased.access.roles import OF_PATH, Role, Roles, of_verb
 from kvleased.api.rest_routes import ROUTES
-from kvleased.roles import OF_PATH, Role, Roles, of_verb
-from kvleased.settings import Settings
+from kvleased.config.settings import Settings
 
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = ROOT / "docs" / "security.md"

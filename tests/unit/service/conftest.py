@@ -13,13 +13,13 @@ from google.protobuf.message import Message
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import keeper
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.config.settings import Settings
 from kvleased.core.effects import Mover
 from kvleased.daemon import Daemon
 from kvleased.keeper import Store
 from kvleased.keeper_link import KeeperLink
 from kvleased.movers.engine import Engine
-from kvleased.settings import Settings
 
 TOKENS_PER_BLOCK = 4
 OPERATOR = Caller(transport="local")

@@ -12,7 +12,7 @@ from kvlease.errors import (
     UnknownCacheError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 
 from .conftest import Node, inputs, keys
 

@@ -21,7 +21,7 @@ from kvlease.errors import (
 )
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.events import Events
 from kvleased.memory.cpu import map_region
 from kvleased.presence import Presence

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvleased import directories, secret
+from kvleased import directories
 from kvleased.__main__ import EX_CONFIG, run
+from kvleased.access import secret
 from kvleased.directories import UnusableError, _file_system, enter, require_memory
 
 

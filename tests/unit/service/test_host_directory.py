@@ -13,11 +13,11 @@ import pytest
 
 from kvlease.errors import NeverFitsError, PoolFullError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import secret
+from kvleased.access import secret
+from kvleased.config.settings import Settings
 from kvleased.keeper import Store
 from kvleased.memory import cpu
 from kvleased.memory.cpu import map_region
-from kvleased.settings import Settings
 from tests.unit.service.registering import SLOT_BYTES, request_of
 
 from .conftest import Node, keys

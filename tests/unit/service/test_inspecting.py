@@ -6,7 +6,7 @@ import pytest
 
 from kvlease.errors import InvalidError, KVLeaseError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.verbs.inspecting import ENTRIES_MAX
 from tests.unit.service.conftest import Node, keys
 

@@ -6,16 +6,24 @@ import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from kvlease.errors import PoolFullError
 from kvleased import keeper
+from kvleased.config.settings import Settings
+from kvleased.control import EX_CONFIG
 from kvleased.descriptors import DescriptorsLostError, receive_packet
 from kvleased.keeper import Store
-from kvleased.keeper_link import KeeperLink
+from kvleased.keeper_link import HandoverError, KeeperLink
+
+FDS_FOR_A_LIFE = 100
+"""Descriptors that a control process begins with, and needs not half of, which is all that it may have."""
 
 
 def _create(store: Store, name: str, num_bytes: int = 4096) -> int:
@@ -131,6 +139,64 @@ def test_keep_whose_descriptor_was_lost_is_passed_over(capfd: pytest.CaptureFixt
 
     assert len(store) == 0
     assert "descriptor_not_kept" in capfd.readouterr().err
+
+
+def test_nothing_is_taken_over_in_part() -> None:
+    """Descriptors that are lost on the way are told of with their number; what came before is not all there is."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, kept(2) as store:
+        _hand_over(store, ours)
+
+        with (
+            no_descriptor_left(),
+            pytest.raises(HandoverError, match="2 entries were lost, after 0 of 2"),
+        ):
+            KeeperLink(theirs).take_over()
+
+
+def test_life_without_room_for_what_was_kept_ends_with_the_reason(tmp_path: Path) -> None:
+    """It serves nothing, says what to raise, and leaves all that is kept to the next one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    settings_fd = os.memfd_create("settings")
+    os.write(settings_fd, Settings(runtime_dir=tmp_path).model_dump_json().encode())
+    fds = [settings_fd, theirs.fileno()]
+    command = [sys.executable, "-m", "kvleased", "control", "--parent", str(os.getpid())]
+    command += ["--settings-fd", str(fds[0]), "--keeper-fd", str(fds[1])]
+    with ours, kept(keeper.FDS_A_MESSAGE) as store:
+        _hand_over(store, ours)
+
+        with theirs:
+            ended = subprocess.run(
+                ["sh", "-c", f'ulimit -Sn {FDS_FOR_A_LIFE} && exec "$@"', "sh", *command],
+                pass_fds=fds,
+                capture_output=True,
+                check=False,
+                timeout=60,
+            )
+        assert ended.returncode == EX_CONFIG, ended.stderr
+        (line,) = [json.loads(line) for line in ended.stderr.splitlines()]
+        assert (line["event"], line["level"]) == ("cannot_take_over", "error")
+        assert "ulimit -n" in line["advice"]
+        assert len(store) == keeper.FDS_A_MESSAGE
+    os.close(settings_fd)
+
+
+@contextmanager
+def kept(count: int) -> Iterator[Store]:
+    """Keep some descriptors."""
+    store = Store()
+    for number in range(count):
+        fd = os.open(os.devnull, os.O_RDONLY)
+        store.act({"op": "keep", "name": str(number), "metadata": {}}, [fd])
+    yield store
+    store.close()
+
+
+def _hand_over(store: Store, link: socket.socket) -> None:
+    """Send what is kept as the supervisor does when a life begins."""
+    hello = {"op": "hello", "epoch": 7, "num_kept": len(store)}
+    for message, fds in [(hello, []), *store.handover()]:
+        socket.send_fds(link, [keeper.encode(message)], fds)
 
 
 class Movers:

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.memory.key_counts import CountsRegion
 
 from .conftest import Node

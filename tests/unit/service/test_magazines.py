@@ -10,7 +10,7 @@ import pytest
 
 from kvlease.errors import IdReusedError, InvalidError, TooLargeError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.verbs.picturing import Gallery, PoolName
 
 from .conftest import OPERATOR, Node, keys

@@ -11,9 +11,10 @@ from kvlease.errors import BusyError, InvalidError, NotYoursError, UnknownCacheE
 from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import recording
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.core.commands import Exchange
-from kvleased.core.effects import Exchanged, Reserved
+from kvleased.core.effects import Reserved
+from kvleased.core.magazine_replies import Exchanged
 from kvleased.metrics import Metrics
 from kvleased.traces import ghosts
 from kvleased.verbs.surveys import surveys

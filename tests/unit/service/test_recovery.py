@@ -9,7 +9,7 @@ import pytest
 
 from kvlease.errors import InvalidError, NotYoursError, UnknownWorkerError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 
 from .conftest import Node, keys
 

@@ -9,8 +9,8 @@ import pytest
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.config.settings import MIB, Settings
 from kvleased.planning import plan_or_explain
-from kvleased.settings import MIB, Settings
 from kvleased.verbs.differences import plan_differences
 from tests.golden.words import plan_inputs_of
 

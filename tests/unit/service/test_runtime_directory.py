@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvleased import secret
 from kvleased.__main__ import EX_CONFIG, run
+from kvleased.access import secret
+from kvleased.config.sources import load
 from kvleased.directories import UnusableError, enter
-from kvleased.sources import load
 
 
 def test_relative_runtime_directory_is_made_absolute(

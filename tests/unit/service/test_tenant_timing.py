@@ -17,7 +17,7 @@ import numpy as np
 import kvleased
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from tests.unit.service.conftest import OPERATOR, TOKENS_PER_BLOCK, Node
 
 OURS: Final = str(Path(kvleased.__file__).parent)

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
-from kvleased.roles import Role
-from kvleased.settings import Settings
+from kvleased.access.callers import Caller
+from kvleased.access.roles import Role
+from kvleased.config.settings import Settings
 from tests.unit.service.conftest import Node
 from tests.unit.service.verbs.test_figures import cached
 

@@ -11,6 +11,8 @@ from kvlease.groups import keeps_everything
 from kvlease.ids import Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape
 from kvleased.core import commands as c
+from kvleased.core.blocks.records import CacheRecords
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import (
     Committed,
     Copy,
@@ -24,8 +26,6 @@ from kvleased.core.effects import (
     Wake,
 )
 from kvleased.core.ids import Ids
-from kvleased.core.records import CacheRecords
-from kvleased.core.states import State
 
 WORKER: Final = WorkerId(1)
 MATE: Final = WorkerId(2)
@@ -108,14 +108,22 @@ def answer(outcome: Outcome, kind: type[_Kind]) -> _Kind:
 
 
 def woken(outcome: Outcome, ticket: int | None, kind: type[_Kind]) -> _Kind:
-    """Return what an outcome answers the caller that holds the ticket, which is of the given kind."""
+    """Return what an outcome answers the caller that holds the ticket, of the given kind; a refusal holds no frame."""
     (result,) = [
         effect.result
         for effect in outcome.effects
         if isinstance(effect, Wake) and effect.ticket == ticket
     ]
     assert isinstance(result, kind)
+    if isinstance(result, KVLeaseError):
+        assert_holds_no_frame(result)
     return result
+
+
+def assert_holds_no_frame(error: KVLeaseError) -> None:
+    """See that an error which is kept as an answer keeps nothing of the calls that it came by."""
+    assert error.__traceback__ is None
+    assert error.__context__ is None
 
 
 def wakes(outcome: Outcome) -> list[int]:

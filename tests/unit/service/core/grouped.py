@@ -10,9 +10,9 @@ from kvlease.groups import GroupShape, Keeps
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
+from kvleased.core.blocks.marks import key_words, marks
+from kvleased.core.blocks.records import NULL
 from kvleased.core.effects import Committed, Extended, Found, Mapped, Reserved
-from kvleased.core.marks import key_words, marks
-from kvleased.core.records import NULL
 from tests.unit.service.core.builders import TENANT, WORKER, a_cache, answer, keys, records, release
 
 HASH_TOKENS: Final = 4

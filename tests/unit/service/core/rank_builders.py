@@ -9,7 +9,7 @@ from kvleased.core.effects import (
     Reserved,
     Trimmed,
 )
-from kvleased.core.ranks import Place
+from kvleased.core.lease.ranks import Place
 from tests.unit.service.core.builders import (
     EPOCH,
     STRANGER,

@@ -9,12 +9,13 @@ from kvlease.errors import BusyError, IdReusedError, InvalidError, WrongStateErr
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Direction, Exchanged, Inventoried, Outcome
+from kvleased.core.blocks.records import MAGAZINES_MAX
+from kvleased.core.blocks.states import State
+from kvleased.core.effects import Direction, Outcome
 from kvleased.core.limits import TenantLimits
+from kvleased.core.magazine_replies import Exchanged, Inventoried
 from kvleased.core.magazines import SHORT_SECONDS
-from kvleased.core.records import MAGAZINES_MAX
 from kvleased.core.shape import WritePolicy
-from kvleased.core.states import State
 from tests.unit.service.core.builders import (
     EPOCH,
     OTHER_TENANT,

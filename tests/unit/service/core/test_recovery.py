@@ -7,13 +7,13 @@ from kvlease.errors import IdReusedError
 from kvlease.ids import Epoch, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.digests import asked_digest, request_digest
+from kvleased.core.blocks.records import CacheRecords
+from kvleased.core.blocks.states import State
 from kvleased.core.ids import Ids
-from kvleased.core.kernel_table import KernelTable
-from kvleased.core.phases import MOVING, Phase
-from kvleased.core.records import CacheRecords
+from kvleased.core.lease.digests import asked_digest, request_digest
+from kvleased.core.lease.kernel_table import KernelTable
+from kvleased.core.lease.phases import MOVING, Phase
 from kvleased.core.recovery import give_back_retired
-from kvleased.core.states import State
 from tests.unit.service.core.builders import (
     EPOCH,
     LEASE_SECONDS,

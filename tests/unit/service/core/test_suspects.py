@@ -6,9 +6,9 @@ import pytest
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import Cache
 from kvleased.core import commands as c
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Copy, Direction, Mover, Outcome, Tier
 from kvleased.core.shape import WritePolicy
-from kvleased.core.states import State
 from kvleased.core.suspects import Suspects
 from tests.unit.service.core.builders import (
     TOKENS_PER_BLOCK,

@@ -9,7 +9,7 @@ from kvlease.ids import BYTES_PER_KEY
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Adopted, Copy, Direction, Found, Outcome, Probe, Tier
-from kvleased.core.labels import LABEL, pack_labels
+from kvleased.core.tier.labels import LABEL, pack_labels
 from tests.unit.service.core.builders import (
     TENANT,
     WAIT_MS,

@@ -8,7 +8,8 @@ from kvlease.groups import keeps_everything
 from kvlease.memory import table_parts
 from kvlease.plan import PlanInputs
 from kvlease.spec import FullAttention, SlidingWindow
-from kvleased.core.records import CacheRecords
+from kvleased.config.settings import Settings
+from kvleased.core.blocks.records import CacheRecords
 from kvleased.core.shape import CacheShape
 from kvleased.memory.host_files import HEAD_BYTES
 from kvleased.memory.records import (
@@ -19,7 +20,6 @@ from kvleased.memory.records import (
     table_layout,
 )
 from kvleased.planning import plan
-from kvleased.settings import Settings
 from kvleased.verbs.shapes import shape_of
 
 SHAPE = CacheShape(

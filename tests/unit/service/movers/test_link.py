@@ -15,7 +15,7 @@ import pytest
 from kvlease.ids import CopyId
 from kvleased.core.commands import CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy, Direction, Mover
-from kvleased.core.labels import BYTES_PER_LABEL
+from kvleased.core.tier.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.batches import OVERTAKES_MAX, LinkLimits
 from kvleased.movers.link import START_SECONDS_MAX, MoverLink

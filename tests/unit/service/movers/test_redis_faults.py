@@ -22,6 +22,18 @@ CLUSTER = (
         pytest.param(
             "LOADING it reads", "it reads; nothing is to be done but to wait", id="loading"
         ),
+        pytest.param(
+            "NOPERM no rights to run the 'get' command",
+            "no permission: no rights to run the 'get' command; give the user +get +getrange +strlen +set +unlink "
+            "+expire +ping ~kvlease:*",
+            id="right",
+        ),
+        pytest.param(
+            "NOPERM no rights to run the 'select' command",
+            "no permission: no rights to run the 'select' command; give the user +select, or name no database but 0 "
+            "in remote_url",
+            id="database",
+        ),
         pytest.param("ERR something", "something", id="anything else"),
     ],
 )

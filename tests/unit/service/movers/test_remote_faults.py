@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvleased.addresses import RemoteUrl
+from kvleased.config.addresses import RemoteUrl
 from kvleased.movers.breaker import Breaker
 from kvleased.movers.redis_store import RedisStore
 from kvleased.movers.remote_store import RemoteError
@@ -362,6 +362,7 @@ def test_encrypted_server_is_used_with_its_authority(encrypted: RedisServer) -> 
 
     assert not status.is_on
     assert "CERTIFICATE_VERIFY_FAILED" in status.reason
+    assert "name its authority by ssl_ca_certs" in status.reason
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])

@@ -6,7 +6,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvleased.core.labels import LABEL
+from kvleased.core.tier.labels import LABEL
 from kvleased.movers.cpu import checksum
 from kvleased.movers.remote_value import HEADER_BYTES, BlockName, ValueForm, blocks_of
 

@@ -197,6 +197,10 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
+def _socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
@@ -208,6 +212,7 @@ def _pipe(path: Path) -> None:
         (_too_long, "bytes, not"),
         (_empty, "no store of this cache"),
         (_pipe, "no file"),
+        (_socket, "a socket"),
         (Path.mkdir, "directory"),
     ],
 )

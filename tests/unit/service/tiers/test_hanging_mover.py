@@ -52,9 +52,37 @@ async def test_mover_that_starts_does_not_hang(node: Node) -> None:
         node.tiers.mover_came("mover", theirs, 1)
         _send(node, node.registry.cache("shallow"), 1, Direction.RELOAD)
 
-        node.tiers.tick(asyncio.get_running_loop().time() + 20)
+        node.tiers.tick(asyncio.get_running_loop().time() + 8)
 
         assert node.take() == []
+
+
+async def test_nobody_waits_for_a_mover_that_never_says_a_word(node: Node) -> None:
+    """One that freezes as it starts holds up nobody for the minute that it has, nor again and again."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    entry = node.registry.cache("shallow")
+    with ours:
+        node.tiers.mover_came("mover", theirs, 1)
+        _send(node, entry, 1, Direction.RELOAD)
+        now = asyncio.get_running_loop().time()
+
+        node.tiers.tick(now + 12)
+        off, shown = node.take(), _shown(entry)
+        node.tiers.tick(now + 13)
+        still_off = node.take()
+        ours.send(protocol.HERE)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        node.tiers.tick(asyncio.get_running_loop().time())
+
+    assert [command.copy_id for _, command in off if isinstance(command, c.CopyFailed)] == [
+        CopyId(1)
+    ]
+    assert ("shallow", c.TierChanged(tier=Tier.HOST, is_on=False)) in off
+    reason = "its mover was started 10 s ago and has said nothing yet; after 60 s it is replaced"
+    assert (shown, still_off) == (("off", reason), [])
+    assert ("shallow", c.TierChanged(tier=Tier.HOST, is_on=True)) in node.take()
+    assert _shown(entry) == ("ready", "")
 
 
 async def test_cache_that_comes_while_the_mover_hangs_is_told(

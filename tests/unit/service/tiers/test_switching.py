@@ -17,8 +17,8 @@ from kvleased.core.effects import (
     Mover,
     Tier,
 )
-from kvleased.mover_limits import REMOTE_SECONDS_MIN
 from kvleased.movers import protocol
+from kvleased.movers.mover_limits import REMOTE_SECONDS_MIN
 from kvleased.movers.plans import pool_map
 from kvleased.movers.protocol import Batch, Completion, Status
 from kvleased.tier_infos import is_up, restrictions

@@ -16,9 +16,9 @@ from kvlease.errors import (
 )
 from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.config.settings import Settings
 from kvleased.core.effects import Missed, Reason, Reserved, Tier
-from kvleased.settings import Settings
 from kvleased.verbs.explaining import ANOTHER_TENANT, Explainer
 from tests.unit.service.conftest import Node, inputs, keys
 

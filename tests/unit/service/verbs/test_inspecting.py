@@ -7,7 +7,7 @@ import pytest
 
 from kvlease.errors import InvalidError, UnknownWorkerError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
 from kvleased.registry import Registry
 from kvleased.verbs.inspecting import inspect
 

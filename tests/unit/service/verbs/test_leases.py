@@ -11,10 +11,10 @@ from kvlease.ids import LeaseId
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.callers import Caller
+from kvleased.access.callers import Caller
+from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core import effects as e
-from kvleased.settings import Settings
 
 from .scripted import WORKER, hybrid_plan, lease_verbs
 

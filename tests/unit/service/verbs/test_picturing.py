@@ -6,7 +6,7 @@ import pytest
 
 from kvlease.errors import InvalidError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.core.picture import LOOKS
+from kvleased.core.views.picture import LOOKS
 from kvleased.verbs import picturing
 from kvleased.verbs.picturing import Gallery, PoolName
 from tests.unit.service.conftest import OPERATOR, Node, keys

@@ -8,9 +8,9 @@ from kvlease.errors import InvalidError
 from kvlease.groups import GroupShape, Keeps
 from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs
 from kvlease.spec import CrossAttention, LayerSpec, RingState
+from kvleased.config.settings import Settings
 from kvleased.core.shape import CacheShape
 from kvleased.planning import plan
-from kvleased.settings import Settings
 from kvleased.verbs import plans, shapes
 from tests.unit.service.planning.specs import (
     chunk,

@@ -7,8 +7,8 @@ import pytest
 
 from kvlease.errors import InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.config.settings import Settings, TenantSettings
 from kvleased.core.effects import Tier
-from kvleased.settings import Settings, TenantSettings
 from kvleased.verbs import surveys as module
 from kvleased.verbs.figures import OTHERS
 from kvleased.verbs.surveys import GroupFacts, surveys, unfilled_bytes

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -308,6 +309,8 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Attach this process; where that fails, the session goes on trying by itself."""
         vllm_config, settings, config = self._vllm_config, self._settings, self._offloading
         identity = Identity.of(vllm_config, self._kv_cache_config, weights=settings.weights)
+        if refusal := unfit(vllm_config):
+            identity = replace(identity, refusal=refusal)
         inputs = pool_inputs(config, self._kv_cache_config.num_blocks, settings.pool_bytes)
         terms = Terms(
             identity=identity,
@@ -321,6 +324,17 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             takes_other_capacity=True,
         )
         return EngineSession.open(settings, terms)
+
+
+def unfit(vllm_config: VllmConfig) -> str:
+    """Return why nothing may be loaded into an engine's blocks, and what to change; empty where it may.
+
+    vLLM switches prefix caching off for models and platforms that it holds to be wrong behind a prefix that is found,
+    but asks a connector for prefixes all the same.
+    """
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "prefix caching is off; switch it on with --enable-prefix-caching"
+    return ""
 
 
 def _recompute_failed_loads(vllm_config: VllmConfig) -> None:

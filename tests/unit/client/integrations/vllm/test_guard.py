@@ -1,6 +1,7 @@
 """The guard: no error gets out, what does not answer is asked seldom, what refuses is heard."""
 
 import logging
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -232,3 +233,14 @@ def test_guards_of_other_daemons_have_outages_of_their_own(
         guard.recover()
 
     assert caplog.messages == ["The kvlease daemon answers again."] * 2
+
+
+def test_outages_belong_to_the_guards_that_have_them() -> None:
+    """What guards of a daemon have in common is there as long as one of them is."""
+    guard = Guard(deadline_seconds=1, retry_seconds=10, away=outages.of("unix:///forgotten"))
+    shared = weakref.ref(outages.of("unix:///forgotten"))
+    is_shared = shared() is outages.of("unix:///forgotten")
+    del guard
+
+    assert is_shared
+    assert shared() is None

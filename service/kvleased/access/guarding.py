@@ -1,0 +1,85 @@
+"""Own the question whether a caller may do something: who is behind a token, and what is said to whoever may not."""
+
+from functools import cache
+
+from kvlease.errors import KVLeaseError, NotYoursError, UnknownWorkerError
+from kvleased.access.callers import Caller
+from kvleased.access.roles import OWN, Role, Roles, of_verb
+from kvleased.access.strangers import Strangers
+from kvleased.access.tokens import Keyring
+from kvleased.registry import Registry
+
+
+class Guard:
+    """Admits callers, or refuses them before anything of their call is looked at."""
+
+    def __init__(self, registry: Registry, keyring: Keyring) -> None:
+        """Take who knows the workers' tokens, and who the others."""
+        self._workers = registry.by_token
+        self._strangers = Strangers()
+        self.keyring = keyring
+
+    def admit(self, allowed: Roles, caller: Caller, asked: str = "") -> Caller:
+        """Return the caller as who he is; a token that is no worker's has done its work, and is taken away.
+
+        `asked` is the verb or the path that a refusal is told by in the log.
+
+        Raises:
+            UnknownWorkerError: nobody has this token, or there is none and one is needed.
+            NotYoursError: the caller's role may not.
+        """
+        token = caller.token
+        if token in self._workers:
+            caller = caller.known_as(Role.WORKER, token)
+        elif token:
+            role = self.keyring.role_of(token)
+            caller = caller.known_as(role, token if role is Role.STRANGER else "")
+        if caller.role not in allowed or (caller.role is Role.STRANGER and caller.token):
+            error = _refusal(caller, allowed, asked)
+            if allowed is not OWN:
+                # A worker whose token was lost with the daemon is no stranger, and attaches again.
+                self._strangers.refused(asked, caller, error.code)
+            raise error
+        return caller
+
+    def knows(self, token: str, /) -> bool:
+        """Whether a token is a worker's, or that of a role."""
+        return token in self._workers or self.keyring.role_of(token) is not Role.STRANGER
+
+
+def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
+    """Return what is said to whoever may not."""
+    if caller.role is Role.STRANGER and caller.token and allowed is OWN and asked:
+        # A part of a verb that is a worker's own over REST is refused as the whole verb is over the others.
+        allowed = of_verb(asked)
+    if caller.role is Role.STRANGER and not caller.token:
+        return _unknown("no token was sent", allowed)
+    if allowed == OWN:
+        # The very words of the local socket; whoever may attach is told how to become a worker.
+        return UnknownWorkerError(resource="token")
+    if caller.role is Role.STRANGER:
+        return _unknown("the token is none that this daemon knows", allowed)
+    message = f"{_one(caller.role)} may not do this"
+    return NotYoursError(message, resource="role", rule="role")
+
+
+def _unknown(what: str, allowed: Roles) -> UnknownWorkerError:
+    """Return the refusal of a caller whom nobody knows."""
+    return UnknownWorkerError(_words_to_unknown(what, allowed), resource="token")
+
+
+@cache
+def _words_to_unknown(what: str, allowed: Roles) -> str:
+    """Return the words that say whose token it takes, and where that is; a flood of strangers hears the same few."""
+    if allowed == OWN:
+        return f"{what}: attach first and send the token that attach returned"
+    wanted = " or ".join(map(_one, sorted(allowed, key=lambda role: role.value)))
+    where = "kvlease reads it from the file that KVLEASE_TOKEN_FILE names"
+    if Role.WORKER in allowed:
+        where = "attach returns a worker's, and kvlease reads any other from the file that KVLEASE_TOKEN_FILE names"
+    where += "; docs/security.md tells where it is"
+    return f"{what}: this needs that of {wanted}; {where}"
+
+
+def _one(role: Role) -> str:
+    return f"{'an' if role is Role.OPERATOR else 'a'} {role.value}"

@@ -1,0 +1,49 @@
+"""Own the root secret of a supervisor's life: where it comes from, and that its file is not lost while it is in use."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+import structlog
+
+from kvleased.access import secret
+from kvleased.directories import UnusableError
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
+
+_KEPT_AS: Final = "root_secret"
+_LOG = structlog.get_logger()
+
+
+async def load(kept: Sequence[Kept], keeper: KeeperLink, path: Path | None) -> bytes:
+    """Return the secret of this supervisor's life, and take it from its file, or make one, where there is none yet.
+
+    Raises:
+        UnusableError: the file is not what it was when the supervisor started.
+    """
+    fds = [item.fd for item in kept if item.name == _KEPT_AS]
+    fd = fds[0] if fds else await keeper.create(_KEPT_AS, secret.NUM_BYTES, {})
+    try:
+        found = os.pread(fd, secret.NUM_BYTES, 0)
+        if not any(found):
+            # New, or its maker was killed before it wrote; either way nobody has seen a key of it.
+            found = secrets.token_bytes(secret.NUM_BYTES) if path is None else secret.read(path)
+            os.pwrite(fd, found, 0)
+    finally:
+        os.close(fd)
+    return found
+
+
+def restore_aside(path: Path, content: bytes) -> None:
+    """Have the secret lie in its file again if that has gone, without waiting for its disk."""
+    Thread(target=_restore, args=(path, content), name="secret", daemon=True).start()
+
+
+def _restore(path: Path, content: bytes) -> None:
+    try:
+        secret.restore(path, content)
+    except UnusableError as error:
+        _LOG.error("secret_not_kept", error=str(error))

@@ -1,0 +1,141 @@
+"""Own the files of the bearer tokens by which callers over TCP are readers, joiners or operators.
+
+Workers' tokens are none of these: attach hands them out, and the registry knows them.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from hmac import compare_digest
+from pathlib import Path
+from typing import Final
+
+from kvleased.access.roles import Role
+from kvleased.directories import UnusableError
+
+_NUM_BYTES: Final = 16
+"""Random bytes of a token that we make; it is written in hex."""
+CHARACTERS_MIN: Final = 16
+"""The shortest token that is taken from a file: 64 bits in hex."""
+CHARACTERS_MAX: Final = 512
+"""Characters of a token."""
+_ADVICE: Final = "make one by: (umask 077; openssl rand -hex 16 > FILE)"
+
+
+class Keyring:
+    """The tokens of roles."""
+
+    def __init__(self, tokens: Mapping[Role, str]) -> None:
+        """Remember whose tokens they are."""
+        self._tokens = tuple((role, token.encode()) for role, token in tokens.items())
+
+    def __repr__(self) -> str:
+        """Show which roles have a token, and never the tokens."""
+        return f"<Keyring {', '.join(role.value for role, _ in self._tokens) or 'empty'}>"
+
+    @classmethod
+    def of_words(cls, words: Mapping[str, str]) -> "Keyring":
+        """Return the tokens that `words` told."""
+        return cls({Role(role): token for role, token in words.items()})
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The tokens, by the words of their roles."""
+        return {role.value: token.decode() for role, token in self._tokens}
+
+    def role_of(self, token: str) -> Role:
+        """Return whose a token is, in a time that does not tell how much of it was right; a stranger's, if nobody's."""
+        found, given = Role.STRANGER, token.encode("utf-8", "surrogateescape")
+        for role, own in self._tokens:
+            if compare_digest(own, given):
+                found = role
+        return found
+
+
+def ensure(paths: Mapping[Role, Path]) -> Keyring:
+    """Have a token in each file: check those that are there, and make the others; returns them.
+
+    Raises:
+        UnusableError: there is one that cannot be used, none can be made, or two roles have the same.
+    """
+    for path in paths.values():
+        if not path.exists():
+            try:
+                _make(path)
+            except OSError as error:
+                message = f"token file {path} cannot be made: {error.strerror}; name another"
+                raise UnusableError(message) from error
+    return load(paths)
+
+
+def load(paths: Mapping[Role, Path]) -> Keyring:
+    """Return the tokens in files that are there.
+
+    Raises:
+        UnusableError: one cannot be used, or two roles have the same.
+    """
+    tokens: dict[Role, str] = {}
+    for role, path in paths.items():
+        token = _read(path)
+        if token in tokens.values():
+            message = f"token file {path} has the same token as another; each role needs its own"
+            raise UnusableError(message)
+        tokens[role] = token
+    return Keyring(tokens)
+
+
+def _read(path: Path) -> str:
+    try:
+        # A link is followed: that is how Kubernetes mounts what it keeps.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        message = f"token file {path} cannot be used: {error.strerror}"
+        raise UnusableError(message) from error
+    try:
+        _check(path, os.fstat(fd))
+        text = os.read(fd, CHARACTERS_MAX + 2).decode("ascii", "replace").strip()
+    finally:
+        os.close(fd)
+    is_token = text.isascii() and text.isprintable() and " " not in text
+    if not is_token or not CHARACTERS_MIN <= len(text) <= CHARACTERS_MAX:
+        message = (
+            f"token file {path} cannot be used: a token is {CHARACTERS_MIN} to {CHARACTERS_MAX} printable characters "
+            f"of ASCII without a space; {_ADVICE}"
+        )
+        raise UnusableError(message)
+    return text
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    reason = ""
+    if not stat.S_ISREG(status.st_mode):
+        reason = "it is no file"
+    elif status.st_uid not in {0, os.getuid()}:
+        reason = f"it belongs to user {status.st_uid}, neither to user {os.getuid()} nor to root"
+    elif status.st_mode & 0o027:
+        mode = stat.S_IMODE(status.st_mode)
+        reason = f"its mode is {mode:04o}, so that others may read or write it; make a new one and chmod 600 it"
+    if reason:
+        message = f"token file {path} cannot be used: {reason}; {_ADVICE}"
+        raise UnusableError(message)
+
+
+def _make(path: Path) -> None:
+    """Make a token that is either whole or not there; of several who make one at once, one wins."""
+    own = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(own, flags, 0o600)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "its directory does not exist") from error
+    try:
+        os.fchmod(fd, 0o600)  # whatever the umask has taken away
+        os.write(fd, f"{secrets.token_hex(_NUM_BYTES)}\n".encode())
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path)
+    finally:
+        os.close(fd)
+        own.unlink()

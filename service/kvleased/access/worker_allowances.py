@@ -1,0 +1,85 @@
+"""Own how many workers there may be, and how many of those places are kept for whom; who they are is the registry's.
+
+- Callers with a joiner's token or certificate, who come over TCP, have half of the places together at most.
+- Half of the places is divided by `min_percent`: what is a tenant's of them is kept for it.
+- Where tenants have limits, the last eighth is for tenants that have no worker yet, or are below what is kept for them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil, floor
+from typing import Final
+
+from kvlease.errors import BusyError
+from kvleased.config.settings import TenantSettings
+from kvleased.counted import counted, there_are
+
+_JOINERS_ONE_IN: Final = 2
+_MINIMA_ONE_IN: Final = 2
+_NEWCOMERS_ONE_IN: Final = 8
+
+
+class WorkerAllowances:
+    """The places of workers, under the limits of tenants."""
+
+    def __init__(self, tenants: Mapping[str, TenantSettings], max_workers: int) -> None:
+        """Divide them."""
+        self._max_workers = max_workers
+        self._max_joiners = max(1, max_workers // _JOINERS_ONE_IN)
+        self._kept = _kept(tenants, max_workers // _MINIMA_ONE_IN)
+        self._num_new = max_workers // _NEWCOMERS_ONE_IN if tenants else 0
+
+    def __repr__(self) -> str:
+        """Show how many there are, and for whom some are kept."""
+        return f"<WorkerAllowances {self._max_workers}, kept {self._kept}>"
+
+    def under(self, tenants: Mapping[str, TenantSettings]) -> "WorkerAllowances":
+        """Return the places under other limits."""
+        return WorkerAllowances(tenants, self._max_workers)
+
+    def require_one(self, tenant: str, has: Counter[str], num_joiners: int | None) -> None:
+        """Refuse a worker of a tenant for which there is no place; `num_joiners` is None for whoever is no joiner.
+
+        Raises:
+            BusyError: there is none, or those that are left are kept for others.
+        """
+        num_left = self._max_workers - has.total()
+        if num_left <= 0:
+            message = f"{there_are(has.total(), 'worker')}, the most that are allowed"
+            raise _busy(message, self._max_workers, "workers")
+        if num_joiners is not None and num_joiners >= self._max_joiners:
+            message = (
+                f"{counted(num_joiners, 'worker')} came with a joiner's token, the most of {self._max_workers} "
+                "that may; attach over the Unix socket, or detach some"
+            )
+            raise _busy(message, self._max_joiners, "joiners")
+        num_kept = sum(
+            max(0, count - has[one]) for one, count in self._kept.items() if one != tenant
+        )
+        if has[tenant] >= max(1, self._kept.get(tenant, 0)):
+            num_kept += self._num_new
+        if num_left <= num_kept:
+            whose = "this tenant's" if has[tenant] else "another tenant's"
+            places = "place is" if num_left == 1 else f"{num_left} places are"
+            message = (
+                f"{there_are(has.total(), 'worker')} of {self._max_workers}, and the last {places} "
+                f"kept for other tenants; detach one of {whose}"
+            )
+            raise _busy(message, self._max_workers, "kept_places")
+
+
+def _kept(tenants: Mapping[str, TenantSettings], count: int) -> dict[str, int]:
+    parts = {
+        name: Fraction(str(one.min_percent)) * count / 100
+        for name, one in tenants.items()
+        if one.min_percent or one.min_bytes
+    }
+    rounded_up = {name: max(1, ceil(part)) for name, part in parts.items()}
+    if sum(rounded_up.values()) <= count:
+        return rounded_up
+    return {name: floor(part) for name, part in parts.items()}
+
+
+def _busy(message: str, limit: int, rule: str) -> BusyError:
+    return BusyError(message, resource="workers", rule=rule, need=1, available=0, limit=limit)

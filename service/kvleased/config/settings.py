@@ -1,0 +1,400 @@
+"""Own every setting and limit of the daemon, with its unit and its default; where they are read from is `sources`'."""
+
+import os
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from kvlease._runtime import runtime_directory
+from kvleased.access.roles import Role
+from kvleased.config.addresses import check_address
+from kvleased.config.network_settings import NETWORK_PATHS, NetworkSettings, Seconds
+from kvleased.config.setting_kinds import BYTES_MAX, WRITTEN, Bytes, Count, Percent, TenantName
+from kvleased.supervision.silence import SECONDS_MIN
+
+MIB = 1 << 20
+"""Bytes of a mebibyte."""
+_SOCKETS: Final = ("kvlease.sock", "http.sock", "grpc.sock")
+_SECRET: Final = "secret"  # noqa: S105 -- a name
+"""The file of the root secret in a directory that outlives the container."""
+_OPTIONAL_PATHS: Final = ("host_dir", "disk_dir", "secret_file", "trace_file", *NETWORK_PATHS)
+"""The settings that are paths which may be left out."""
+PATHS: Final = ("runtime_dir", *_OPTIONAL_PATHS)
+"""The settings that are paths, which JSON has no word for."""
+_SOCKET_PATH_BYTES_MAX: Final = 107
+"""The longest path of a Unix socket in bytes: what `sockaddr_un` has, less the zero at its end."""
+
+
+class TenantSettings(BaseModel):
+    """What one tenant may have of the device pool of each cache; a tenant that is not named has the defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_percent: Percent = 0.0
+    """Of the pool, which the tenant can always come to have."""
+    max_percent: Percent = 100.0
+    """Of the pool, which the tenant's bytes take at most, cached ones among them."""
+    weight: float = Field(default=1.0, gt=0, le=1_000, allow_inf_nan=False)
+    """Its share of the pool is its weight among those of the attached tenants; whoever is above it gives way first."""
+    pinned_percent_max: Percent = 25.0
+    """Of the pool, which pins hold of the tenant's at most."""
+    min_bytes: Bytes = 0
+    """Bytes of the pool, which the tenant can always come to have; the larger of both minima holds."""
+    max_bytes: Bytes = 0
+    """Bytes of the pool, which the tenant's take at most; 0 is no limit, else the smaller of both maxima holds."""
+    leases_max: int = Field(default=0, ge=0, le=1 << 20)
+    """Leases of one cache that the tenant has at once; 0 is no limit but that of the cache."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.min_percent > self.max_percent:
+            message = f"min_percent ({self.min_percent:g}) must be at most max_percent ({self.max_percent:g})"
+            raise ValueError(message)
+        if self.max_bytes and self.min_bytes > self.max_bytes:
+            message = f"min_bytes ({self.min_bytes}) must be at most max_bytes ({self.max_bytes})"
+            raise ValueError(message)
+        return self
+
+
+def check_minima(tenants: Mapping[str, TenantSettings]) -> None:
+    """Raise ValueError where the minima of tenants are more than any pool."""
+    percent = sum(Fraction(str(tenant.min_percent)) for tenant in tenants.values())
+    if percent > 100:  # noqa: PLR2004 - per cent
+        message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
+        raise ValueError(message)
+
+
+class Settings(NetworkSettings):
+    """Every setting of `kvleased serve`; frozen once the process has started."""
+
+    # Only the process that resolves the settings pays for building their validator.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    runtime_dir: Path = Field(
+        default_factory=runtime_directory,
+        validate_default=True,
+        description="Directory of the Unix sockets; made with mode 0700, or private to this user already.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least severe log events that are written."
+    )
+
+    device: str = Field(
+        default="cpu",
+        description=(
+            "Where device pools lie: cpu, or a GPU such as cuda:0, as CUDA_VISIBLE_DEVICES counts; needs kvlease[cuda]."
+        ),
+    )
+    device_bytes_default: Bytes = Field(
+        default=0,
+        description="Bytes of a device pool that names no number; 0 takes a quarter of the limit, or of the GPU.",
+    )
+    memory_bytes_max: Bytes = Field(
+        default=0,
+        description=(
+            "Bytes of all pools together, but those on a GPU; 0 takes 80 % of the cgroup's memory limit."
+        ),
+    )
+    populate_chunk_bytes: Annotated[int, WRITTEN] = Field(
+        default=64 * MIB,
+        ge=MIB,
+        le=BYTES_MAX,
+        description="Bytes of memory that are populated in one go.",
+    )
+
+    host_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Private directory on tmpfs or hugetlbfs for host pools, so that they outlive the container; none by "
+            "default: memory of the daemon's own."
+        ),
+    )
+    disk_dir: Path | None = Field(
+        default=None, description="Private directory of the disk stores; none by default."
+    )
+    disk_bytes_max: Bytes = Field(
+        default=0,
+        description="Bytes of all disk stores together; 0 takes 80 % of the file system of disk_dir.",
+    )
+    remote_url: str = Field(
+        default="",
+        repr=False,
+        description=(
+            "Address of the remote store: redis://, rediss://, unix:// or mooncake://; give it by environment or file "
+            "where it has a password. None by default."
+        ),
+    )
+    remote_ttl_seconds: int = Field(
+        default=0,
+        ge=0,
+        le=366 * 86_400,
+        description=(
+            "Seconds for which the remote store keeps a block after it was stored or last loaded; 0: until it needs "
+            "the room."
+        ),
+    )
+    remote_ms_max: int = Field(
+        default=250,
+        ge=1,
+        le=60_000,
+        description="Milliseconds that one call to the remote store may take; a later answer is a miss.",
+    )
+    secret_file: Path | None = Field(
+        default=None,
+        description=(
+            "File of 32 random bytes from which block keys are derived, the same on all nodes that share a remote "
+            "store; made where it is missing. By default `secret` in disk_dir or host_dir, else new with each start."
+        ),
+    )
+
+    trace_endpoint: str = Field(
+        default="",
+        pattern="^(https?://[^ ]+)?$",
+        description=(
+            "OTLP endpoint, such as http://127.0.0.1:4318, that spans are sent to over HTTP; needs kvlease[otel]. None "
+            "by default."
+        ),
+    )
+    trace_file: Path | None = Field(
+        default=None,
+        description="File that spans are appended to, one JSON object a line; needs kvlease[otel]. None by default.",
+    )
+
+    drain_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        le=3_600,
+        allow_inf_nan=False,
+        description="Seconds that SIGTERM waits for leases to end.",
+    )
+    tick_seconds: Seconds = Field(
+        default=0.25, description="Seconds between two looks at the clock."
+    )
+    heartbeat_seconds: Seconds = Field(
+        default=5.0, description="Seconds between a worker's heartbeats."
+    )
+    lease_seconds: Seconds = Field(
+        default=30.0, description="Seconds after which a lease that was not renewed is quarantined."
+    )
+    ageing_seconds: Seconds = Field(
+        default=5.0,
+        description="Seconds after which a request that waits for blocks rises to the next priority.",
+    )
+    mover_seconds_max: Seconds = Field(
+        default=30.0,
+        description="Seconds that a mover may take for one batch before it is replaced.",
+    )
+    control_silent_seconds_max: float = Field(
+        default=30.0,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description=(
+            "Seconds without a sign of life after which the control process is killed and started again; 0: never."
+        ),
+    )
+    wait_ms_max: int = Field(
+        default=60_000,
+        ge=1,
+        le=600_000,
+        description="Milliseconds that a call may wait at most.",
+    )
+    copy_wait_ms: int = Field(
+        default=10_000,
+        ge=1,
+        le=600_000,
+        description="Milliseconds that evict and reload wait when the call names none.",
+    )
+    retry_after_ms: Count = Field(
+        default=50, description="Milliseconds that a refusal tells the first caller to wait."
+    )
+
+    max_blocks_a_call: Count = Field(default=16_384, description="Block keys in one call.")
+    max_tokens_hashed: Count = Field(
+        default=131_072, description="Token ids in one reserve that brings no keys."
+    )
+    max_operations_a_step: Count = Field(default=8_192, description="Operations in one step.")
+    max_message_bytes: Annotated[Count, WRITTEN] = Field(
+        default=1 * MIB, description="Bytes of one message on any transport."
+    )
+    max_connections: Count = Field(
+        default=1_024, description="Connections of one listener at once; more are turned away."
+    )
+    max_calls_in_flight: Count = Field(
+        default=64, description="Unanswered calls of one connection."
+    )
+    max_caches: Count = Field(default=16, description="Caches at once.")
+    max_workers: Count = Field(default=256, description="Workers at once, over all caches.")
+    max_leases: Count = Field(default=1_024, description="Leases of one cache at once.")
+    max_waiting: Count = Field(
+        default=256, description="Requests of one cache that wait for blocks at once."
+    )
+    max_tenants: Count = Field(default=256, description="Tenants with limits of their own at once.")
+    max_pins: Count = Field(default=256, description="Pins of one cache at once.")
+    max_events: Count = Field(default=4_096, description="Events that are kept for watchers.")
+    max_watchers: Count = Field(default=64, description="Watchers at once.")
+    key_counts_bytes_max: Bytes = Field(
+        default=64 * MIB,
+        description=(
+            "Bytes of the tables by which workers know what is surely not cached, together; beyond it workers ask; 0: "
+            "none."
+        ),
+    )
+    max_remembered_replies: Count = Field(
+        default=1_024, description="Replies that are remembered for retries, for each worker."
+    )
+    max_copies_a_batch: int = Field(
+        default=4_096, ge=1, le=4_096, description="Block copies in one batch of a mover."
+    )
+    tenants: dict[TenantName, TenantSettings] = Field(
+        default_factory=dict,
+        description=(
+            "Limits by tenant's name, as JSON or TOML tables with min_percent (0), max_percent (100), weight (1), "
+            "pinned_percent_max (25), min_bytes (0), max_bytes (0: none) of the device pool, and leases_max (0: none); "
+            "every other tenant has the values in parentheses."
+        ),
+    )
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch("cpu|cuda:[0-9]{1,2}", device):
+            message = f"it is {device[:40]!r}; name cpu, or a GPU by its number, such as cuda:0"
+            raise ValueError(message)
+        return device
+
+    @field_validator("runtime_dir", mode="before")
+    @classmethod
+    def _named(cls, directory: object) -> object:
+        if directory == "":
+            message = "it is empty; name a directory, or leave it out for the default"
+            raise ValueError(message)
+        return directory
+
+    @field_validator("runtime_dir")
+    @classmethod
+    def _reachable(cls, directory: Path) -> Path:
+        absolute = Path(os.path.abspath(directory))  # noqa: PTH100 - a link may be pointed elsewhere later
+        longest = len(os.fsencode(absolute / max(_SOCKETS, key=len)))
+        if longest > _SOCKET_PATH_BYTES_MAX:
+            message = (
+                f"the path of a socket in it would take {longest} bytes, and the kernel allows "
+                f"{_SOCKET_PATH_BYTES_MAX}; name a directory with a path shorter by "
+                f"{longest - _SOCKET_PATH_BYTES_MAX}"
+            )
+            raise ValueError(message)
+        return absolute
+
+    @field_validator(*_OPTIONAL_PATHS, mode="before")
+    @classmethod
+    def _none_if_empty(cls, path: object) -> object:
+        return path or None
+
+    @field_validator(*_OPTIONAL_PATHS)
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else Path(os.path.abspath(path))  # noqa: PTH100 - see above
+
+    @field_validator("remote_url", mode="before")
+    @classmethod
+    def _known_address(cls, url: object) -> object:
+        return check_address(url)
+
+    @field_validator("control_silent_seconds_max")
+    @classmethod
+    def _longer_than_beats(cls, seconds: float) -> float:
+        if 0 < seconds < SECONDS_MIN:
+            message = f"it is {seconds:g}; name 0 for never, or at least {SECONDS_MIN:g}: life is shown once a second"
+            raise ValueError(message)
+        return seconds
+
+    @model_validator(mode="after")
+    def _beats_fit(self) -> Self:
+        if self.lease_seconds < 2 * self.heartbeat_seconds:
+            message = (
+                f"lease_seconds ({self.lease_seconds}) must be at least twice "
+                f"heartbeat_seconds ({self.heartbeat_seconds})"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _directories_differ(self) -> Self:
+        directories = {
+            "runtime_dir": self.runtime_dir,
+            "host_dir": self.host_dir,
+            "disk_dir": self.disk_dir,
+        }
+        named: dict[Path, str] = {}
+        for name, directory in directories.items():
+            if directory is not None and directory in named:
+                message = f"{named[directory]} and {name} are the same directory; name another for one of them"
+                raise ValueError(message)
+            if directory is not None:
+                named[directory] = name
+        return self
+
+    @model_validator(mode="after")
+    def _default_fits(self) -> Self:
+        if not self.is_on_gpu and 0 < self.memory_bytes_max < self.device_bytes_default:
+            message = (
+                f"device_bytes_default ({self.device_bytes_default}) must be at most "
+                f"memory_bytes_max ({self.memory_bytes_max})"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _minima_fit(self) -> Self:
+        check_minima(self.tenants)
+        return self
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether device pools are memory of a GPU."""
+        return self.device != "cpu"
+
+    @property
+    def token_paths(self) -> dict[Role, Path]:
+        """The files of the tokens that callers over TCP may have; none where there is no TCP."""
+        if not self.listen_tcp:
+            return {}
+        return {
+            Role.OPERATOR: self.operator_token_file or self.runtime_dir / "operator.token",
+            Role.JOINER: self.joiner_token_file or self.runtime_dir / "joiner.token",
+            Role.READER: self.reader_token_file or self.runtime_dir / "reader.token",
+        }
+
+    @property
+    def secret_path(self) -> Path | None:
+        """The file of the root secret; None where nothing outlives the container that keys could be found in."""
+        if self.secret_file is not None:
+            return self.secret_file
+        directory = self.disk_dir or self.host_dir
+        return None if directory is None else directory / _SECRET
+
+    @property
+    def other_secret_path(self) -> Path | None:
+        """Where the same secret lies, too, so that either directory may be added or left out; None for nowhere."""
+        if self.secret_file is not None or self.disk_dir is None or self.host_dir is None:
+            return None
+        return self.host_dir / _SECRET
+
+    @property
+    def local_socket(self) -> Path:
+        """The socket that the library talks to on a node."""
+        return self.runtime_dir / _SOCKETS[0]
+
+    @property
+    def http_socket(self) -> Path:
+        """The Unix socket of REST."""
+        return self.runtime_dir / _SOCKETS[1]
+
+    @property
+    def grpc_socket(self) -> Path:
+        """The Unix socket of gRPC."""
+        return self.runtime_dir / _SOCKETS[2]

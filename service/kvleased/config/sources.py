@@ -1,0 +1,228 @@
+"""Own where settings come from; nothing else reads arguments, the environment or a configuration file.
+
+Precedence, highest first: command-line flags, environment variables `KVLEASED_*`, the TOML file named by `--config`,
+the defaults.
+"""
+
+import argparse
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
+
+from kvlease._output import written_or_refused
+from kvlease._runtime import runtime_directory
+from kvleased.config.addresses import without_credentials
+from kvleased.config.setting_faults import (
+    NO_JSON,
+    PREFIX,
+    Origin,
+    complaints,
+    no_such,
+    of_command_line,
+)
+from kvleased.config.setting_kinds import WRITTEN
+from kvleased.config.settings import Settings
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_settings import BaseSettings, CliSettingsSource
+
+_EPILOG: Final = """\
+BYTES may have a unit, such as 8GiB. Each flag is also an environment variable, KVLEASED_ and its name in capitals,
+and a TOML key.
+
+examples:
+  kvleased serve                                            CPU memory, sockets of this user, TCP on loopback
+  kvleased serve --memory-bytes-max 64GiB --disk-dir /var/lib/kvlease --disk-bytes-max 200GiB
+  kvleased serve --device cuda:0 --no-listen-tcp
+  kvleased serve --config /etc/kvlease/kvleased.toml        file below environment below flags
+"""
+_DEFAULT: Final = re.compile(r" \(default( factory)?: [^()]*\)$")
+"""What is told of a default behind the words about a setting."""
+_VALUES: Final = {
+    "dir": "DIRECTORY",
+    "file": "FILE",
+    "seconds": "SECONDS",
+    "ms": "MILLISECONDS",
+    "port": "PORT",
+    "host": "ADDRESS",
+    "url": "URL",
+    "endpoint": "URL",
+    "device": "DEVICE",
+    "tenants": "JSON",
+}
+"""What is written for a setting in whose name a word is; the first that fits counts."""
+
+
+def load(argv: Sequence[str]) -> Settings:
+    """Resolve flags, environment and file to settings; exits with status 2 where they make no sense."""
+    # Imported here: the control process gets resolved settings and must start quickly.
+    from pydantic_settings import (  # noqa: PLC0415
+        BaseSettings,
+        EnvSettingsSource,
+        PydanticBaseSettingsSource,
+        SettingsConfigDict,
+        SettingsError,
+        TomlConfigSettingsSource,
+    )
+
+    parser = _parser()
+    # The file must be known before the sources are put together.
+    config = _config_file(parser, argv)
+
+    origins: dict[Literal["flags", "environment", "file"], PydanticBaseSettingsSource] = {}
+
+    class Loaded(BaseSettings, Settings):
+        """The same settings, read from their sources."""
+
+        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX)
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            *_sources: PydanticBaseSettingsSource,
+            **_named_sources: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            origins["flags"] = _flags(settings_cls, parser, argv)
+            origins["environment"] = EnvSettingsSource(settings_cls)
+            if config is not None:
+                origins["file"] = TomlConfigSettingsSource(settings_cls, config)
+            return tuple(origins.values())
+
+    try:
+        loaded = Loaded()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        parser.error(f"--config {config}: this is not TOML: {error}")
+    except SettingsError as error:
+        # Every other setting is a plain value.
+        is_variable = EnvSettingsSource.__name__ in str(error).split('"')
+        parser.error(f"{f'{PREFIX}TENANTS' if is_variable else '--tenants'}: {NO_JSON}")
+    except ValidationError as error:
+        found = [Origin(kind, source(), config or "") for kind, source in origins.items()]
+        parser.error(f"\n{parser.prog}: ".join(complaints(error, found)))
+    return Settings.model_validate(loaded.model_dump())
+
+
+def _flags(
+    settings_class: "type[BaseSettings]", parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> "CliSettingsSource[Any]":
+    """Return what reads the flags, which adds them to the parser."""
+    from pydantic_settings import CliSettingsSource  # noqa: PLC0415 - as above
+
+    return CliSettingsSource(
+        settings_class,
+        cli_parse_args=list(argv),
+        root_parser=parser,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+
+def unknown_variables() -> dict[str, str]:
+    """Return the variables of the environment that look like settings and are none, with what to say of each.
+
+    They are ignored rather than refused: Kubernetes adds such names for a service that is called kvleased.
+    """
+    names = {name: name[len(PREFIX) :].lower() for name in os.environ if is_setting(name)}
+    return {
+        name: no_such(setting, prefix=PREFIX)
+        for name, setting in sorted(names.items())
+        if setting != "config" and setting not in Settings.model_fields
+    }
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Wraps what describes settings, and leaves the examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text is not _EPILOG:
+            return super()._fill_text(text, width, indent)
+        return text
+
+
+def _value_of(name: str, field: "FieldInfo") -> str:
+    """Return what stands for a setting's value in the help: what is to be written, in capitals."""
+    if WRITTEN in field.metadata:
+        return "BYTES"
+    if field.annotation is int and name.startswith("max_"):
+        return "N"
+    parts = name.split("_")
+    known = next((word for part, word in _VALUES.items() if part in parts), "")
+    return known or ("N" if field.annotation is int else "TEXT")
+
+
+def _with_default(text: str, field: "FieldInfo") -> str:
+    """Return a setting's help with its default as people know it; of one that is left out the words tell already."""
+    described = _DEFAULT.sub("", text)
+    if field.default_factory is runtime_directory:
+        return f"{described} (default: {runtime_directory()})"
+    return text if field.default not in {None, "", PydanticUndefined} else described
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong before anything else, and where the settings are listed, without listing them."""
+
+    def format_help(self) -> str:
+        """Return the help, which calls values what they are for people."""
+        for action in self._actions:
+            field = Settings.model_fields.get(action.dest)
+            is_choice = str(action.metavar).startswith("{")
+            if field is not None and action.metavar is not None and not is_choice:
+                action.metavar = _value_of(action.dest, field)
+            if field is not None and action.help is not None:
+                action.help = _with_default(action.help, field)
+        return super().format_help()
+
+    def print_help(self, file: Any = None) -> None:
+        """Write the help; argparse would say nothing where it cannot be written."""
+        with written_or_refused("kvleased"):
+            (file or sys.stdout).write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2; an address that a misspelt flag carries is told without its password."""
+        message = without_credentials(of_command_line(message))
+        self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists every setting.\n")
+
+
+def _parser() -> _Parser:
+    """Return the parser of the command line, to which the settings add their flags."""
+    parser = _Parser(
+        prog="kvleased serve",
+        description="Run the KV-cache daemon of this node: a supervisor, the control process and a mover.",
+        epilog=_EPILOG,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
+    )
+    return parser
+
+
+def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
+    """Return the file that flags or environment name, which must be there."""
+    scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    scout.add_argument("--config")
+    known, _ = scout.parse_known_args(argv)
+    config: str | None = known.config or os.environ.get(f"{PREFIX}CONFIG")
+    if config is not None and not Path(config).is_file():
+        is_there = Path(config).exists()
+        parser.error(
+            f"--config {config}: {'this is no file' if is_there else 'there is no such file'}"
+        )
+    return config
+
+
+def is_setting(variable: str) -> bool:
+    """Tell whether a variable of the environment is a setting, or looks like one."""
+    return variable.upper().startswith(PREFIX)

@@ -1,0 +1,117 @@
+"""Own what can be had of the device pool without anybody's doing: when the copies in flight have ended."""
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+
+from kvleased.core.admission.room import num_available, num_slots_available
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.effects import Direction
+from kvleased.core.ids import Ids
+from kvleased.core.lease.leases import NOWHERE, Lease
+from kvleased.core.lease.phases import Phase
+from kvleased.core.state import CacheState
+from kvleased.core.tenancy.tenants import Use, available_to
+from kvleased.core.tier.flights import Flight, Purpose
+
+_LEASE_AND_COPIES: Final = 3
+"""Holders of a block that two copies bring down, and nobody shares with a lease on its way there."""
+
+
+def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
+    """Count the blocks that a call can get once all copies in flight have ended, if nobody else comes meanwhile.
+
+    What is protected, as the call's own prefix, does not count, even if it leaves the device by then.
+    """
+    blocks, num_taken = _blocks_coming(state, protected), _num_taken_back(state)
+    if not state.is_limited:
+        return num_available(state, tenant, protected) + len(blocks) - num_taken
+    return available_to(state, tenant, protected, _use_without(state, blocks)) - num_taken
+
+
+def num_slots_soon(state: CacheState, protected: Ids) -> int:
+    """Count the slots of the host pool that can be had then, beside those of the caller's own blocks."""
+    held = [ids for flight in _under_way(state) for ids in _held_in(state.host, state, flight)]
+    return num_slots_available(state, protected) + len(_let_go(state.host, held, protected))
+
+
+def _blocks_coming(state: CacheState, protected: Ids) -> Ids:
+    """Return the blocks that nobody holds any more by then: they are free, or cached and can be evicted."""
+    flights = _under_way(state)
+    held = [ids for flight in flights for ids in _held_in(state.device, state, flight)]
+    return _let_go(state.device, held + _left_by_leases(state, flights), protected)
+
+
+def _under_way(state: CacheState) -> list[Flight]:
+    """Return the copies that are expected to end."""
+    return [one for one in state.flights.values() if not one.is_lost]
+
+
+def _held_in(pool: Pool, state: CacheState, flight: Flight) -> list[Ids]:
+    """Return what a copy holds of a pool."""
+    ends = zip(state.ends(flight.direction), (flight.sources, flight.targets), strict=True)
+    return [ids for one, ids in ends if one is pool]
+
+
+def _let_go(pool: Pool, held: list[Ids], protected: Ids) -> Ids:
+    """Return what is held by nobody else; each of `held` is let go of once, and what is protected is left out."""
+    if not held:
+        return NOWHERE
+    ids, num_ends = np.unique(np.concatenate(held), return_counts=True)
+    return np.setdiff1d(ids[pool.holds[ids] == num_ends], protected, assume_unique=True)
+
+
+def _left_by_leases(state: CacheState, flights: list[Flight]) -> list[Ids]:
+    """Return the blocks of each lease that moves down, also those that need not be copied for it."""
+    leases = {
+        one.lease_id: state.leases.by_id.get(one.lease_id)
+        for one in flights
+        if one.purpose is Purpose.PREEMPT and one.lease_id is not None
+    }
+    return [
+        state.leases.blocks_of(one)
+        for one in leases.values()
+        if one is not None and one.phase is Phase.EVICTING and not _comes_back(one)
+    ]
+
+
+def _num_taken_back(state: CacheState) -> int:
+    """Count the blocks that leases take when they come back besides those that they left.
+
+    What they share with others stays with those. They need it once more where another copy brings it down at the same
+    time: of two slots one has no key, and may be theirs.
+    """
+    num_taken = 0
+    for lease in state.leases.by_id.values():
+        if lease.phase is Phase.EVICTING and _comes_back(lease):
+            blocks = state.leases.blocks_of(lease)
+            doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
+            num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
+    return num_taken
+
+
+def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:
+    """Return the blocks that others' copies bring to the host pool."""
+    sources = [
+        one.sources
+        for one in state.flights.values()
+        if one.direction is Direction.OFFLOAD and one.lease_id != lease.lease_id
+    ]
+    return np.concatenate([NOWHERE, *sources])
+
+
+def _comes_back(lease: Lease) -> bool:
+    """Tell whether somebody waits for a lease to return as soon as it is down: then it leaves room for nobody."""
+    return lease.next_reload is not None
+
+
+def _use_without(state: CacheState, blocks: Ids) -> Use:
+    """Return what tenants use once blocks have come free; those that are zeroed now are nobody's already."""
+    use = Use(by_tenant=dict(state.device.usage()), num_free=state.device.num_free + len(blocks))
+    zeroed = [one.targets for one in state.flights.values() if one.direction is Direction.SCRUB]
+    owned = np.setdiff1d(blocks, np.concatenate([NOWHERE, *zeroed]), assume_unique=True)
+    for tenant, count in Counter(state.device.records.tenant[owned].tolist()).items():
+        used, cached = use.by_tenant[tenant]
+        use.by_tenant[tenant] = (used - count, cached)
+    return use

@@ -1,0 +1,46 @@
+"""Own why a request is too long for a cache, whatever becomes of others; when it is asked is `granting`'s business."""
+
+from kvlease.errors import NeverFitsError
+from kvleased.core.admission.parking import larger
+from kvleased.core.prefix.chains import asking_for
+from kvleased.core.state import CacheState
+from kvleased.core.tenancy.tenants import most_tokens
+from kvleased.counted import are, counted
+
+
+def never_fits(
+    state: CacheState, num_tokens: int, tenant: int, num_keys: int, least_tokens: int
+) -> NeverFitsError:
+    """Explain why no lease will ever cover so many tokens, and how many one of this tenant can, if those would help."""
+    shape, covering = state.shape, state.covering
+    longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
+    need, asked, at_most = sum(most), "", most_tokens(state, tenant, longest)
+    helps = at_most >= least_tokens
+    less = f"ask for at most {counted(at_most, 'token')}, or " if helps else ""
+    remedies = (asking_for(at_most, num_keys, shape.hash_tokens),) if helps else ()
+    if covering.is_simple:
+        limit = min(shape.groups[0].table_blocks, limit)
+        need = -(-num_tokens // covering.tokens_per_block)
+    else:
+        worst = most.index(need_most := max(most))
+        asked = f", {need_most} of them in group {worst}"
+    if need <= limit:
+        return NeverFitsError(
+            f"{are(num_tokens, 'token')} more than the longest request of {longest}; "
+            f"{less}register the cache with more longest_request_tokens",
+            resource="longest_request_tokens",
+            need=num_tokens,
+            available=longest,
+            limit=longest,
+            remedies=remedies,
+        )
+    more = larger(shape.parked_blocks, need - shape.usable_blocks, "register a larger pool")
+    return NeverFitsError(
+        f"{counted(num_tokens, 'token', 'takes', 'take')} {counted(need, 'block')}{asked}, but a lease can never have "
+        f"more than {limit}; {less}{more}",
+        resource="device_blocks",
+        need=need,
+        available=state.device.num_available,
+        limit=limit,
+        remedies=remedies,
+    )

@@ -1,0 +1,120 @@
+"""Own what a call lacks at one instant, and why; what it is told of that is the business of `refusals`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlease.errors import InvalidError
+from kvleased.core.admission.coming import num_soon
+from kvleased.core.admission.granting import num_fresh, num_missing
+from kvleased.core.admission.room import num_available
+from kvleased.core.commands import Extend, Reload, Reserve
+from kvleased.core.prefix.looking import by_tier
+from kvleased.core.prefix.search import NOTHING, Match, match, sources_of
+from kvleased.core.reasons import Reason
+from kvleased.core.state import CacheState
+from kvleased.core.tenancy.keeping import is_capped, leaves_row
+from kvleased.core.tenancy.tenants import is_held_back
+from kvleased.core.waiting import Waitable, Waiter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What a call lacks at one instant."""
+
+    need: int
+    """Blocks."""
+    available: int
+    """Blocks that it could have if nobody else came."""
+    available_soon: int
+    """The same once the copies in flight have ended; below 0 where it cannot even have its prefix."""
+    reason: Reason
+    num_ahead: int
+    prefix: Match
+    """What it could reuse."""
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it lacks no block any more when the copies in flight have ended."""
+        return self.need <= self.available_soon
+
+
+def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
+    """Return what a call lacks that comes after `num_ahead` others."""
+    command, prefix = waiter.command, _prefix(state, waiter)
+    num_tokens = 0 if isinstance(command, Reload) else command.num_tokens
+    need = need_of(state, command, prefix, num_tokens)
+    tenant = state.workers[waiter.worker_id]
+    of_leases = lack_of_leases(state, tenant) if isinstance(command, Reserve) else None
+    return lack_of(state, tenant, need, prefix, num_ahead, of_leases)
+
+
+def lack_of(
+    state: CacheState,
+    tenant: int,
+    need: int,
+    prefix: Match,
+    num_ahead: int,
+    of_leases: Reason | None,
+) -> Shortage:
+    """Return what a tenant's call lacks that needs so many blocks, and perhaps a lease that it cannot have."""
+    # Below 0 where not even the prefix may be had, so that a call that needs no block is not served either.
+    soon = available = num_available(state, tenant, prefix.blocks)
+    if prefix.behind is not None:
+        # It must stay, or the prefix is shorter by then and the call needs more blocks.
+        kept = np.concatenate([prefix.blocks, by_tier(prefix.behind)[0]])
+        soon = num_soon(state, tenant, kept)
+    elif need > available:
+        soon = num_soon(state, tenant, prefix.blocks)
+    reason = of_leases
+    if reason is None:
+        is_first = not num_ahead
+        reason = _reason_of(state, tenant, need, prefix, soon) if is_first else Reason.POSITION
+    return Shortage(
+        need=need,
+        available=max(0, available),
+        available_soon=soon,
+        reason=reason,
+        num_ahead=num_ahead,
+        prefix=prefix,
+    )
+
+
+def lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
+    """Return why a tenant can have no other lease, however many blocks there are."""
+    if not state.leases.free_rows:
+        return Reason.LEASES
+    if not state.keeps_rows:
+        return None
+    if is_capped(state, tenant):
+        return Reason.TENANT_LEASES
+    return Reason.KEPT_LEASES if leaves_row(state, tenant) else None
+
+
+def _reason_of(state: CacheState, tenant: int, need: int, prefix: Match, soon: int) -> Reason:
+    """Return why a call that is first has not got its blocks, of which it could have so many soon."""
+    if state.is_limited and is_held_back(state, tenant, need, prefix.blocks):
+        return Reason.LIMITS
+    return Reason.COPIES if need <= soon else Reason.BLOCKS
+
+
+def _prefix(state: CacheState, waiter: Waiter) -> Match:
+    command = waiter.command
+    if not isinstance(command, Reserve) or not command.keys:
+        return NOTHING
+    sources = sources_of(waiter) if command.wait_ms > 0 else None
+    try:
+        return match(state, command.keys, state.workers[command.worker_id], sources)
+    except InvalidError:
+        # Found only when its turn comes, and told then.
+        return NOTHING
+
+
+def need_of(state: CacheState, command: Waitable, prefix: Match, num_tokens: int) -> int:
+    """Return the fresh blocks that a call needs behind its prefix to cover so many tokens."""
+    if isinstance(command, Reserve):
+        return num_fresh(state, prefix, num_tokens)[0]
+    lease = state.leases.by_id[command.lease_id]  # type: ignore[index]  # a Reload of keys never waits
+    if isinstance(command, Extend):
+        return max(0, num_missing(state, lease, num_tokens))
+    return len(state.leases.blocks_of(lease))

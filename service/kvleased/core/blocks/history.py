@@ -1,0 +1,243 @@
+"""Own what is remembered of blocks that left a tier: the last so many, and when, why and for whom each one left.
+
+A block goes by 64 bits of its key here. What leaves is put aside as it comes, and entered many at a time; the entries
+form chains by place of a table, the newest first, and an entry is overwritten when it is the oldest of all.
+"""
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased.core.blocks.departures import Departures
+
+Digests = NDArray[np.int64]
+"""The first words of keys."""
+Numbers = NDArray[np.int64]
+"""Of departures, counted from 1; 0 is none."""
+
+ENTRIES_MIN: Final = 1 << 12
+ENTRIES_MAX: Final = 1 << 20
+"""Departures of blocks that are remembered, to tell why a block is missed."""
+_BLOCKS_REMEMBERED: Final = 2
+"""Departures that are remembered for each block that there is."""
+_PLACES_PER_ENTRY: Final = 2
+_PUT_ASIDE_MAX: Final = 1 << 11
+"""Departures that are put aside before they are entered."""
+_STEPS_MAX: Final = 256
+"""Entries of a chain that are looked at; keys that somebody made collide are not worth more."""
+_SHARED: Final = -1
+
+
+class Parting(IntEnum):
+    """Why a block left a tier."""
+
+    EVICTED = 0
+    """The tier's policy chose it, because there was no room."""
+    DISPLACED = 1
+    """An evict call asked for it."""
+    DROPPED = 2
+    """Its bytes were lost."""
+    DAMAGED = 3
+    """Its bytes were not what their checksum says."""
+
+
+class _Batch(NamedTuple):
+    """Blocks that left together."""
+
+    digests: Digests
+    since: Numbers
+    idle_at: NDArray[np.float64]
+    now: float
+    tenant: int
+    code: int
+
+
+class Found(NamedTuple):
+    """What is remembered of some keys, as of one grant."""
+
+    tiers: NDArray[np.uint8]
+    """Bits of the tiers in which each was then, and which it left later."""
+    numbers: Numbers
+    """The last departure before of each; 0 where there was none."""
+
+
+class History:
+    """The departures of one cache."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Remember nothing yet; `num_blocks` are those of all tiers."""
+        wanted = min(max(_BLOCKS_REMEMBERED * num_blocks, ENTRIES_MIN), ENTRIES_MAX)
+        num_entries = 1 << (wanted - 1).bit_length()
+        self.now = 0.0
+        """Monotonic seconds of the command that is being carried out."""
+        self.tenant = 0
+        """For whom room is being made; 0 is nobody."""
+        self.moment = 0
+        """The newest lease; blocks that become findable are newer than it."""
+        self.num_left = 0
+        """Departures so far."""
+        self.departures = Departures()
+        """What is counted of those that were entered."""
+        self._aside: list[_Batch] = []
+        self._num_aside = 0
+        self._mask = num_entries - 1
+        # Memory that is zero costs nothing until it is written.
+        self._table: Numbers = np.zeros(_PLACES_PER_ENTRY * num_entries, np.int64)
+        self._digest: Digests = np.zeros(num_entries, np.int64)
+        self._before: Numbers = np.zeros(num_entries, np.int64)
+        self._since: Numbers = np.zeros(num_entries, np.int64)
+        self._when: NDArray[np.float64] = np.zeros(num_entries, np.float64)
+        self._tenant: NDArray[np.uint64] = np.zeros(num_entries, np.uint64)
+        self._code: NDArray[np.uint8] = np.zeros(num_entries, np.uint8)
+
+    def __len__(self) -> int:
+        """Count the departures that are remembered."""
+        return min(self.num_left, len(self._digest))
+
+    def __repr__(self) -> str:
+        """Show how much is remembered."""
+        return f"<History {len(self)} of {self.num_left} departures>"
+
+    @property
+    def began(self) -> float | None:
+        """When the oldest departure was that is remembered, in monotonic seconds; None where there is none."""
+        if not self.num_left:
+            return None
+        self._enter()
+        return float(self._when[(self.num_left - len(self) + 1) & self._mask])
+
+    def left(
+        self,
+        tier: int,
+        digests: Digests,
+        since: Numbers,
+        why: Parting,
+        idle_at: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Note that blocks left a tier, in which they were findable `since` so new a lease, and who was `idle_at`."""
+        if idle_at is None:
+            idle_at = np.zeros(len(digests))
+        self._aside.append(_Batch(digests, since, idle_at, self.now, self.tenant, tier << 4 | why))
+        self.num_left += len(digests)
+        self._num_aside += len(digests)
+        if self._num_aside > _PUT_ASIDE_MAX:
+            self._enter()
+
+    def tick(self) -> None:
+        """Take note of the time, and count what has left."""
+        self.departures.clock.note(self.moment, self.now)
+        self._enter()
+
+    def counted(self) -> Departures:
+        """Return what is counted of all departures so far."""
+        self._enter()
+        return self.departures
+
+    def last_before(self, digests: Digests, num_left: Numbers) -> Numbers:
+        """Return the last departure of each key among the first `num_left`, which differ from key to key; 0 is none."""
+        self._enter()
+        oldest = max(0, self.num_left - len(self._digest))
+        chain = self._table[digests & (len(self._table) - 1)]
+        numbers = np.zeros(len(digests), np.int64)
+        (left,) = (chain > oldest).nonzero()
+        for _ in range(_STEPS_MAX):
+            if not len(left):
+                break
+            at = chain[left]
+            places = at & self._mask
+            is_found = (self._digest[places] == digests[left]) & (at <= num_left[left])
+            numbers[left[is_found]] = at[is_found]
+            chain[left] = behind = self._before[places]
+            left = left[~is_found & (behind > oldest)]
+        return numbers
+
+    def find(self, digests: Digests, num_left: int, moment: int) -> Found:
+        """Return what became of keys before a grant: when `num_left` had left, and no lease was newer than `moment`."""
+        self._enter()
+        oldest = self.num_left - len(self._digest)
+        chain = self._table[digests & (len(self._table) - 1)]
+        tiers = np.zeros(len(digests), np.uint8)
+        numbers = np.zeros(len(digests), np.int64)
+        (left,) = (chain > max(0, oldest)).nonzero()
+        for _ in range(_STEPS_MAX):
+            if not len(left):
+                break
+            at = chain[left]
+            places = at & self._mask
+            is_same = self._digest[places] == digests[left]
+            is_later = at > num_left
+            was_there = is_same & is_later & (self._since[places] < moment)
+            tiers[left[was_there]] |= np.uint8(1) << (self._code[places[was_there]] >> 4)
+            is_found = is_same & ~is_later
+            numbers[left[is_found]] = at[is_found]
+            behind = self._before[places]
+            chain[left] = behind
+            left = left[~is_found & (behind > max(0, oldest))]
+        return Found(tiers, numbers)
+
+    def reasons(self, numbers: Numbers) -> NDArray[np.uint8]:
+        """Return why the blocks of remembered departures left."""
+        reasons: NDArray[np.uint8] = self._code[numbers & self._mask] & 0xF
+        return reasons
+
+    def tiers(self, numbers: Numbers) -> NDArray[np.uint8]:
+        """Return which tier the blocks of remembered departures left."""
+        tiers: NDArray[np.uint8] = self._code[numbers & self._mask] >> 4
+        return tiers
+
+    def tenants(self, numbers: Numbers) -> NDArray[np.uint64]:
+        """Return for whom the blocks of remembered departures made room."""
+        tenants: NDArray[np.uint64] = self._tenant[numbers & self._mask]
+        return tenants
+
+    def times(self, numbers: Numbers) -> NDArray[np.float64]:
+        """Return when remembered departures were, in monotonic seconds."""
+        times: NDArray[np.float64] = self._when[numbers & self._mask]
+        return times
+
+    def _enter(self) -> None:
+        """Enter what was put aside, all in one go."""
+        if not self._aside:
+            return
+        batches, self._aside = self._aside, []
+        counts = [len(batch.digests) for batch in batches]
+        since = np.concatenate([batch.since for batch in batches])
+        when = np.repeat([batch.now for batch in batches], counts)
+        codes = np.repeat(np.array([batch.code for batch in batches], np.uint8), counts)
+        if not self.departures.clock.is_set:
+            self.departures.clock.note(self.moment, self.now)
+        idle_at = np.concatenate([batch.idle_at for batch in batches])
+        self.departures.count(codes, since, when, idle_at)
+        kept = slice(max(0, self._num_aside - len(self._digest)), None)
+        numbers = np.arange(self.num_left - self._num_aside + 1, self.num_left + 1)[kept]
+        self._num_aside = 0
+        places = numbers & self._mask
+        digests = np.concatenate([batch.digests for batch in batches])[kept]
+        self._digest[places] = digests
+        self._since[places] = since[kept]
+        self._when[places] = when[kept]
+        tenants = np.array([batch.tenant for batch in batches], np.uint64)
+        self._tenant[places] = np.repeat(tenants, counts)[kept]
+        self._code[places] = codes[kept]
+        self._before[places] = self._chain(numbers, digests & (len(self._table) - 1))
+
+    def _chain(self, numbers: Numbers, buckets: NDArray[np.int64]) -> Numbers:
+        """Put entries at the heads of their chains, and return what comes behind each."""
+        table = self._table
+        behind: Numbers = table[buckets]
+        table[buckets] = numbers
+        (lost,) = (table[buckets] != numbers).nonzero()
+        if not len(lost):
+            return behind
+        # Several want one place: they come one behind the other.
+        table[buckets[lost]] = _SHARED
+        (shared,) = (table[buckets] == _SHARED).nonzero()
+        order = shared[buckets[shared].argsort(kind="stable")]
+        ordered = buckets[order]
+        follows = ordered[1:] == ordered[:-1]
+        behind[order[1:][follows]] = numbers[order[:-1][follows]]
+        is_newest = np.append(~follows, np.True_)
+        table[ordered[is_newest]] = numbers[order[is_newest]]
+        return behind

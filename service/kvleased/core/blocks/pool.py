@@ -1,0 +1,400 @@
+"""Own the blocks of one tier: which are free, findable under a key or evictable, and how often each is held.
+
+A hold is named by its holder: a lease, a copy or a pin lists the blocks that it holds, and lets go
+of each exactly once. `holds` merely counts them, so that the last one to let go knows it;
+`Cache.check` compares the count with the names.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.blocks.free_list import FreeList
+from kvleased.core.blocks.history import History, Parting
+from kvleased.core.blocks.index import KeyIndex
+from kvleased.core.blocks.owners import Owners
+from kvleased.core.blocks.records import TierRecords
+from kvleased.core.blocks.seals import Seals
+from kvleased.core.blocks.states import CompiledTransitions, Event, State, advance, by_state
+from kvleased.core.blocks.tenant_digests import TenantDigests
+from kvleased.core.eviction import EvictionOrder
+from kvleased.core.eviction.order import deepest_first
+from kvleased.core.ids import Ids
+
+# Plain numbers: reading a member of an enumeration costs as much as a small array operation.
+_READY: Final = int(State.READY)
+_EVICT: Final = Event.EVICT
+_IN_USE: Final = np.array([byte not in (State.FREE, State.PARKED) for byte in range(256)])
+# Arrays of no dimensions: columns are set to them, and count with them, in half the time of plain numbers.
+_ONE: Final = np.array(1, np.uint64)
+_HOLDERS: Final = tuple(np.array(count, np.int32) for count in range(3))
+_PACKED_HOLDERS: Final = tuple(np.int32(count).tobytes() for count in range(2))
+_LAST_WORDS: Final = {
+    int(State.RESERVED): Event.ABANDON,
+    int(State.QUARANTINED): Event.PROVE,
+}
+"""What happens to a block that is not READY when its last holder lets go of it."""
+
+
+class Pool:
+    """The blocks of the device pool, or the slots of a lower tier; `block` stands for both here."""
+
+    def __init__(
+        self,
+        records: TierRecords,
+        transitions: CompiledTransitions,
+        order: EvictionOrder,
+        layout_digest: int,
+        null_blocks: int = 0,
+    ) -> None:
+        """Take over columns of which every entry is FREE; the first `null_blocks` are never granted."""
+        self.records = records
+        self.order = order
+        self.index = KeyIndex(records.key)
+        self.holds: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
+        self._transitions = transitions
+        self._seals = Seals(records, layout_digest)
+        self._null_blocks = null_blocks
+        usable = np.arange(null_blocks, len(records.state), dtype=np.intp)
+        self.free = FreeList(usable, len(usable))
+        """The blocks that are nobody's."""
+        self.num_parked = 0
+        """Blocks that are out of use until the pool grows again."""
+        self._tenants = TenantDigests()
+        self.owners: Owners | None = None
+        """Whose the blocks in use are; None while nobody needs to know, because it is one tenant at most."""
+        self.has_classes = False
+        """Whether some leases are of another class than the normal one."""
+        self._parts_tenants = False
+        self._keys = records.key.view(np.dtype((np.void, BYTES_PER_KEY))).reshape(-1)
+        """A key as one element, which is written in half the time of its bytes."""
+        self._mark: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
+        self.history: History | None = None
+        """What remembers the keys that leave; None where nobody does."""
+        self.tier_number = 0
+        self.since: NDArray[np.int64] = np.zeros(len(records.state), np.int64)
+        """The newest lease when each READY block became findable; 0 in an earlier life of the process."""
+        self.idle_at: NDArray[np.float64] = np.zeros(len(records.state), np.float64)
+        """Monotonic seconds when nobody held each READY block any more; 0 in an earlier life of the process."""
+        self._first_words: NDArray[np.int64] = records.key.view(np.int64)[:, 0]
+
+    def __len__(self) -> int:
+        """Count all blocks."""
+        return len(self.records.state)
+
+    def __repr__(self) -> str:
+        """Show the pool's life."""
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
+        return f"<Pool {counts or 'empty'}>"
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can be granted: all but the null blocks."""
+        return len(self) - self._null_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that are nobody's."""
+        return self.free.count
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that are nobody's or may be evicted."""
+        return self.free.count + len(self.order)
+
+    def is_only_of(self, tenant: int) -> bool:
+        """Tell whether no other tenant ever had a block."""
+        return not self._tenants or (len(self._tenants) == 1 and tenant in self._tenants)
+
+    def counts(self) -> dict[str, int]:
+        """Count the blocks by state; the states add up to all blocks that can be granted."""
+        numbers = np.bincount(self.records.state[self._null_blocks :], minlength=len(State))
+        return {state.name.lower(): int(numbers[state]) for state in State}
+
+    def keys_of(self, ids: Ids) -> bytes:
+        """Return the packed keys that READY blocks carry."""
+        return self.records.key.take(ids, axis=0).tobytes()
+
+    def cached(self, keys: bytes) -> Ids:
+        """Return the blocks of those of packed keys that are known, each once, in the order of the keys."""
+        found = self.index.find(keys)
+        found = found[found >= 0]
+        return found if self.are_distinct(found) else np.array([*dict.fromkeys(found.tolist())])
+
+    def is_unknown_to(self, other: "Pool", ids: Ids) -> NDArray[np.bool_]:
+        """Tell of each of the READY blocks whether the other pool does not have its key."""
+        if not len(other.index):
+            return np.ones(len(ids), np.bool_)
+        return other.index.find(self.keys_of(ids)) < 0
+
+    def tenants_of(self, ids: Ids) -> int | NDArray[np.uint64]:
+        """Return whose bytes blocks in use hold: each one's, or the one tenant that ever had any."""
+        if len(self._tenants) == 1:
+            return next(iter(self._tenants))
+        return self.records.tenant[ids]
+
+    def are_distinct(self, ids: Ids) -> bool:
+        """Tell whether no block is named twice."""
+        if not len(ids):
+            return True
+        order = np.arange(len(ids), dtype=np.int32)
+        self._mark[ids] = order
+        return self._mark[ids].tobytes() == order.tobytes()
+
+    def change(self, ids: Ids, event: Event) -> None:
+        """Make one transition of the table for all `ids`."""
+        advance(self._transitions, self.records.state, ids, event)
+
+    # Holds --------------------------------------------------------------------------------------------------------
+
+    def hold(self, ids: Ids) -> None:
+        """Count one more holder of each block; `ids` has no duplicates."""
+        num_idle = len(self.order)
+        self.order.discard(ids)
+        if num_idle - len(self.order) == len(ids):
+            # Nobody held any: a number is written in a third of the time that it takes to count one up.
+            self.holds[ids] = _HOLDERS[1]
+        else:
+            self.holds[ids] += 1
+
+    def hold_to_copy(self, ids: Ids) -> None:
+        """Count one more holder of each block, which is a copy, so that policies take it for no use; no duplicates."""
+        self.order.set_aside(ids)
+        self.holds[ids] += 1
+
+    def let_go(self, ids: Ids, *, coldest: bool = False) -> None:
+        """Count one holder less of each block.
+
+        What nobody holds becomes evictable (READY) or free (the rest). Blocks are given in token order; or, with
+        `coldest`, in the order in which they were going to be evicted, at whose head they are put back.
+        """
+        left = self.holds[ids]
+        # Bytes are compared in a tenth of the time that arrays are searched.
+        if left.tobytes() == _PACKED_HOLDERS[1] * len(ids):
+            self.holds[ids] = _HOLDERS[0]
+            idle = ids
+        else:
+            left -= 1
+            self.holds[ids] = left
+            idle = ids[left == 0]
+        if not len(idle):
+            return
+        states = self.records.state[idle]
+        packed = states.tobytes()
+        if packed.count(packed[0]) == len(packed):
+            self._settle(idle, packed[0], coldest=coldest)
+            return
+        for state, where in by_state(states):
+            self._settle(idle[where], state, coldest=coldest)
+
+    def _settle(self, idle: Ids, state: int, *, coldest: bool) -> None:
+        if state == _READY and coldest:
+            self.order.add_coldest(idle)
+        elif state == _READY:
+            self.order.add(idle[::-1].copy())  # for views are slow to index with
+            if self.history is not None:
+                self.idle_at[idle] = self.history.now
+        elif state in _LAST_WORDS:
+            self._free_up(idle, _LAST_WORDS[state])
+
+    # Into and out of use ------------------------------------------------------------------------------------------
+
+    def suitable(self, count: int, tenant: int | None = None) -> Ids | None:
+        """Return `count` free blocks that need no scrubbing for `tenant`, or None; changes nothing.
+
+        Without a tenant any free block will do: nobody but a mover sees it before it is overwritten.
+        """
+        if count > self.free.count:
+            return None
+        top = self.free.top(count)
+        if tenant is None:
+            # What nobody reads in order is best written in the order of the memory; narrow numbers are sorted quicker.
+            return self.free.offer(np.sort(top.astype(np.int32)).astype(np.intp))
+        if self.is_only_of(tenant) or self._is_suitable(top, tenant).all():
+            return self.free.offer(top.copy())
+        free = self.free.ids
+        matching = free[self._is_suitable(free, tenant)]
+        return matching[:count] if len(matching) >= count else None
+
+    def unsuitable(self, count: int, tenant: int) -> Ids:
+        """Return up to `count` free blocks that hold another tenant's bytes; changes nothing."""
+        free = self.free.ids
+        return free[~self._is_suitable(free, tenant)][:count].copy()
+
+    def _is_suitable(self, ids: Ids, tenant: int) -> NDArray[np.bool_]:
+        last = self.records.tenant[ids]
+        suitable: NDArray[np.bool_] = (last == tenant) | (last == 0)
+        return suitable
+
+    def take(
+        self,
+        ids: Ids,
+        event: Event,
+        tenant: int | NDArray[np.uint64] | None = None,
+        *,
+        num_holders: int = 1,
+    ) -> None:
+        """Take free blocks into use, each with so many holders; `tenant` names whose bytes they will hold."""
+        if isinstance(tenant, int):
+            self.records.tenant[ids] = self._tenants[tenant]
+        elif tenant is not None:
+            # Nearly always they are all one tenant's, which is told from bytes in a tenth of the time.
+            is_one = tenant.tobytes() == tenant[:1].tobytes() * len(tenant)
+            self._tenants.note((tenant[:1] if is_one else tenant).tolist())
+            self.records.tenant[ids] = tenant
+        if self.owners is not None:
+            self.owners.take(ids, tenant)
+        elif self._parts_tenants and (tenant is None or len(self._tenants) > 1):
+            self._begin_owners().take(ids, tenant)
+        advance(self._transitions, self.records.state, ids, event)
+        self.holds[ids] = _HOLDERS[num_holders]
+        self.free.take(ids)
+
+    def end(self, ids: Ids, event: Event) -> None:
+        """End a fill or scrub whose block nobody but the copy held."""
+        self.holds[ids] -= 1
+        assert not self.holds[ids].any(), "somebody waits for a block that comes to nothing"
+        self._free_up(ids, event)
+
+    def _free_up(self, ids: Ids, event: Event) -> None:
+        # The generation goes first: an entry that a crash leaves in between then fails its seal.
+        generations = self.records.generation[ids]
+        generations += _ONE
+        self.records.generation[ids] = generations
+        advance(self._transitions, self.records.state, ids, event)
+        if self.owners is not None:
+            self.owners.free(ids)
+        self.free.add(ids)
+
+    @property
+    def parked_ids(self) -> Ids:
+        """The blocks that are out of use until the pool grows again, ascending."""
+        return np.flatnonzero(self.records.state == State.PARKED)
+
+    # Tenants and classes ------------------------------------------------------------------------------------------
+
+    def part_tenants(self, *, at_once: bool) -> None:
+        """Know what each tenant uses as soon as there are two, or at once; the order keeps their blocks apart then."""
+        self._parts_tenants = True
+        if at_once:
+            self._begin_owners()
+
+    @property
+    def in_use(self) -> NDArray[np.bool_]:
+        """Tell of every block whether somebody's bytes may be there."""
+        in_use: NDArray[np.bool_] = _IN_USE[self.records.state]
+        return in_use
+
+    def usage(self) -> dict[int, tuple[int, int]]:
+        """Count the blocks in use, and those of them that can be evicted, of each tenant that has any."""
+        if self.owners is not None:
+            return self.owners.usage()
+        num_used = self.num_usable - self.free.count - self.num_parked
+        return {one: (num_used, len(self.order)) for one in self._tenants if num_used}
+
+    def begin_classes(self) -> None:
+        """Go by the classes of leases from now on; all before were normal."""
+        owners = self._begin_owners() if self.owners is None else self.owners
+        owners.order.begin_classes()
+        self.has_classes = True
+
+    def _begin_owners(self) -> Owners:
+        used = np.flatnonzero(self.in_use)
+        owners = Owners(len(self), self.order, used, self.records.tenant[used])
+        self.owners, self.order = owners, owners.order
+        return owners
+
+    # Keys ---------------------------------------------------------------------------------------------------------
+
+    def expect(self, ids: Ids, keys: bytes) -> None:
+        """Write the packed keys under which blocks are to be published when they are filled."""
+        self._keys[ids] = np.frombuffer(keys, self._keys.dtype)
+
+    def publish(self, ids: Ids, keys: bytes, event: Event) -> None:
+        """Make blocks findable under their packed keys; tenant, position and checksum have been written before."""
+        self._keys[ids] = np.frombuffer(keys, self._keys.dtype)
+        self.records.seal[ids] = self._seals.of(ids)
+        advance(self._transitions, self.records.state, ids, event)
+        self.index.add(ids, keys)
+        if self.history is not None:
+            self.since[ids] = self.history.moment
+        self.order.cached(ids)
+
+    def evict(self, ids: Ids, why: Parting = Parting.EVICTED) -> None:
+        """Make evictable blocks free and their keys unknown to this tier."""
+        assert self.holds[ids].tobytes() == _PACKED_HOLDERS[0] * len(ids), "evicting a held block"
+        self._note(ids, why)
+        self.order.evicted(ids)
+        self.index.discard(ids)
+        self._free_up(ids, _EVICT)
+
+    def retract(self, ids: Ids) -> None:
+        """Make READY blocks private to their only holder, and their keys unknown to this tier."""
+        self._note(ids, Parting.DISPLACED)
+        self.order.evicted(ids)
+        self.index.discard(ids)
+        self.change(ids, Event.RETRACT)
+
+    def retire(self, ids: Ids) -> None:
+        """Take blocks out of use for good; whoever holds them must let go afterwards."""
+        ready = ids[self.records.state[ids] == _READY]
+        self._note(ready, Parting.DAMAGED)
+        self.order.evicted(ids)
+        self.index.discard(ready)
+        self.change(ids, Event.RETIRE)
+
+    def put_last(self, ids: Ids) -> None:
+        """Have free blocks taken after all others; those that were retired are free no more."""
+        free = self.free.ids[np.isin(self.free.ids, ids).argsort(kind="stable")]
+        self.free.set(free[self.records.state[free] == State.FREE])
+
+    def forget_all(self) -> int:
+        """Take all that is findable for lost, and return how much that was.
+
+        What nobody holds is free at once, also what was retired; the rest is when it is let go of.
+        """
+        (lost,) = (self.records.state == _READY).nonzero()
+        idle = self.holds[lost] == 0
+        self.evict(lost[idle], Parting.DROPPED)
+        held = lost[~idle]
+        self._note(held, Parting.DROPPED)
+        self.order.evicted(held)
+        self.index.discard(held)
+        (retired,) = (self.records.state == State.BAD).nonzero()
+        self.change(np.concatenate([held, retired]), Event.FORGET)
+        self._free_up(retired[self.holds[retired] == 0], Event.PROVE)
+        return len(lost)
+
+    def _note(self, ids: Ids, why: Parting) -> None:
+        """Remember that the keys of READY blocks leave this tier."""
+        if self.history is not None:
+            words, idle_at = self._first_words[ids], self.idle_at[ids]
+            self.history.left(self.tier_number, words, self.since[ids], why, idle_at)
+
+    def evictable(self, ids: Ids) -> Ids:
+        """Return those of the blocks that may be evicted, in the given order."""
+        return ids[self.order.holds(ids)] if len(self.order) else ids[:0]
+
+    def victims(self, count: int, protected: Ids) -> Ids:
+        """Return the blocks to evict next; changes nothing."""
+        return self.order.coldest(count, protected)
+
+    def rebuild(self) -> None:
+        """Derive free list, order and index from the columns and holds, after a restart."""
+        state = self.records.state
+        self._tenants.note(set(np.unique(self.records.tenant).tolist()) - {0})
+        if self.owners is not None or (self._parts_tenants and len(self._tenants) > 1):
+            self._begin_owners()
+        free = np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks
+        self.free.set(free)
+        self.num_parked = len(self.parked_ids)
+        ready = np.flatnonzero(state == _READY)
+        self.index.add(ready)
+        idle = ready[self.holds[ready] == 0]
+        self.order.add(deepest_first(idle, self.records.position[idle]))
+
+    def are_sealed(self, ids: Ids) -> NDArray[np.bool_]:
+        """Tell of each of the blocks whether its seal matches its entry."""
+        return np.equal(self.records.seal[ids], self._seals.of(ids))

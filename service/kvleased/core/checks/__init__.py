@@ -1,0 +1,1 @@
+"""The invariants of a cache as code: each function returns what does not hold, in words."""

@@ -1,0 +1,130 @@
+"""Own the copies in the background that bring blocks down to the tiers below, before anybody needs their room.
+
+What is copied when:
+- to the host pool: what was committed (write-through), or was found so often (after so many hits); else nothing, for
+  blocks are written back when they are about to leave;
+- to the disk store and the remote store, from the host pool: under write-through all that came there, else those slots
+  that will leave next, so that a part of the pool is free or has copies below.
+
+What is below already is never copied again. Each mover has one such copy at a time, and it holds no more than a part of
+a pool: what others need is never far. While calls wait for room, nothing more is brought to the host pool: what leaves
+for them goes first.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from kvleased.core.admission.room import disk_slots, host_slots
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import State
+from kvleased.core.effects import MOVER_OF, Mover, Tier
+from kvleased.core.ids import Ids
+from kvleased.core.lease.leases import NOWHERE
+from kvleased.core.state import CacheState
+from kvleased.core.tier.dirt import Marks
+from kvleased.core.tier.flights import CHORES, Purpose
+
+BLOCKS_MAX: Final = 256
+"""Blocks of one copy in the background."""
+_LOOKED_AT: Final = 4096
+"""Marks that are looked at in one go."""
+_SHARE_OF_POOL: Final = 8
+"""The part of a pool that is kept clean, and that background copies hold at most, is the pool divided by this."""
+
+
+def clean(state: CacheState, now: float) -> None:
+    """Start the background copies that are due, as far as the movers are free for them."""
+    dirt = state.dirt
+    dirt.is_due = False
+    busy = {
+        MOVER_OF[flight.direction]
+        for flight in state.flights.values()
+        if flight.purpose in CHORES
+    }  # fmt: skip
+    busy |= {mover for mover in Mover if dirt.is_resting(mover, now)}
+    is_host_on = Tier.HOST not in state.tiers_off
+    if dirt.offload.size and is_host_on and Mover.MEMORY not in busy and not len(state.waiting):
+        _offload(state)
+    if dirt.stores and Mover.DISK not in busy and Tier.DISK not in state.tiers_off:
+        _store(state)
+    if dirt.shares and Mover.REMOTE not in busy and Tier.REMOTE not in state.tiers_off:
+        _share(state)
+
+
+def _offload(state: CacheState) -> None:
+    """Copy blocks to the host pool, which keeps room for those who cannot do without."""
+    host = state.host
+    most = min(_most(state.device), host.num_available - len(host) // _SHARE_OF_POOL)
+    if most <= 0:
+        return
+    blocks = _marked(state, state.dirt.offload, state.device, host)[:most]
+    slots = host_slots(state, len(blocks), at_most=True)
+    assert slots is not None, "no more than can be had"
+    _start(state, Purpose.CLEAN, state.dirt.offload, blocks, slots)
+
+
+def _store(state: CacheState) -> None:
+    marks, host = state.dirt.store, state.host
+    sources = _dirty_slots(state, marks, state.disk)[: _most(host)]
+    targets = disk_slots(state, len(sources))
+    _start(state, Purpose.STORE, marks, sources[: len(targets)], targets)
+
+
+def _share(state: CacheState) -> None:
+    marks = state.dirt.share
+    sources = _dirty_slots(state, marks, None)
+    # What the store did not take is offered again after all others, so that it does not hold them up.
+    in_order = state.dirt.share_tried[sources].argsort(kind="stable")
+    _start(state, Purpose.SHARE, marks, sources[in_order][: _most(state.host)], NOWHERE)
+
+
+def _start(state: CacheState, purpose: Purpose, marks: Marks, sources: Ids, targets: Ids) -> None:
+    """Start one copy, unless there is nothing to be copied; what is copied is clean from now on."""
+    if not len(sources):
+        return
+    marks[sources] = False
+    state.fly(purpose, sources, targets, keyed=np.ones(len(sources), np.bool_))
+
+
+def _most(pool: Pool) -> int:
+    return min(BLOCKS_MAX, max(1, pool.num_usable // _SHARE_OF_POOL))
+
+
+def _dirty_slots(state: CacheState, marks: Marks, below: Pool | None) -> Ids:
+    """Return slots to be copied to a store, in the order of their blocks or in that in which they would leave."""
+    host = state.host
+    if state.dirt.writes_through:
+        return _marked(state, marks, host, below)
+    missing = max(1, len(host) // _SHARE_OF_POOL) - host.num_free
+    if missing <= 0:
+        return NOWHERE
+    cold = host.victims(missing, NOWHERE)
+    return _unknown(state, marks, (host, cold[marks[cold]][:_LOOKED_AT]), below)
+
+
+def _marked(state: CacheState, marks: Marks, pool: Pool, below: Pool | None) -> Ids:
+    """Return READY blocks that are marked and not below, in the order in which they come in their chains."""
+    (marked,) = marks.nonzero()
+    marked = marked[:_LOOKED_AT]
+    is_ready = pool.records.state[marked] == State.READY
+    marks[marked[~is_ready]] = False
+    found = _unknown(state, marks, (pool, marked[is_ready]), below)
+    if not len(found) and len(marked):
+        state.dirt.is_due = True
+    in_order: Ids = found[pool.records.position[found].argsort(kind="stable")]
+    return in_order
+
+
+def _unknown(
+    state: CacheState, marks: Marks, looked_at: tuple[Pool, Ids], below: Pool | None
+) -> Ids:
+    """Return those of the blocks that the pool below does not have; the others are clean."""
+    pool, ids = looked_at
+    if below is None or not len(ids):
+        return ids
+    is_unknown = pool.is_unknown_to(below, ids)
+    marks[ids[~is_unknown]] = False
+    if not is_unknown.any():
+        state.dirt.is_due = True
+    return ids[is_unknown]

@@ -1,0 +1,193 @@
+"""Own what becomes of those that wait for a copy which does not bring them what they wait for, or not as the first.
+
+What was damaged below is retired, so that other tiers may still serve; a tier from which nothing came is not tried
+again for the same call. New leases start over with what there is then, or go without it when their time is up; an
+evicted lease whose own bytes are damaged ends.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import CopyFailedError, KVLeaseError
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import State
+from kvleased.core.commands import Fork, Reserve
+from kvleased.core.effects import Direction, Reply
+from kvleased.core.frames import without_frames
+from kvleased.core.ids import Ids
+from kvleased.core.lease.leases import Lease
+from kvleased.core.lease.phases import End, Phase
+from kvleased.core.state import CacheState, split_keys
+from kvleased.core.tier.flights import SOURCE_TIERS, Flight
+from kvleased.core.verbs.ending import end_lease, forget_lease
+from kvleased.core.verbs.joining import attempt_joint_reserve, request_of
+from kvleased.core.verbs.moving import here
+from kvleased.core.verbs.parting import calls_beside
+from kvleased.core.waiting import Waiter
+
+
+def waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
+    """Return the leases that wait for a copy."""
+    return [lease for lease in state.leases.by_id.values() if flight.copy_id in lease.pending]
+
+
+def retire_sources(
+    state: CacheState, flight: Flight, failed: NDArray[np.bool_], error: CopyFailedError
+) -> None:
+    """Take damaged slots out of use, and end the evicted leases whose bytes they had.
+
+    The remote store forgets what it likes. What did not get down to a store stays where it is.
+    """
+    if flight.direction is Direction.FETCH:
+        state.counters["remote_misses"] += int(np.count_nonzero(failed))
+    elif flight.direction is Direction.LOAD:
+        state.counters["disk_failures"] += _retire(state.disk, flight.sources[failed])
+    elif flight.direction is Direction.RELOAD:
+        damaged = flight.sources[failed]
+        state.counters["checksum_failures"] += _retire(state.host, damaged)
+        for lease in list(state.leases.by_id.values()):
+            is_below = lease.phase in (Phase.EVICTED, Phase.RELOADING)
+            if is_below and np.isin(state.leases.blocks_of(lease), damaged).any():
+                end_lease(state, lease, End.DAMAGED, error)
+    else:
+        assert flight.direction in (Direction.STORE, Direction.SHARE), "nothing else is verified"
+        state.counters["store_failures"] += int(np.count_nonzero(failed))
+
+
+def _retire(pool: Pool, damaged: Ids) -> int:
+    """Retire slots that are in use still, and return how many."""
+    in_use = _in_use(pool, damaged)
+    pool.retire(in_use)
+    return len(in_use)
+
+
+def _in_use(pool: Pool, slots: Ids) -> Ids:
+    """Return the slots that are in use still: they may have been retired meanwhile, or forgotten with their store."""
+    in_use: Ids = slots[np.isin(pool.records.state[slots], (State.READY, State.RESERVED))]
+    return in_use
+
+
+def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
+    """Have nobody join copies that bring keys which are in these blocks now; who waits for them gets these instead.
+
+    There are such copies where a call was not to join the one that had been started first.
+    """
+    coming = state.loading.find(keys)
+    while (is_late := coming >= 0).any():
+        late, instead = coming[is_late], blocks[is_late]
+        copy_ids = np.array(state.loading.copy_ids(late))
+        for copy_id in set(copy_ids.tolist()):
+            flight, is_its = state.flights[copy_id], copy_ids == copy_id
+            flight.keyed[np.isin(flight.targets, late[is_its])] = False
+            for lease in waiting_for(state, flight):
+                _exchange(state, lease, late[is_its], instead[is_its])
+        state.loading.discard(late)
+        coming = state.loading.find(keys)
+
+
+def _exchange(state: CacheState, lease: Lease, late: Ids, instead: Ids) -> None:
+    """Put other blocks into the place of those that a lease waits for, of which its worker was told nothing yet."""
+    is_reload = lease.phase is Phase.RELOADING
+    entries = lease.moving_to.copy() if is_reload else state.leases.blocks_of(lease)
+    other = dict(zip(late.tolist(), instead.tolist(), strict=True))
+    (places,) = np.isin(entries, late).nonzero()
+    left = entries[places]
+    entries[places] = [other[one] for one in left.tolist()]
+    state.device.hold(entries[places])
+    if is_reload:
+        lease.moving_to = entries
+    else:
+        state.leases.put(lease.row, entries)
+    state.device.let_go(left)
+
+
+def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
+    """Part all leases and callers from a flight that did not bring what they wait for.
+
+    Leases whose own bytes are damaged have ended by now; the others only wait for the wrong copy.
+    """
+    state.wake_caller(flight, error)
+    source_pool, _ = state.ends(flight.direction)
+    is_retired = bool((source_pool.records.state[flight.sources] == State.BAD).any())
+    for lease in waiting_for(state, flight):
+        lease.pending.clear()
+        if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
+            # Without the bytes it is worth nothing.
+            forget_lease(state, lease, error)
+        elif lease.phase is Phase.LOADING:
+            if not is_retired:
+                lease.skipped |= {SOURCE_TIERS[flight.direction]}
+                lease.unserved_keys |= frozenset(split_keys(flight.remote_keys))
+            _start_over(state, lease)
+        elif lease.phase is Phase.EVICTING:
+            _call_off(state, lease, Phase.ACTIVE, error, now)
+        else:
+            _call_off(state, lease, Phase.EVICTED, error, now)
+
+
+def go_without(state: CacheState, lease: Lease, error: KVLeaseError, now: float) -> bool:
+    """Grant the calls for a new lease, whose time is up while it loads, what the device has of its prefix by itself.
+
+    Where there is no room for that they are refused with the error. Returns False, and does nothing, for other leases.
+    """
+    if lease.phase is not Phase.LOADING or not isinstance(lease.request, Reserve):
+        return False
+    for waiter in _waiters(state, lease):
+        assert isinstance(waiter.command, Reserve), "it is the one of the lease"
+        at_once = replace(waiter, command=replace(waiter.command, wait_ms=0))
+        result: Reply | Lease | KVLeaseError | None
+        try:
+            result = attempt_joint_reserve(state, at_once, now)
+        except KVLeaseError as refusal:
+            result = without_frames(refusal)
+        assert not isinstance(result, Lease), "nothing loads for who cannot wait"
+        state.wake(waiter.ticket, result or error)
+    return True
+
+
+def _start_over(state: CacheState, lease: Lease) -> None:
+    """Let the calls for a new lease be the next ones again, each by itself and in their order."""
+    for waiter in reversed(_waiters(state, lease)):
+        state.waiting.rejoin(waiter)
+
+
+def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:
+    """End a new lease that nobody knows of, and return what stands for the calls that wait for it, in their order."""
+    request, ticket = lease.request, lease.ticket
+    assert isinstance(request, Reserve), "nobody loads after a restart"
+    assert ticket is not None, "a loading lease ends with its caller"
+    calls = calls_beside(state, lease)
+    lease.ticket = None
+    forget_lease(state, lease)
+    waiter = Waiter(
+        ticket=ticket,
+        command=request,
+        worker_id=lease.worker_id,
+        deadline=lease.ticket_deadline,
+        skipped=lease.skipped,
+        unserved_keys=lease.unserved_keys,
+        first_hits=lease.tier_tokens,
+    )
+    waiters = []
+    for call in calls:
+        own = replace(request, worker_id=call.worker_id)
+        name = request_of(state, own)
+        waiters.append(
+            replace(waiter, ticket=call.ticket, command=own, worker_id=call.worker_id,
+                    deadline=call.deadline, request=name)
+        )  # fmt: skip
+    return waiters or [waiter]
+
+
+def _call_off(
+    state: CacheState, lease: Lease, phase: Phase, error: KVLeaseError, now: float
+) -> None:
+    pool = state.host if phase is Phase.ACTIVE else state.device
+    pool.let_go(lease.moving_to)
+    lease.deadline = now + state.shape.lease_seconds
+    state.leases.enter(lease, phase)
+    ticket, lease.ticket = lease.ticket, None
+    command, lease.next_reload = lease.next_reload, None
+    state.wake(ticket, error if command is None else here(state, lease))

@@ -1,0 +1,155 @@
+"""Own the looking for blocks below the device, and the numbers by which the entries of a prefix name them.
+
+An entry is a device block, or the complement (~) of a number: that of a host slot; or, from the count of host slots on,
+of a disk slot; or, from the count of both on, the place of a key that the remote store has among those looked for.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.ids import BYTES_PER_KEY, CopyId
+from kvleased.core.blocks.pool import Pool
+from kvleased.core.effects import Tier
+from kvleased.core.ids import ZERO, Ids
+from kvleased.core.lease.leases import NOWHERE
+from kvleased.core.message import message
+from kvleased.core.state import CacheState, chosen_keys, split_keys
+from kvleased.core.tier.flights import SOURCE_TIERS
+
+
+class Parted(NamedTuple):
+    """Which of some entries below the device are in which tier."""
+
+    host: NDArray[np.bool_]
+    disk: NDArray[np.bool_]
+    remote: NDArray[np.bool_]
+
+
+@message
+class Sources:
+    """Where a call may have its prefix from besides the device."""
+
+    skipped: frozenset[Tier] = frozenset()
+    """Tiers from which a copy has just failed."""
+    remote_keys: frozenset[bytes] = frozenset()
+    """What the remote store said that it has."""
+
+
+EVERYWHERE: Final = Sources()
+
+
+def look_below(
+    state: CacheState, keys: bytes, looked: tuple[Ids, NDArray[np.bool_]], sources: Sources
+) -> dict[int, CopyId]:
+    """Fill in the blocks that copies in flight fill, and the complements of slots; returns those copies by block.
+
+    `looked` are the entries that were found so far, and which of them are missing; both are written.
+    """
+    entries, is_missing = looked
+    (places,) = is_missing.nonzero()
+    wanted = chosen_keys(keys, is_missing)
+    below = np.full(len(places), -1, np.intp)
+    for first, pool in searched(state, sources):
+        slots = pool.index.find(wanted)
+        is_new = (below < 0) & (slots >= 0)
+        below[is_new] = slots[is_new] + first
+    if sources.remote_keys:
+        has = [key in sources.remote_keys for key in split_keys(wanted)]
+        is_new = (below < 0) & np.array(has, np.bool_)
+        below[is_new] = places[is_new] + len(state.host) + len(state.disk)
+    entries[places] = ~below
+    is_missing[places] = below < 0
+    joined: dict[int, CopyId] = {}
+    if state.loading:
+        blocks = state.loading.find(wanted)
+        (coming,) = (blocks >= 0).nonzero()
+        blocks, places = blocks[coming], places[coming]
+        copy_ids = state.loading.copy_ids(blocks)
+        barred = {one for one in set(copy_ids) if not _may_join(state, one, sources)}
+        if barred:
+            may_join = np.array([one not in barred for one in copy_ids], np.bool_)
+            blocks, places = blocks[may_join], places[may_join]
+            copy_ids = state.loading.copy_ids(blocks)
+        entries[places], is_missing[places] = blocks, False
+        joined = dict(zip(blocks.tolist(), copy_ids, strict=True))
+    return joined
+
+
+def _may_join(state: CacheState, copy_id: CopyId, sources: Sources) -> bool:
+    """Tell whether a copy comes from a tier that a call may use, and that works: else it may take for ever."""
+    tier = SOURCE_TIERS[state.flights[copy_id].direction]
+    return tier not in sources.skipped and tier not in state.tiers_off
+
+
+def parted(state: CacheState, below: Ids) -> Parted:
+    """Tell which of some complements of entries are host slots, disk slots, and keys that the remote store has."""
+    num_slots = len(state.host)
+    is_host = below < num_slots
+    is_remote = below >= num_slots + len(state.disk)
+    return Parted(is_host, ~(is_host | is_remote), is_remote)
+
+
+def remote_places(state: CacheState, below: Ids) -> Ids:
+    """Return the places of those keys, among all that were looked for, that are to come from the remote store."""
+    places = below - (len(state.host) + len(state.disk))
+    return places[places >= 0]
+
+
+def keys_at(keys: bytes, places: Ids) -> bytes:
+    """Return the packed keys at some places."""
+    if not len(places):
+        return b""
+    return np.frombuffer(keys, np.uint8).reshape(-1, BYTES_PER_KEY)[places].tobytes()
+
+
+def is_any_below(state: CacheState, sources: Sources) -> bool:
+    """Tell whether anything is cached below the device, or on its way there."""
+    return (
+        len(state.host.index) > 0
+        or bool(state.loading)
+        or len(state.disk.index) > 0
+        or bool(sources.remote_keys)
+    )
+
+
+def searched(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
+    """Return the pools to look in below the device, each with the number that its first slot has among all."""
+    found = []
+    if Tier.HOST not in sources.skipped and Tier.HOST not in state.tiers_off:
+        found.append((0, state.host))
+    if Tier.DISK not in sources.skipped and Tier.DISK not in state.tiers_off:
+        found.append((len(state.host), state.disk))
+    return [(first, pool) for first, pool in found if len(pool.index)]
+
+
+def by_tier(entries: Ids) -> tuple[Ids, Ids]:
+    """Return the blocks among entries, and the complements of the others."""
+    is_block = entries >= ZERO
+    if b"\0" not in is_block.tobytes():
+        return entries, NOWHERE
+    return entries[is_block], ~entries[~is_block]
+
+
+def may_be_foreign(state: CacheState, tenant: int, sources: Sources | None) -> bool:
+    """Tell whether another tenant ever had blocks where a prefix is looked for."""
+    return not state.device.is_only_of(tenant) or (
+        sources is not None
+        and not (state.host.is_only_of(tenant) and state.disk.is_only_of(tenant))
+    )
+
+
+def tenants_of(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.uint64]:
+    """Return whose bytes the entries hold; what the remote store has is the asking tenant's."""
+    if b"\1" not in (entries < 0).tobytes():
+        return state.device.records.tenant[entries]
+    tenants = np.full(len(entries), tenant, np.uint64)
+    starts = (0, len(state.host))
+    for start, pool in zip(starts, (state.host, state.disk), strict=True):
+        slots = ~entries - start
+        is_there = (slots >= 0) & (slots < len(pool))
+        tenants[is_there] = pool.records.tenant[slots[is_there]]
+    is_block = entries >= 0
+    tenants[is_block] = state.device.records.tenant[entries[is_block]]
+    return tenants

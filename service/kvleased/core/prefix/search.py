@@ -1,0 +1,333 @@
+"""Own the search for a prefix: what a call could reuse of what is cached, or on its way to the device.
+
+Each block is taken from the highest tier that has it: the device, a copy that is on its way there, the host pool, the
+disk store, and last the remote store, of which is known only what it said when it was asked.
+"""
+
+from bisect import bisect_left
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.errors import InvalidError
+from kvlease.groups import first_needed
+from kvlease.ids import BYTES_PER_KEY, CopyId
+from kvleased.core.blocks.marks import Words, key_words
+from kvleased.core.ids import ZERO, Ids, are_distinct
+from kvleased.core.lease.covering import Covering
+from kvleased.core.lease.leases import NOWHERE
+from kvleased.core.message import message
+from kvleased.core.prefix.looking import (
+    Sources,
+    by_tier,
+    is_any_below,
+    keys_at,
+    look_below,
+    may_be_foreign,
+    parted,
+    remote_places,
+    searched,
+    tenants_of,
+)
+from kvleased.core.state import CacheState, split_keys
+from kvleased.core.tier.flights import TierTokens, on_device
+from kvleased.core.waiting import Waiter
+
+_BYTES_OF_FEW: Final = 128 * BYTES_PER_KEY
+"""Keys that are looked for all at once, which takes no longer than to halve them until the first that is missing."""
+
+
+@message
+class Match:
+    """The longest prefix that a call can reuse."""
+
+    entries: Ids
+    """Group by group in token order: a device block, or the complement (~) of what is to be copied first."""
+    blocks: Ids
+    """The device blocks among the entries."""
+    below: Ids
+    """The complements of the others."""
+    joined: set[CopyId]
+    """Copies in flight that fill some of the blocks already."""
+    hit_tokens: int
+    """Tokens of the prefix."""
+    tier_tokens: TierTokens
+    """Those of them in the tiers down to each; what is on its way to the device counts as there.
+
+    In a simple cache they are counted block by block. Where there are several groups, they are the tokens before the
+    first one for which some group has a block further down.
+    """
+    parts: tuple[Ids, ...] = ()
+    """The entries of each group, up to the place where the prefix ends; empty where the cache is simple."""
+    behind: Ids | None = None
+    """The entries behind the prefix without which it would be shorter: those that draft models read besides."""
+    remote_keys: bytes = b""
+    """The keys, packed, that are to come from the remote store, in the order of the entries."""
+    remote_positions: Ids
+    """Of these keys in the request's chain."""
+
+
+NOTHING: Final = Match(
+    entries=NOWHERE,
+    blocks=NOWHERE,
+    below=NOWHERE,
+    joined=set(),
+    hit_tokens=0,
+    tier_tokens=(0, 0, 0, 0),
+    remote_positions=NOWHERE,
+)
+
+
+def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources | None) -> Match:
+    """Return the longest prefix of packed `keys` that a tenant's blocks serve, or anybody's without a tenant.
+
+    Without `sources` only bytes that are on the device this instant count.
+    """
+    if not state.covering.shared:
+        return NOTHING
+    if sources is not None and not is_any_below(state, sources):
+        sources = None
+    if not state.is_simple:
+        return _match_groups(state, keys, tenant, sources)
+    if sources is None and state.device.index.get(keys[:BYTES_PER_KEY]) < 0:
+        return NOTHING
+    if len(keys) > _BYTES_OF_FEW:
+        keys = keys[: _num_cached_at_most(state, keys, sources) * BYTES_PER_KEY]
+    entries = state.device.index.find(keys)
+    is_missing = entries < ZERO
+    joined: dict[int, CopyId] = {}
+    # Nearly always nothing is; bytes are searched faster than an array.
+    has_missing = b"\1" in is_missing.tobytes()
+    if has_missing:
+        entries, joined = _before_hole(state, keys, (entries, is_missing), sources)
+        if not len(entries):
+            return NOTHING
+    if tenant is not None and may_be_foreign(state, tenant, sources):
+        entries = _own(state, entries, tenant)
+    blocks, below = by_tier(entries) if has_missing else (entries, NOWHERE)
+    _check_distinct(state, keys, blocks, below)
+    if len(below):
+        return _with_below(state, keys, (entries, blocks, below), _joined(joined, entries))
+    hit_tokens = len(entries) * state.covering.tokens_per_block
+    return Match(
+        entries=entries,
+        blocks=blocks,
+        below=below,
+        joined=_joined(joined, entries),
+        hit_tokens=hit_tokens,
+        tier_tokens=on_device(hit_tokens),
+        remote_positions=NOWHERE,
+    )
+
+
+def sources_of(waiter: Waiter) -> Sources:
+    """Return where a call may have its prefix from that may wait for it."""
+    return Sources(skipped=waiter.skipped, remote_keys=waiter.remote_keys)
+
+
+def _before_hole(
+    state: CacheState, keys: bytes, looked: tuple[Ids, NDArray[np.bool_]], sources: Sources | None
+) -> tuple[Ids, dict[int, CopyId]]:
+    """Return the entries before the first one that is nowhere, and the copies that fill some of them."""
+    joined = {} if sources is None else look_below(state, keys, looked, sources)
+    entries, is_missing = looked
+    (holes,) = is_missing.nonzero()
+    return (entries[: holes[0]] if len(holes) else entries), joined
+
+
+def _own(state: CacheState, entries: Ids, tenant: int) -> Ids:
+    """Return the entries before one that is another tenant's, which only a stolen key can name."""
+    (foreign,) = (tenants_of(state, entries, tenant) != tenant).nonzero()
+    return entries[: foreign[0]] if len(foreign) else entries
+
+
+def _with_below(
+    state: CacheState, keys: bytes, found: tuple[Ids, Ids, Ids], joined: set[CopyId]
+) -> Match:
+    """Return the match of a simple cache part of which is below; `found` are the entries, blocks and complements."""
+    entries, blocks, below = found
+    is_in = parted(state, below)
+    counts = np.cumsum([len(blocks), *(np.count_nonzero(one) for one in is_in)])
+    device, host, disk, every = (counts * state.covering.tokens_per_block).tolist()
+    positions = remote_places(state, below)
+    return Match(
+        entries=entries,
+        blocks=blocks,
+        below=below,
+        joined=joined,
+        hit_tokens=every,
+        tier_tokens=(device, host, disk, every),
+        remote_keys=keys_at(keys, positions),
+        remote_positions=positions,
+    )
+
+
+def _joined(joined: dict[int, CopyId], entries: Ids) -> set[CopyId]:
+    return {joined[entry] for entry in entries.tolist() if entry in joined} if joined else set()
+
+
+def _check_distinct(state: CacheState, keys: bytes, blocks: Ids, below: Ids) -> None:
+    if not state.device.are_distinct(blocks) or (len(below) and not _differ(state, keys, below)):
+        msg = "keys names a block twice; the keys of a chain differ"
+        raise InvalidError(msg, resource="keys")
+
+
+def _differ(state: CacheState, keys: bytes, below: Ids) -> bool:
+    """Tell whether nothing below is named twice."""
+    remote = split_keys(keys_at(keys, remote_places(state, below)))
+    return are_distinct(below) and len(set(remote)) == len(remote)
+
+
+def _num_cached_at_most(state: CacheState, keys: bytes, sources: Sources | None) -> int:
+    """Return the number of keys before one that is not cached.
+
+    Leaves leave before what they hang on, so in a chain of cached blocks that is found by halving. Where one was
+    evicted by its name, it is too many at times, but never too few.
+    """
+    pools = [] if sources is None else [pool for _, pool in searched(state, sources)]
+
+    def is_missing(at: int) -> bool:
+        key = keys[at * BYTES_PER_KEY : (at + 1) * BYTES_PER_KEY]
+        if state.device.index.get(key) >= 0:
+            return False
+        if sources is None:
+            return True
+        is_coming = key in state.loading or key in sources.remote_keys
+        return not is_coming and all(pool.index.get(key) < 0 for pool in pools)
+
+    last = len(keys) // BYTES_PER_KEY - 1
+    if is_missing(0):
+        return 0
+    if not is_missing(last):
+        return last + 1
+    return bisect_left(range(last), True, lo=1, key=is_missing)
+
+
+# Several groups ---------------------------------------------------------------------------------------------------
+
+
+def _match_groups(
+    state: CacheState, keys: bytes, tenant: int | None, sources: Sources | None
+) -> Match:
+    """Return the longest prefix of which every group has all blocks that the tokens behind it need."""
+    covering = state.covering
+    words = key_words(keys)
+    if sources is None and covering.first_key_of is not None:
+        first_key = covering.block_keys(covering.first_key_of, words)[1][:1].tobytes()
+        if not first_key or state.device.index.get(first_key) < 0:
+            return NOTHING
+    packed, counts = keys_of_groups(covering, words)
+    entries, has, joined = look_everywhere(state, packed, tenant, sources)
+    num_tokens = len(words) * covering.hash_tokens
+    if covering.is_drafted or b"\0" in has.tobytes():
+        hit_tokens = _longest(covering, has, counts, num_tokens)
+    else:
+        hit_tokens = num_tokens // covering.hit_tokens * covering.hit_tokens
+    if not hit_tokens:
+        return NOTHING
+    parts, tier_tokens = _parts_of(state, entries, counts, hit_tokens)
+    behind = _behind(covering, entries, counts, hit_tokens) if covering.is_drafted else None
+    entries = np.concatenate(parts)
+    blocks, below = by_tier(entries)
+    _check_distinct(state, packed, blocks, below)
+    places = remote_places(state, below)
+    return Match(
+        entries=entries,
+        blocks=blocks,
+        below=below,
+        joined=_joined(joined, entries),
+        hit_tokens=hit_tokens,
+        tier_tokens=tier_tokens,
+        parts=tuple(parts),
+        behind=behind,
+        remote_keys=keys_at(packed, places),
+        remote_positions=positions_of(covering, counts)[places] if len(places) else NOWHERE,
+    )
+
+
+def keys_of_groups(covering: Covering, words: Words) -> tuple[bytes, list[int]]:
+    """Return the packed keys of all blocks of a chain, group by group, and how many each group has."""
+    marked = [covering.block_keys(group, words)[1] for group in covering.shared]
+    return np.concatenate(marked).tobytes(), [len(one) for one in marked]
+
+
+def positions_of(covering: Covering, counts: list[int]) -> Ids:
+    """Return the index in the chain of the key of each block, group by group."""
+    positions = [
+        np.arange(1, count + 1) * covering.groups[at].keys_per_block - 1
+        for at, count in zip(covering.shared, counts, strict=True)
+    ]
+    return np.concatenate(positions)
+
+
+def look_everywhere(
+    state: CacheState, packed: bytes, tenant: int | None, sources: Sources | None
+) -> tuple[Ids, NDArray[np.bool_], dict[int, CopyId]]:
+    """Return where the blocks of packed keys are, which of them serve a tenant, and the copies that fill some."""
+    entries = state.device.index.find(packed)
+    is_missing = entries < ZERO
+    joined: dict[int, CopyId] = {}
+    if sources is not None and b"\1" in is_missing.tobytes():
+        joined = look_below(state, packed, (entries, is_missing), sources)
+    has = ~is_missing
+    if tenant is not None and may_be_foreign(state, tenant, sources):
+        has[has] = tenants_of(state, entries[has], tenant) == tenant
+    return entries, has, joined
+
+
+def _parts_of(
+    state: CacheState, entries: Ids, counts: list[int], hit_tokens: int
+) -> tuple[list[Ids], TierTokens]:
+    """Return the entries that each group has of a prefix, and its tokens by tier."""
+    covering = state.covering
+    parts = [NOWHERE] * len(covering.groups)
+    start, tier_tokens = 0, [hit_tokens] * 3
+    firsts = (0, len(state.host), len(state.host) + len(state.disk))
+    ends = covering.hit_ends(hit_tokens)
+    for group, count in zip(covering.shared, counts, strict=True):
+        first = covering.first_needed(group, hit_tokens)
+        part = parts[group] = entries[start + first : start + ends[group]]
+        # Nearly always nothing is below; bytes are searched faster than an array.
+        if b"\1" in (part < 0).tobytes():
+            for tier, first_below in enumerate(firsts):
+                (lower,) = (~part >= first_below).nonzero()
+                if len(lower):
+                    first_token = (first + int(lower[0])) * covering.groups[group].tokens_per_block
+                    tier_tokens[tier] = min(tier_tokens[tier], first_token)
+        start += count
+    device, host, disk = (one // covering.hit_tokens * covering.hit_tokens for one in tier_tokens)
+    return parts, (device, host, disk, hit_tokens)
+
+
+def _behind(covering: Covering, entries: Ids, counts: list[int], hit_tokens: int) -> Ids:
+    """Return the entry behind a prefix of each group that a draft model reads."""
+    starts = np.cumsum([0, *counts])
+    places = [
+        int(start) + hit_tokens // covering.groups[group].tokens_per_block
+        for group, start in zip(covering.shared, starts, strict=False)
+        if covering.groups[group].is_drafted
+    ]
+    return entries[places]
+
+
+def _longest(covering: Covering, has: NDArray[np.bool_], counts: list[int], num_tokens: int) -> int:
+    """Return the tokens of the longest prefix that every group can serve, of `num_tokens` at most.
+
+    `has` tells of each group's blocks, group by group, whether they are there. A group can serve a prefix if as many
+    blocks are there as lie between the first one needed behind the prefix and its end.
+    """
+    ends_of_hits = np.arange(num_tokens // covering.hit_tokens + 1) * covering.hit_tokens
+    is_served = np.ones(len(ends_of_hits), np.bool_)
+    num_before = np.concatenate([[0], has.cumsum()])
+    start = 0
+    for at, count in zip(covering.shared, counts, strict=True):
+        group = covering.groups[at]
+        first = first_needed(group, ends_of_hits)
+        end = ends_of_hits // group.tokens_per_block + group.is_drafted
+        there = num_before[start + np.minimum(end, count)]
+        there -= num_before[start + np.minimum(first, count)]
+        is_served &= there == end - first
+        start += count
+    is_served[0] = True
+    return int(ends_of_hits[is_served.nonzero()[0][-1]])

@@ -1,0 +1,375 @@
+"""Own what each tenant may have of the device pool: minimum, maximum and share; whose blocks leave first; and pins.
+
+A tenant uses the blocks that hold its bytes and are not free, whether anybody holds them or not. Three rules:
+
+- maximum: a call that would take its tenant above it gets for the rest only blocks of the tenant's own cache;
+- minimum: others cannot evict what a tenant has cached up to it, and do not get the blocks that an attached tenant
+  still lacks for it, nor hold cached ones that would have to leave for it; but what is held already they may share;
+- share: what is evicted is taken from those whose use is furthest above their share of the pool, by weight among the
+  attached tenants; the caller's use counts as what it will be.
+
+Where there are no limits and but one tenant, none of this costs anything.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from kvlease.errors import NeverFitsError, PoolFullError
+from kvleased.core.commands import Pin
+from kvleased.core.ids import Ids
+from kvleased.core.lease.leases import NOWHERE
+from kvleased.core.limits import TenantLimits
+from kvleased.core.prefix.chains import asking_for
+from kvleased.core.prefix.looking import tenants_of
+from kvleased.core.state import CacheState
+from kvleased.core.tenancy.holdings import holdings
+from kvleased.counted import are
+
+TENANT_BLOCKS: Final = "tenant_blocks"
+"""The resource that a tenant's maximum makes scarce."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFacts:
+    """What one tenant has of a cache and what it may have, at one instant."""
+
+    tenant_digest: int
+    used_blocks: int
+    """Blocks that hold its bytes."""
+    held_blocks: int
+    """Those of them that somebody holds, so that they cannot be evicted."""
+    pinned_blocks: int
+    min_blocks: int
+    max_blocks: int
+    """At most the blocks of the pool that can be granted."""
+    pinned_blocks_max: int
+    weight: float
+    num_leases: int
+    leases_max: int
+    """At most the rows of the block table."""
+
+
+def list_tenants(state: CacheState) -> tuple[TenantFacts, ...]:
+    """Describe every tenant that is attached, configured or uses blocks, by digest."""
+    usage, pinned = state.device.usage(), pinned_by_tenant(state)
+    digests = {*usage, *state.workers.values(), *state.shape.tenants}
+    leases = state.leases_by_tenant()
+    return tuple(
+        _facts(state, one, usage.get(one, (0, 0)), (pinned, leases)) for one in sorted(digests)
+    )
+
+
+def _facts(
+    state: CacheState,
+    digest: int,
+    usage: tuple[int, int],
+    has: tuple[dict[int, int], Counter[int]],
+) -> TenantFacts:
+    pinned, leases = has
+    limits, usable = limits_of(state, digest), state.shape.usable_blocks
+    return TenantFacts(
+        tenant_digest=digest,
+        used_blocks=usage[0],
+        held_blocks=usage[0] - usage[1],
+        pinned_blocks=pinned.get(digest, 0),
+        min_blocks=limits.min_blocks,
+        max_blocks=min(limits.max_blocks, usable),
+        pinned_blocks_max=min(limits.pinned_blocks_max, usable),
+        weight=limits.weight,
+        num_leases=leases[digest],
+        leases_max=min(limits.leases_max, state.shape.max_leases),
+    )
+
+
+def limits_of(state: CacheState, tenant: int) -> TenantLimits:
+    """Return the limits of a tenant."""
+    return state.shape.tenants.get(tenant, state.shape.tenant_default)
+
+
+# Maximum and minimum ----------------------------------------------------------------------------------------------
+
+
+def check_tokens_fit(
+    state: CacheState, tenant: int, num_tokens: int, *, num_keys: int = 0, least_tokens: int = 1
+) -> None:
+    """Refuse a request for more tokens than its tenant can ever have blocks for.
+
+    To ask for fewer than `least_tokens` would not help.
+    """
+    limit, most = limits_of(state, tenant).max_blocks, state.covering.most
+    need = sum(most(num_tokens))
+    if need <= limit:
+        return
+    longest = most_tokens(state, tenant, num_tokens)
+    helps = longest >= least_tokens
+    changes = (asking_for(longest, num_keys, state.shape.hash_tokens),) if helps else ()
+    raise _above_maximum(state, tenant, need, changes)
+
+
+def most_tokens(state: CacheState, tenant: int, num_tokens: int) -> int:
+    """Return how many of so many tokens a tenant can ever have blocks for."""
+    limit, most = limits_of(state, tenant).max_blocks, state.covering.most
+    sizes = range(1, num_tokens + 1)
+    return bisect_left(sizes, True, key=lambda tokens: sum(most(tokens)) > limit)
+
+
+def check_fits(state: CacheState, tenant: int, num_blocks: int) -> None:
+    """Refuse what takes more blocks than its tenant can ever have."""
+    if num_blocks > limits_of(state, tenant).max_blocks:
+        raise _above_maximum(state, tenant, num_blocks, ())
+
+
+def _above_maximum(
+    state: CacheState, tenant: int, num_blocks: int, remedies: tuple[str, ...]
+) -> NeverFitsError:
+    limit = limits_of(state, tenant).max_blocks
+    msg = (
+        f"{are(num_blocks, 'block')} needed, but the tenant can never have more than {limit}; "
+        "ask for fewer tokens, or raise the tenant's max_percent and max_bytes"
+    )
+    return NeverFitsError(
+        msg,
+        resource=TENANT_BLOCKS,
+        need=num_blocks,
+        available=max(0, available_to(state, tenant, NOWHERE)),
+        limit=limit,
+        remedies=remedies,
+    )
+
+
+class Use(NamedTuple):
+    """What tenants use of the device pool at some instant."""
+
+    by_tenant: dict[int, tuple[int, int]]
+    """Blocks in use, and those of them that can be evicted."""
+    num_free: int
+
+
+def use_of(state: CacheState) -> Use:
+    """Return what tenants use now."""
+    return Use(state.device.usage(), state.device.num_free)
+
+
+def available_to(state: CacheState, tenant: int, protected: Ids, use: Use | None = None) -> int:
+    """Count the blocks that a tenant's call could get beside its own prefix, heeding all limits.
+
+    That is now, or when tenants use what is given. Below 0 the tenant has more than is left to it beside the others'
+    minima, or than its maximum: it cannot even have its prefix, for cached blocks that come to be held cannot be
+    evicted for those minima any more. A prefix that is held already takes nothing from anybody: then it is 0.
+    """
+    use = use or use_of(state)
+    used, cached = use.by_tenant.get(tenant, (0, 0))
+    num_taken = num_idle(state, protected)
+    within_maximum = limits_of(state, tenant).max_blocks - used + cached - num_taken
+    available = min(_left_by_minima(state, tenant, protected, use), within_maximum)
+    return available if num_taken else max(0, available)
+
+
+def _left_by_minima(state: CacheState, tenant: int, protected: Ids, use: Use) -> int:
+    """Count the blocks that a tenant could get if it had no maximum; below 0, some minimum could not be had."""
+    usage = use.by_tenant
+    _, cached = usage.get(tenant, (0, 0))
+    within_pool = use.num_free + cached - num_idle(state, protected)
+    for other, (in_use, evictable) in usage.items():
+        if other != tenant:
+            within_pool += max(0, min(evictable, in_use - limits_of(state, other).min_blocks))
+    for other in set(state.workers.values()) - {tenant}:
+        in_use, _ = usage.get(other, (0, 0))
+        within_pool -= max(0, limits_of(state, other).min_blocks - in_use)
+    return within_pool
+
+
+def may_take_free(state: CacheState, tenant: int, count: int) -> bool:
+    """Tell whether a tenant may have so many of the free blocks, without giving up any of its own."""
+    is_below = not num_above_maximum(state, tenant, count)
+    return is_below and count <= available_to(state, tenant, NOWHERE)
+
+
+def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
+    """Return the resource that leaves no more than so many blocks to a tenant, and how much there is of it in all."""
+    most, usable = limits_of(state, tenant).max_blocks, state.shape.usable_blocks
+    used, cached = state.device.usage().get(tenant, (0, 0))
+    if most < usable and most - used + cached <= available:
+        return TENANT_BLOCKS, most
+    return "device_blocks", usable
+
+
+def of_one_tenant(state: CacheState, below: Ids) -> Ids:
+    """Return those of the slots, by the numbers of `looking`, that hold bytes of the first one's tenant.
+
+    The blocks that they go to are those that need no scrubbing for that tenant: a copy that fails leaves the old bytes
+    behind, under the name of the tenant whose bytes were to come.
+    """
+    tenants = tenants_of(state, ~below, 0)
+    own: Ids = below[tenants == tenants[:1]]
+    return own
+
+
+def is_held_back(state: CacheState, tenant: int, count: int, protected: Ids) -> bool:
+    """Tell whether nothing but limits of tenants keeps a call from its blocks, so that others need not wait behind."""
+    in_all = state.device.num_available - num_idle(state, protected)
+    return available_to(state, tenant, protected) < count <= in_all
+
+
+def num_idle(state: CacheState, blocks: Ids) -> int:
+    """Count those of the cached blocks that nobody holds."""
+    return int(np.count_nonzero(state.device.holds[blocks] == 0)) if len(blocks) else 0
+
+
+def num_above_maximum(state: CacheState, tenant: int, count: int) -> int:
+    """Count the blocks that a tenant must give up of its own to be given so many; who is given none gives up none."""
+    if not state.is_limited or not count:
+        return 0
+    used, _ = state.device.usage().get(tenant, (0, 0))
+    return max(0, used + count - limits_of(state, tenant).max_blocks)
+
+
+# Who is evicted from ----------------------------------------------------------------------------------------------
+
+
+def victims(
+    state: CacheState, tenant: int | None, count: int, protected: Ids, *, num_own: int = 0
+) -> Ids:
+    """Return up to `count` blocks to evict for a tenant, `num_own` of them at least its own; changes nothing.
+
+    None stands for an operator, who may evict anybody's. The protected blocks are the tenant's own.
+    """
+    device = state.device
+    if device.owners is None:
+        return device.victims(count, protected)
+    usage, attached = device.usage(), set(state.workers.values())
+    total = sum(limits_of(state, one).weight for one in attached)
+    heights, caps = [], []
+    for one, (used, cached) in usage.items():
+        limits = limits_of(state, one)
+        share = int(state.shape.usable_blocks * limits.weight / total) if one in attached else 0
+        if one == tenant:
+            heights.append(used - share + count - num_own)
+            caps.append(cached - num_idle(state, protected) - num_own)
+        else:
+            heights.append(used - share)
+            floor = 0 if tenant is None else limits.min_blocks
+            caps.append(max(0, min(cached, used - floor)))
+    counts = level_out(heights, caps, count - num_own)
+    found = [
+        device.owners.coldest(one, number + (num_own if one == tenant else 0), protected)
+        for one, number in zip(usage, counts, strict=True)
+        if number or (num_own and one == tenant)
+    ]
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate(found) if found else NOWHERE
+
+
+def level_out(heights: Sequence[int], caps: Sequence[int], count: int) -> list[int]:
+    """Return how much of `count` to take from each height, always from the highest, and from none more than its cap."""
+    if count >= sum(caps):
+        return list(caps)
+
+    def taken(level: int) -> list[int]:
+        return [min(cap, max(0, one - level)) for one, cap in zip(heights, caps, strict=True)]
+
+    lowest = min(one - cap for one, cap in zip(heights, caps, strict=True))
+    levels = range(lowest, max(heights) + 1)
+    # The lowest level at which no more than `count` is taken; what is missing comes from who is above the next one.
+    level = levels[bisect_left(levels, True, key=lambda one: sum(taken(one)) <= count)]
+    counts, below = taken(level), taken(level - 1)
+    missing = count - sum(counts)
+    for at in range(len(counts)):
+        more = min(missing, below[at] - counts[at])
+        counts[at] += more
+        missing -= more
+    return counts
+
+
+def own_victims(state: CacheState, tenant: int, count: int) -> Ids:
+    """Return up to `count` blocks of a tenant's own that would be evicted first; changes nothing."""
+    _, cached = state.device.usage().get(tenant, (0, 0))
+    num_own = min(count, cached)
+    return victims(state, tenant, num_own, NOWHERE, num_own=num_own)
+
+
+def only_of(state: CacheState, blocks: Ids, tenant: int | None) -> Ids:
+    """Return those of the blocks that hold a tenant's bytes; all of them for an operator, who is None."""
+    return blocks if tenant is None else blocks[state.device.records.tenant[blocks] == tenant]
+
+
+# Pins -------------------------------------------------------------------------------------------------------------
+
+
+def is_foreign(state: CacheState, blocks: Ids, tenant: int | None) -> bool:
+    """Tell whether some of the blocks that a pin holds are another tenant's; to an operator none is."""
+    return len(only_of(state, blocks, tenant)) < len(blocks)
+
+
+def pinned_by_tenant(state: CacheState, more: Ids = NOWHERE) -> dict[int, int]:
+    """Count the blocks that pins hold, each once, by the tenant whose bytes they hold; and `more` as if pinned."""
+    if not state.pins and not len(more):
+        return {}
+    is_pinned = np.zeros(len(state.device), np.bool_)
+    for blocks in (*state.pins.values(), more):
+        is_pinned[blocks] = True
+    digests, counts = np.unique(state.device.records.tenant[is_pinned], return_counts=True)
+    return dict(zip(digests.tolist(), counts.tolist(), strict=True))
+
+
+def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
+    """Return the cached blocks that a pin is about, or refuse it where they are more than may be pinned.
+
+    An operator may pin as many blocks as all tenants together. Pins never take what is left of a tenant's minimum.
+    """
+    tenant = command.tenant_digest
+    blocks = only_of(state, state.device.cached(state.covering.every_key(command.keys)), tenant)
+    before, after = pinned_by_tenant(state), pinned_by_tenant(state, blocks)
+    limit = state.shape.usable_blocks - num_owed(state.shape.tenants, after)
+    if tenant is None:
+        pinned, need = sum(before.values()), sum(after.values())
+        known = {*state.workers.values(), *state.shape.tenants, *state.device.usage()}
+        limit = min(limit, sum(limits_of(state, one).pinned_blocks_max for one in known))
+    else:
+        pinned, need = before.get(tenant, 0), after.get(tenant, 0)
+        limit -= sum(after.values()) - need
+        limit = min(limit, limits_of(state, tenant).pinned_blocks_max)
+    if need > limit:
+        msg = (
+            f"{need - pinned} more blocks would be pinned, and {max(0, limit - pinned)} more may be; "
+            "unpin some, or raise the tenant's pinned_percent_max"
+        )
+        raise PoolFullError(
+            msg, resource="pinned_blocks", need=need - pinned, available=max(0, limit - pinned),
+            limit=limit, retry_after_ms=state.shape.retry_after_ms, rule="pin_budget",
+            holdings=holdings(state, state.device, tenant),
+        )  # fmt: skip
+    if state.is_limited:
+        _check_minima(state, blocks, tenant)
+    return blocks
+
+
+def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
+    """Refuse a pin of cached blocks that a living tenant, below its minimum, could then not be given."""
+    owners = state.device.records.tenant[blocks]
+    for owner in np.unique(owners).tolist():
+        own = blocks[owners == owner]
+        num_cached = num_idle(state, own)
+        left = _left_by_minima(state, owner, own, use_of(state))
+        if num_cached and left < 0:
+            available = max(0, num_cached + left)
+            msg = (
+                f"{num_cached} cached blocks would be pinned, and {available} may be: "
+                "another tenant, below its minimum, is owed the others; pin fewer, or unpin some"
+            )
+            raise PoolFullError(
+                msg, resource="pinned_blocks", need=num_cached, available=available,
+                limit=state.shape.usable_blocks, retry_after_ms=state.shape.retry_after_ms,
+                rule="tenant_minimum", holdings=holdings(state, state.device, tenant),
+            )  # fmt: skip
+
+
+def num_owed(tenants: Mapping[int, TenantLimits], pinned: Mapping[int, int]) -> int:
+    """Count the blocks of all minima that are not pinned for their tenants."""
+    return sum(max(0, limits.min_blocks - pinned.get(one, 0)) for one, limits in tenants.items())

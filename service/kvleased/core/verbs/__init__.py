@@ -1,0 +1,1 @@
+"""What callers ask for, verb by verb; whose turn it is; and what becomes of leases by it."""

@@ -1,0 +1,159 @@
+"""Own the calls that wait to know what the remote store has of their prefix, before they are served as all others are.
+
+The remote store has no index here, so it is asked: for the blocks of a prefix that no tier has, by a call that may
+wait. Such a call holds nothing and has no place in the line. It goes on as soon as the store has answered; without an
+answer, and with nothing from there, when the store turns out not to work, or when its own time is over. It asks once.
+Ranks of an engine that call apart each ask for themselves, and share the lease of the first of them that goes on.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from kvlease.errors import InvalidError, KVLeaseError
+from kvlease.ids import BYTES_PER_KEY
+from kvleased.core.admission.refusals import superseded
+from kvleased.core.blocks.marks import key_words
+from kvleased.core.commands import Probed, Reserve
+from kvleased.core.effects import Done, Outcome, Probe, Tier
+from kvleased.core.frames import without_frames
+from kvleased.core.ids import Ids
+from kvleased.core.prefix.looking import EVERYWHERE, keys_at
+from kvleased.core.prefix.search import Match, keys_of_groups, look_everywhere, match, positions_of
+from kvleased.core.state import CacheState, split_keys
+from kvleased.core.tier.labels import pack_labels
+from kvleased.core.verbs.seating import (
+    check_call,
+    new_waiter,
+    seat_waiter,
+    supersede_waiting,
+)
+from kvleased.core.waiting import Asking
+
+LABELS_MAX: Final = 1024
+"""Blocks that the remote store is asked for at once; what comes behind them is computed."""
+
+
+class _Blocks(NamedTuple):
+    """Some blocks of a chain."""
+
+    keys: bytes
+    positions: Ids
+    """Of the keys in the chain."""
+
+
+def ask(state: CacheState, command: Reserve, now: float) -> Outcome | None:
+    """Let a call wait until the remote store has told what it has; None where there is nothing to ask for."""
+    check_call(state, command)
+    if Tier.REMOTE in state.tiers_off or state.is_crowded or not state.covering.shared:
+        return None
+    if not command.keys:
+        return None
+    missing = _missing(state, command)
+    if not missing.keys:
+        return None
+    waiter = new_waiter(state, command, command.worker_id, now)
+    supersede_waiting(state, waiter)
+    keys = tuple(split_keys(missing.keys))
+    state.asking[waiter.ticket] = Asking(waiter=waiter, keys=keys)
+    tenant = state.workers[command.worker_id]
+    labels = pack_labels(missing.keys, tenant, missing.positions)
+    state.effects.append(Probe(probe_id=waiter.ticket, labels=labels))
+    state.counters["remote_asked"] += len(keys)
+    return Outcome(ticket=waiter.ticket)
+
+
+def supersede_asking(state: CacheState, command: Reserve, ticket: int | None) -> None:
+    """Answer the earlier calls of a request that still wait to know, once a later one has got further."""
+    for asking in list(state.asking.values()):
+        other = asking.waiter
+        if other.worker_id != command.worker_id or other.ticket == ticket:
+            continue
+        assert isinstance(other.command, Reserve), "only new requests ask"
+        if other.command.request_id == command.request_id:
+            del state.asking[other.ticket]
+            state.wake(other.ticket, superseded(state, command.wait_ms))
+
+
+# What to ask for ------------------------------------------------------------------------------------------------------
+
+
+def _missing(state: CacheState, command: Reserve) -> _Blocks:
+    """Return the first blocks that no tier has and that could make the prefix longer."""
+    tenant = state.workers[command.worker_id]
+    try:
+        prefix = match(state, command.keys, tenant, EVERYWHERE)
+    except InvalidError:
+        # Told when its turn comes.
+        return _Blocks(b"", np.empty(0, np.intp))
+    behind = _behind(command, prefix) if state.is_simple else _in_groups(state, command, prefix)
+    _, has, _ = look_everywhere(state, behind.keys, None, EVERYWHERE)
+    if state.is_simple and has[:1].any():
+        # Another tenant has what would come next.
+        has[:] = True
+    (missing,) = (~has).nonzero()
+    missing = missing[behind.positions[missing].argsort(kind="stable")][:LABELS_MAX]
+    return _Blocks(keys_at(behind.keys, missing), behind.positions[missing])
+
+
+def _behind(command: Reserve, prefix: Match) -> _Blocks:
+    """Return the blocks behind a prefix in a simple cache, as many as may be asked for."""
+    first = len(prefix.entries)
+    keys = command.keys[first * BYTES_PER_KEY : (first + LABELS_MAX) * BYTES_PER_KEY]
+    return _Blocks(keys, np.arange(first, first + len(keys) // BYTES_PER_KEY))
+
+
+def _in_groups(state: CacheState, command: Reserve, prefix: Match) -> _Blocks:
+    """Return the blocks of all groups that a longer prefix could need."""
+    covering, words = state.covering, key_words(command.keys)
+    keys, counts = keys_of_groups(covering, words)
+    is_longest = prefix.hit_tokens + covering.hit_tokens > len(words) * covering.hash_tokens
+    is_needed = [
+        np.arange(count) >= (count if is_longest else covering.first_needed(at, prefix.hit_tokens))
+        for at, count in zip(covering.shared, counts, strict=True)
+    ]
+    (places,) = np.concatenate(is_needed).nonzero()
+    return _Blocks(keys_at(keys, places), positions_of(covering, counts)[places])
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+def probed(state: CacheState, command: Probed, now: float) -> Outcome:
+    """Let a call go on that has waited for what the remote store says."""
+    asking = state.asking.get(command.probe_id)
+    if asking is None:
+        state.counters["probes_unknown"] += 1
+        return Outcome(reply=Done())
+    # What is cut short, or says nothing, tells of nothing.
+    told = zip(asking.keys, command.is_present, strict=False)
+    keys = frozenset(key for key, is_present in told if is_present)
+    state.counters["remote_present"] += len(keys)
+    _go_on(state, asking, keys, now)
+    return Outcome(reply=Done())
+
+
+def _go_on(state: CacheState, asking: Asking, remote_keys: frozenset[bytes], now: float) -> None:
+    waiter = asking.waiter
+    del state.asking[waiter.ticket]
+    waiter.remote_keys = remote_keys
+    try:
+        outcome = seat_waiter(state, waiter, now)
+    except KVLeaseError as error:
+        state.wake(waiter.ticket, without_frames(error))
+        return
+    if outcome.reply is not None:
+        state.wake(waiter.ticket, outcome.reply)
+
+
+def end_asking(state: CacheState, now: float) -> None:
+    """Let those calls go on without an answer whose time is up: what they lack is told as to any other."""
+    for asking in list(state.asking.values()):
+        if asking.waiter.deadline <= now:
+            _go_on(state, asking, frozenset(), now)
+
+
+def end_all_asking(state: CacheState, now: float) -> None:
+    """Let all calls go on without an answer, for there will be none."""
+    for asking in list(state.asking.values()):
+        _go_on(state, asking, frozenset(), now)

@@ -1,0 +1,283 @@
+"""Own the ends of leases and workers: release, expiry, death, and the one function that every one of them comes to."""
+
+from typing import Final
+
+import numpy as np
+
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+    WrongStateError,
+)
+from kvlease.ids import LeaseId, WorkerId
+from kvleased.core.admission.retention import keep_class
+from kvleased.core.admission.room import evict_blocks
+from kvleased.core.blocks.states import Event, State
+from kvleased.core.commands import Attach, Detach, Heartbeat, Release, WorkerDied
+from kvleased.core.effects import Beat, Detached, Done, Outcome, Released
+from kvleased.core.ids import Ids
+from kvleased.core.lease.leases import Lease
+from kvleased.core.lease.phases import ENDED, End, Phase
+from kvleased.core.lease.ranks import RANKS_MAX, Place
+from kvleased.core.magazines import Magazine
+from kvleased.core.state import CacheState
+from kvleased.core.verbs.parting import part
+
+_ACTIVE: Final = Phase.ACTIVE
+
+
+def end_lease(
+    state: CacheState, lease: Lease, end: End, reason: KVLeaseError | None = None
+) -> None:
+    """End a lease whose worker is quiescent: by its own word, by its death, or because it never knew of the lease.
+
+    It is counted by how it ended, unless it was never granted. What a copy in flight still holds stays held until that
+    copy ends.
+    """
+    if lease.phase is not Phase.LOADING:
+        state.counters[ENDED[end]] += 1
+    forget_lease(state, lease, reason)
+
+
+def forget_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = None) -> None:
+    """End a lease of which nobody was told yet, or one whose end is counted."""
+    entries, phase = state.leases.blocks_of(lease), lease.phase
+    if state.device.has_classes:
+        keep_class(state, lease, entries)
+    state.leases.close(lease)
+    if phase is _ACTIVE:
+        state.device.let_go(entries)
+    else:
+        _let_go_of_both(state, lease, entries)
+    if lease.ticket is not None or lease.members is not None or state.waiting.by_ticket:
+        _answer_waiting(state, lease, reason)
+
+
+def _let_go_of_both(state: CacheState, lease: Lease, entries: Ids) -> None:
+    """Let go of what a lease that is not simply active has in either tier."""
+    if lease.phase in (Phase.EVICTED, Phase.RELOADING):
+        state.host.let_go(entries)
+    else:
+        state.device.let_go(entries)
+    if lease.phase is Phase.RELOADING:
+        state.device.let_go(lease.moving_to)
+    if lease.phase is Phase.EVICTING:
+        state.host.let_go(lease.moving_to)
+
+
+def _answer_waiting(state: CacheState, lease: Lease, reason: KVLeaseError | None) -> None:
+    """Answer every call that waits for a lease which has ended."""
+    gone = reason or UnknownLeaseError("the lease ended while the call waited")
+    state.wake(lease.ticket, gone)
+    lease.ticket = None
+    if lease.members is not None:
+        for call in lease.members.evicts.values():
+            state.wake(call.ticket, gone)
+    for waiter in [waiter for waiter in state.waiting if waiter.lease_id == lease.lease_id]:
+        state.waiting.leave(waiter.ticket)
+        state.wake(waiter.ticket, gone)
+
+
+def release(state: CacheState, command: Release, now: float) -> Outcome:
+    """End a lease by its owner's word; a lease that has ended already is an answered no-op.
+
+    Where ranks share it, that is the word of the last of them.
+    """
+    state.tenant_of(command.worker_id)
+    if command.lease_id not in state.leases.by_id:
+        state.counters["releases_unknown"] += 1
+        return Outcome(reply=Released(released=False))
+    lease = state.lease_of(command)
+    if lease.members is not None and part(state, lease, command.worker_id, now):
+        return Outcome(reply=Released(released=True))
+    if lease.phase is _ACTIVE:
+        if state.device.has_classes:
+            keep_class(state, lease, state.leases.blocks_of(lease))
+        state.leases.close(lease)
+        state.counters["leases_released"] += 1
+        state.unsettled.leaving.append(lease)
+        if lease.members is not None or state.waiting.by_ticket:
+            _answer_waiting(state, lease, None)
+    else:
+        end_lease(state, lease, End.RELEASED)
+    state.tell("lease_released", lease)
+    return Outcome(reply=Released(released=True))
+
+
+def settle(state: CacheState) -> None:
+    """Let go of what released leases had, and of what moves held that are done, and go on with moves in parts.
+
+    No answer need wait for the former, and nobody sees what the latter are in between.
+    """
+    while state.unsettled:
+        settle_part(state)
+
+
+def settle_part(state: CacheState) -> None:
+    """Do the first part of what there is to settle; of many blocks that a move held, let go of some."""
+    unsettled = state.unsettled
+    if unsettled.leaving:
+        state.device.let_go(state.leases.blocks_of(unsettled.leaving.pop(0)))
+    elif unsettled.left:
+        pool, entries, is_leaving = unsettled.left.pop(0)
+        num_others = max(0, len(entries) - state.shape.blocks_at_once)
+        if num_others:
+            # The last in token order go first: they are the first to be evicted.
+            unsettled.left.insert(0, (pool, entries[:num_others], is_leaving))
+        entries = entries[num_others:]
+        pool.let_go(entries)
+        if is_leaving:
+            evict_blocks(state, pool.evictable(entries))
+    else:
+        unsettled.parts.popleft()()
+
+
+# Time -------------------------------------------------------------------------------------------------------------
+
+
+def expire(state: CacheState, lease: Lease) -> None:
+    """Quarantine a lease that was not renewed; nothing that its worker could still write becomes anybody else's.
+
+    An evicted lease simply ends: no worker can touch a slot.
+    """
+    state.counters["leases_expired"] += 1
+    state.tell("lease_expired", lease)
+    if lease.phase is Phase.EVICTED:
+        end_lease(state, lease, End.EXPIRED)
+        return
+    _change_private(state, lease, State.RESERVED, Event.EXPIRE)
+    state.leases.enter(lease, Phase.QUARANTINED)
+
+
+def renew(state: CacheState, lease: Lease, now: float) -> None:
+    """Note that a lease's owner lives; what was quarantined is its own again, for nobody else could touch it."""
+    lease.deadline = now + state.shape.lease_seconds
+    if lease.phase is Phase.QUARANTINED:
+        _change_private(state, lease, State.QUARANTINED, Event.REVIVE)
+        state.leases.enter(lease, Phase.ACTIVE)
+
+
+def _change_private(state: CacheState, lease: Lease, before: State, event: Event) -> None:
+    blocks = state.leases.blocks_of(lease)
+    private = blocks[state.device.records.state[blocks] == before]
+    state.device.change(private, event)
+
+
+# Workers ----------------------------------------------------------------------------------------------------------
+
+
+def attach(state: CacheState, command: Attach, now: float) -> Outcome:
+    """Make a worker known."""
+    del now
+    if command.tenant_digest == 0:
+        msg = "tenant_digest is 0, which stands for no tenant"
+        raise InvalidError(msg)
+    magazines = state.magazines
+    if command.magazine:
+        magazines.check_room(command.magazine)
+    if command.engine:
+        _sit(state, command)
+    if command.magazine:
+        magazines.join(command.worker_id, command.magazine, command.tenant_digest)
+    state.workers[command.worker_id] = command.tenant_digest
+    return Outcome(reply=Done())
+
+
+def _sit(state: CacheState, command: Attach) -> None:
+    """Give a worker its place in its engine, unless another one that lives has it."""
+    num_ranks = min(state.shape.num_ranks, RANKS_MAX)
+    if not 0 <= command.rank < num_ranks:
+        msg = f"rank is {command.rank}; the ranks that can call apart are 0 to {num_ranks - 1}"
+        raise InvalidError(msg, resource="rank", need=command.rank, limit=num_ranks - 1)
+    place = Place(command.engine, command.rank)
+    other = state.ranks.worker_at(place)
+    if other is not None:
+        msg = (
+            f"worker {other} is rank {command.rank} of this engine already; end its process or detach it, "
+            "or attach under another engine or rank"
+        )
+        raise WrongStateError(msg, resource="rank", rule="rank_is_there")
+    state.ranks.sit(command.worker_id, place)
+
+
+def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> Outcome:
+    """End a worker and all that is its own; a second time changes nothing."""
+    worker_id = command.worker_id
+    if state.workers.pop(worker_id, None) is None:
+        if isinstance(command, Detach):
+            raise UnknownWorkerError
+        return Outcome(reply=Detached(num_leases=0))
+    for waiter in [waiter for waiter in state.waiting if waiter.worker_id == worker_id]:
+        state.waiting.leave(waiter.ticket)
+        state.wake(waiter.ticket, UnknownWorkerError("the worker ended while the call waited"))
+    for asking in [one for one in state.asking.values() if one.waiter.worker_id == worker_id]:
+        del state.asking[asking.waiter.ticket]
+        state.wake(
+            asking.waiter.ticket, UnknownWorkerError("the worker ended while the call waited")
+        )
+    end = End.DETACHED if isinstance(command, Detach) else End.DIED
+    lease_ids = sorted(state.leases.by_worker.get(worker_id, ()))
+    for lease_id in lease_ids:
+        lease = state.leases.by_id[lease_id]
+        if not part(state, lease, worker_id, now):
+            end_lease(state, lease, end)
+    state.leases.by_worker.pop(worker_id, None)
+    state.ranks.rise(worker_id)
+    magazine = state.magazines.part(worker_id)
+    if magazine is not None:
+        _end_magazine(state, magazine)
+    return Outcome(reply=Detached(num_leases=len(lease_ids)))
+
+
+def _end_magazine(state: CacheState, magazine: Magazine) -> None:
+    """Let go of all that is in a magazine whose last process has ended: private blocks are free at once.
+
+    What none of its processes has vouched for since the control process started anew does not stay cached.
+    """
+    device = state.device
+    blocks = state.magazines.close(magazine)
+    in_token_order = blocks[device.records.position[blocks].argsort(kind="stable")]
+    device.let_go(in_token_order)
+    if not magazine.is_vouched:
+        evict_blocks(state, device.evictable(in_token_order))
+
+
+def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
+    """Renew the leases that a worker still knows, and end those that it has lost.
+
+    The answer says how far ids have been issued, so that the worker can speak of leases whose answers never reached it;
+    why that is safe is told in the client's `Session`.
+    """
+    state.tenant_of(command.worker_id)
+    own = state.leases.by_worker.get(command.worker_id, set())
+    unknown = [lease_id for lease_id in command.lease_ids if lease_id not in own]
+    kept = own.intersection(command.lease_ids)
+    for lease_id in kept:
+        renew(state, state.leases.by_id[lease_id], now)
+    others = (state.leases.by_id[lease_id] for lease_id in own - kept)
+    orphans = [
+        lease
+        for lease in others
+        if lease.phase is not Phase.LOADING
+        and _known_as(lease, command.worker_id) <= command.newest_lease_id
+    ]
+    for lease in orphans:
+        if not part(state, lease, command.worker_id, now):
+            end_lease(state, lease, End.ORPHANED)
+        state.counters["leases_orphaned"] += 1
+    return Outcome(
+        reply=Beat(
+            unknown_lease_ids=np.array(unknown, np.int64).tobytes(),
+            num_orphans_ended=len(orphans),
+            newest_lease_id=LeaseId(state.newest_id),
+        )
+    )
+
+
+def _known_as(lease: Lease, worker_id: WorkerId) -> LeaseId:
+    """Return under which id a worker was told of a lease."""
+    if lease.members is None:
+        return lease.lease_id
+    return lease.members.present[worker_id].joined_id

@@ -1,0 +1,1 @@
+"""What people and metrics see of a cache: each of one instant."""

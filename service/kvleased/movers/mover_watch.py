@@ -1,0 +1,81 @@
+"""Own when a mover counts as one that hangs, long before it is given up; what is made of that is `tiers`' business.
+
+Whoever waits for a mover that hangs holds blocks of the device, and those that give up leave them behind: they may
+still be written, until the mover is given up. So that they are not all lost to it, few may wait for it for so long.
+"""
+
+import logging
+from typing import Final
+
+import structlog
+
+from kvleased.core.effects import Mover
+from kvleased.movers.link import START_SECONDS_MAX, MoverLink
+from kvleased.movers.protocol import Status
+
+SHARE_OF_PATIENCE: Final = 10
+"""The seconds that a mover may take for a batch, divided by this, are those after which it counts as hanging."""
+SECONDS_MIN: Final = 1.0
+"""The least number of these: a busy machine is no mover that hangs."""
+START_SECONDS: Final = 10.0
+"""Seconds from its start to its first word that a mover of memory may have others wait: imports take one or two."""
+_CAUSES: Final = {
+    Mover.MEMORY: "its mover hangs, or memory is too slow",
+    Mover.DISK: "the disk hangs or is too slow",
+}
+_EVENTS: Final = {
+    Mover.MEMORY: ("mover_hangs", "mover_answers"),
+    Mover.DISK: ("disk_hangs", "disk_answers"),
+}
+_LOG = structlog.get_logger()
+
+
+class MoverWatch:
+    """Tell whether a mover has been silent for too long."""
+
+    def __init__(self, mover: Mover, mover_seconds_max: float) -> None:
+        """Begin with a mover that works."""
+        self._mover = mover
+        self._seconds_max = max(SECONDS_MIN, mover_seconds_max / SHARE_OF_PATIENCE)
+        self._start_seconds_max = max(START_SECONDS, self._seconds_max)
+        self.is_hanging = False
+        self._silent: Final = Status(
+            is_on=False,
+            reason=(
+                f"no copy has ended for {self._seconds_max:g} s, so {_CAUSES[mover]}; "
+                f"after {mover_seconds_max:g} s its mover is replaced"
+            ),
+        )
+        self._mute: Final = Status(
+            is_on=False,
+            reason=(
+                f"its mover was started {self._start_seconds_max:g} s ago and has said nothing yet; "
+                f"after {START_SECONDS_MAX:g} s it is replaced"
+            ),
+        )
+        self.status = self._silent
+        """What is said of each of its tiers while it hangs."""
+
+    def __repr__(self) -> str:
+        """Show whether it works."""
+        return f"<MoverWatch {self._mover.value} {'hangs' if self.is_hanging else 'works'}>"
+
+    def look(self, link: MoverLink, now: float) -> bool:
+        """Look at the link to the mover; tell whether it has begun or ceased to hang.
+
+        How long a process takes to start tells nothing about its copies, so it has longer until its first word. A
+        store's tier is off until then in any case.
+        """
+        if link.is_answering:
+            seconds_max, status = self._seconds_max, self._silent
+            is_hanging = link.silent_seconds(now) > seconds_max
+        else:
+            seconds_max, status = self._start_seconds_max, self._mute
+            is_hanging = self._mover is Mover.MEMORY and link.starting_seconds(now) > seconds_max
+        if is_hanging == self.is_hanging:
+            return False
+        self.is_hanging, self.status = is_hanging, status
+        began, ceased = _EVENTS[self._mover]
+        level, event = (logging.WARNING, began) if is_hanging else (logging.INFO, ceased)
+        _LOG.log(level, event, silent_seconds_max=seconds_max)
+        return True

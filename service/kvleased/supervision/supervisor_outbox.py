@@ -1,0 +1,82 @@
+"""Own what the supervisor has to tell the control process and the socket between them has no room for yet."""
+
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from kvleased import keeper
+from kvleased.descriptors import ADVICE
+from kvleased.keeper import Message
+from kvleased.telemetry import logs
+
+
+class SupervisorOutbox:
+    """The messages that wait, each with descriptors that stay open until it is sent."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._waiting: deque[tuple[bytes, Sequence[int], bool]] = deque()
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<SupervisorOutbox {len(self._waiting)} waiting>"
+
+    def __len__(self) -> int:
+        """Count what waits."""
+        return len(self._waiting)
+
+    def send(
+        self, link: socket.socket | None, message: Message, fds: Sequence[int] = (), *, stays: bool
+    ) -> None:
+        """Send a message, when there is room; `stays` says that its descriptors are open until then by themselves."""
+        payload = keeper.encode(message)
+        if link is not None and not self._waiting and _is_sent(link, payload, fds):
+            return
+        # Duplicates only of what may be closed meanwhile: as many as are kept may be all that this process may have.
+        self._waiting.append((payload, fds if stays else _duplicates(fds), not stays))
+
+    def flush(self, link: socket.socket | None) -> None:
+        """Send what there is room for; what nobody reads any more counts as sent."""
+        while link is not None and self._waiting:
+            payload, fds, is_ours = self._waiting[0]
+            if not _is_sent(link, payload, fds):
+                return
+            self._waiting.popleft()
+            if is_ours:
+                _close_all(fds)
+
+    def discard(self) -> None:
+        """Send none of it."""
+        for _, fds, is_ours in self._waiting:
+            if is_ours:
+                _close_all(fds)
+        self._waiting.clear()
+
+
+def _is_sent(link: socket.socket, payload: bytes, fds: Sequence[int]) -> bool:
+    """Send a message; false where there is no room yet, for it or for more descriptors on their way."""
+    try:
+        socket.send_fds(link, [payload], fds)
+    except OSError as error:
+        # To who has gone nothing needs to be said any more.
+        return error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS)
+    return True
+
+
+def _duplicates(fds: Sequence[int]) -> list[int]:
+    """Return duplicates, or none of them where this process may have no more: who is told knows what that means."""
+    found: list[int] = []
+    try:
+        found.extend(os.dup(fd) for fd in fds)
+    except OSError as error:
+        _close_all(found)
+        logs.line("error", "descriptors_not_sent", error=error.strerror, advice=ADVICE)
+        return []
+    return found
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,89 @@
+"""Own how the daemon says where everything is: as an event of its log, and at a terminal so that people can read it."""
+
+import sys
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from time import process_time
+
+import structlog
+
+from kvlease._runtime import PAGE_FILE
+from kvleased.config.settings import Settings
+
+_LOG = structlog.get_logger()
+
+
+def announce(epoch: int, addresses: Mapping[str, str], seconds: float) -> None:
+    """Say where everything is: as an event of the log, and at a terminal also so that people can read it."""
+    _LOG.info(
+        "ready",
+        epoch=epoch,
+        seconds=round(seconds, 3),
+        cpu_seconds=round(process_time(), 3),
+        **{name.lower().replace(" ", "_"): address for name, address in addresses.items()},
+    )
+    if sys.stdout.isatty():
+        lines = "".join(f"  {name:<13} {address}\n" for name, address in addresses.items())
+        sys.stdout.write(f"kvleased is ready after {seconds:.2f} s (epoch {epoch})\n{lines}")
+        sys.stdout.flush()
+
+
+def leave_page(directory: Path, addresses: Mapping[str, str]) -> None:
+    """Leave the page's address beside the sockets for `kvlease ui`, which knows no port; none without a page."""
+    file = directory / PAGE_FILE
+    try:
+        file.unlink(missing_ok=True)
+        if address := addresses.get("REST on TCP", ""):
+            file.touch(0o600, exist_ok=False)
+            file.write_text(f"{address}\n", encoding="utf-8")
+    except OSError as error:
+        # Nobody needs it but who does not know the port: no reason to serve nobody.
+        _LOG.warning("page_address_not_left", file=str(file), reason=error.strerror)
+
+
+def addresses_of(
+    settings: Settings, http_port: int, grpc_port: int, probe_port: int
+) -> dict[str, str]:
+    """Return where everything is, less what is not there."""
+    is_plain, host = settings.tls_cert_file is None, _in_url(settings.tcp_host)
+    http = f"{'http' if is_plain else 'https'}://{host}:{http_port}" if http_port else ""
+    probes = f"http://{_in_url(settings.probe_host)}:{probe_port}" if probe_port else ""
+    addresses = {
+        "local socket": f"unix://{settings.local_socket}",
+        "REST": f"http+unix://{settings.http_socket}",
+        "REST on TCP": http,
+        "REST docs": http and f"{http}/docs",
+        "page": http and f"{http}/ui",
+        "metrics": http and f"{http}/metrics",
+        "TCP open at": http and _where_open(settings.tcp_host, http_port),
+        "tokens": http and f"{settings.runtime_dir}/*.token",
+        "gRPC": f"grpc+unix://{settings.grpc_socket}" if settings.serve_grpc else "",
+        "gRPC on TCP": grpc_on_tcp(settings, grpc_port) if grpc_port else "",
+        "probes": probes and f"{probes}/readyz",
+    }
+    return {name: address for name, address in addresses.items() if address}
+
+
+def grpc_on_tcp(settings: Settings, port: int) -> str:
+    """Return where gRPC is on TCP, with this port."""
+    scheme = "grpc" if settings.tls_cert_file is None else "grpcs"
+    return f"{scheme}://{_in_url(settings.tcp_host)}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _in_url(host: str) -> str:
+    """Return a host as an address to open has it: where all are listened on, that of this machine.
+
+    `::` is all of IPv4, too, and these alone where there is no IPv6.
+    """
+    return "127.0.0.1" if ip_address(host).is_unspecified else bracketed(host)
+
+
+def _where_open(host: str, port: int) -> str:
+    """Say where others than this machine reach a port on all of its addresses; nothing where it has one alone."""
+    return f"{bracketed(host)}:{port}" if ip_address(host).is_unspecified else ""

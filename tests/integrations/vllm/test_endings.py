@@ -1,0 +1,117 @@
+"""Own the proof that an engine that is ended or reset amid stores and loads leaves nothing wrong and nothing behind."""
+
+import signal
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.integrations.vllm.births import until
+from tests.integrations.vllm.daemon import Daemon
+from tests.integrations.vllm.engine import Job, Life, differences, living, prompt, reference
+from tests.integrations.vllm.offloads import FOUND_MIN, PREFIX, PROMPTS, offloading
+
+pytestmark = pytest.mark.vllm
+
+TAILS: Final = [prompt(1100 + 33 * index, seed=80 + index, prefix=PREFIX) for index in range(4)]
+"""Prompts of which the first part is loaded, and the rest computed and stored."""
+ARRIVALS: Final = [0, 1, 2, 3]
+PIECES: Final = {"max_num_batched_tokens": 128, "max_num_seqs": 4}
+"""An engine that loads, computes and stores for many steps."""
+_STEP_WITHOUT_LOADS: Final = 12
+
+
+def pausing(job: Job, step: int, life: Life) -> None:
+    """Begin a round that loads and stores, and wait until it stands still behind a step."""
+    life.begin(TAILS, arrivals=ARRIVALS, pause_at_step=step)
+    assert life.paused() == step, job
+
+
+def told(life: Life) -> str:
+    """Return all that a life has logged."""
+    return life.log.read_text(errors="replace")
+
+
+def assert_nothing_is_left(daemon: Daemon) -> None:
+    """See that the daemon knows of no worker, lease or magazine, that nobody has a block, and that nothing failed."""
+    daemon.wait_until_unused()
+    assert "Traceback" not in (daemon.folder / "daemon.log").read_text()
+    (cache,) = daemon.caches()
+    for what in ("workers", "leases", "magazines"):
+        until(
+            lambda what=what: daemon.listed(cache.cache, what).num_total == 0,
+            f"{what} are left",
+            60,
+        )
+
+
+def assert_next_life_is_right(daemon: Daemon, folder: Path) -> None:
+    """See that a life that uses whatever it finds unseen is served, and says what is right."""
+    job = offloading(daemon, engine=PIECES, verify=False)
+    with living(job, folder) as life:
+        got = life.generate(TAILS)
+
+    assert min(got.cached) >= FOUND_MIN
+    assert differences(got, reference(job, TAILS)) == []
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_shutdown_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
+    """Whichever step it comes behind, it ends at once, publishes nothing that is half written, and gives all back."""
+    job = offloading(daemon, engine=PIECES, is_async=is_async)
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS[:1])
+    in_use = []
+    for step in (1, 3):
+        with living(job, tmp_path) as life:
+            pausing(job, step, life)
+            in_use.append(daemon.in_use())
+        assert "Traceback" not in told(life)
+        assert_nothing_is_left(daemon)
+
+    assert min(in_use) > 0
+    assert_next_life_is_right(daemon, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_signal_amid_stores_and_loads(
+    number: signal.Signals, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Every process of an engine is told to end, as a terminal or a service manager does; nothing of ours fails."""
+    job = offloading(daemon, engine=PIECES, is_one_process=False)
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS[:1])
+        pausing(job, 2, life)
+        life.signal(number)
+
+    assert "kvlease/integrations" not in told(life)
+    assert_nothing_is_left(daemon)
+    assert_next_life_is_right(daemon, tmp_path)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_reset_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
+    """Whichever step it comes behind, requests go on and say what is right; jobs of before bring nothing to light."""
+    job = offloading(daemon, engine=PIECES, is_async=is_async)
+    wanted = reference(job, TAILS)
+    # vLLM takes blocks of running requests back only where nobody waits for a load, and with a connector that loads
+    # never between two steps that are scheduled ahead.
+    steps = [(1, False), (3, False)] + [(_STEP_WITHOUT_LOADS, True)] * (not is_async)
+    rounds = []
+    with living(job, tmp_path) as life:
+        life.generate(PROMPTS[:1])
+    with living(job, tmp_path) as life:
+        for step, with_running in steps:
+            pausing(job, step, life)
+            is_all = life.reset_prefix_cache(reset_running_requests=with_running)
+            life.go_on()
+            rounds.append(life.result())
+            assert is_all == with_running
+            assert life.reset_prefix_cache()
+        rounds.append(life.generate(TAILS))
+
+    assert rounds[-1].cached[0] == 0
+    assert [differences(one, wanted) for one in rounds] == [[]] * (len(steps) + 1)
+    assert "Traceback" not in told(life)
+    assert_nothing_is_left(daemon)
+    assert_next_life_is_right(daemon, tmp_path)

@@ -1,0 +1,222 @@
+"""Laws of what a client without a block table makes of extends: the core's own answers, in whatever order they come."""
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from kvlease import _calls, _steps, _verbs
+from kvlease._grants import Grant
+from kvlease._session import Session
+from kvlease.groups import GroupShape
+from kvlease.ids import LeaseId, WorkerId
+from kvlease.replies import ReserveSpec
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.blocks.records import NULL
+from kvleased.core.effects import Extended, Reserved, Stepped
+from kvleased.verbs import replies
+from tests.unit.client.played import Clock, Played, session_of
+from tests.unit.service.core.builders import WORKER, answer
+from tests.unit.service.core.grouped import (
+    FULL,
+    GUESSING,
+    STATE,
+    WINDOW,
+    cache_of,
+    commit_tokens,
+    places,
+)
+from tests.unit.service.core.rank_builders import LEFT, RIGHT, an_attach
+
+
+class Client:
+    """A worker of a real core that reads no block table, and its one lease."""
+
+    def __init__(
+        self, cache: Cache, worker_id: WorkerId, num_tokens: int, engine: str = ""
+    ) -> None:
+        """Reserve a lease."""
+        self.cache, self.worker_id = cache, worker_id
+        self.clock = Clock()
+        self.session: Session = session_of(self.clock, raises=False)
+        self.session.groups, self.session.has_plain_leases = cache.shape.groups, False
+        self.session.request.engine = engine
+        command = c.Reserve(worker_id=worker_id, request_id="r", keys=b"", num_tokens=num_tokens)
+        reply = answer(cache.handle(command, 0.0), Reserved)
+        self.row = reply.row
+        reserve = _verbs.reserve(
+            self.session, ReserveSpec(request_id="r", num_tokens=num_tokens), 0
+        )
+        self.grant: Grant = Played(self.session, self.clock, replies.reserved(reply)).run(reserve)
+
+    @property
+    def lease_id(self) -> LeaseId:
+        """The lease."""
+        return LeaseId(self.grant.lease_id)
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """The table of each group as the client knows it."""
+        return [self.grant.blocks(at).tolist() for at in range(len(self.cache.shape.groups))]
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """The table of each group as the daemon has it."""
+        parts = places(self.cache, self.row)
+        return [[0 if block == NULL else block for block in part] for part in parts]
+
+    def extend(self, *tokens: int, heard: Sequence[int] = (0,)) -> list[bool]:
+        """Send extends at once, which the daemon carries out in turn, and hear the answers in an order."""
+        flows = [_verbs.extend(self.session, self.grant, one, 0) for one in tokens]
+        answers = []
+        for flow, num_tokens in zip(flows, tokens, strict=True):
+            next(flow)
+            command = c.Extend(
+                worker_id=self.worker_id, lease_id=self.lease_id, num_tokens=num_tokens
+            )
+            reply = answer(self.cache.handle(command, 0.0), Extended)
+            answers.append(replies.extended(reply))
+        covers = []
+        for at in heard:
+            with pytest.raises(StopIteration) as ended:
+                flows[at].send(answers[at])
+            covers.append(ended.value.value)
+        return covers
+
+    def extend_by_step(self, num_tokens: int) -> list[bool]:
+        """Extend in a step whose other operation commits nothing, and tell whether the lease covers the tokens."""
+        ask = _calls.step(
+            verbs=np.array([pb.STEP_VERB_COMMIT, pb.STEP_VERB_EXTEND], np.uint8),
+            lease_ids=[self.lease_id] * 2,
+            num_tokens=[0, num_tokens],
+            num_keys=None,
+            first_blocks=None,
+            keys=b"",
+            reserves=(),
+        )
+        sent = ask.request
+        assert isinstance(sent, pb.StepRequest)
+        command = c.Step(
+            worker_id=self.worker_id,
+            verbs=sent.verbs,
+            lease_ids=sent.lease_ids,
+            num_tokens=sent.num_tokens,
+        )
+        reply = replies.stepped(answer(self.cache.handle(command, 0.0), Stepped))
+        columns, _ = Played(self.session, self.clock, reply).run(_steps.step(self.session, ask, ()))
+        assert columns.codes.tolist() == [0, 0]
+        return [self.grant.is_live and self.grant.refusal is None]
+
+
+WAYS = {"call": Client.extend, "step": Client.extend_by_step}
+
+
+# One worker -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heard", [*permutations(range(3))])
+@pytest.mark.parametrize("tokens", [(8, 12, 16), (8, 24, 40), (5, 9, 13), (12, 13, 52)])
+@pytest.mark.parametrize("groups", [(STATE,), (GUESSING,), (STATE, GUESSING)])
+def test_states_stand_where_the_daemon_has_them_in_whatever_order_answers_come(
+    groups: tuple[GroupShape, ...], tokens: tuple[int, ...], heard: tuple[int, ...]
+) -> None:
+    """Extends that are sent at once may be heard in any order: no state is put at the end of what came before it."""
+    client = Client(cache_of(*groups), WORKER, 4)
+
+    covers = client.extend(*tokens, heard=heard)
+
+    assert (covers, client.tables) == ([True] * 3, client.rows)
+    assert client.grant.num_blocks == sum(block != 0 for part in client.rows for block in part)
+    assert client.grant.covered_tokens >= max(tokens)
+
+
+@pytest.mark.parametrize("state", [STATE, GUESSING])
+def test_answer_that_comes_after_a_commit_brings_back_no_state(state: GroupShape) -> None:
+    """What the commit has given back may be another's by then."""
+    cache = cache_of(state)
+    client = Client(cache, WORKER, 4)
+    early = _verbs.extend(client.session, client.grant, 8, 0)
+    next(early)
+    command = c.Extend(worker_id=WORKER, lease_id=client.lease_id, num_tokens=8)
+    late = replies.extended(answer(cache.handle(command, 0.0), Extended))
+    client.extend(24)
+    commit_tokens(cache, client.lease_id, 24)
+    client.session.computed(client.grant, 24)
+
+    with pytest.raises(StopIteration):
+        early.send(late)
+
+    assert client.tables == client.rows
+
+
+@pytest.mark.parametrize(("heard", "covers"), [((0, 1), True), ((1, 0), False)])
+def test_no_extend_covers_tokens_whose_state_has_no_place_yet(
+    heard: tuple[int, int], covers: bool
+) -> None:
+    """One that needed no block, for the block was another one's, covers nothing before that one is heard."""
+    client = Client(cache_of(STATE), WORKER, 4)
+
+    said = client.extend(6, 7, heard=heard)
+
+    assert (said, client.grant.is_live) == ([covers] * 2, covers)
+
+
+@pytest.mark.parametrize("other", [FULL, WINDOW])
+def test_lease_is_lost_before_a_block_of_other_groups_is_missed(other: GroupShape) -> None:
+    """Places of groups that have no empty ones are never passed over: where one is missing the lease is not used."""
+    client = Client(cache_of(other, STATE), WORKER, 4)
+
+    covers = client.extend(8, 12, heard=(1,))
+
+    assert (covers, client.grant.is_live) == ([False], False)
+
+
+# Ranks that call apart ------------------------------------------------------------------------------------------------
+
+
+def ranks(*groups: GroupShape) -> tuple[Client, Client]:
+    """Return both ranks of an engine, which share the lease of a request."""
+    cache = cache_of(*groups, num_ranks=2)
+    for worker_id in (LEFT, RIGHT):
+        cache.handle(an_attach(worker_id), 0.0)
+    left, right = (Client(cache, one, 4, engine="engine") for one in (LEFT, RIGHT))
+    assert left.lease_id == right.lease_id
+    return left, right
+
+
+@pytest.mark.parametrize("extend", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    "groups", [(STATE,), (GUESSING,), (FULL, STATE), (FULL, GUESSING), (WINDOW, STATE)]
+)
+def test_rank_behind_has_its_states_where_a_mate_that_jumped_far_has_put_them(
+    groups: tuple[GroupShape, ...], extend: Callable[[Client, int], list[bool]]
+) -> None:
+    """Places are those of the table, and not counted from the first block of an answer: no later extend is in vain."""
+    left, right = ranks(*groups)
+    assert left.extend(16) == [True]
+
+    for num_tokens in (8, 12, 13, 16, 17):
+        assert extend(right, num_tokens) == [True]
+
+        assert right.grant.is_live
+        for table, row in zip(right.tables, right.rows, strict=True):
+            assert table == row[: len(table)]
+    assert right.grant.covered_tokens >= 16
+
+
+@pytest.mark.parametrize("heard", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("state", [STATE, GUESSING])
+def test_rank_behind_may_hear_of_a_mates_states_in_any_order(
+    state: GroupShape, heard: tuple[int, int]
+) -> None:
+    """Each answer says where its blocks stand, so what another one has told of is not told of in vain."""
+    left, right = ranks(state)
+    left.extend(16)
+    left.extend(36)
+
+    assert right.extend(8, 40, heard=heard) == [True, True]
+
+    assert right.tables == right.rows

@@ -1,0 +1,78 @@
+"""Whom nobody knows is told whose token it takes, in words that read well."""
+
+import pytest
+
+from kvlease.errors import NotYoursError, UnknownWorkerError
+from kvleased.access import roles
+from kvleased.access.callers import Caller
+from kvleased.access.guarding import Guard
+from kvleased.access.roles import Role, Roles
+from kvleased.access.tokens import Keyring
+from kvleased.registry import Registry
+
+STRANGER = Caller(transport="rest", role=Role.STRANGER)
+
+
+@pytest.fixture
+def guard() -> Guard:
+    """Nobody has a token."""
+    return Guard(Registry(1, max_caches=1, max_workers=1), Keyring({}))
+
+
+@pytest.mark.parametrize(
+    ("token", "what"),
+    [("", "no token was sent"), ("guessed", "the token is none that this daemon knows")],
+)
+@pytest.mark.parametrize(
+    ("allowed", "advice"),
+    [
+        (roles.LOOK_AT_ALL, "that of an operator or a reader; kvlease reads it from the file"),
+        (roles.RULE, "that of an operator; kvlease reads it from the file"),
+    ],
+)
+def test_unknown_caller_is_told_whose_token_it_takes(
+    guard: Guard, token: str, what: str, allowed: Roles, advice: str
+) -> None:
+    """A wrong token of a reader sends nobody to attach; where it takes a worker's, that is how to get it."""
+    with pytest.raises(UnknownWorkerError) as refused:
+        guard.admit(allowed, STRANGER._replace(token=token))
+
+    message = refused.value.message
+    assert message.startswith(f"{what}: ")
+    assert advice in message
+    assert not message.endswith(".")
+
+
+@pytest.mark.parametrize("token", ["", "guessed"])
+def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
+    """Whose token can only have been a worker's is told how to get one, as over the local socket."""
+    with pytest.raises(UnknownWorkerError, match="attach first and send the token"):
+        guard.admit(roles.OWN, STRANGER._replace(token=token))
+
+
+@pytest.mark.parametrize("token", ["", "guessed"])
+async def test_caller_is_told_of_both(guard: Guard, token: str) -> None:
+    """What a worker and an operator may do says where each has its token from."""
+    with pytest.raises(
+        UnknownWorkerError, match=r"attach returns a worker's, and .* KVLEASE_TOKEN_FILE"
+    ):
+        guard.admit(roles.USE, STRANGER._replace(token=token))
+
+
+def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
+    """A token that was lost reads the same of a detach over REST, which is a worker's own, as over the others."""
+    lost, messages = STRANGER._replace(token="lost"), set()
+    for allowed in (roles.OWN, roles.of_verb("detach")):
+        with pytest.raises(UnknownWorkerError) as refused:
+            guard.admit(allowed, lost, "detach")
+        messages.add(refused.value.message)
+
+    assert len(messages) == 1
+    with pytest.raises(UnknownWorkerError, match="attach first"):
+        guard.admit(roles.OWN, Caller(transport="rest", role=Role.OPERATOR), "detach")
+
+
+def test_known_caller_is_told_who_it_is(guard: Guard) -> None:
+    """A role that may not is named with its article."""
+    with pytest.raises(NotYoursError, match=r"^an operator may not"):
+        guard.admit(roles.LOOK_AT_ALL - roles.RULE, Caller(transport="rest", role=Role.OPERATOR))

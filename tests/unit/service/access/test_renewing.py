@@ -1,0 +1,225 @@
+"""Laws of renewal: what changed is taken once and whole, what cannot be used is not, and nothing is read needlessly."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from kvleased.access import tokens
+from kvleased.access.renewing import Renewal
+from kvleased.access.roles import Role
+from kvleased.access.tokens import Keyring
+from kvleased.api.tls import TlsFiles, validity
+from kvleased.directories import UnusableError
+from tests.unit.api.certificates import Authority, Pair
+
+NEW = "0123456789abcdef"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> dict[Role, Path]:
+    """Files with tokens."""
+    found = {role: tmp_path / f"{role.value}.token" for role in (Role.READER, Role.OPERATOR)}
+    tokens.ensure(found)
+    return found
+
+
+@pytest.fixture
+def taken() -> list[Keyring]:
+    """What was taken."""
+    return []
+
+
+@pytest.fixture
+def renewal(paths: dict[Role, Path], taken: list[Keyring]) -> Renewal:
+    """One that watches the tokens."""
+    made = Renewal()
+    made.watch_tokens(paths, taken.append)
+    return made
+
+
+def put(path: Path, text: str) -> None:
+    """Put another file in the place of one."""
+    aside = path.with_suffix(".new")
+    aside.touch(0o600)
+    aside.write_text(text)
+    aside.rename(path)
+
+
+def test_unchanged_tokens_are_not_read_again(renewal: Renewal, taken: list[Keyring]) -> None:
+    """A look at what has not changed does nothing, unless one is told to."""
+    renewal.look()
+    assert taken == []
+    renewal.look(is_told=True)
+    assert len(taken) == 1
+
+
+def test_changed_token_is_taken_once(
+    renewal: Renewal, taken: list[Keyring], paths: dict[Role, Path]
+) -> None:
+    """The next look takes it, with all others, and the one after that nothing."""
+    put(paths[Role.READER], NEW)
+    renewal.look()
+    renewal.look()
+
+    (keyring,) = taken
+    assert keyring.role_of(NEW) is Role.READER
+    assert keyring.role_of(paths[Role.OPERATOR].read_text().strip()) is Role.OPERATOR
+    assert renewal.stale == {"tokens": False}
+
+
+@pytest.mark.parametrize("text", ["short", "", "two words, of which a token has one"])
+def test_token_that_is_none_is_not_taken(
+    renewal: Renewal, taken: list[Keyring], paths: dict[Role, Path], text: str
+) -> None:
+    """Nothing is taken, that is told, and what mends it is taken."""
+    put(paths[Role.READER], text)
+    renewal.look()
+    assert (taken, renewal.stale) == ([], {"tokens": True})
+    assert repr(renewal) == "<Renewal of tokens, stale: tokens>"
+
+    put(paths[Role.READER], NEW)
+    renewal.look()
+    assert (len(taken), renewal.stale) == (1, {"tokens": False})
+
+
+def test_token_that_is_gone_is_not_taken(
+    renewal: Renewal, taken: list[Keyring], paths: dict[Role, Path]
+) -> None:
+    """A file that is removed locks nobody out: another must take its place first."""
+    paths[Role.READER].unlink()
+    renewal.look()
+
+    assert (taken, renewal.stale) == ([], {"tokens": True})
+
+
+def test_token_behind_a_link_is_seen_to_change(tmp_path: Path) -> None:
+    """Where a link is led elsewhere, as Kubernetes does, what it leads to now is taken."""
+    taken: list[Keyring] = []
+    for name, text in (("one", "f" * 16), ("two", NEW)):
+        (tmp_path / name).mkdir()
+        put(tmp_path / name / "token", text)
+    (tmp_path / "now").symlink_to("one")
+    renewal = Renewal()
+    renewal.watch_tokens({Role.READER: tmp_path / "now" / "token"}, taken.append)
+
+    (tmp_path / "next").symlink_to("two")
+    (tmp_path / "next").rename(tmp_path / "now")
+    renewal.look()
+
+    assert taken[0].role_of(NEW) is Role.READER
+
+
+def test_certificate_is_taken_apart_from_tokens(
+    renewal: Renewal, taken: list[Keyring], tmp_path: Path
+) -> None:
+    """A certificate that cannot be used says nothing of tokens that can."""
+    files = TlsFiles(cert_file=tmp_path / "cert", key_file=tmp_path / "key", client_ca_file=None)
+
+    def refuse(refused: TlsFiles) -> None:
+        message = f"{refused.cert_file} does not fit"
+        raise UnusableError(message)
+
+    renewal.watch_certificate(files, refuse)
+    put(files.cert_file, "new")
+    renewal.look()
+
+    assert (taken, renewal.stale) == ([], {"tokens": False, "certificate": True})
+
+
+class Certified:
+    """A certificate that is watched at a moment of one's choice."""
+
+    def __init__(self, directory: Path) -> None:
+        signed = Authority(directory).sign("server")
+        self.files = TlsFiles(
+            cert_file=directory / "tls", key_file=directory / "key", client_ca_file=None
+        )
+        self.pair = signed
+        found = validity(signed.cert_file)
+        assert found is not None
+        self.begins_at, self.ends_at = found.begins_at, found.ends_at
+        self.moment = (self.begins_at + self.ends_at) / 2
+        self.taken: list[TlsFiles] = []
+        self.renewal = Renewal(lambda: self.moment)
+        put_pair(signed, self.files)
+
+    def watch(self) -> list[str]:
+        """Watch it from now on; returns the events that are logged."""
+        with capture_logs() as logs:
+            self.renewal.watch_certificate(self.files, self.taken.append)
+        return [str(entry["event"]) for entry in logs]
+
+    def look(self) -> list[str]:
+        """Look now; returns the levels and words that are logged."""
+        with capture_logs() as logs:
+            self.renewal.look()
+        return [f"{entry['log_level']} {entry['event']} {entry.get('error', '')}" for entry in logs]
+
+
+def put_pair(pair: Pair, files: TlsFiles) -> None:
+    """Put a certificate in its place."""
+    put(files.key_file, pair.key_file.read_text())
+    put(files.cert_file, pair.cert_file.read_text())
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Certified:
+    """A certificate that is valid."""
+    return Certified(tmp_path)
+
+
+def test_certificate_that_has_ended_is_not_taken(certified: Certified) -> None:
+    """It is told once, as a warning with its end, and the old one stays; one that is valid then mends it."""
+    assert certified.watch() == []
+    put_pair(certified.pair, certified.files)
+    now, certified.moment = certified.moment, certified.ends_at + 1
+
+    (told,) = certified.look()
+    assert told.startswith("warning credentials_not_taken the certificate in ")
+    assert "ended at 20" in told
+    assert (certified.taken, certified.renewal.stale) == ([], {"certificate": True})
+    assert certified.look() == []
+
+    certified.moment = now
+    put_pair(certified.pair, certified.files)
+    assert certified.look() == ["info credentials_taken "]
+    assert certified.renewal.stale == {"certificate": False}
+
+
+def test_certificate_that_has_not_begun_is_taken_when_it_does(certified: Certified) -> None:
+    """It needs no other change: the daemon's own clock may be the one that is behind."""
+    certified.watch()
+    put_pair(certified.pair, certified.files)
+    certified.moment = certified.begins_at - 60
+
+    (told,) = certified.look()
+    assert told.startswith("warning credentials_not_taken the certificate in ")
+    assert "begins at 20" in told
+    assert certified.look() == []
+    assert certified.renewal.stale == {"certificate": True}
+
+    certified.moment = certified.begins_at
+    assert certified.look() == ["info credentials_taken "]
+    assert (len(certified.taken), certified.renewal.stale) == (1, {"certificate": False})
+
+
+@pytest.mark.parametrize("seconds_off", [-4 * 86_400, 4 * 86_400], ids=["not begun", "ended"])
+def test_start_with_a_certificate_out_of_date_is_told(
+    certified: Certified, seconds_off: float
+) -> None:
+    """The daemon serves with it, as its local sockets need none, and says that clients will refuse it."""
+    certified.moment += seconds_off
+
+    assert certified.watch() == ["certificate_out_of_date"]
+    assert certified.renewal.stale == {"certificate": True}
+
+
+def test_nothing_is_watched_where_there_is_nothing() -> None:
+    """A daemon without TCP has no tokens, and one without TLS no certificate."""
+    renewal = Renewal()
+    renewal.watch_tokens({}, lambda _: None)
+    renewal.watch_certificate(None, lambda _: None)
+    renewal.look(is_told=True)
+
+    assert renewal.stale == {}

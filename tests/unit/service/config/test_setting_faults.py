@@ -1,0 +1,236 @@
+"""Settings that make no sense are named as they were written, all at once, with what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from kvleased.config.sources import load
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """Return what a start with these arguments is refused with, line by line, less the last, which all have."""
+    with pytest.raises(SystemExit) as end:
+        load(arguments)
+
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert last == "kvleased serve --help lists every setting."
+    return [line.removeprefix("kvleased serve: ") for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        pytest.param(
+            "--max-leases",
+            "foo",
+            "it is foo; write a whole number from 1 to 1,048,576",
+            id="no number",
+        ),
+        pytest.param(
+            "--max-leases", "", "it is empty; write a whole number from 1 to 1,048,576", id="empty"
+        ),
+        pytest.param(
+            "--tick-seconds", "0", "it is 0; write a number above 0 and at most 86,400", id="above"
+        ),
+        pytest.param(
+            "--disk-bytes-max",
+            "-1",
+            f"it is -1; write a number of bytes from 0 to {1 << 60:,}, with a unit where you like, as in 8GiB",
+            id="bytes",
+        ),
+        pytest.param(
+            "--log-level",
+            "loud",
+            "it is loud; write one of debug, info, warning, error",
+            id="choice",
+        ),
+        pytest.param(
+            "--trace-endpoint",
+            "h:1",
+            "it is h:1; write an address that begins with http:// or https:// and has no space",
+            id="address",
+        ),
+        pytest.param(
+            "--tcp-host",
+            "localhost",
+            "it is 'localhost'; write an IPv4 or IPv6 address, such as 127.0.0.1 or ::1",
+            id="name of a host",
+        ),
+        pytest.param(
+            "--max-pins",
+            "a\nb",
+            "it is 'a\\nb'; write a whole number from 1 to 1,048,576",
+            id="two lines",
+        ),
+        pytest.param(
+            "--tenants",
+            '{"a": {"weight": 0}}',
+            "a.weight: it is 0; write a number above 0 and at most 1,000",
+            id="tenant",
+        ),
+        pytest.param(
+            "--tenants",
+            '{"a": 5}',
+            'a: it is 5; write limits such as {"min_percent": 20}',
+            id="no limits",
+        ),
+        pytest.param(
+            "--tenants",
+            '{"": {}}',
+            "'': it is empty; write a name of 1 to 128 characters",
+            id="nameless",
+        ),
+        pytest.param(
+            "--tenants",
+            '{"a": {"min_percent": 60}, "b": {"min_percent": 41}}',
+            "the min_percent of all tenants add up to 101, which must be at most 100",
+            id="too much",
+        ),
+    ],
+)
+def test_wrong_value_is_told_with_what_to_write(
+    flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence begins with the flag, has the value, and says which values there are."""
+    assert said(capsys, f"{flag}={value}") == [f"{flag}: {says}"]
+
+
+def test_setting_is_called_as_its_variable_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came by the environment is told by the variable's name, in the case that it was given in."""
+    monkeypatch.setenv("kvleased_max_leases", "foo")
+    monkeypatch.setenv("KVLEASED_LISTEN_TCP", "maybe")
+    monkeypatch.setenv("KVLEASED_TENANTS", '{"a": {"weight": 0}}')
+
+    lines = said(capsys)
+
+    assert [line.partition(": it is")[0] for line in lines] == [
+        "KVLEASED_LISTEN_TCP", "kvleased_max_leases", "KVLEASED_TENANTS: a.weight",
+    ]  # fmt: skip
+    assert lines[0].endswith("it is maybe; write true or false")
+
+
+def test_settings_of_a_file_are_told_with_its_path_and_all_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who mends a file need not start anew for each of its faults."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text(
+        "max_leases = [1]\nruntime_dir = 5\nmax_lease = 1\n[tenants]\nchat.min_percent = {}\n"
+    )
+
+    lines = said(capsys, "--config", str(file))
+
+    assert [line.removeprefix(f"{file}: ") for line in lines] == [
+        "runtime_dir: it is 5; write a path",
+        "max_leases: it is a list; write a whole number from 1 to 1,048,576",
+        "tenants.chat.min_percent: it is a table; write a number from 0 to 100",
+        "max_lease: there is no such setting; did you mean max_leases?",
+    ]
+
+
+def test_fault_is_told_of_the_source_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a flag overrides what a file says, the flag is at fault."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text("max_leases = 0\n")
+    monkeypatch.setenv("KVLEASED_MAX_LEASES", "0")
+
+    (line,) = said(capsys, "--config", str(file), "--max-leases", "-1")
+
+    assert line.startswith("--max-leases: it is -1;")
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "begins"),
+    [
+        pytest.param(
+            "",
+            ["--lease-seconds", "1"],
+            "--lease-seconds (1.0) must be at least twice --heartbeat-seconds (5.0)",
+            id="flag",
+        ),
+        pytest.param(
+            "KVLEASED_LEASE_SECONDS",
+            [],
+            "KVLEASED_LEASE_SECONDS (1.0) must be at least twice KVLEASED_HEARTBEAT_SECONDS",
+            id="variable",
+        ),
+        pytest.param(
+            "KVLEASED_LEASE_SECONDS",
+            ["--heartbeat-seconds", "3"],
+            "KVLEASED_LEASE_SECONDS (1.0) must be at least twice --heartbeat-seconds (3.0)",
+            id="one of each",
+        ),
+        pytest.param(
+            "",
+            ["--device-bytes-default", "2GiB", "--memory-bytes-max", "1GiB"],
+            "--device-bytes-default (2147483648) must be at most --memory-bytes-max (1073741824)",
+            id="a pool by default that never fits",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_called_as_they_were_written(
+    variable: str,
+    arguments: list[str],
+    begins: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each of several settings is named as it was given, and one that was not as the others are."""
+    if variable:
+        monkeypatch.setenv(variable, "1")
+
+    (line,) = said(capsys, *arguments)
+
+    assert line.startswith(begins)
+
+
+def test_settings_of_a_file_that_do_not_go_together_are_told_with_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names are those of the file, and the file is named."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text("lease_seconds = 1\n")
+
+    (line,) = said(capsys, "--config", str(file))
+
+    assert line.startswith(f"{file}: lease_seconds (1.0) must be at least twice heartbeat_seconds")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(
+            ["--max-leasez", "3"],
+            "--max-leasez 3: there is no such flag; did you mean --max-leases?",
+            id="misspelt",
+        ),
+        pytest.param(
+            ["--max_leases=3"],
+            "--max_leases=3: there is no such flag; did you mean --max-leases?",
+            id="as in a file",
+        ),
+        pytest.param(
+            ["--listen-tcp=false"],
+            "--listen-tcp: no value is taken; write --listen-tcp or --no-listen-tcp",
+            id="value of a switch",
+        ),
+        pytest.param(["--http-port"], "--http-port: its value is missing", id="no value"),
+        pytest.param(["--zzz"], "--zzz: there is no such flag", id="like none"),
+        pytest.param(["now"], "now: there are flags alone, such as --config FILE", id="no flag"),
+        pytest.param(
+            ["--remote-urll", "redis://u:pw@h"],
+            "--remote-urll redis://***@h: there is no such flag; did you mean --remote-url?",
+            id="password",
+        ),
+    ],
+)
+def test_command_line_without_sense_is_told_with_what_to_write(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt flag is told with the one that was perhaps meant, and a password in it is not repeated."""
+    assert said(capsys, *arguments) == [says]

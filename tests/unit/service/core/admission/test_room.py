@@ -1,0 +1,344 @@
+"""Laws of making room: patient callers cost nobody cached bytes, and no tenant gets another's."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvlease.errors import (
+    PoolFullError,
+)
+from kvlease.ids import CopyId
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.effects import Outcome, Reserved, Tier
+from kvleased.core.limits import TenantLimits
+from tests.unit.service.core.builders import (
+    STRANGER,
+    TENANT,
+    TOKENS_PER_BLOCK,
+    WAIT_MS,
+    a_cache,
+    a_full_cache,
+    a_reserve,
+    answer,
+    cached,
+    commit,
+    copies,
+    evict,
+    evicted,
+    found,
+    ids,
+    keys,
+    land,
+    on_host,
+    reserve,
+    started,
+    the_copy,
+    wakes,
+    woken,
+)
+from tests.unit.service.core.grouped import FULL
+from tests.unit.service.core.tier_builders import turn
+
+# Writing back ---------------------------------------------------------------------------------------------------------
+
+
+def land_until_woken(cache: Cache, outcome: Outcome, num_copies_max: int) -> tuple[Outcome, int]:
+    """Land copy after copy until the call is answered, and tell how many copies that took."""
+    ticket, num_copies = outcome.ticket, 0
+    while ticket not in wakes(outcome):
+        num_copies += 1
+        assert num_copies <= num_copies_max
+        outcome = land(cache, the_copy(outcome))
+    return outcome, num_copies
+
+
+def test_patient_call_loses_nothing() -> None:
+    """Cached blocks are copied to the host pool before they make room for a call that may wait."""
+    cache = a_full_cache(4)
+
+    outcome = cache.handle(a_reserve(2, wait_ms=WAIT_MS), 0.0)
+    land_until_woken(cache, outcome, 1)
+
+    assert found(cache, keys(0, 1, 2, 3)) == (2, 2)
+    assert cache.check() == []
+
+
+def test_impatient_call_drops_what_it_needs() -> None:
+    """A call that may not wait gets its blocks at once; what was cached there is gone."""
+    cache = a_full_cache(4)
+
+    reserve(cache, 2)
+
+    assert found(cache, keys(0, 1, 2, 3)) == (2, 0)
+    assert cache.census().counters["blocks_dropped"] == 2
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 3, 7, 8, 9])
+def test_patient_call_is_served_however_small_the_host_pool(num_slots: int) -> None:
+    """Blocks leave although the host pool cannot hold them all: each round of copies makes room."""
+    cache = a_full_cache(8, num_slots)
+    outcome = cache.handle(a_reserve(8, wait_ms=WAIT_MS), 0.0)
+    if not num_slots:
+        answer(outcome, Reserved)
+        return
+
+    served, _ = land_until_woken(cache, outcome, 8)
+
+    assert len(ids(woken(served, outcome.ticket, Reserved).block_ids)) == 8
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_what_gets_no_slot_leaves_at_once(num_slots: int) -> None:
+    """A call waits for the copies for which there are slots, and an event that changes nothing serves it no earlier."""
+    cache = a_full_cache(8, num_slots)
+
+    outcome = cache.handle(a_reserve(8, wait_ms=WAIT_MS), 0.0)
+    unchanged = cache.handle(c.CopyDone(copy_id=CopyId(3)), 0.0)
+
+    assert wakes(unchanged) == copies(unchanged) == []
+    assert cache.census().device["free"] == 8 - num_slots
+    landed = land(cache, the_copy(outcome))
+    assert len(ids(woken(landed, outcome.ticket, Reserved).block_ids)) == 8
+    assert cache.check() == []
+
+
+def test_coldest_blocks_are_those_that_get_no_slot() -> None:
+    """Where the host pool has room for a part of what leaves, what was used last is kept."""
+    cache = a_cache(4, num_slots=1)
+    for number in (1, 2, 3, 4):
+        cached(cache, keys(number))
+
+    outcome = cache.handle(a_reserve(4, wait_ms=WAIT_MS), 0.0)
+    land(cache, the_copy(outcome))
+
+    assert [found(cache, keys(number)) for number in (1, 2, 3, 4)] == [(0, 0)] * 3 + [(0, 1)]
+
+
+def test_full_host_pool_does_not_keep_anybody_waiting() -> None:
+    """When no slot can be had, cached blocks leave without a copy."""
+    cache = a_cache(4, num_slots=2)
+    evicted(cache, keys(8, 9))
+    cached(cache, keys(0, 1, 2, 3))
+
+    lease = answer(cache.handle(a_reserve(3, wait_ms=WAIT_MS), 0.0), Reserved)
+
+    assert len(ids(lease.block_ids)) == 3
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes(
+    num_slots: int,
+) -> None:
+    """What is written back for a request takes no slot from which it is about to load."""
+    cache = a_cache(2, num_slots=num_slots)
+    on_host(cache, keys(9))
+    cached(cache, keys(1, 2))
+
+    outcome = cache.handle(a_reserve(2, prefix=keys(9), wait_ms=WAIT_MS), 0.0)
+    woken_outcome, _ = land_until_woken(cache, outcome, 2)
+
+    lease = woken(woken_outcome, outcome.ticket, Reserved)
+    assert (lease.device_hit_tokens, lease.host_hit_tokens) == (0, TOKENS_PER_BLOCK)
+    assert cache.check() == []
+
+
+def a_drafted_cache(num_blocks: int, num_slots: int, **numbers: Any) -> Cache:
+    """Return a cache that a draft model reads, and in which the first two blocks of a document of three are held."""
+    groups = (replace(FULL, is_drafted=True),)
+    cache = a_cache(num_blocks, num_slots, groups=groups, **numbers)
+    lease = reserve(cache, 2, "document")
+    commit(cache, lease.lease_id, keys(1, 2))
+    cached(cache, keys(3))
+    return cache
+
+
+def a_reader(num_blocks: int) -> c.Reserve:
+    """Return a patient call that finds two blocks, for a third one is there that a draft model reads."""
+    return a_reserve(num_blocks, "reader", keys(1, 2, 3), wait_ms=WAIT_MS)
+
+
+def test_patient_call_does_not_push_out_what_its_draft_model_reads() -> None:
+    """The slot of the key behind its prefix is not taken for what it writes back, or the prefix would be shorter."""
+    cache = a_drafted_cache(4, num_slots=1)
+    land(cache, the_copy(cache.handle(c.Evict(keys=keys(3)), 0.0)))
+    cached(cache, keys(8, 9))
+
+    lease = answer(cache.handle(a_reader(4), 0.0), Reserved)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def found_behind(cache: Cache, key: bytes) -> bool:
+    """Tell whether a key is in the host pool or on the device."""
+    state = cache._state
+    return state.device.index.get(key) >= 0 or state.host.index.get(key) >= 0
+
+
+@pytest.mark.parametrize("num_slots", [0, 1])
+def test_what_a_draft_model_reads_leaves_after_all_else(num_slots: int) -> None:
+    """The block behind the prefix is the coldest, and others make room for the call all the same."""
+    cache = a_drafted_cache(5, num_slots)
+    cached(cache, keys(8, 9))
+
+    outcome = cache.handle(a_reader(4), 0.0)
+    if num_slots:
+        outcome, _ = land_until_woken(cache, outcome, 2)
+
+    assert found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def test_what_a_draft_model_reads_leaves_where_there_is_nothing_else() -> None:
+    """It keeps nobody from the blocks that there are: the call is served, with what is left of its prefix."""
+    cache = a_drafted_cache(4, num_slots=0)
+
+    lease = answer(cache.handle(a_reader(4), 0.0), Reserved)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert not found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def test_tenant_at_its_maximum_gives_up_what_its_draft_model_reads() -> None:
+    """Others' blocks do not stand in for its own where it may have no more."""
+    limits = {TENANT: TenantLimits(max_blocks=4)}
+    cache = a_drafted_cache(6, num_slots=0, tenants=limits)
+    cached(cache, keys(8, 9), worker_id=STRANGER)
+
+    lease = answer(cache.handle(a_reader(4), 0.0), Reserved)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert not found_behind(cache, keys(3))
+    assert cache.check() == []
+
+
+def read_after_waiting(cache: Cache) -> Reserved:
+    """Return the lease of a patient call that must wait, once what it waits for has landed."""
+    outcome = cache.handle(a_reader(4), 0.0)
+    assert outcome.reply is None
+    landed, _ = land_until_woken(cache, outcome, 4)
+    assert cache.check() == []
+    return woken(landed, outcome.ticket, Reserved)
+
+
+@pytest.mark.parametrize("limits", [{}, {TENANT: TenantLimits(max_blocks=4)}])
+@pytest.mark.parametrize("num_slots", [0, 1])
+def test_what_a_draft_model_reads_leaves_after_the_scrub_that_a_call_waits_for(
+    num_slots: int, limits: dict[int, TenantLimits]
+) -> None:
+    """Where it must leave, it does so when another tenant's blocks are zeroed, so the prefix is no shorter then."""
+    cache = a_drafted_cache(5 if limits else 4, num_slots, tenants=limits)
+    num_foreign = 2 if limits else 1
+    cached(cache, keys(*range(8, 8 + num_foreign)), worker_id=STRANGER)
+    for copy in copies(cache.handle(c.Evict(keys=keys(*range(8, 8 + num_foreign))), 0.0)):
+        land(cache, copy)
+
+    lease = read_after_waiting(cache)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+
+
+def test_blocks_of_others_leave_and_are_zeroed_before_what_a_draft_model_reads() -> None:
+    """What makes room beside it goes first, and it stays until all of that is ready."""
+    cache = a_drafted_cache(4, num_slots=0)
+    cached(cache, keys(8), worker_id=STRANGER)
+
+    outcome = cache.handle(a_reader(4), 0.0)
+
+    assert (found_behind(cache, keys(3)), found_behind(cache, keys(8))) == (True, False)
+    landed, _ = land_until_woken(cache, outcome, 1)
+    lease = woken(landed, outcome.ticket, Reserved)
+    assert (lease.device_hit_tokens, found_behind(cache, keys(3))) == (2 * TOKENS_PER_BLOCK, False)
+    assert cache.check() == []
+
+
+def test_what_a_draft_model_reads_waits_for_the_scrub_of_a_mover_that_hangs() -> None:
+    """Without a host pool other blocks leave rather than be waited for; where there are none, it stays all the same."""
+    cache = a_drafted_cache(4, num_slots=1)
+    cached(cache, keys(8), worker_id=STRANGER)
+    turn(cache, Tier.HOST, on=False)
+
+    lease = read_after_waiting(cache)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+
+
+def test_what_a_draft_model_reads_is_not_dropped_while_others_are_written_back() -> None:
+    """It is the coldest, and there is a slot for one block alone: the other one's copy is waited for first."""
+    cache = a_drafted_cache(4, num_slots=1)
+    cached(cache, keys(8))
+
+    lease = read_after_waiting(cache)
+
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+
+
+def test_no_wait_is_named_where_the_prefix_would_be_shorter_by_then() -> None:
+    """Where a call needs the very block that its draft model reads, waiting makes it need another one."""
+    cache = a_drafted_cache(4, num_slots=1)
+    other = reserve(cache, 1, "other", worker_id=STRANGER)
+    evict(cache, other.lease_id, worker_id=STRANGER)
+
+    with pytest.raises(PoolFullError) as refused:
+        reserve(cache, 4, "reader", keys(1, 2, 3))
+
+    assert not any("wait_ms" in one for one in refused.value.remedies)
+
+
+def test_second_caller_waits_for_the_room_that_is_coming() -> None:
+    """A copy that makes room is not started a second time for the next caller."""
+    cache = a_full_cache(4)
+    first = cache.handle(a_reserve(2, "a", wait_ms=WAIT_MS), 0.0)
+
+    again = cache.handle(c.Cancel(ticket=first.ticket or 0), 0.0)
+    second = cache.handle(a_reserve(2, "b", wait_ms=WAIT_MS), 0.0)
+    landed = land(cache, the_copy(first))
+
+    assert copies(again) == copies(second) == []
+    woken(landed, second.ticket, Reserved)
+
+
+def test_clean_blocks_leave_without_a_copy() -> None:
+    """A block whose bytes are in the host pool already makes room at once."""
+    cache = a_cache(2)
+    on_host(cache, keys(1, 2))
+    land(cache, the_copy(cache.handle(c.Reload(keys=keys(1, 2)), 0.0)))
+
+    outcome = cache.handle(a_reserve(2, wait_ms=WAIT_MS), 0.0)
+
+    assert len(ids(answer(outcome, Reserved).block_ids)) == 2
+    assert found(cache, keys(1, 2)) == (0, 2)
+
+
+# Tenants --------------------------------------------------------------------------------------------------------------
+
+
+def test_block_is_scrubbed_before_it_changes_tenants() -> None:
+    """A tenant gets no block with another's bytes: a refused call starts the scrubbing, and the next one is served."""
+    cache = a_cache(2)
+    cached(cache, keys(1, 2))
+
+    with pytest.raises(PoolFullError):
+        reserve(cache, 2, worker_id=STRANGER)
+    land(cache, started(cache))
+
+    assert len(ids(reserve(cache, 2, worker_id=STRANGER).block_ids)) == 2
+    assert cache.check() == []
+
+
+def test_patient_call_waits_for_the_scrub() -> None:
+    """A call that may wait is served when the blocks are zeroed, with one scrub and not two."""
+    cache = a_cache(2, num_slots=0)
+    cached(cache, keys(1, 2))
+    outcome = cache.handle(a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS), 0.0)
+
+    landed = land(cache, the_copy(outcome))
+
+    woken(landed, outcome.ticket, Reserved)
+    assert copies(landed) == []

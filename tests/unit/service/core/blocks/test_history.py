@@ -1,0 +1,122 @@
+"""Laws of the history: it tells the last departure of a key before a grant, and forgets the oldest first."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvleased.core.blocks.history import ENTRIES_MAX, ENTRIES_MIN, History, Parting
+
+DEVICE, HOST = 0, 1
+
+
+def words(*numbers: int) -> np.ndarray:
+    """Return keys by 64 bits of them."""
+    return np.array(numbers, np.int64)
+
+
+def leave(
+    history: History,
+    *numbers: int,
+    tier: int = DEVICE,
+    since: int = 0,
+    why: Parting = Parting.EVICTED,
+) -> None:
+    """Have keys leave a tier."""
+    history.left(tier, words(*numbers), np.full(len(numbers), since, np.int64), why)
+
+
+def test_departure_is_told_with_its_circumstances() -> None:
+    """Who looks a key up is told when it left which tier, why, and for whom."""
+    history = History(8)
+    history.now, history.tenant = 2.5, 7
+    leave(history, 1, 2, tier=HOST, why=Parting.DAMAGED)
+
+    found = history.find(words(2, 3), history.num_left, 1)
+
+    assert found.numbers.tolist() == [2, 0]
+    assert history.reasons(found.numbers[:1]).tolist() == [Parting.DAMAGED]
+    assert history.tiers(found.numbers[:1]).tolist() == [HOST]
+    assert history.tenants(found.numbers[:1]).tolist() == [7]
+    assert history.times(found.numbers[:1]).tolist() == [2.5]
+    assert repr(history) == "<History 2 of 2 departures>"
+
+
+def test_history_begins_with_the_oldest_departure_that_is_remembered() -> None:
+    """How far back it reaches is known; nowhere before anything left."""
+    history = History(1)
+    assert history.began is None
+    for second in range(ENTRIES_MIN + 3):
+        history.now = float(second)
+        leave(history, second)
+
+    assert history.began == 3.0
+    assert len(history) == ENTRIES_MIN
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_entries"),
+    [
+        pytest.param(0, ENTRIES_MIN, id="least"),
+        pytest.param(ENTRIES_MIN, 2 * ENTRIES_MIN, id="two a block"),
+        pytest.param(ENTRIES_MAX, ENTRIES_MAX, id="most"),
+    ],
+)
+def test_history_is_bounded(num_blocks: int, num_entries: int) -> None:
+    """It remembers two departures a block, from thousands up to a million, however many there are."""
+    history = History(num_blocks)
+    leave(history, *range(ENTRIES_MAX + 5))
+
+    assert len(history) == num_entries
+
+
+def test_batch_larger_than_the_history_leaves_its_end() -> None:
+    """Of more departures at once than are remembered, the last are."""
+    history = History(1)
+    leave(history, *range(ENTRIES_MIN + 2))
+
+    found = history.find(words(1, 2, ENTRIES_MIN + 1), history.num_left, 1)
+
+    assert found.numbers.tolist() == [0, 3, ENTRIES_MIN + 2]
+
+
+def test_keys_that_collide_are_looked_for_so_far() -> None:
+    """Keys that are made to fall on one place cost whoever looks for them a bounded number of steps."""
+    history = History(1)
+    leave(history, *(number << 32 for number in range(1000)))
+
+    found = history.find(words(999 << 32, 5 << 32), history.num_left, 1)
+
+    assert found.numbers.tolist() == [1000, 0]
+
+
+EVENTS = st.lists(
+    st.tuples(st.integers(1, 6), st.sampled_from((DEVICE, HOST)), st.integers(0, 40)), max_size=40
+)
+
+
+@given(
+    events=EVENTS,
+    num_before=st.integers(0, 40),
+    moment=st.integers(0, 41),
+    stride=st.sampled_from((1, 1 << 13)),
+)
+def test_history_agrees_with_a_full_log(
+    events: list[tuple[int, int, int]], num_before: int, moment: int, stride: int
+) -> None:
+    """For every key: its last departure before a grant, and the tiers that it was in then and left later."""
+    history = History(1)
+    num_before = min(num_before, len(events))
+    for index, (key, tier, since) in enumerate(events):
+        leave(history, key * stride, tier=tier, since=since)
+        if index % 5 == 0:
+            history.find(words(0), 0, 0)
+
+    found = history.find(words(*(key * stride for key in range(1, 7))), num_before, moment)
+
+    for key in range(1, 7):
+        before = [at + 1 for at, one in enumerate(events[:num_before]) if one[0] == key]
+        there = {tier for one, tier, since in events[num_before:] if one == key and since < moment}
+        # What comes before the last departure was told by an earlier one.
+        assert found.numbers[key - 1] == max(before, default=0)
+        assert found.tiers[key - 1] == sum(1 << tier for tier in there)

@@ -1,0 +1,26 @@
+"""What the digests of tenants promise to a pool."""
+
+import numpy as np
+
+from kvleased.core.blocks.tenant_digests import TenantDigests
+
+
+def test_spoken_of_is_noted_once_and_written_whole() -> None:
+    """A digest of 64 bits is what a column holds that was set to it, and its tenant is one of those noted."""
+    digests, column = TenantDigests(), np.zeros(2, np.uint64)
+
+    column[:] = digests[2**64 - 1]
+
+    assert column.tolist() == [2**64 - 1] * 2
+    assert digests.keys() == {2**64 - 1}
+
+
+def test_noting_some_again_adds_the_others_alone() -> None:
+    """Tenants that are noted already stay as they are, and each new one is there once."""
+    digests = TenantDigests()
+    known = digests[7]
+
+    digests.note([7, 8, 8])
+
+    assert digests[7] is known
+    assert digests.keys() == {7, 8}

@@ -1,0 +1,889 @@
+"""Laws of the copies in the background: each block goes down once, and nobody who asks for room has less of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvlease.errors import PoolFullError
+from kvlease.ids import Epoch, WorkerId
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.blocks.states import State
+from kvleased.core.checks.tier_checks import tier_violations
+from kvleased.core.copies.cleaning import BLOCKS_MAX
+from kvleased.core.effects import (
+    Copy,
+    Direction,
+    Evicted,
+    Forked,
+    Mover,
+    Outcome,
+    Reserved,
+    Tier,
+)
+from kvleased.core.shape import WritePolicy
+from kvleased.core.state import CacheState
+from kvleased.core.tier.flights import Flight, Purpose
+from tests.unit.service.core.builders import (
+    TENANT,
+    WAIT_MS,
+    WORKER,
+    a_cache,
+    a_reserve,
+    answer,
+    cached,
+    commit,
+    committed,
+    copies,
+    evict,
+    fail,
+    found,
+    ids,
+    keys,
+    land,
+    lose,
+    on_host,
+    records,
+    release,
+    reserve,
+    the_copy,
+    tick,
+    woken,
+)
+from tests.unit.service.core.tier_builders import (
+    a_patient_reserve,
+    a_remote_cache,
+    a_tiered_cache,
+    dirty_slots,
+    doc,
+    label_keys,
+    label_numbers,
+    looked_up,
+    on_disk,
+    probed,
+    probes,
+    the_copies,
+    the_probe,
+    turn,
+)
+
+THROUGH = WritePolicy.WRITE_THROUGH
+
+
+def outcome_of_commit(cache: Cache, packed: bytes, request_id: str = "r") -> Outcome:
+    """Commit the blocks of keys, and return what that starts."""
+    lease = reserve(cache, len(packed) // 32, request_id)
+    command = c.Commit(
+        worker_id=WORKER,
+        lease_id=lease.lease_id,
+        num_tokens=4 * (len(packed) // 32),
+        first_block=0,
+        keys=packed,
+    )
+    return cache.handle(command, 0.0)
+
+
+def settled(cache: Cache, outcome: Outcome) -> list[Copy]:
+    """Land all copies that are started until none is left, and return them."""
+    landed, left = [], copies(outcome)
+    while left:
+        copy = left.pop(0)
+        landed.append(copy)
+        left += copies(land(cache, copy))
+    assert cache.check() == []
+    return landed
+
+
+def of_direction(landed: list[Copy], direction: Direction) -> list[int]:
+    """Return the sources of all copies that went one way."""
+    return sorted(
+        one for copy in landed if copy.direction is direction for one in ids(copy.source_ids)
+    )
+
+
+# Down to the host pool ------------------------------------------------------------------------------------------------
+
+
+def test_write_through_copies_what_is_committed() -> None:
+    """Every committed block comes to the host pool, while its lease goes on."""
+    cache = a_cache(8, 16, write_policy=THROUGH)
+
+    landed = settled(cache, outcome_of_commit(cache, doc(4)))
+
+    assert {copy.direction for copy in landed} == {Direction.OFFLOAD}
+    assert len(of_direction(landed, Direction.OFFLOAD)) == 4
+    assert cache.census().host["ready"] == 4
+    assert cache.census().counters["offloads"] == 4
+
+
+def test_what_was_written_through_leaves_without_a_copy() -> None:
+    """Blocks that are below already are not copied again when they make room."""
+    cache = a_cache(4, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(4)))
+    for lease_id in cache._state.leases.by_id.copy():
+        release(cache, lease_id)
+
+    lease = answer(cache.handle(a_reserve(4, "n", wait_ms=WAIT_MS), 0.0), Reserved)
+
+    assert len(ids(lease.block_ids)) == 4
+    assert found(cache, doc(4)) == (0, 4)
+
+
+def test_nothing_is_copied_on_commit_unless_wanted() -> None:
+    """By default blocks are written back when they are about to leave."""
+    cache = a_cache(8, 16)
+
+    assert copies(outcome_of_commit(cache, doc(4))) == []
+
+
+def test_nothing_is_copied_where_there_is_no_host_pool() -> None:
+    """A cache without a host pool has nowhere to write through to."""
+    cache = a_cache(8, 0, write_policy=THROUGH)
+
+    assert copies(outcome_of_commit(cache, doc(4))) == []
+
+
+def test_each_mover_has_one_copy_in_the_background() -> None:
+    """What is committed while a copy is under way comes with the next one."""
+    cache = a_cache(32, 32, write_policy=THROUGH)
+    first = the_copy(outcome_of_commit(cache, doc(3)))
+
+    assert copies(outcome_of_commit(cache, doc(3, 10), "s")) == []
+    second = the_copy(land(cache, first))
+
+    assert len(ids(first.source_ids)) == 3
+    assert len(ids(second.source_ids)) == 3
+
+
+def test_background_copy_has_a_bound() -> None:
+    """No copy in the background is longer than one that a request may have to wait behind."""
+    cache = a_cache(4096, 4096, write_policy=THROUGH)
+
+    first = the_copy(outcome_of_commit(cache, doc(600)))
+
+    assert len(ids(first.source_ids)) == BLOCKS_MAX
+    landed = settled(cache, Outcome(effects=[first]))
+    assert [len(ids(copy.source_ids)) for copy in landed] == [
+        BLOCKS_MAX,
+        BLOCKS_MAX,
+        600 - 2 * BLOCKS_MAX,
+    ]
+
+
+def test_background_copies_leave_slots_for_those_who_need_them() -> None:
+    """A lease can be evicted while blocks are written through."""
+    cache = a_cache(16, 8, write_policy=THROUGH)
+    lease = reserve(cache, 1, "mine")
+    outcome_of_commit(cache, doc(8))
+
+    evicting = evict(cache, lease.lease_id)
+
+    assert evicting.ticket is not None
+    assert cache.check() == []
+
+
+def test_nothing_is_written_through_while_calls_wait() -> None:
+    """What has to leave for them goes first."""
+    cache = a_cache(4, 8, write_policy=THROUGH)
+    first = the_copy(outcome_of_commit(cache, doc(2)))
+    cache.handle(a_reserve(4, "waits", wait_ms=WAIT_MS), 0.0)
+
+    assert copies(land(cache, first)) == []
+
+
+def test_write_through_stops_where_no_slot_is_left() -> None:
+    """Evicted leases keep their slots; blocks that find no room stay where they are."""
+    cache = a_cache(8, 2, write_policy=THROUGH)
+    lease = reserve(cache, 2, "evicted")
+    land(cache, the_copy(evict(cache, lease.lease_id)))
+
+    assert copies(outcome_of_commit(cache, doc(2))) == []
+    assert cache.check() == []
+
+
+def test_blocks_that_have_left_are_not_written_through() -> None:
+    """A block that was evicted before its turn came is nobody's business any more."""
+    cache = a_cache(16, 16, write_policy=THROUGH)
+    lease = committed(cache, doc(2), "first")
+    cache.take_effects()
+    release(cache, lease.lease_id)
+    copy_id = next(iter(cache._state.flights))
+    outcome_of_commit(cache, doc(2, 20), "second")
+    cache.handle(c.CopyFailed(copy_id=copy_id), 0.0)
+    for lease_id in cache._state.leases.by_id.copy():
+        release(cache, lease_id)
+    answer(cache.handle(a_reserve(16, "all"), 0.0), Reserved)
+
+    assert copies(tick(cache, 5.0)) == []
+    assert cache.check() == []
+
+
+def test_hits_bring_a_block_down() -> None:
+    """A block goes to the host pool when it was found so often, and not before."""
+    cache = a_cache(16, 16, write_policy=WritePolicy.AFTER_N_HITS, write_after_hits=2)
+    cached(cache, doc(2))
+
+    once = cache.handle(a_reserve(2, "a", doc(2)), 0.0)
+    twice = cache.handle(a_reserve(2, "b", doc(2)), 0.0)
+    settled(cache, twice)
+    again = cache.handle(a_reserve(2, "c", doc(2)), 0.0)
+
+    assert copies(once) == []
+    assert len(ids(the_copy(twice).source_ids)) == 2
+    assert copies(again) == []
+    assert found(cache, doc(2)) == (2, 0)
+    assert cache.census().host["ready"] == 2
+
+
+def test_hits_of_an_earlier_block_do_not_count() -> None:
+    """A block that was evicted and filled anew starts from nothing."""
+    cache = a_cache(1, 8, write_policy=WritePolicy.AFTER_N_HITS, write_after_hits=2)
+    cached(cache, keys(1))
+    release(cache, answer(cache.handle(a_reserve(1, "a", keys(1)), 0.0), Reserved).lease_id)
+    cached(cache, keys(2))
+
+    assert copies(cache.handle(a_reserve(1, "b", keys(2)), 0.0)) == []
+
+
+def test_hits_of_what_came_up_again_start_from_nothing() -> None:
+    """What was brought back is below already, and is copied no more however often it is found."""
+    cache = a_cache(4, 8, write_policy=WritePolicy.AFTER_N_HITS, write_after_hits=1)
+    on_host(cache, keys(1))
+    outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
+    land(cache, the_copy(outcome))
+
+    assert copies(cache.handle(a_reserve(1, "b", keys(1)), 0.0)) == []
+    assert cache.check() == []
+
+
+# Down to the disk -----------------------------------------------------------------------------------------------------
+
+
+def test_write_through_reaches_the_disk() -> None:
+    """Every committed block comes to the host pool and from there to the disk store, each once."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+
+    landed = settled(cache, outcome_of_commit(cache, doc(5)))
+
+    assert len(of_direction(landed, Direction.OFFLOAD)) == 5
+    assert len(of_direction(landed, Direction.STORE)) == 5
+    assert cache.census().disk["ready"] == 5
+    assert cache.census().counters["disk_stores"] == 5
+    assert copies(tick(cache, 1.0)) == []
+
+
+def test_store_carries_label_and_checksum() -> None:
+    """The store writes whose bytes they are, and proves them first."""
+    cache = a_tiered_cache(8, 1)
+    records(cache).disk.generation[:] = 4
+    cached(cache, keys(1))
+    down = the_copy(cache.handle(c.Evict(keys=keys(1)), 0.0))
+
+    landed = cache.handle(
+        c.CopyDone(copy_id=down.copy_id, checksums=(11).to_bytes(8, "little")), 0.0
+    )
+
+    store = the_copies(landed)[Direction.STORE]
+    assert store.source_ids == down.target_ids
+    assert store.checksums == (11).to_bytes(8, "little")
+    assert label_keys(store.labels) == keys(1)
+    assert label_numbers(store.labels, "generation") == [4]
+    assert label_numbers(store.labels, "tenant") == [TENANT]
+    land(cache, store)
+    slot = ids(store.target_ids)
+    assert records(cache).disk.checksum[slot].tolist() == [11]
+    assert cache.check() == []
+
+
+def test_coldest_slots_are_kept_clean() -> None:
+    """Where blocks are not written through, a part of the host pool can leave without loss at any time."""
+    cache = a_tiered_cache(16, 8)
+    assert copies(dirty_slots(cache, doc(7))) == []
+
+    store = the_copies(dirty_slots(cache, keys(20)))[Direction.STORE]
+
+    coldest = next(iter(cache._state.host.order))
+    assert len(ids(store.source_ids)) == 1
+    land(cache, store)
+    assert next(iter(cache._state.host.order)) == ids(store.source_ids)[0] != coldest
+    on_host(cache, keys(21))
+    assert cache.census().counters["host_evictions"] == 1
+    assert cache.census().counters["blocks_dropped"] == 0
+    assert cache.check() == []
+
+
+def test_slot_that_is_on_disk_is_not_stored_again() -> None:
+    """What came up from the disk and goes down again is there already."""
+    cache = a_tiered_cache(16, 8, write_policy=THROUGH)
+    on_disk(cache, doc(2))
+
+    landed = settled(cache, outcome_of_commit(cache, doc(3)))
+
+    assert len(of_direction(landed, Direction.STORE)) == 1
+    assert cache.census().disk["ready"] == 3
+
+
+def test_disk_that_is_full_drops_its_coldest() -> None:
+    """The store is a cache as well: what was used longest ago makes room."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH, num_disk_slots=2)
+
+    settled(cache, outcome_of_commit(cache, doc(3)))
+
+    counters = cache.census().counters
+    assert cache.census().disk["ready"] == 2
+    assert counters["disk_evictions"] == 1
+    assert counters["blocks_dropped"] == 0
+    assert copies(tick(cache, 1.0)) == []
+
+
+def test_disk_all_of_which_is_being_read_takes_nothing() -> None:
+    """Slots that are held are no room."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH, num_disk_slots=1)
+    on_disk(cache, keys(30))
+    cache.handle(a_patient_reserve(keys(30), "reads"), 0.0)
+
+    landed = land(cache, the_copy(outcome_of_commit(cache, doc(1))))
+
+    assert copies(landed) == []
+    assert cache.check() == []
+
+
+def test_nothing_is_stored_while_the_disk_is_off() -> None:
+    """A store that does not work is left alone, and given what it has missed afterwards."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+    turn(cache, Tier.DISK, on=False)
+    settled(cache, outcome_of_commit(cache, doc(2)))
+
+    landed = settled(cache, turn(cache, Tier.DISK, on=True))
+
+    assert len(of_direction(landed, Direction.STORE)) == 2
+
+
+@pytest.mark.parametrize("end", ["failed", "lost", "died"])
+def test_store_that_fails_is_left_in_peace_and_tried_again(end: str) -> None:
+    """A copy in the background that failed is started again a little later, not at once."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+    store = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+
+    if end == "failed":
+        outcome = fail(cache, store)
+    elif end == "lost":
+        outcome = lose(cache, store)
+        assert copies(tick(cache, 5.0)) == []
+        outcome = cache.handle(c.CopyFailed(copy_id=store.copy_id), 4.5)
+        assert [copy.direction for copy in copies(outcome)] == [Direction.STORE]
+        return
+    else:
+        outcome = cache.handle(c.MoverDied(mover=Mover.DISK), 0.0)
+
+    assert copies(outcome) == []
+    assert copies(tick(cache, 0.5)) == []
+    assert the_copy(tick(cache, 1.5)).direction is Direction.STORE
+    assert cache.check() == []
+
+
+def test_slot_that_the_store_does_not_take_is_not_tried_again() -> None:
+    """What could not be stored by itself stays where it is, and is no longer offered."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+    store = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(2)))))
+
+    landed = land(cache, store, failed=(0,))
+
+    assert copies(landed) == []
+    assert cache.census().counters["store_failures"] == 1
+    assert cache.census().host["ready"] == 2
+    assert cache.census().disk["ready"] == 1
+    assert copies(tick(cache, 9.0)) == []
+    assert cache.check() == []
+
+
+def test_write_through_that_fails_is_tried_again() -> None:
+    """A block that could not be copied to the host pool is copied a little later."""
+    cache = a_cache(16, 16, write_policy=THROUGH)
+    first = the_copy(outcome_of_commit(cache, doc(1)))
+
+    assert copies(fail(cache, first)) == []
+    assert the_copy(tick(cache, 2.0)).source_ids == first.source_ids
+
+
+def test_copies_that_somebody_asked_for_are_not_repeated() -> None:
+    """Who asked is told of the failure, and decides."""
+    cache = a_tiered_cache(16, 16)
+    cached(cache, doc(1))
+    down = the_copy(cache.handle(c.Evict(keys=doc(1)), 0.0))
+    fail(cache, down)
+
+    assert copies(tick(cache, 9.0)) == []
+
+
+def test_leases_own_bytes_never_go_to_the_disk() -> None:
+    """What is private to a lease has no key, and is nobody else's."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+    lease = reserve(cache, 2, "private")
+
+    landed = settled(cache, evict(cache, lease.lease_id))
+
+    assert of_direction(landed, Direction.STORE) == []
+
+
+def restarted(cache: Cache) -> Cache:
+    """Return the cache of the next life over the same records, whose stores are said to work."""
+    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+    for tier in (Tier.DISK, Tier.REMOTE):
+        again._state.tiers_off.discard(tier)
+    return again
+
+
+def test_stores_count_for_nothing_after_a_restart_until_they_are_said_to_work() -> None:
+    """The next life neither finds what is in a store nor copies to one before its mover has spoken."""
+    cache = a_remote_cache(16, 16, num_disk_slots=16, write_policy=THROUGH)
+    on_disk(cache, doc(3))
+    land(cache, the_copy(outcome_of_commit(cache, keys(9))))
+
+    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+
+    assert looked_up(again, doc(3)) == (0, 0, 0)
+    assert copies(again.handle(c.Tick(), 1.0)) == []
+    assert probes(again.handle(a_patient_reserve(keys(50), "other"), 1.0)) == []
+    shared, stored = turn(again, Tier.REMOTE, on=True), turn(again, Tier.DISK, on=True)
+    assert the_copy(shared).direction is Direction.SHARE
+    assert the_copy(stored).direction is Direction.STORE
+    assert looked_up(again, doc(3)) == (0, 0, 3)
+    assert again.check() == []
+
+
+def test_many_slots_that_are_on_disk_are_passed_over() -> None:
+    """After a restart every slot is looked at again, a part at a time, and what is below already is not copied."""
+    cache = a_tiered_cache(8, 8, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(6)))
+    again = restarted(cache)
+
+    landed = settled(again, tick(again, 1.0)) + settled(again, tick(again, 2.0))
+
+    assert landed == []
+    assert again.census().disk["ready"] == 6
+
+
+def test_restart_goes_on_with_what_was_not_copied_yet() -> None:
+    """What the earlier life did not come to is brought down by the next one."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+    outcome_of_commit(cache, doc(4))
+    again = restarted(cache)
+
+    landed = settled(again, tick(again, 1.0))
+
+    assert len(of_direction(landed, Direction.OFFLOAD)) == 4
+    assert len(of_direction(landed, Direction.STORE)) == 4
+
+
+# Down to the remote store ---------------------------------------------------------------------------------------------
+
+
+def test_write_through_is_shared() -> None:
+    """Every committed block comes to the remote store, under the label that others ask by."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+
+    landed = settled(cache, outcome_of_commit(cache, doc(3)))
+
+    shares = [copy for copy in landed if copy.direction is Direction.SHARE]
+    assert sorted(label_keys(b"".join(one.labels for one in shares))) == sorted(doc(3))
+    assert {one for share in shares for one in label_numbers(share.labels, "generation")} == {0}
+    assert all(share.target_ids == b"" for share in shares)
+    assert cache.census().counters["remote_stores"] == 3
+    assert cache.census().host["ready_held"] == 0
+    assert copies(tick(cache, 1.0)) == []
+
+
+def test_coldest_slots_are_shared() -> None:
+    """Where blocks are not written through, those are shared that leave next."""
+    cache = a_remote_cache(8, 1)
+
+    share = the_copy(dirty_slots(cache, keys(1)))
+    land(cache, share)
+    on_host(cache, keys(2))
+
+    assert share.direction is Direction.SHARE
+    assert cache.census().counters["blocks_dropped"] == 0
+
+
+def test_fetched_blocks_are_not_shared_again() -> None:
+    """What came from the remote store stays known as such on its way down and up."""
+    cache = a_remote_cache(4, 1, num_disk_slots=4)
+    outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
+    landed = land(cache, the_copy(probed(cache, the_probe(outcome), 1)))
+    lease = woken(landed, outcome.ticket, Reserved)
+    release(cache, lease.lease_id)
+
+    down = the_copy(cache.handle(c.Evict(keys=keys(1)), 0.0))
+    first = settled(cache, land(cache, down))
+    again = cache.handle(a_patient_reserve(keys(1), "again"), 0.0)
+    landed = land(cache, the_copy(again))
+    release(cache, woken(landed, again.ticket, Reserved).lease_id)
+    second = settled(cache, cache.handle(c.Evict(keys=keys(1)), 0.0))
+
+    assert [copy.direction for copy in first] == [Direction.STORE]
+    assert second == []
+
+
+def test_what_came_from_disk_is_known_to_be_shared() -> None:
+    """The mark of the remote store's blocks goes to the disk, too, and back."""
+    cache = a_remote_cache(4, 1, num_disk_slots=4)
+    settled(cache, dirty_slots(cache, keys(1)))
+    settled(cache, dirty_slots(cache, keys(2)))
+    assert looked_up(cache, keys(1)) == (0, 0, 1)
+    outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
+    landed = land(cache, the_copy(outcome))
+    lease = woken(landed, outcome.ticket, Reserved)
+    turn(cache, Tier.DISK, on=False)
+    release(cache, lease.lease_id)
+
+    settled(cache, cache.handle(c.Evict(keys=keys(1)), 0.0))
+
+    assert cache.census().counters["remote_stores"] == 2
+
+
+def test_committed_block_is_shared_whatever_was_there_before() -> None:
+    """A mark is of the bytes, and ends with them."""
+    cache = a_remote_cache(1, 8, write_policy=THROUGH)
+    outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
+    landed = land(cache, the_copy(probed(cache, the_probe(outcome), 1)))
+    release(cache, woken(landed, outcome.ticket, Reserved).lease_id)
+
+    landed_copies = settled(cache, outcome_of_commit(cache, keys(2)))
+
+    assert Direction.SHARE in {copy.direction for copy in landed_copies}
+
+
+def test_nothing_is_shared_while_the_remote_store_is_off() -> None:
+    """A store that does not work is left alone, and given what it has missed afterwards."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    turn(cache, Tier.REMOTE, on=False)
+    settled(cache, outcome_of_commit(cache, doc(2)))
+
+    landed = settled(cache, turn(cache, Tier.REMOTE, on=True))
+
+    assert len(of_direction(landed, Direction.SHARE)) == 2
+
+
+def test_store_that_was_away_is_offered_everything_anew() -> None:
+    """It may have come back empty; where it only goes on, or is said to work again, nothing is sent twice."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(2)))
+    still_on = settled(cache, turn(cache, Tier.REMOTE, on=True))
+    turn(cache, Tier.REMOTE, on=False)
+
+    landed = settled(cache, turn(cache, Tier.REMOTE, on=True))
+
+    assert still_on == []
+    assert len(of_direction(landed, Direction.SHARE)) == 2
+
+
+def test_remote_store_of_others_comes_back_in_vain() -> None:
+    """A cache that uses none has nothing to offer."""
+    cache = a_tiered_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(2)))
+    turn(cache, Tier.REMOTE, on=False)
+
+    assert settled(cache, turn(cache, Tier.REMOTE, on=True)) == []
+
+
+def test_share_that_fails_holds_nothing_and_is_tried_again() -> None:
+    """The slots are free to leave at once."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+
+    fail(cache, share)
+
+    assert cache.census().host["ready_held"] == 0
+    assert the_copy(tick(cache, 2.0)).direction is Direction.SHARE
+
+
+def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
+    """It is offered again after all others have been, first those that were not taken longest ago."""
+    cache = a_remote_cache(16, 4, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, keys(1)))))
+    land(cache, the_copy(outcome_of_commit(cache, keys(2), "other")))
+    first = ids(share.source_ids)
+
+    land(cache, share, failed=(0,))
+    second = the_copy(tick(cache, 2.0))
+    land(cache, second, failed=(0,))
+
+    assert ids(second.source_ids) != first
+    assert ids(the_copy(tick(cache, 4.0)).source_ids) == first
+
+
+def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
+    """A load retires a slot that a copy in the background still reads: nothing is amiss, and it is not copied again."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    (share,) = copies(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+    release(cache, cache.list_leases(0, 1, 0.0)[0].lease_id)
+    cache.handle(c.Evict(keys=doc(1)), 0.0)
+    load = the_copy(cache.handle(a_patient_reserve(doc(1), "s"), 0.0))
+
+    land(cache, load, failed=(0,))
+
+    assert cache.census().host["bad"] == 1
+    assert cache.check() == []
+    assert copies(fail(cache, share)) == []
+    assert copies(tick(cache, 2.0)) == []
+    assert cache.check() == []
+
+
+def test_lost_share_holds_its_slots_until_the_mover_is_dead() -> None:
+    """A mover that does not answer may still read."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+
+    lose(cache, share)
+    assert cache.census().host["ready_held"] == 1
+    cache.handle(c.MoverDied(mover=Mover.REMOTE), 0.0)
+
+    assert cache.census().host["ready_held"] == 0
+    assert cache.check() == []
+
+
+# Those who ask for room -----------------------------------------------------------------------------------------------
+
+
+def test_reserve_never_waits_for_a_store() -> None:
+    """A call that finds all slots held by a copy to the disk gets its blocks all the same."""
+    cache = a_tiered_cache(1, 1)
+    store = the_copies(dirty_slots(cache, keys(1)))[Direction.STORE]
+    cached(cache, keys(2))
+
+    answer(cache.handle(a_reserve(1, "r", wait_ms=WAIT_MS), 0.0), Reserved)
+
+    land(cache, store)
+    assert cache.check() == []
+
+
+def test_refusal_knows_of_blocks_that_are_being_copied() -> None:
+    """Who finds cached blocks held by a copy in the background is told to come again soon."""
+    cache = a_cache(2, 16, write_policy=THROUGH)
+    outcome = outcome_of_commit(cache, doc(2))
+    for lease_id in cache._state.leases.by_id.copy():
+        release(cache, lease_id)
+
+    with pytest.raises(PoolFullError) as refused:
+        cache.handle(a_reserve(2, "n"), 0.0)
+
+    assert len(copies(outcome)) == 1
+    assert refused.value.rule == "copies"
+    assert refused.value.retry_after_ms == 25
+
+
+def test_evict_moves_what_is_not_below() -> None:
+    """An evict of keys copies only those that no lower tier has."""
+    cache = a_tiered_cache(8, 8)
+    cached(cache, doc(3))
+    on_disk(cache, keys(2))
+
+    outcome = cache.handle(c.Evict(keys=doc(3)), 0.0)
+
+    landed = land(cache, the_copy(outcome))
+    assert woken(landed, outcome.ticket, Evicted).num_evicted == 3
+    assert looked_up(cache, doc(3)) == (0, 2, 1)
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("numbers", [{}, {"num_disk_slots": 4}, {"uses_remote": True}])
+def test_commits_and_releases_start_nothing_by_themselves(numbers: dict[str, Any]) -> None:
+    """Where nothing is to leave, nothing is copied."""
+    cache = a_cache(8, 8, **numbers)
+    lease = reserve(cache, 2, "r")
+    commit(cache, lease.lease_id, doc(2))
+
+    assert copies(release(cache, lease.lease_id)) == []
+
+
+# Marks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_fork_copies_hand_on_no_marks() -> None:
+    """Copies of private blocks have no key, and go nowhere."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    parent = reserve(cache, 2, "parent")
+    commit(cache, parent.lease_id, keys(1))
+    cache.take_effects()
+    cache.handle(
+        c.Commit(worker_id=WORKER, lease_id=parent.lease_id, num_tokens=6, first_block=1, keys=b""),
+        0.0,
+    )
+    command = c.Fork(worker_id=WORKER, lease_id=parent.lease_id, request_id="child", num_tokens=8)
+
+    outcome = cache.handle(command, 0.0)
+    copy = the_copies(outcome)[Direction.DUPLICATE]
+    landed = land(cache, copy)
+
+    woken(landed, outcome.ticket, Forked)
+    assert copies(landed) == []
+    assert cache.check() == []
+
+
+def test_restart_shares_only_what_was_not_shared() -> None:
+    """What went to the remote store in an earlier life, or came from there, is not offered again."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(2)))
+    outcome = cache.handle(a_patient_reserve(keys(40), "fetched"), 0.0)
+    fetched = land(cache, the_copy(probed(cache, the_probe(outcome), 1)))
+    settled(cache, fetched)
+    land(cache, the_copy(outcome_of_commit(cache, keys(8), "cut off")))
+    cached(cache, keys(9))
+
+    again = restarted(cache)
+    landed = settled(again, tick(again, 1.0))
+
+    shares = [label_keys(copy.labels) for copy in landed if copy.direction is Direction.SHARE]
+    assert sorted(shares) == [keys(8), keys(9)]
+    assert again.check() == []
+
+
+@pytest.mark.parametrize("goes", ["restart", "mover"])
+def test_what_was_shared_is_remembered_while_nothing_is_known_of_the_store(goes: str) -> None:
+    """Neither a new control process, which takes the store for off, nor a new mover makes anybody share again."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(4)))
+    if goes == "restart":
+        workers = {WORKER: TENANT}
+        cache = Cache.recovered(cache.shape, records(cache), Epoch(2), workers, 0.0)
+        turn(cache, Tier.REMOTE, on=False)
+    else:
+        away = c.TierChanged(tier=Tier.REMOTE, is_on=False, is_mover_away=True)
+        cache.handle(away, 0.0)
+
+    landed = settled(cache, turn(cache, Tier.REMOTE, on=True))
+
+    assert of_direction(landed, Direction.SHARE) == []
+
+
+def test_store_that_was_away_is_given_all_again() -> None:
+    """It may have come back without what it had."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    settled(cache, outcome_of_commit(cache, doc(4)))
+    turn(cache, Tier.REMOTE, on=False)
+
+    landed = settled(cache, turn(cache, Tier.REMOTE, on=True))
+
+    assert len(of_direction(landed, Direction.SHARE)) == 4
+
+
+def test_share_that_was_cut_short_is_made_up() -> None:
+    """What a slow network had no time for is shared a little later, and what it carried is not sent twice."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(2)))))
+
+    landed = land(cache, share, failed=(1,))
+
+    assert copies(landed) == []
+    assert copies(tick(cache, 0.5)) == []
+    again = the_copy(tick(cache, 1.5))
+    assert (again.direction, label_keys(again.labels)) == (Direction.SHARE, keys(2))
+    land(cache, again)
+    assert copies(tick(cache, 9.0)) == []
+    assert cache.check() == []
+
+
+def test_slot_that_is_never_taken_is_given_up() -> None:
+    """A block that the store does not take is offered so often and no more, until other bytes come to its slot."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+    num_tries = 0
+    for at in range(1, 40):
+        num_tries += 1
+        cache.handle(c.CopyDone(copy_id=share.copy_id, failed=(0,)), 2.0 * at)
+        started = copies(tick(cache, 2.0 * at + 1.5))
+        if not started:
+            break
+        (share,) = started
+
+    assert num_tries == 8
+    assert cache.check() == []
+
+
+# Invariants -----------------------------------------------------------------------------------------------------------
+
+
+def a_busy_cache() -> Cache:
+    """Return a cache with copies in the background, copies up from all tiers, and a call that asks."""
+    cache = a_remote_cache(16, 16, num_disk_slots=8, write_policy=THROUGH)
+    on_disk(cache, keys(40))
+    settled(cache, outcome_of_commit(cache, doc(2)))
+    outcome = cache.handle(a_patient_reserve(keys(40, 41), "up"), 0.0)
+    probed(cache, the_probe(outcome), 1)
+    land(cache, the_copy(outcome_of_commit(cache, doc(2, 10), "down")))
+    cache.handle(a_patient_reserve(keys(50), "asks"), 0.0)
+    return cache
+
+
+def _flight(state: CacheState, direction: Direction) -> Flight:
+    return next(one for one in state.flights.values() if one.direction is direction)
+
+
+def _second_chore(state: CacheState) -> None:
+    _flight(state, Direction.LOAD).purpose = Purpose.STORE
+
+
+def _unready_source(state: CacheState) -> None:
+    state.host.records.state[_flight(state, Direction.SHARE).sources] = State.RESERVED
+
+
+def _unnamed(state: CacheState) -> None:
+    _flight(state, Direction.FETCH).remote_keys = b""
+
+
+def _other_ticket(state: CacheState) -> None:
+    (asking,) = state.asking.values()
+    asking.waiter.ticket = 1
+
+
+def _nobodys(state: CacheState) -> None:
+    (asking,) = state.asking.values()
+    asking.waiter.worker_id = WorkerId(99)
+
+
+def _shared_mark(state: CacheState) -> None:
+    (ready,) = (state.host.records.state == State.READY).nonzero()
+    state.dirt.share[ready[0]] = state.dirt.remote[1][ready[0]] = True
+
+
+def test_busy_cache_is_sound() -> None:
+    """What goes on between the tiers at once keeps every invariant."""
+    cache = a_busy_cache()
+
+    directions = {flight.direction for flight in cache._state.flights.values()}
+    assert directions == {Direction.STORE, Direction.SHARE, Direction.LOAD, Direction.FETCH}
+    assert cache.census().num_asking == 1
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        pytest.param(
+            lambda one: one.loading.discard(one.loading.blocks[:1]),
+            "not what is on its way",
+            id="loading",
+        ),
+        pytest.param(_unnamed, "does not name the key", id="unnamed"),
+        pytest.param(_second_chore, "has several chores", id="chores"),
+        pytest.param(_unready_source, "reads blocks that are not ready", id="unready"),
+        pytest.param(_other_ticket, "under another ticket", id="ticket"),
+        pytest.param(_nobodys, "asks for nobody", id="nobody"),
+        pytest.param(lambda one: one.tiers_off.add(Tier.REMOTE), "nobody answers", id="off"),
+        pytest.param(_shared_mark, "the remote store has", id="shared"),
+        pytest.param(
+            lambda one: one.disk.holds.__setitem__(7, 1), "a free block is held", id="held"
+        ),
+    ],
+)
+def test_damage_between_the_tiers_is_noticed(
+    damage: Callable[[CacheState], object], words: str
+) -> None:
+    """Each invariant of the tiers notices the damage that it is there for."""
+    cache = a_busy_cache()
+
+    damage(cache._state)
+
+    assert any(words in text for text in tier_violations(cache._state) + cache.check())

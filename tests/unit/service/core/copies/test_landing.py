@@ -1,0 +1,405 @@
+"""Laws of the ends of copies: what arrives is verified, what is in doubt is kept from everyone."""
+
+import numpy as np
+import pytest
+
+from kvlease.errors import CopyFailedError
+from kvlease.ids import CopyId
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.blocks.states import State
+from kvleased.core.effects import Copy, Direction, Done, Reserved, Tier
+from tests.unit.service.core.builders import (
+    MATE,
+    STRANGER,
+    TENANT,
+    TOKENS_PER_BLOCK,
+    WAIT_MS,
+    WORKER,
+    a_cache,
+    a_reserve,
+    answer,
+    cached,
+    committed,
+    copies,
+    evict,
+    evicted,
+    fail,
+    found,
+    ids,
+    keys,
+    land,
+    lose,
+    on_host,
+    records,
+    reload,
+    reload_keys,
+    reloaded,
+    reserve,
+    the_copy,
+    wakes,
+    woken,
+)
+
+
+def loading(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, int | None]:
+    """Have a reserve load its prefix from the host pool, and return the copy and the caller's ticket."""
+    command = a_reserve(len(packed) // 32, request_id, packed, wait_ms=WAIT_MS)
+    outcome = cache.handle(command, 0.0)
+    return the_copy(outcome), outcome.ticket
+
+
+# Checksums ------------------------------------------------------------------------------------------------------------
+
+
+def test_checksum_travels_down_and_up() -> None:
+    """What the mover counted on the way down is what the bytes must have on the way up."""
+    cache = a_cache()
+    cached(cache, keys(1, 2))
+    down = the_copy(cache.handle(c.Evict(keys=keys(1, 2)), 0.0))
+    checksums = np.array([11, 22], np.uint64).tobytes()
+    cache.handle(c.CopyDone(copy_id=down.copy_id, checksums=checksums), 0.0)
+
+    up = the_copy(reload_keys(cache, keys(1, 2)))
+    land(cache, up)
+
+    assert (down.direction, down.checksums) == (Direction.OFFLOAD, b"")
+    assert (up.direction, up.checksums) == (Direction.RELOAD, checksums)
+    assert records(cache).device.checksum[ids(up.target_ids)].tolist() == [11, 22]
+
+
+def test_copy_without_checksums_leaves_none() -> None:
+    """A mover that took no checksums does not leave those of earlier bytes behind."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+
+    assert set(the_copy(reload_keys(cache, keys(1))).checksums) == {0}
+
+
+def test_damaged_slot_is_retired() -> None:
+    """A slot whose bytes differ from what was written is never used again, and its key is a miss."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2))
+    outcome = reload_keys(cache, keys(1, 2))
+
+    landed = land(cache, the_copy(outcome), failed=(0,))
+
+    woken(landed, outcome.ticket, CopyFailedError)
+    assert found(cache, keys(1)) == (0, 0)
+    assert found(cache, keys(2)) == (1, 0)
+    assert cache.census().host["bad"] == 1
+    assert cache.census().counters["checksum_failures"] == 1
+    assert cache.check() == []
+
+
+def test_reserve_starts_over_without_the_damaged_bytes() -> None:
+    """A request gets what was whole, and computes the rest."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2))
+    copy, ticket = loading(cache, keys(1, 2))
+
+    landed = land(cache, copy, failed=(1,))
+
+    lease = woken(landed, ticket, Reserved)
+    assert (lease.device_hit_tokens, lease.host_hit_tokens) == (0, 4)
+    assert cache.census().host["bad"] == 1
+    assert cache.check() == []
+
+
+def test_reserve_that_started_over_counts_its_tokens_once() -> None:
+    """What was on the device, what was brought up and what is to be computed add up to the request."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2, 3))
+    land(cache, the_copy(reload_keys(cache, keys(1))))
+    copy, _ = loading(cache, keys(1, 2, 3))
+    before = cache.census().counters
+
+    land(cache, copy, failed=(1,))
+
+    after = cache.census().counters
+    names = [f"prefix_tokens_{part}" for part in ("device", "host", "computed")]
+    assert [after[name] - before.get(name, 0) for name in names] == [TOKENS_PER_BLOCK] * 3
+    assert after["leases_granted"] == before["leases_granted"] + 1
+
+
+def test_reserve_that_joined_a_damaged_copy_starts_over_too() -> None:
+    """Nobody is served bytes that did not match, however many wait for them."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    copy, first = loading(cache, keys(1), "a")
+    second = cache.handle(a_reserve(1, "b", keys(1), worker_id=MATE, wait_ms=WAIT_MS), 0.0)
+
+    landed = land(cache, copy, failed=(0,))
+
+    leases = [woken(landed, ticket, Reserved) for ticket in (first, second.ticket)]
+    assert [lease.device_hit_tokens for lease in leases] == [0, 0]
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["committed", "private"])
+def test_evicted_lease_with_damaged_bytes_ends(at: int) -> None:
+    """A lease that lost bytes ends, for nobody else has them; its worker recomputes."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1), more=1)
+    outcome = reload(cache, lease.lease_id)
+
+    landed = land(cache, the_copy(outcome), failed=(at,))
+
+    woken(landed, outcome.ticket, CopyFailedError)
+    assert cache.census().num_leases == 0
+    assert cache.census().host["bad"] == 1
+    assert cache.check() == []
+
+
+def test_lease_that_shares_a_damaged_slot_ends() -> None:
+    """Also a lease that only rests in the host pool cannot come back without its bytes."""
+    cache = a_cache()
+    evicted(cache, keys(1))
+    outcome = reload_keys(cache, keys(1))
+
+    land(cache, the_copy(outcome), failed=(0,))
+
+    assert cache.census().num_leases == 0
+    assert cache.check() == []
+
+
+def test_lease_with_whole_bytes_outlives_damage_beside_them() -> None:
+    """A lease that joined a copy of which other bytes were damaged keeps its own, and may reload again."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1))
+    on_host(cache, keys(2))
+    prefetch = reload_keys(cache, keys(1, 2))
+    outcome = reload(cache, lease.lease_id)
+
+    landed = land(cache, the_copy(prefetch), failed=(1,))
+
+    woken(landed, outcome.ticket, CopyFailedError)
+    assert cache.census().num_leases == 1
+    assert len(ids(reserve(cache, 1, "again", keys(1)).block_ids)) == 1
+    assert reload(cache, lease.lease_id).reply is not None
+    assert cache.check() == []
+
+
+def test_damaged_bytes_reach_no_block() -> None:
+    """The target of damaged bytes is nobody's, and whoever is granted it is granted it anew."""
+    cache = a_cache(1)
+    on_host(cache, keys(1))
+    outcome = reload_keys(cache, keys(1))
+    generation = records(cache).device.generation[0]
+
+    land(cache, the_copy(outcome), failed=(0,))
+
+    assert cache.census().device["free"] == 1
+    assert records(cache).device.generation[0] > generation
+
+
+# Failures and losses --------------------------------------------------------------------------------------------------
+
+
+def test_failed_copy_frees_its_targets() -> None:
+    """A mover that says so writes no more."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+
+    fail(cache, the_copy(reload_keys(cache, keys(1))))
+
+    assert cache.census().device["free"] == 8
+    assert cache.census().counters["copies_failed"] == 1
+
+
+def test_lost_copy_keeps_both_ends() -> None:
+    """A mover that is silent may still read and write, so nobody gets either end."""
+    cache = a_cache(1)
+    on_host(cache, keys(1))
+
+    lose(cache, the_copy(reload_keys(cache, keys(1))))
+
+    census = cache.census()
+    assert census.device["quarantined"] == 1
+    assert census.host["ready_held"] == 1
+    assert census.counters["copies_lost"] == 1
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "mover died"])
+def test_end_of_a_lost_copy_frees_both_ends(end: str) -> None:
+    """When the mover speaks after all, or is dead, nothing it says is used, and both ends are let go."""
+    cache = a_cache(1)
+    on_host(cache, keys(1))
+    copy = the_copy(reload_keys(cache, keys(1)))
+    lose(cache, copy)
+
+    if end == "done":
+        land(cache, copy)
+    elif end == "failed":
+        fail(cache, copy)
+    else:
+        cache.handle(c.MoverDied(), 0.0)
+
+    assert cache.census().device["free"] == 1
+    assert cache.census().host["ready_held"] == 0
+    assert found(cache, keys(1)) == (0, 1)
+    assert cache.check() == []
+
+
+def test_second_loss_changes_nothing() -> None:
+    """A copy is lost once; one that has ended is not lost at all."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    copy = the_copy(reload_keys(cache, keys(1)))
+    lose(cache, copy)
+    before = cache.census()
+
+    assert answer(lose(cache, copy), Done) == Done()
+    cache.handle(c.CopyLost(copy_id=CopyId(99)), 0.0)
+
+    assert cache.census() == before
+
+
+@pytest.mark.parametrize("kind", [c.CopyDone, c.CopyFailed])
+def test_end_of_an_unknown_copy_is_counted(kind: type[c.CopyDone | c.CopyFailed]) -> None:
+    """A mover of an earlier life, or one that says things twice, changes nothing."""
+    cache = a_cache()
+
+    cache.handle(kind(copy_id=CopyId(99)), 0.0)
+
+    assert cache.census().counters["copies_unknown"] == 1
+
+
+def test_bytes_lost_on_their_way_can_be_brought_again() -> None:
+    """A copy in doubt does not keep its bytes from others: they are copied to another block."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    lost = the_copy(reload_keys(cache, keys(1)))
+    lose(cache, lost)
+
+    outcome = reload_keys(cache, keys(1))
+    land(cache, the_copy(outcome))
+    land(cache, lost)
+
+    assert the_copy(outcome).target_ids != lost.target_ids
+    assert found(cache, keys(1)) == (1, 0)
+    assert cache.check() == []
+
+
+def test_death_of_the_mover_ends_all_its_copies() -> None:
+    """Every copy of a dead mover has failed, whatever it was for."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    reload_keys(cache, keys(1))
+    lease = reserve(cache, 2)
+    outcome = evict(cache, lease.lease_id)
+
+    died = cache.handle(c.MoverDied(), 0.0)
+
+    woken(died, outcome.ticket, CopyFailedError)
+    assert cache.census().num_copies == 0
+    assert cache.census().counters["copies_failed"] == 2
+    assert cache.check() == []
+
+
+def test_reused_block_is_noticed() -> None:
+    """A copy whose end was given to somebody else meanwhile is our own mistake."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    copy = the_copy(reload_keys(cache, keys(1)))
+    records(cache).device.generation[ids(copy.target_ids)] += np.uint64(1)
+
+    with pytest.raises(AssertionError, match="reused"):
+        land(cache, copy)
+
+
+# Scrubbing ------------------------------------------------------------------------------------------------------------
+
+
+def scrubbing(cache: Cache) -> tuple[Copy, int | None]:
+    """Have a worker of another tenant wait for both blocks of a cache, which must be zeroed first."""
+    cached(cache, keys(1, 2))
+    command = a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS)
+    outcome = cache.handle(command, 0.0)
+    return the_copy(outcome), outcome.ticket
+
+
+def test_scrubbed_block_belongs_to_no_tenant() -> None:
+    """A zeroed block suits every tenant."""
+    cache = a_cache(2, num_slots=0)
+    copy, ticket = scrubbing(cache)
+
+    landed = land(cache, copy)
+
+    assert (copy.direction, copy.source_ids) == (Direction.SCRUB, b"")
+    woken(landed, ticket, Reserved)
+    assert TENANT not in records(cache).device.tenant
+
+
+@pytest.mark.parametrize("end", [c.CopyFailed, c.MoverDied], ids=["failed", "mover died"])
+def test_scrub_that_failed_is_tried_again(end: type[c.CopyFailed | c.MoverDied]) -> None:
+    """A block that may hold another tenant's bytes is not handed out; it is scrubbed once more."""
+    cache = a_cache(2, num_slots=0)
+    copy, ticket = scrubbing(cache)
+    command = c.MoverDied() if end is c.MoverDied else c.CopyFailed(copy_id=copy.copy_id)
+
+    failed = cache.handle(command, 0.0)
+
+    assert ticket not in wakes(failed)
+    assert set(ids(the_copy(failed).target_ids)) == set(ids(copy.target_ids))
+    woken(land(cache, the_copy(failed)), ticket, Reserved)
+
+
+def test_block_whose_scrub_was_lost_is_kept_until_the_mover_speaks() -> None:
+    """What may still be zeroed later is nobody's, and needs another scrub."""
+    cache = a_cache(2, num_slots=0)
+    copy, ticket = scrubbing(cache)
+
+    lost = lose(cache, copy)
+    assert cache.census().device["quarantined"] == 2
+    late = land(cache, copy)
+
+    assert copies(lost) == []
+    assert ticket not in wakes(late)
+    woken(land(cache, the_copy(late)), ticket, Reserved)
+    assert cache.check() == []
+
+
+# Races ----------------------------------------------------------------------------------------------------------------
+
+
+def test_lease_that_died_while_it_was_evicted_leaves_only_cached_bytes() -> None:
+    """A copy that lands for nobody frees what was private."""
+    cache = a_cache()
+    lease = committed(cache, keys(1), more=1)
+    outcome = evict(cache, lease.lease_id)
+
+    cache.handle(c.WorkerDied(worker_id=WORKER), 0.0)
+    land(cache, the_copy(outcome))
+
+    assert cache.census().host["reserved"] == 0
+    assert found(cache, keys(1)) == (1, 0)
+    assert cache.check() == []
+
+
+def test_states_of_a_copys_target() -> None:
+    """A target is being filled while its copy is in flight, and committed when it has landed."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    outcome = reload_keys(cache, keys(1))
+    (target,) = ids(the_copy(outcome).target_ids)
+    assert records(cache).device.state[target] == State.FILLING
+
+    reloaded(land(cache, the_copy(outcome)), outcome.ticket)
+
+    assert records(cache).device.state[target] == State.READY
+
+
+def test_slots_are_told_as_retired_when_no_others_are_in_use() -> None:
+    """One slot that is left makes a host pool smaller, none makes it useless; parked ones are out of use, too."""
+    cache = a_cache(num_slots=3)
+    state = records(cache).host.state
+
+    state[:2] = State.BAD
+    assert cache.num_retired(Tier.HOST) == 0
+    state[2] = State.PARKED
+    assert cache.num_retired(Tier.HOST) == 2
+    state[:] = State.PARKED
+    assert cache.num_retired(Tier.HOST) == 0
+    assert a_cache().num_retired(Tier.DISK) == 0

@@ -1,0 +1,153 @@
+"""Laws of the eviction order."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvleased.core.eviction import EvictionOrder, LeafFirstLRU
+from kvleased.core.lease.leases import NOWHERE
+from tests.unit.service.core.builders import as_ids
+
+NUM_BLOCKS = 100
+
+
+def an_order(*blocks: int) -> EvictionOrder:
+    """Return an order over blocks that were let go of one after another."""
+    order = LeafFirstLRU(NUM_BLOCKS)
+    for block in blocks:
+        order.add(as_ids([block]))
+    return order
+
+
+def test_longest_ago_leaves_first() -> None:
+    """Blocks leave in the order in which they were let go of."""
+    order = an_order(3, 1, 2)
+
+    assert order.coldest(2, NOWHERE).tolist() == [3, 1]
+    assert list(order) == [3, 1, 2]
+
+
+def test_protected_blocks_do_not_leave() -> None:
+    """A protected block is passed over, and the next one leaves in its place."""
+    assert an_order(3, 1, 2).coldest(2, as_ids([1])).tolist() == [3, 2]
+
+
+def test_no_more_leave_than_there_are() -> None:
+    """Who asks for more gets all that there is."""
+    assert an_order(3, 1).coldest(9, NOWHERE).tolist() == [3, 1]
+    assert an_order(3, 1).coldest(0, NOWHERE).tolist() == []
+
+
+def test_asking_changes_nothing() -> None:
+    """To ask who leaves next takes nobody out."""
+    order = an_order(3, 1)
+
+    order.coldest(2, as_ids([3]))
+
+    assert list(order) == [3, 1]
+
+
+def test_block_that_was_taken_out_to_be_copied_is_next_again() -> None:
+    """Blocks put back at the cold end leave before all others, in the given order."""
+    order = an_order(3, 1)
+
+    order.add_coldest(as_ids([7, 8]))
+
+    assert list(order) == [7, 8, 3, 1]
+
+
+def test_discarded_block_is_not_in_the_order() -> None:
+    """A block that somebody holds again is not evictable; one that was not there is ignored."""
+    order = an_order(3, 1)
+
+    order.discard(as_ids([3, 99]))
+
+    assert 3 not in order
+    assert 1 in order
+    assert len(order) == 1
+    assert repr(order) == "<LeafFirstLRU 1 evictable>"
+
+
+def test_order_outlives_its_places() -> None:
+    """However often blocks come and go, from either end, the order stays theirs."""
+    order = LeafFirstLRU(4)
+    order.add(as_ids([0, 1, 2, 3]))
+
+    for _ in range(100):
+        order.discard(as_ids([1, 2]))
+        order.add(as_ids([1]))
+        order.add_coldest(as_ids([2]))
+
+    assert list(order) == [2, 0, 3, 1]
+    assert order.holds(as_ids([0, 1])).all()
+    assert order.coldest(3, as_ids([0])).tolist() == [2, 3, 1]
+
+
+def test_order_goes_around_its_ring() -> None:
+    """Many blocks at once keep their order where the ring begins anew, too."""
+    order = LeafFirstLRU(20)
+
+    for shift in range(20):
+        blocks = [(at + shift) % 20 for at in range(20)]
+        order.add(as_ids(blocks))
+        assert list(order) == blocks
+        order.discard(as_ids(blocks))
+        assert order.coldest(1, NOWHERE).tolist() == []
+
+
+def test_gaps_are_passed_over() -> None:
+    """The next to leave is found behind however many that left before."""
+    order = LeafFirstLRU(NUM_BLOCKS)
+    order.add(as_ids(range(NUM_BLOCKS)))
+
+    order.discard(as_ids(range(NUM_BLOCKS - 1)))
+    assert order.coldest(1, NOWHERE).tolist() == [NUM_BLOCKS - 1]
+
+    order.discard(as_ids([NUM_BLOCKS - 1]))
+    assert order.coldest(1, NOWHERE).tolist() == []
+
+
+def test_those_that_were_said_to_be_next_leave_and_the_others_keep_their_order() -> None:
+    """Who is asked for first and then leaves takes nobody else along, and is passed over from then on."""
+    order = LeafFirstLRU(NUM_BLOCKS)
+    order.add(as_ids(range(10)))
+    order.discard(as_ids([1, 4]))
+
+    order.evicted(order.coldest(3, NOWHERE))
+
+    assert list(order) == [5, 6, 7, 8, 9]
+    assert order.coldest(9, NOWHERE).tolist() == [5, 6, 7, 8, 9]
+
+
+def test_all_may_leave_at_once() -> None:
+    """An order is empty when all that it had have left, and takes others then."""
+    order = an_order(3, 1, 2)
+    order.discard(as_ids([2]))
+
+    order.evicted(order.coldest(2, NOWHERE))
+    assert order.coldest(1, NOWHERE).tolist() == []
+
+    order.add(as_ids([2]))
+    assert order.coldest(1, NOWHERE).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda order: order.discard(as_ids([1])), id="held again"),
+        pytest.param(lambda order: order.add_coldest(as_ids([7])), id="put back before them"),
+    ],
+)
+def test_those_that_were_next_leave_also_where_something_has_changed_since(
+    change: Callable[[EvictionOrder], None],
+) -> None:
+    """Others that came or went before they leave are counted once, and stay where they are."""
+    order = an_order(3, 1, 2)
+    leaving = order.coldest(2, NOWHERE)
+    change(order)
+    expected = [block for block in order if block not in leaving]
+
+    order.evicted(leaving)
+
+    assert list(order) == order.coldest(9, NOWHERE).tolist() == expected
+    assert len(order) == len(expected)

@@ -1,0 +1,546 @@
+"""What an operator changes of a cache while it runs: drains, what is cached, its size, and what tenants may have."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvlease.errors import DrainingError, NeverFitsError, PoolFullError, WrongStateError
+from kvleased.core import Cache
+from kvleased.core import commands as c
+from kvleased.core.blocks.records import CacheRecords
+from kvleased.core.blocks.states import State
+from kvleased.core.effects import (
+    Cleared,
+    Drained,
+    Outcome,
+    Pinned,
+    Reserved,
+    Resized,
+    Tier,
+)
+from kvleased.core.limits import UNLIMITED, TenantLimits
+from tests.unit.service.core.builders import (
+    EPOCH,
+    OTHER_TENANT,
+    SHAPE,
+    STRANGER,
+    TENANT,
+    TOKENS_PER_BLOCK,
+    WORKER,
+    a_cache,
+    a_full_cache,
+    a_reserve,
+    an_extend,
+    answer,
+    cached,
+    copies,
+    ids,
+    keys,
+    land,
+    leases_of,
+    records,
+    reserve,
+    the_copy,
+    woken,
+)
+
+
+def limit(cache: Cache, **tenant: float) -> None:
+    """Give the tenant other limits."""
+    limits = TenantLimits(**tenant)  # type: ignore[arg-type]  # whole numbers where they must be
+    cache.handle(c.Limit(tenants={TENANT: limits}, tenant_default=UNLIMITED), 0.0)
+
+
+def resize(cache: Cache, num_blocks: int, tier: Tier = Tier.DEVICE) -> Resized:
+    """Resize a pool to what can be had."""
+    return answer(cache.handle(c.Resize(tier=tier, num_blocks=num_blocks), 0.0), Resized)
+
+
+def finish(cache: Cache, outcome: Outcome) -> None:
+    """Let the copy that an outcome starts be done."""
+    land(cache, the_copy(outcome))
+
+
+def clear(cache: Cache, tenant: int | None = None) -> Cleared:
+    """Clear what is cached."""
+    return answer(cache.handle(c.Clear(tenant_digest=tenant), 0.0), Cleared)
+
+
+# Drains ---------------------------------------------------------------------------------------------------------------
+
+
+def test_drain_tells_how_many_leases_are_left_until_it_is_undone() -> None:
+    """A repeated drain is a look at how far it has come; after its end leases are granted again."""
+    cache = a_cache()
+    lease = reserve(cache, 1)
+
+    first = answer(cache.handle(c.Drain(), 0.0), Drained)
+    with pytest.raises(DrainingError, match="1 lease is left"):
+        cache.handle(a_reserve(1, "late"), 0.0)
+    cache.handle(c.Release(worker_id=WORKER, lease_id=lease.lease_id), 0.0)
+    second = answer(cache.handle(c.Drain(), 0.0), Drained)
+
+    assert (first.num_leases, second.num_leases, cache.is_draining) == (1, 0, True)
+    cache.handle(c.Undrain(), 0.0)
+    assert not cache.is_draining
+    reserve(cache, 1, "again")
+
+
+@pytest.mark.parametrize("is_daemon", [False, True])
+def test_refusal_says_whose_drain_it_is_and_when_to_come_again(*, is_daemon: bool) -> None:
+    """A drain of the daemon is not told as one of a cache, also where both are drained and one drain is over."""
+    cache = a_cache()
+    cache.handle(c.Drain(is_daemon=not is_daemon), 0.0)
+    cache.handle(c.Drain(is_daemon=is_daemon), 0.0)
+    whose = "daemon" if is_daemon else "cache"
+
+    with pytest.raises(DrainingError, match=f"the {whose} is being drained") as caught:
+        cache.handle(a_reserve(1, "late"), 0.0)
+
+    assert (caught.value.resource, caught.value.retry_after_ms) == (whose, 5_000)
+
+
+# Caps of leases -------------------------------------------------------------------------------------------------------
+
+
+def test_cap_refuses_one_lease_too_many_with_its_numbers() -> None:
+    """A tenant at its cap is told so; another tenant is not concerned."""
+    cache = a_cache(tenants={TENANT: TenantLimits(leases_max=2)})
+    reserve(cache, 1, "first")
+    reserve(cache, 1, "second")
+
+    with pytest.raises(PoolFullError) as refused:
+        cache.handle(a_reserve(1, "third"), 0.0)
+
+    error = refused.value
+    assert (error.resource, error.rule, error.need, error.available, error.limit) == (
+        "tenant_leases", "tenant_leases", 1, 0, 2,
+    )  # fmt: skip
+    assert error.remedies == ()
+    assert repr(cache._state.leases.charges) == f"<Charges {{{TENANT}: 2}}>"
+    reserve(cache, 1, "theirs", worker_id=STRANGER)
+    assert cache.check() == []
+
+
+def test_cap_is_refunded_when_a_lease_ends() -> None:
+    """Released, or with its worker: what has ended counts no more."""
+    cache = a_cache(tenants={TENANT: TenantLimits(leases_max=1)})
+    lease = reserve(cache, 1, "first")
+
+    cache.handle(c.Release(worker_id=WORKER, lease_id=lease.lease_id), 0.0)
+    reserve(cache, 1, "second")
+    cache.handle(c.WorkerDied(worker_id=WORKER), 0.0)
+
+    (facts,) = [one for one in cache.list_tenants() if one.tenant_digest == TENANT]
+    assert (facts.num_leases, facts.leases_max) == (0, 1)
+    assert cache.check() == []
+
+
+def test_refused_lease_is_not_charged() -> None:
+    """A reserve for which there is no room takes no place under the cap."""
+    cache = a_cache(4, tenants={TENANT: TenantLimits(leases_max=1)})
+    reserve(cache, 3, "theirs", worker_id=STRANGER)
+
+    with pytest.raises(PoolFullError):
+        cache.handle(a_reserve(2, "too large"), 0.0)
+
+    reserve(cache, 1, "fits")
+
+
+def test_cap_holds_for_forks() -> None:
+    """A fork is a lease, too."""
+    cache = a_cache(tenants={TENANT: TenantLimits(leases_max=1)})
+    lease = reserve(cache, 1)
+
+    with pytest.raises(PoolFullError) as refused:
+        cache.handle(
+            c.Fork(worker_id=WORKER, lease_id=lease.lease_id, request_id="fork", num_tokens=4), 0.0
+        )
+
+    assert refused.value.resource == "tenant_leases"
+
+
+def test_capped_call_waits_for_its_own_tenant_and_keeps_nobody_else_waiting() -> None:
+    """It is served as soon as a lease of its tenant ends, and others are served before it meanwhile."""
+    cache = a_cache(tenants={TENANT: TenantLimits(leases_max=1)})
+    first = reserve(cache, 1, "first")
+    waiting = cache.handle(a_reserve(1, "second", wait_ms=5_000), 0.0)
+    (facts,) = cache.list_waiting(0, 8, 0.0)
+
+    reserve(cache, 1, "theirs", worker_id=STRANGER)
+    ended = cache.handle(c.Release(worker_id=WORKER, lease_id=first.lease_id), 0.0)
+
+    assert facts.reason == "tenant_leases"
+    woken(ended, waiting.ticket, Reserved)
+
+
+def test_limits_of_a_call_that_waits_for_blocks_are_looked_at_too() -> None:
+    """Under caps alone a call waits for blocks as ever, and those behind it wait for their turn."""
+    cache = a_cache(4, tenants={TENANT: TenantLimits(leases_max=8)})
+    reserve(cache, 4, "all", worker_id=STRANGER)
+    cache.handle(a_reserve(2, "first", wait_ms=5_000), 0.0)
+
+    with pytest.raises(PoolFullError) as refused:
+        cache.handle(a_reserve(3, "second", worker_id=STRANGER), 0.0)
+
+    assert refused.value.rule == "position"
+
+
+def test_lowered_cap_ends_nothing() -> None:
+    """Who has more than it may keeps it, and gets no more until it has less; checks know of it."""
+    cache = a_cache()
+    first = reserve(cache, 1, "first")
+    reserve(cache, 1, "second")
+
+    limit(cache, leases_max=1)
+
+    assert cache.check() == []
+    cache.handle(c.Release(worker_id=WORKER, lease_id=first.lease_id), 0.0)
+    with pytest.raises(PoolFullError):
+        cache.handle(a_reserve(1, "third"), 0.0)
+
+
+def test_check_finds_wrong_counts_of_leases() -> None:
+    """A count that is not what the leases say is a broken law, and so is a cap that was passed."""
+    cache = a_cache()
+    reserve(cache, 1, "first")
+    state = cache._state
+    limit(cache, leases_max=1)
+    reserve_beside = a_reserve(1, "second")
+    state.caps_leases = False
+    cache.handle(reserve_beside, 0.0)
+
+    assert cache.check() == [f"tenant {TENANT} has 2 leases, and may have 1"]
+    state.leases_by_tenant()[TENANT] = 1
+    assert f"tenants have {{{TENANT}: 2}} leases, and {{{TENANT}: 1}} are counted" in cache.check()
+
+
+def test_cap_counts_leases_of_an_earlier_life() -> None:
+    """After a restart the leases that go on are charged, though they may be more than the cap allows by now."""
+    shape = replace(SHAPE, tenants={TENANT: TenantLimits(leases_max=1)})
+    plain = CacheRecords.plain(SHAPE)
+    cache = Cache(SHAPE, plain, EPOCH)
+    cache.handle(c.Attach(worker_id=WORKER, tenant_digest=TENANT), 0.0)
+    reserve(cache, 1, "first")
+    reserve(cache, 1, "second")
+
+    restarted = Cache.recovered(shape, plain, EPOCH, {WORKER: TENANT}, 0.0)
+
+    assert len(leases_of(restarted)) == 2
+    assert restarted.check() == []
+    with pytest.raises(PoolFullError):
+        restarted.handle(a_reserve(1, "third"), 0.0)
+
+
+# Limits that change ---------------------------------------------------------------------------------------------------
+
+
+def test_new_maximum_holds_from_the_next_call_on() -> None:
+    """What is there stays; the next block comes in place of an own one, or not at all."""
+    cache = a_cache()
+    lease = reserve(cache, 4)
+
+    limit(cache, max_blocks=4)
+
+    assert cache.check() == []
+    with pytest.raises(PoolFullError) as refused:
+        cache.handle(a_reserve(1, "more"), 0.0)
+    assert refused.value.resource == "tenant_blocks"
+    with pytest.raises(NeverFitsError):
+        cache.handle(an_extend(lease.lease_id, 5), 0.0)
+
+
+def test_new_minimum_is_kept_for_its_tenant() -> None:
+    """Others do not get what a tenant has just been promised."""
+    cache = a_cache()
+
+    limit(cache, min_blocks=6)
+
+    with pytest.raises(PoolFullError):
+        cache.handle(a_reserve(3, "theirs", worker_id=STRANGER), 0.0)
+    reserve(cache, 2, "theirs", worker_id=STRANGER)
+    reserve(cache, 6, "mine")
+
+
+def test_minima_that_pins_leave_no_room_for_are_refused() -> None:
+    """A promise that could not be kept is not made, and nothing has changed."""
+    cache = a_full_cache(8)
+    pin = cache.handle(c.Pin(keys=keys(0, 1, 2)), 0.0)
+    answer(pin, Pinned)
+    promise = c.Limit(tenants={OTHER_TENANT: TenantLimits(min_blocks=6)}, tenant_default=UNLIMITED)
+
+    with pytest.raises(PoolFullError) as checked:
+        cache.check_limits(promise)
+    with pytest.raises(PoolFullError) as refused:
+        cache.handle(promise, 0.0)
+
+    assert (refused.value.resource, refused.value.need, refused.value.available) == (
+        "tenant_minima", 9, 8,
+    )  # fmt: skip
+    assert checked.value.message == refused.value.message
+    assert not cache.shape.tenants
+
+
+def test_waiting_call_that_can_never_be_served_any_more_is_told_so() -> None:
+    """Who waits for more than its tenant may have now does not wait in vain; who waits for less waits on."""
+    cache = a_cache(4)
+    reserve(cache, 4, "all", worker_id=STRANGER)
+    large = cache.handle(a_reserve(3, "large", wait_ms=5_000), 0.0)
+    cache.handle(a_reserve(2, "small", wait_ms=5_000), 0.0)
+
+    limited = cache.handle(
+        c.Limit(tenants={TENANT: TenantLimits(max_blocks=2)}, tenant_default=UNLIMITED), 0.0
+    )
+
+    woken(limited, large.ticket, NeverFitsError)
+    assert cache.census().num_waiting == 1
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_smaller_pool_grants_what_is_left_of_it() -> None:
+    """Blocks at the end of the memory are out of use; limits, refusals and counts go by the others."""
+    cache = a_cache(8)
+
+    resized = resize(cache, 5)
+
+    assert (resized.num_blocks, resized.num_parked, resized.num_evicted) == (5, 3, 0)
+    assert ids(cache.parked(Tier.DEVICE)) == [5, 6, 7]
+    assert cache.shape.usable_blocks == 5
+    with pytest.raises(NeverFitsError) as refused:
+        cache.handle(a_reserve(6), 0.0)
+    assert refused.value.limit == 5
+    reserve(cache, 5)
+    assert cache.census().device["parked"] == 3
+    assert cache.check() == []
+
+
+def test_pool_grows_again_to_what_was_registered() -> None:
+    """Blocks come back in the order of the memory, and are taken after those that were in use."""
+    cache = a_cache(8)
+    resize(cache, 4)
+
+    assert resize(cache, 6).num_parked == 2
+    assert ids(cache.parked(Tier.DEVICE)) == [6, 7]
+    with pytest.raises(NeverFitsError) as refused:
+        resize(cache, 9)
+    assert (refused.value.need, refused.value.available, refused.value.limit) == (9, 8, 8)
+    resize(cache, 8)
+    reserve(cache, 8)
+    assert cache.check() == []
+
+
+def test_device_pool_does_not_shrink_to_nothing_and_the_host_pool_may() -> None:
+    """Without a device block there is no cache; without a slot there is one."""
+    cache = a_cache(8)
+
+    with pytest.raises(NeverFitsError, match="not 0; drain the cache") as refused:
+        resize(cache, 0)
+    assert refused.value.remedies == ("num_blocks=1",)
+
+    assert resize(cache, 0, Tier.HOST).num_parked == 8
+    assert resize(cache, 8, Tier.HOST).num_parked == 0
+
+
+def test_cached_blocks_leave_and_held_ones_do_not() -> None:
+    """What nobody holds makes way; where that is not enough, nothing happens and the numbers are told."""
+    cache = a_full_cache(6)
+    cache.handle(c.Pin(keys=keys(0, 1)), 0.0)
+
+    with pytest.raises(PoolFullError) as refused:
+        resize(cache, 1)
+    assert (refused.value.resource, refused.value.need, refused.value.available) == (
+        "device_blocks", 5, 4,
+    )  # fmt: skip
+    assert cache.census().device["parked"] == 0
+    assert "4 can: of the others are 2 pinned; end pins by kvlease unpin" in str(refused.value)
+    assert "leases" not in str(refused.value)
+
+    assert resize(cache, 2).num_evicted == 4
+    assert cache.census().counters["blocks_cleared"] == 4
+    assert cache.check() == []
+
+
+def test_refused_resize_names_all_that_holds_blocks_and_what_to_do() -> None:
+    """Leases and pins are counted apart, for each has an end of its own."""
+    cache = a_cache(6)
+    cached(cache, keys(0, 1))
+    cache.handle(c.Pin(keys=keys(0, 1)), 0.0)
+    reserve(cache, 3, "running")
+
+    with pytest.raises(PoolFullError) as refused:
+        resize(cache, 1)
+
+    told = str(refused.value)
+    assert "3 leased" in told
+    assert "2 pinned" in told
+    assert "when leases have ended" in told
+    assert "kvlease unpin" in told
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "advice"),
+    [
+        pytest.param(
+            6, "bring some of its 4 parked blocks back into use by kvlease resize", id="parked"
+        ),
+        pytest.param(9, "or register a larger pool", id="never"),
+    ],
+)
+def test_what_only_a_resize_keeps_out_is_told_so(num_blocks: int, advice: str) -> None:
+    """A request that fitted the pool as it was registered needs no larger one, but the blocks that were taken."""
+    cache = a_cache(8, table_blocks=10)
+    resize(cache, 4)
+
+    with pytest.raises(NeverFitsError, match=advice):
+        cache.handle(a_reserve(num_blocks, "long"), 0.0)
+
+
+def test_slots_leave_the_host_pool() -> None:
+    """A smaller host pool drops what it has most of use for last."""
+    cache = a_full_cache(4, num_slots=4)
+    finish(cache, cache.handle(c.Evict(num_blocks=4, wait_ms=1_000), 0.0))
+
+    assert resize(cache, 1, Tier.HOST).num_evicted == 3
+    assert cache.census().host["parked"] == 3
+    lease = reserve(cache, 2, "lease")
+    with pytest.raises(NeverFitsError) as refused:
+        cache.handle(c.Evict(worker_id=WORKER, lease_id=lease.lease_id, wait_ms=1_000), 0.0)
+    assert refused.value.limit == 1
+
+
+def test_shrink_that_leaves_no_room_for_minima_is_refused() -> None:
+    """Minima are promises that a resize may not break; limits that come with it are looked at instead."""
+    cache = a_cache(8, tenants={TENANT: TenantLimits(min_blocks=6)})
+
+    with pytest.raises(PoolFullError, match="guaranteed"):
+        resize(cache, 5)
+
+    lower = c.Limit(tenants={TENANT: TenantLimits(min_blocks=4)}, tenant_default=UNLIMITED)
+    cache.handle(c.Resize(tier=Tier.DEVICE, num_blocks=5, limits=lower), 0.0)
+    assert cache.shape.tenants[TENANT].min_blocks == 4
+    assert cache.check() == []
+
+
+def test_lease_that_is_longer_than_any_can_be_now_goes_on() -> None:
+    """An evicted lease may have more tokens than a smaller pool admits; what it has already is not refused."""
+    cache = a_cache(8, table_blocks=10)
+    lease = reserve(cache, 6)
+    command = c.Evict(worker_id=WORKER, lease_id=lease.lease_id, wait_ms=1_000)
+    finish(cache, cache.handle(command, 0.0))
+    resize(cache, 4)
+    late = replace(an_extend(lease.lease_id, 6), num_tokens=6 * TOKENS_PER_BLOCK)
+
+    with pytest.raises(WrongStateError):
+        cache.handle(late, 0.0)
+    for num_blocks in (7, 9):
+        with pytest.raises(NeverFitsError):
+            cache.handle(an_extend(lease.lease_id, num_blocks), 0.0)
+
+
+def test_smaller_pool_outlives_a_restart() -> None:
+    """What was out of use is so in the next life, in every tier; in another container it is not."""
+    plain = CacheRecords.plain(SHAPE)
+    cache = Cache(SHAPE, plain, EPOCH)
+    resize(cache, 5)
+    resize(cache, 6, Tier.HOST)
+
+    restarted = Cache.recovered(SHAPE, plain, EPOCH, {}, 0.0)
+
+    assert (restarted.shape.usable_blocks, restarted.census().host["parked"]) == (5, 2)
+    assert restarted.check() == []
+    assert resize(restarted, 8).num_parked == 0
+
+
+def test_tenants_use_nothing_of_what_is_parked() -> None:
+    """A block that is out of use is nobody's, however its tenants are counted."""
+    cache = a_full_cache(6)
+    assert resize(cache, 4).num_evicted == 2
+
+    (alone,) = [one for one in cache.list_tenants() if one.tenant_digest == TENANT]
+    limit(cache, max_blocks=6)
+    (parted,) = [one for one in cache.list_tenants() if one.tenant_digest == TENANT]
+
+    assert alone.used_blocks == parted.used_blocks == 4
+
+
+def test_check_finds_parked_blocks_that_are_held_or_not_counted() -> None:
+    """A block out of use is held by nobody, and the pool knows how many there are."""
+    cache = a_cache()
+    resize(cache, 6)
+    cache._state.device.holds[7] = 1
+
+    assert any("parked" in one for one in cache.check())
+    cache._state.device.holds[7] = 0
+    assert cache.check() == []
+    cache._state.device.num_parked = 1
+    assert any("parked" in one for one in cache.check())
+
+
+# Clears ---------------------------------------------------------------------------------------------------------------
+
+
+def test_clear_drops_what_nobody_holds() -> None:
+    """Everybody's cached blocks, in every tier; what is free then can be had at once."""
+    cache = a_full_cache(4, num_slots=4)
+    finish(cache, cache.handle(c.Evict(num_blocks=2, wait_ms=1_000), 0.0))
+
+    cleared = clear(cache)
+
+    assert (cleared.num_device, cleared.num_host, cleared.num_disk, cleared.num_held) == (
+        2,
+        2,
+        0,
+        0,
+    )
+    assert cache.census().counters["blocks_cleared"] == 4
+    assert cache.census().device["free"] == cache.census().host["free"] == 4
+    assert cache.check() == []
+
+
+def test_clear_of_a_tenant_leaves_the_others() -> None:
+    """Whose blocks are not named stay findable."""
+    cache = a_cache()
+    cached(cache, keys(1, 2))
+    lease = reserve(cache, 2, "theirs", worker_id=STRANGER)
+    commit = c.Commit(
+        worker_id=STRANGER, lease_id=lease.lease_id, num_tokens=8, first_block=0, keys=keys(3, 4)
+    )
+    cache.handle(commit, 0.0)
+    cache.handle(c.Release(worker_id=STRANGER, lease_id=lease.lease_id), 0.0)
+
+    assert clear(cache, TENANT).num_device == 2
+    assert cache.census().device["ready"] == 2
+    assert clear(cache, TENANT).num_device == 0
+
+
+def test_clear_names_what_holds_the_rest() -> None:
+    """Leases on the device and below, pins, copies and magazines: each is told."""
+    cache = a_full_cache(6, num_slots=6)
+    lease = reserve(cache, 1, "holder", keys(0))
+    reserve(cache, 1, "beside")
+    pin = answer(cache.handle(c.Pin(keys=keys(1)), 0.0), Pinned)
+    moving = cache.handle(c.Evict(keys=keys(2), wait_ms=1_000), 0.0)
+
+    cleared = clear(cache)
+
+    assert np.frombuffer(cleared.lease_ids, np.int64).tolist() == [lease.lease_id]
+    assert np.frombuffer(cleared.pin_ids, np.int64).tolist() == [pin.pin_id]
+    assert (cleared.num_held, cleared.num_copying, cleared.num_in_magazines) == (3, 1, 0)
+    assert cleared.num_device == 2
+    assert len(copies(moving)) == 1
+
+
+def test_clear_leaves_an_evicted_lease_its_slots() -> None:
+    """Slots that an evicted lease shares with the cache below stay, and the lease is named."""
+    cache = a_full_cache(2, num_slots=6)
+    lease = reserve(cache, 2, "holder", keys(0, 1))
+    command = c.Evict(worker_id=WORKER, lease_id=lease.lease_id, wait_ms=1_000)
+    finish(cache, cache.handle(command, 0.0))
+
+    cleared = clear(cache)
+
+    assert cleared.num_held == int((records(cache).host.state == State.READY).sum()) == 2
+    assert np.frombuffer(cleared.lease_ids, np.int64).tolist() == [lease.lease_id]

@@ -1,0 +1,104 @@
+"""Laws of what the supervisor has to tell: all arrives in order, with its descriptors, however few it may have."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvleased.keeper import receive
+from kvleased.supervision.supervisor_outbox import SupervisorOutbox
+from tests.unit.service.test_keeper import no_descriptor_left
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """The supervisor's end of a link, and the other one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def num_open() -> int:
+    """Return how many descriptors this process has."""
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def fill(outbox: SupervisorOutbox, link: socket.socket) -> int:
+    """Send until there is no room; return how many messages that took, the one that waits among them."""
+    count = 0
+    while not outbox:
+        outbox.send(link, {"number": count, "filling": "x" * 10_000}, stays=True)
+        count += 1
+    return count
+
+
+def arrived(outbox: SupervisorOutbox, ends: Ends, count: int) -> list[int]:
+    """Read so many messages, with the outbox flushed meanwhile; return the descriptors of the last."""
+    fds: list[int] = []
+    for number in range(count):
+        outbox.flush(ends[0])
+        received = receive(ends[1])
+        assert received is not None
+        message, fds = received
+        assert message["number"] == number
+    return fds
+
+
+def test_descriptor_that_is_closed_meanwhile_arrives(ends: Ends) -> None:
+    """A message that has to wait has a descriptor of its own."""
+    outbox = SupervisorOutbox()
+    count = fill(outbox, ends[0])
+    fd = os.memfd_create("kept")
+    inode = os.fstat(fd).st_ino
+    outbox.send(ends[0], {"number": count}, [fd], stays=False)
+    os.close(fd)
+
+    (received,) = arrived(outbox, ends, count + 1)
+
+    assert os.fstat(received).st_ino == inode
+    os.close(received)
+    assert repr(outbox) == "<SupervisorOutbox 0 waiting>"
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "later"])
+def test_what_stays_open_takes_no_other_descriptor(ends: Ends, *, waits: bool) -> None:
+    """What is handed over can be as much as this process may have at all."""
+    outbox = SupervisorOutbox()
+    count = fill(outbox, ends[0]) if waits else 0
+    with no_descriptor_left():
+        outbox.send(ends[0], {"number": count}, [ends[0].fileno()], stays=True)
+
+    (received,) = arrived(outbox, ends, count + 1)
+
+    assert os.fstat(received).st_ino == os.fstat(ends[0].fileno()).st_ino
+    os.close(received)
+
+
+def test_message_goes_without_its_descriptor_where_there_is_none(ends: Ends) -> None:
+    """Whoever gets it knows what that means; nothing else would come any more, were it not sent."""
+    outbox = SupervisorOutbox()
+    count = fill(outbox, ends[0])
+    with no_descriptor_left():
+        outbox.send(ends[0], {"number": count}, [ends[0].fileno()], stays=False)
+
+    assert arrived(outbox, ends, count + 1) == []
+
+
+def test_who_has_gone_is_told_nothing(ends: Ends) -> None:
+    """Nothing waits for who reads no more, and what was discarded left no descriptor open."""
+    outbox = SupervisorOutbox()
+    count = fill(outbox, ends[0])
+    before = num_open()
+    outbox.send(ends[0], {"number": count}, [ends[0].fileno()], stays=False)
+    outbox.discard()
+    assert num_open() == before
+    ends[1].close()
+
+    outbox.send(ends[0], {"number": count}, stays=True)
+
+    assert not outbox

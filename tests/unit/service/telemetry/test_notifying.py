@@ -1,0 +1,56 @@
+"""What a service manager is told, and that nobody minds where there is none."""
+
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvleased.supervision.supervisor import Supervisor
+from kvleased.telemetry.notifying import ALIVE, READY, STOPPING, Notifier
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_service_manager_hears(tmp_path: Path, *, is_abstract: bool) -> None:
+    """Each word is one datagram, also to a socket in the abstract namespace."""
+    name = f"kvlease-{secrets.token_hex(8)}" if is_abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0{name}" if is_abstract else name)
+        notifier = Notifier(f"@{name}" if is_abstract else name)
+        for word in (READY, ALIVE, STOPPING):
+            notifier.tell(word)
+
+        assert [manager.recv(64) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"STOPPING=1"]
+
+
+@pytest.mark.parametrize("address", ["", "/nowhere/at/all"])
+def test_nobody_need_listen(address: str) -> None:
+    """A daemon without a service manager, or with one that has gone, goes on."""
+    Notifier(address).tell(READY)
+
+    assert repr(Notifier(address)) == f"<Notifier {address!r}>"
+
+
+class Heard(Notifier):
+    """Remembers what it was to tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[bytes] = []
+
+    def tell(self, what: bytes) -> None:
+        """Remember it."""
+        self.words.append(what)
+
+
+def test_watchdog_hears_the_control_process_and_no_one_else() -> None:
+    """Signs of life are passed on as they come; what a process that is being replaced still sends is none."""
+    heard = Heard()
+    supervisor = Supervisor(-1, 0.0, notifier=heard)
+
+    supervisor._act({"op": "alive"}, [])
+    supervisor._act({"op": "ready"}, [])
+    supervisor._is_too_silent = True
+    supervisor._act({"op": "alive"}, [])
+
+    assert heard.words == [ALIVE, READY]

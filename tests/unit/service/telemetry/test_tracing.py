@@ -1,0 +1,194 @@
+"""Spans of calls and copies: whose parent is which, how they end, and that there are not too many."""
+
+import asyncio
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from kvlease.errors import PoolFullError
+from kvlease.ids import CopyId
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.access.callers import Caller
+from kvleased.core import commands as c
+from kvleased.core.effects import Copy, Direction
+from kvleased.movers.batches import Moved
+from kvleased.telemetry import tracing
+from kvleased.telemetry.tracing import MissingOtelError, Tracing, traced
+
+pytest.importorskip("opentelemetry.sdk")
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def spans(tmp_path: Path) -> Tracing:
+    """Tracing into a file of the test's own."""
+    found = Tracing(endpoint="", file=tmp_path / "spans", epoch=5)
+    found.start()
+    return found
+
+
+def written(spans: Tracing) -> list[dict[str, Any]]:
+    """Return all spans, in the order of their ends."""
+    spans.stop()
+    assert spans._file is not None
+    return [json.loads(line) for line in spans._file.read_text().splitlines()]
+
+
+def _microseconds(written_time: str) -> int:
+    """Return a time of a span, which is written to the microsecond, by way of a float: one more or less is the same."""
+    return round(datetime.fromisoformat(written_time).timestamp() * 1e6)
+
+
+def test_file_of_spans_is_this_users_alone(spans: Tracing) -> None:
+    """Whatever the umask; one that an operator has made keeps its mode."""
+    assert spans._file is not None
+    assert spans._file.stat().st_mode & 0o777 == 0o600
+
+    spans._file.chmod(0o640)
+    again = Tracing(endpoint="", file=spans._file, epoch=6)
+    again.start()
+    again.stop()
+
+    assert spans._file.stat().st_mode & 0o777 == 0o640
+
+
+def a_copy(number: int) -> Copy:
+    """Return a copy of two blocks."""
+    return Copy(
+        copy_id=CopyId(number),
+        direction=Direction.RELOAD,
+        source_ids=bytes(8),
+        target_ids=bytes(8),
+        checksums=b"",
+    )
+
+
+def test_copies_of_a_call_hang_below_it_and_tell_how_they_ended(spans: Tracing) -> None:
+    """Done, failed, lost or their mover dead; a copy that no call led to is none of them."""
+    spans.copy_began(1, "main", a_copy(9))
+    span = spans.call("reserve", "local", PARENT)
+    for number in range(5):
+        spans.copy_began(1, "main", a_copy(number))
+    spans.leave()
+    tracing.finish(span, "OK")
+    spans.copy_began(1, "main", a_copy(9))
+
+    for command in (
+        c.CopyDone(copy_id=CopyId(0)),
+        c.CopyFailed(copy_id=CopyId(1)),
+        c.CopyLost(copy_id=CopyId(2)),
+        c.CopyDone(copy_id=CopyId(77)),
+        c.Tick(),
+        c.MoverDied(),
+    ):
+        spans.copy_ended(1, command)
+    found = written(spans)
+
+    call = next(one for one in found if one["name"] == "kvlease.reserve")
+    copies = [one for one in found if one["name"] == "kvlease.copy host_to_device"]
+    assert call["parent_id"] == "0xb7ad6b7169203331"
+    assert {one["parent_id"] for one in copies} == {call["context"]["span_id"]}
+    assert [one["attributes"]["kvlease.outcome"] for one in copies] == [
+        "done", "failed", "lost", "mover died", "mover died",
+    ]  # fmt: skip
+
+
+def test_what_the_mover_measured_is_a_span_below_the_copy(spans: Tracing) -> None:
+    """A copy is at its mover for a part of its time; what is left is the way there and the queue."""
+    span = spans.call("evict", "local", PARENT)
+    spans.copy_began(1, "main", a_copy(3))
+    spans.leave()
+    batch = Moved(
+        pool=1,
+        copy_id=CopyId(3),
+        direction="device_to_host",
+        num_bytes=64,
+        nanoseconds=7_000_000,
+        is_done=True,
+    )
+
+    spans.moved(batch)
+    spans.moved(batch._replace(copy_id=CopyId(4)))
+    spans.copy_ended(1, c.CopyDone(copy_id=CopyId(3)))
+    tracing.finish(span, "OK")
+    move, copy, _ = written(spans)
+
+    assert move["name"] == "kvlease.move device_to_host"
+    assert move["parent_id"] == copy["context"]["span_id"]
+    assert move["attributes"] == {"kvlease.bytes": 64, "kvlease.is_done": True}
+    took = _microseconds(move["end_time"]) - _microseconds(move["start_time"])
+    assert took == pytest.approx(7_000, abs=1)
+
+
+def test_copies_under_way_are_bounded(spans: Tracing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those above the limit have no span; those that never end are ended with the daemon."""
+    monkeypatch.setattr(tracing, "_COPIES_MAX", 2)
+    tracing.finish(spans.call("evict", "grpc", ""), "OK")
+    for number in range(4):
+        spans.copy_began(1, "main", a_copy(number))
+
+    assert repr(spans) == "<Tracing 2 copies>"
+    assert len(written(spans)) == 3
+
+
+@pytest.mark.parametrize("traceparent", ["", "nonsense", "00-0-0-01", "\0" * 55])
+def test_malformed_parent_is_none(spans: Tracing, traceparent: str) -> None:
+    """As the standard says: what cannot be read is passed over, and a trace begins."""
+    tracing.finish(spans.call("stats", "rest", traceparent), "INTERNAL")
+
+    (span,) = written(spans)
+    assert span["parent_id"] is None
+    assert span["status"]["status_code"] == "ERROR"
+
+
+async def test_calls_that_wait_are_spans_to_their_answers(spans: Tracing) -> None:
+    """Answered at once, refused, and answered later, refused later or given up: each under its code."""
+    futures: list[asyncio.Future[Message]] = [
+        asyncio.get_running_loop().create_future() for _ in range(4)
+    ]
+    answers: list[Any] = [pb.StatsResponse(), PoolFullError(), *futures]
+
+    def answer(verb: str, request: Message, caller: Caller) -> Any:
+        del verb, request, caller
+        found = answers.pop(0)
+        if isinstance(found, PoolFullError):
+            raise found
+        return found
+
+    ask = traced(spans, answer, lambda: None)
+    for verb in "abcdef":
+        if verb == "b":
+            with pytest.raises(PoolFullError):
+                ask(verb, pb.StatsRequest(), Caller("local"))
+        else:
+            ask(verb, pb.StatsRequest(), Caller("local"))
+    futures[0].set_result(pb.StatsResponse())
+    futures[1].set_exception(PoolFullError())
+    futures[2].set_exception(ValueError())
+    futures[3].cancel()
+    await asyncio.sleep(0)
+
+    codes = {one["name"][-1]: one["attributes"]["kvlease.code"] for one in written(spans)}
+    assert codes == {
+        "a": "OK", "b": "POOL_FULL", "c": "OK", "d": "POOL_FULL", "e": "INTERNAL", "f": "CANCELLED",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["opentelemetry.sdk.resources", "opentelemetry.exporter.otlp.proto.http.trace_exporter"],
+)
+def test_missing_opentelemetry_says_what_to_install(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an extra, asked for only by those that want traces."""
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(MissingOtelError, match=r"kvlease\[otel\]"):
+        Tracing(endpoint="http://127.0.0.1:1", file=None, epoch=1).start()
