@@ -333,9 +333,7 @@ def test_daemon_may_come_later_and_be_wiped(tmp_path: Path) -> None:
             assert first is not None
             first[:8] = 7
         finally:
-            serving.process.kill()
-            serving.process.wait()
-            serving.log.close()
+            kill(serving)
         serving.start()
         try:
             until(lambda: session.poll() is SessionEvent.FRESH, "the next daemon")
@@ -353,3 +351,44 @@ def test_daemon_may_come_later_and_be_wiped(tmp_path: Path) -> None:
     assert first[:8].tolist() == [7] * 8
     assert second[:8].tolist() == [0] * 8
     assert (left, len(taken)) == (set(), 8)
+
+
+def test_cache_that_is_no_more_is_told_of(tmp_path: Path) -> None:
+    """An engine learns that its memory is lost, whether or not a new daemon has room for its cache."""
+    serving = Serving.__new__(Serving)
+    serving.runtime_dir, serving.options = tmp_path / "run", ()
+    serving.start()
+    try:
+        with (
+            opened(settings(serving), terms()) as registering,
+            opened(settings(serving), terms(inputs=None)) as waiting,
+        ):
+            assert registering.poll() is waiting.poll() is SessionEvent.FRESH
+            kill(serving)
+            serving.options = ("--device-bytes-default", "1MiB", "--memory-bytes-max", "1MiB")
+            serving.start()
+            heard = [heard_last(registering), heard_last(waiting)]
+            with Client(serving.address("unix"), on_doubt="raise") as client:
+                client.register("vllm-test", replace(INPUTS, device_blocks=4))
+            until(lambda: "another engine's" in registering.refusal, "the refusal")
+            later = [registering.poll(), waiting.poll()]
+    finally:
+        serving.stop()
+
+    assert heard == [SessionEvent.GONE] * 2
+    assert later == [SessionEvent.NONE] * 2
+
+
+def kill(serving: Serving) -> None:
+    """End a daemon, and its memory with it."""
+    serving.process.kill()
+    serving.process.wait()
+    serving.log.close()
+
+
+def heard_last(session: EngineSession) -> SessionEvent:
+    """Return what has become of a session whose daemon was killed."""
+    heard: list[SessionEvent] = []
+    ends = {SessionEvent.GONE, SessionEvent.FRESH}
+    until(lambda: heard.append(session.poll()) or heard[-1] in ends, "what became of the session")
+    return heard[-1]

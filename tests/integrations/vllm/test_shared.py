@@ -2,7 +2,6 @@
 
 import select
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from tests.integrations.vllm.births import until
 from tests.integrations.vllm.daemon import Daemon
 from tests.integrations.vllm.engine import (
-    Job,
     Life,
     beside_offload,
     contrasts,
@@ -20,43 +18,18 @@ from tests.integrations.vllm.engine import (
     prompt,
     reference,
 )
-from tests.integrations.vllm.jobs import HASTY_MS, PATIENT_MS
+from tests.integrations.vllm.shares import MANY, PROMPTS, TINY, sharing
 from tests.integrations.vllm.storms import begin_storm, end_storm
 
 pytestmark = pytest.mark.vllm
 
-PREFIX = prompt(320, seed=1)
-PROMPTS = [prompt(400 + 7 * index, seed=index, prefix=PREFIX) for index in range(4)]
 LONG_PREFIX_TOKENS = 1000
 LONG = [
     prompt(1010 + 7 * index, seed=index, prefix=prompt(LONG_PREFIX_TOKENS, seed=99))
     for index in range(2)
 ]
-TINY = {"num_gpu_blocks_override": 49, "max_model_len": 1024, "max_num_seqs": 8}
-"""48 blocks of 32 tokens: three longest requests of the tests below fill them."""
-MANY = [
-    prompt(230 + 37 * (index % 7), seed=index, prefix=PREFIX[:200] if index % 2 else ())
-    for index in range(16)
-]
 CALLS_IN_ADVANCE_MAX = 12
 """Calls beyond one a step, for each engine: to begin, those of the bank, and to end."""
-
-
-def sharing(daemon: Daemon, **words: Any) -> Job:
-    """Return an engine that shares the daemon's pool with all of its like."""
-    extra = words.pop("extra", {})
-    config = {
-        "kv_connector": "KVLeaseSharedConnector",
-        "kv_connector_module_path": "kvlease.integrations.vllm",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "socket": daemon.address,
-            "start_seconds": 60,
-            "deadline_ms": PATIENT_MS,
-            **extra,
-        },
-    }
-    return Job(kv_transfer_config=config, **words)
 
 
 def free_blocks(daemon: Daemon) -> int:
@@ -313,110 +286,20 @@ def test_abort_storm_in_two_engines_changes_no_token(
     daemon.wait_until_unused()
 
 
-@pytest.mark.parametrize("what", ["control killed", "frozen"])
-def test_daemon_that_is_away_for_a_while(what: str, daemon: Daemon, tmp_path: Path) -> None:
-    """Engines go on with what they have, and share again when it is back."""
-    job = sharing(
-        daemon,
-        engine={**TINY, "num_gpu_blocks_override": 97},
-        extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS},
-    )
-    wanted = reference(job, MANY)
-
-    with living(job, tmp_path) as one, living(job, tmp_path) as two:
-        for life in (one, two):
-            life.begin(MANY, pause_at_step=10)
-            life.paused()
-        if what == "frozen":
-            daemon.freeze()
-        else:
-            daemon.kill_control()
-        one.go_on()
-        two.go_on()
-        if what == "frozen":
-            until(
-                lambda: "does not answer" in one.told() and "does not answer" in two.told(), "deaf"
-            )
-            daemon.thaw()
-        first, second = one.result(), two.result()
-        daemon.wait_until_ready()
-        until(lambda: _finds(one, two), "they share no more")
-
-    assert differences(first, wanted) == []
-    assert differences(second, wanted) == []
-    daemon.wait_until_unused()
-
-
-def _finds(one: Life, two: Life) -> bool:
-    """Tell whether one engine finds what the other has just computed."""
-    fresh = [prompt(200, seed=next(_seeds))]
-    one.generate(fresh)
-    return two.generate(fresh).cached[0] >= 160
-
-
-_seeds = count(1000)
-"""Every try has a prompt that was never seen."""
-
-
-def test_daemon_wiped_under_an_engine(daemon: Daemon, tmp_path: Path) -> None:
-    """The engine keeps the memory of before and goes on with what it has; nothing wrong is said."""
-    job = sharing(daemon, extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS})
+def test_engines_of_unequal_steps_share(daemon: Daemon, tmp_path: Path) -> None:
+    """Engines whose longest requests take other numbers of blocks share a pool in which every byte lies alike."""
+    words: dict[str, Any] = {"model": "hybrid", "engine": {"max_num_batched_tokens": 128}}
+    job, other = (sharing(daemon, is_async=is_async, **words) for is_async in (False, True))
     wanted = reference(job, PROMPTS)
 
-    with living(job, tmp_path) as life:
-        life.begin(PROMPTS, pause_at_step=6)
-        life.paused()
-        daemon.kill()
-        daemon.start()
-        life.go_on()
-        first = life.result()
-        second = life.generate(PROMPTS[:1])
+    with living(job, tmp_path) as one, living(other, tmp_path) as two:
+        first = one.generate(PROMPTS)
+        second = two.generate(PROMPTS)
+        told = two.told()
 
-    assert differences(first, wanted) == []
-    assert differences(second, replace(wanted, requests=wanted.requests[:1])) == []
-
-
-@pytest.mark.parametrize("model", ["llama", "hybrid"])
-def test_engines_of_a_wiped_daemon_have_room_for_all(
-    model: str, daemon: Daemon, tmp_path: Path
-) -> None:
-    """Each goes on as if alone in the memory of before; what one writes there the other does not see."""
-    engine = TINY if model == "llama" else TINY | {"max_model_len": 480}
-    job = sharing(
-        daemon, model=model, engine=engine, extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS}
-    )
-    wanted = reference(job, MANY)
-
-    with living(job, tmp_path) as one, living(job, tmp_path) as two:
-        for life in (one, two):
-            life.begin(MANY, pause_at_step=6)
-            life.paused()
-        daemon.kill()
-        daemon.start()
-        one.go_on()
-        two.go_on()
-        said = [one.result(), two.result()]
-        for life in (one, two):
-            life.begin(MANY)
-        said += [one.result(), two.result()]
-        with living(job, tmp_path) as heir, living(job, tmp_path) as other:
-            said += [heir.generate(MANY), other.generate(MANY), two.generate(MANY)]
-
-    assert [differences(got, wanted) for got in said] == [[]] * 7
-    assert "mistake" not in one.told() + two.told()
-    daemon.wait_until_unused()
-
-
-def test_daemon_absent_at_start(daemon: Daemon, tmp_path: Path) -> None:
-    """The engine runs on memory of its own."""
-    daemon.stop()
-    job = sharing(daemon, extra={"start_seconds": 0.2, "deadline_ms": HASTY_MS})
-
-    with living(job, tmp_path) as life:
-        got = life.generate(PROMPTS)
-        daemon.start()
-
-    assert differences(got, reference(job, PROMPTS)) == []
+    assert [differences(got, wanted) for got in (first, second)] == [[], []]
+    assert min(second.cached) >= 384
+    assert "blocks_per_longest_request" in told
 
 
 def test_reset_finds_nothing_of_before(daemon: Daemon, tmp_path: Path) -> None:

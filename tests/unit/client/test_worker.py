@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from kvlease import (
     AsyncClient,
     Client,
+    DeadlineError,
     InvalidError,
     KVLeaseError,
     PlanInputs,
@@ -495,12 +496,14 @@ def test_attach_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path, regions
 
 def test_doubt_is_raised_when_asked_for(server: FrameServer) -> None:
     """With on_doubt="raise" the caller hears of it."""
-    with Client(f"unix://{server.path}", deadline_seconds=0.2, on_doubt="raise") as client:
-        worker = client.attach("demo")
+    with (
+        Client(f"unix://{server.path}", deadline_seconds=0.2, on_doubt="raise") as client,
+        client.attach("demo") as worker,
+    ):
         server.stop()
-        with pytest.raises(UnavailableError):
+        # A busy machine may come to the deadline first.
+        with pytest.raises((UnavailableError, DeadlineError)):
             worker.reserve("r", num_tokens=32)
-        worker.close()
 
 
 def test_heartbeats_carry_the_inventory(client: Client, server: FrameServer) -> None:

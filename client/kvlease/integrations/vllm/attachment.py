@@ -24,6 +24,7 @@ from kvlease.errors import (
     RefusedError,
     StaleError,
     StartingError,
+    UnknownCacheError,
 )
 from kvlease.integrations.vllm.guard import ANSWERS, Guard
 from kvlease.integrations.vllm.mapping import mapped_ahead
@@ -157,6 +158,9 @@ def _register(client: Client, name: str, settings: ConnectorSettings, terms: Ter
             there = client.get_cache(name)
             _check_identity(name, there.plan, terms.identity)
             if terms.takes_other_capacity and not terms.disagreements(there.plan):
+                _logger.info(
+                    "It is used as it is: %s.", error.message, extra={"action": "other_sizes"}
+                )
                 return there
         message = (
             f"{error.message}. Set `cache` to another name, or delete the old cache with "
@@ -205,17 +209,21 @@ class Attacher:
         """Why there is none; empty where there is one."""
         self.is_starting = False
         """Whether the daemon is making the cache's memory."""
+        self.is_gone = False
+        """Whether the cache that was attached last has ended with its memory; another one may have its name."""
         self.stop = threading.Event()
         self.changed = threading.Event()
         """Set after every try."""
         self._settings = settings
         self._terms = terms
         self._guard = guard
+        self._name = settings.cache or terms.cache
         self._wake = threading.Event()
         self._current: Attachment | None = None
         self._is_seeking = True
         self._is_abandoned = False
         self._num_failures = 0
+        self._had: CachePlan | None = None
         self._lost: list[Attachment] = []
         self._mapping: Iterator[int] = iter(())
         self._thread = threading.Thread(target=self._run, name="kvlease-vllm", daemon=True)
@@ -228,6 +236,10 @@ class Attacher:
         """Return the attachment that was found since the last call."""
         found, self.found = self.found, None
         return found
+
+    def has(self, attachment: Attachment) -> bool:
+        """Whether an attachment is still the one that is of use; no longer where a probe has found it lost."""
+        return attachment is self._current
 
     def seek(self, lost: Attachment) -> None:
         """End an attachment that is of no use any more, and seek another."""
@@ -291,10 +303,13 @@ class Attacher:
             attachment = attach(self._settings, self._terms)
         except KVLeaseError as error:
             self._refused(error, time.monotonic() - started_at)
+            if isinstance(error, ANSWERS) and not self.is_starting:
+                self.is_gone = self.is_gone or self._sees_end()
         except Exception as error:  # noqa: BLE001 - a thread that ends silently would never attach again
             self._refused(KVLeaseError(f"{type(error).__name__}: {error}"), 0)
         else:
-            self.refusal, self.is_starting, self._is_seeking = "", False, False
+            self.refusal, self.is_starting, self.is_gone, self._is_seeking = "", False, False, False
+            self._had = attachment.plan
             self._num_failures = 0
             self._guard.recover()
             self._current = self.found = attachment
@@ -303,13 +318,28 @@ class Attacher:
             _logger.info(
                 "Attached to the kvlease daemon as worker %d of cache %s, rank %d: %d blocks of %d tokens, %s.",
                 attachment.worker.worker_id,
-                self._settings.cache or self._terms.cache,
+                self._name,
                 self._terms.rank,
                 attachment.plan.num_blocks,
                 attachment.plan.tokens_per_block,
                 show_bytes(attachment.plan.device_bytes),
                 extra={"action": "attached"},
             )
+
+    def _sees_end(self) -> bool:
+        """Ask a daemon that refused to attach us whether it still has the cache that we had."""
+        if self._had is None:
+            return False
+        deadline_seconds = self._settings.deadline_seconds
+        try:
+            with Client(
+                self._settings.address, deadline_seconds=deadline_seconds, on_doubt="raise"
+            ) as client:
+                return client.get_cache(self._name).plan != self._had
+        except UnknownCacheError:
+            return True
+        except KVLeaseError:
+            return False
 
     def _refused(self, error: KVLeaseError, seconds: float) -> None:
         """Note why there is no attachment, and say so where the reason is a new one."""
@@ -344,8 +374,11 @@ class Attacher:
         """See whether the daemon answers and still knows us; the worker attaches again by itself where it can."""
         try:
             current.worker.heartbeat()
-        except RefusedError:
-            return
+        except RefusedError as error:
+            # Such as one of a worker that cannot have its cache made anew, in a daemon that has lost it.
+            if not isinstance(error, StartingError) and self._sees_end():
+                self.is_gone = True
+                self.seek(current)
         except StaleError as error:
             level = logging.INFO if self._guard.is_away else logging.WARNING
             _logger.log(level, "The kvlease daemon has lost this engine's cache: %s", error.message)

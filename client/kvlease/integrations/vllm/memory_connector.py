@@ -47,6 +47,8 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
 
     mode: ClassVar[str]
     """The name of the mode, which caches and magazines are told apart by."""
+    takes_other_capacity: ClassVar[bool] = False
+    """Whether a cache will do that another engine made for requests of other lengths, where every byte lies alike."""
     asks_by_request: ClassVar[bool] = False
     """Whether the scheduler seeks each request's prefix at the daemon, and so is to know what is surely not cached."""
     _memory: WorkersHalf | None
@@ -139,5 +141,6 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             key_counts=self.asks_by_request and not is_worker,
             touches=is_worker,
             disagreements=disagreements,
+            takes_other_capacity=self.takes_other_capacity,
         )
         return EngineSession.open(self._settings, terms)

@@ -15,6 +15,8 @@ How a loss looks to an owner, case by case:
   thread registers and attaches again. Then `poll` tells BACK where the memory is the same (the magazine may be empty,
   an inventory is owed), or FRESH where it is other memory: `generation` has grown, `device` and `plan` are new.
 - Another layout is registered: `refusal` says what differs; the session stays off until that is changed.
+- The daemon answers, but the cache is no more, and no other one can be attached to, such as one of another layout that
+  has its name now: after LOST `poll` tells GONE, once.
 """
 
 import enum
@@ -58,6 +60,7 @@ class SessionEvent(enum.Enum):
 
     NONE = "nothing new"
     LOST = "off: calls give their defaults"
+    GONE = "off, and nobody gives blocks of the memory that it had out any more"
     BACK = "on, with the memory that it had; where it is another worker by now, its leases and pins have ended"
     FRESH = "on with memory that is new to the owner, and an empty magazine"
 
@@ -91,6 +94,7 @@ class EngineSession:
         self._plan: CachePlan | None = None
         self._answered_at = -math.inf
         self._told_on = False
+        self._told_gone = False
         self._told_worker_id = 0
         self._told_generation = 0
 
@@ -185,9 +189,15 @@ class EngineSession:
             if attached is not None and attached.is_elsewhere:
                 self._lose(attached)
             self._pick_up()
+            if self._attached is not None and not self._attacher.has(self._attached):
+                self._attached = None
         was_on, self._told_on = self._told_on, self.is_on
         if not self._told_on:
+            was_gone, self._told_gone = self._told_gone, self._attacher.is_gone
+            if self._told_gone and not was_gone:
+                return SessionEvent.GONE
             return SessionEvent.LOST if was_on else SessionEvent.NONE
+        self._told_gone = False
         self._answered_at = time.monotonic()
         if self._told_generation != self.generation:
             self._told_generation, self._told_worker_id = self.generation, self._now_worker_id

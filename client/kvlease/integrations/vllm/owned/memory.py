@@ -79,7 +79,8 @@ class OwnedMemory:
 
     def poll(self) -> None:
         """See whether the daemon has lost the memory; then it is of no use to stay attached."""
-        if self.claim is not None and self._session.poll() is SessionEvent.FRESH:
+        lost = {SessionEvent.FRESH, SessionEvent.GONE}
+        if self.claim is not None and self._session.poll() in lost:
             self._session.close()
 
 

@@ -127,7 +127,7 @@ class OwnedScheduler:
         if session is None or keeper is None or not keeper.is_on:
             return
         event = session.poll()
-        if event is SessionEvent.FRESH:
+        if event in {SessionEvent.FRESH, SessionEvent.GONE}:
             self._switch_off(keeper, session)
         elif event is SessionEvent.BACK:
             keeper.doubt()

@@ -39,6 +39,7 @@ class KVLeaseSharedConnector(MemoryConnector):
     """Let several engines of one model serve from one pool, whose blocks the daemon gives out."""
 
     mode = "shared"
+    takes_other_capacity = True
     asks_by_request = True
     _memory: RankMemory | None
     _scheduler: SharedScheduler | None

@@ -95,8 +95,9 @@ class Dealer:
 
     def poll(self) -> None:
         """Take over what became of the session since the last step."""
-        is_fresh = self._session.poll() is SessionEvent.FRESH
-        if is_fresh and not self.is_orphan and self._session.memory != self._memory:
+        event = self._session.poll()
+        is_other = event is SessionEvent.FRESH and self._session.memory != self._memory
+        if not self.is_orphan and (is_other or event is SessionEvent.GONE):
             self._orphan()
 
     def go_alone(self) -> None:
@@ -119,8 +120,8 @@ class Dealer:
         # An empty magazine would count when others are dealt their share.
         self._session.close()
         _logger.error(
-            "The daemon has made the cache's memory anew; this engine keeps the memory of before and goes on without "
-            "sharing. Restart it at leisure to share again.",
+            "The daemon has lost the cache's memory; this engine keeps it and goes on without sharing. Restart it at "
+            "leisure to share again.",
             extra={"action": "orphaned", "num_blocks": self._books.num_owned},
         )
 

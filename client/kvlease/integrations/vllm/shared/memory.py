@@ -74,14 +74,16 @@ class RankMemory:
         self._refuse(f"vLLM did not allocate one buffer of {self._arena.numel()} bytes")
 
     def poll(self) -> None:
-        """Keep the session going; where the cache's memory is another now, keep that of before for this engine alone.
+        """Keep the session going; where the cache's memory has ended, keep it for this engine alone.
 
         Nobody gives blocks of it out any more. Those that this engine has hold what they held: other engines write into
         theirs only, and no longer into this memory once they have noticed, too.
         """
-        if self._session.poll() is not SessionEvent.FRESH:
+        event = self._session.poll()
+        if event not in {SessionEvent.FRESH, SessionEvent.GONE}:
             return
-        if self.mapped is not None and self._session.memory != self.mapped.memory:
+        is_gone = event is SessionEvent.GONE
+        if self.mapped is not None and (is_gone or self._session.memory != self.mapped.memory):
             self._part(self.mapped.memory)
         self._session.close()
 
