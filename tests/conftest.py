@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvleased.api import grpc_environment
+from kvleased.api.grpc import environment as grpc_environment
 
 # Before any test has used gRPC, which reads it but once: what is tested is what the daemon has.
 grpc_environment.prepare()

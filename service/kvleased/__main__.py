@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 EX_CONFIG: Final = 78
 _MOVERS: Final = {
     "mover": "kvleased.movers.engine",
-    "disk-mover": "kvleased.movers.disk",
-    "remote-mover": "kvleased.movers.remote",
+    "disk-mover": "kvleased.movers.disk.engine",
+    "remote-mover": "kvleased.movers.remote.engine",
 }
 """The modules of the processes that move bytes, by role."""
 _USAGE: Final = """usage: kvleased serve [options]

@@ -32,9 +32,9 @@ from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:
     from kvleased.access.renewing import Renewal
-    from kvleased.api.health import Probes
-    from kvleased.api.local import LocalServer
-    from kvleased.api.rest import RestServer
+    from kvleased.api.local.listener import LocalServer
+    from kvleased.api.rest.health import Probes
+    from kvleased.api.rest.server import RestServer
     from kvleased.api.tls import TlsFiles
     from kvleased.keeper import Kept
     from kvleased.metrics import Metrics
@@ -95,7 +95,7 @@ def read_settings(settings_fd: int) -> Settings:
 
 async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) -> int:
     """Serve until SIGTERM, then drain; raises HandoverError where what was kept does not arrive whole."""
-    from kvleased.api.local import LocalServer  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.api.local.listener import LocalServer  # noqa: PLC0415 -- what takes over comes first
     from kvleased.metrics import Metrics  # noqa: PLC0415
 
     stop = asyncio.Event()
@@ -193,7 +193,7 @@ async def _start(
     # Workers of an earlier life come back over the local socket, while REST is still being imported.
     await servers[0].start(daemon, settings)
     rest: RestServer = (
-        await asyncio.to_thread(importlib.import_module, "kvleased.api.rest")
+        await asyncio.to_thread(importlib.import_module, "kvleased.api.rest.server")
     ).RestServer(metrics, await asyncio.to_thread(_page, daemon, metrics))
     servers.append(rest)
     await rest.start(daemon, settings)
@@ -327,7 +327,7 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
 
 async def _start_probes(probes: "Probes", settings: Settings) -> tuple[Server, int]:
     """Let those beyond loopback look; whoever reaches the address may. Return the server, and its port."""
-    module = await asyncio.to_thread(importlib.import_module, "kvleased.api.probes")
+    module = await asyncio.to_thread(importlib.import_module, "kvleased.api.rest.probes")
     server = module.ProbeServer(probes)
     await server.start(settings.probe_host, settings.probe_port)
     _LOG.warning(
@@ -340,10 +340,10 @@ async def _start_probes(probes: "Probes", settings: Settings) -> tuple[Server, i
 
 async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") -> tuple[Server, int]:
     """Start gRPC, the last, for it costs 0.1 s to import; return the server, and its port on TCP, or 0."""
-    from kvleased.api import grpc_environment  # noqa: PLC0415 -- may not be served at all
+    from kvleased.api.grpc import environment as grpc_environment  # noqa: PLC0415 -- may not be served at all
 
     grpc_environment.prepare()
-    module = await asyncio.to_thread(importlib.import_module, "kvleased.api.grpc")
+    module = await asyncio.to_thread(importlib.import_module, "kvleased.api.grpc.server")
     server = module.GrpcServer(metrics)
     await server.start(daemon, settings)
     addresses = {"socket": f"grpc+unix://{settings.grpc_socket}"}

@@ -25,7 +25,7 @@ from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
 from kvleased.memory.regions import TABLES, device_kind
-from kvleased.movers.device_link import GpuRegion
+from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.protocol import Status
 from kvleased.tallies import Tally
 from kvleased.tier_infos import tier_info

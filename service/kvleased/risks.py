@@ -5,7 +5,8 @@ from typing import Final
 
 import structlog
 
-from kvleased.api import grpc_connections, places
+from kvleased.api import places
+from kvleased.api.grpc import connections as grpc_connections
 from kvleased.config.settings import Settings
 from kvleased.descriptors import ADVICE
 from kvleased.memory.limits import memory_limit_bytes

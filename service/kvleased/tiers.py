@@ -18,7 +18,7 @@ from kvleased.core.effects import MOVER_OF, Adopted, Copy, Direction, Mover, Pro
 from kvleased.core.tier.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.batches import LinkFigures, ObserveCopies
-from kvleased.movers.device_link import Allotment, DeviceLink
+from kvleased.movers.gpu.device_link import Allotment, DeviceLink
 from kvleased.movers.link import MoverLink
 from kvleased.movers.mover_limits import mover_limits
 from kvleased.movers.mover_watch import MoverWatch

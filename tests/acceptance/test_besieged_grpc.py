@@ -15,7 +15,7 @@ import pytest
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1.kvlease_pb2_grpc import KVLeaseServiceStub
-from kvleased.api.grpc_connections import STRANGERS_MAX
+from kvleased.api.grpc.connections import STRANGERS_MAX
 from tests.acceptance.serving import ROOT, Serving
 from tests.unit.api.certificates import Authority
 

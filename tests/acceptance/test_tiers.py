@@ -53,7 +53,7 @@ WRITE_THROUGH: Final = CacheOptions(write_policy="write-through")
 
 needs_memory = pytest.mark.skipif(not os.access(MEMORY, os.W_OK), reason="there is no /dev/shm")
 needs_disk_mover = pytest.mark.skipif(
-    importlib.util.find_spec("kvleased.movers.disk") is None, reason="there is no disk mover"
+    importlib.util.find_spec("kvleased.movers.disk.engine") is None, reason="there is no disk mover"
 )
 
 

@@ -13,8 +13,8 @@ from measure import Figure
 from kvlease.errors import InvalidError
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
+from kvleased.movers.gpu.streams import GpuStream, GpuStreams
 from kvleased.movers.spans import End, Spans, Way
-from kvleased.movers.streams import GpuStream, GpuStreams
 
 DEVICE: Final = "cuda:0"
 

@@ -7,7 +7,7 @@ from typing import Any
 from kvlease.errors import KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs, RankInputs
 from kvlease.spec import AttentionSpec, LayerSpec, spec_from_fields
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 
 KIND_OF_TYPE = {
     "full_attention": "full_attention",

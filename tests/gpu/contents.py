@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from kvlease import Worker
 from kvlease.cuda import DeviceMemory
 from kvleased.memory.cuda import Gpu
+from kvleased.movers.gpu.streams import GpuStreams
 from kvleased.movers.spans import Spans
-from kvleased.movers.streams import GpuStreams
 
 
 def read(memory: DeviceMemory, start: int = 0, num_bytes: int | None = None) -> NDArray[np.uint8]:

@@ -14,8 +14,8 @@ from kvlease.cuda import DeviceMemory
 from kvleased.core.effects import Direction
 from kvleased.memory.cuda import Gpu
 from kvleased.movers import protocol
-from kvleased.movers.allotting import Allocate, Allocated
-from kvleased.movers.cuda_engine import CudaEngine
+from kvleased.movers.gpu.allotting import Allocate, Allocated
+from kvleased.movers.gpu.engine import CudaEngine
 from kvleased.movers.protocol import Batch, Completion, Piece, PoolMap
 from tests.gpu.contents import read, write
 

@@ -14,8 +14,8 @@ import pytest
 from kvlease.cuda import DeviceMemory, device_at, device_of, import_memory
 from kvlease.errors import InvalidError
 from kvleased.memory.cuda import Gpu
+from kvleased.movers.gpu.streams import COPIES_A_CALL_MAX, GpuStream, GpuStreams
 from kvleased.movers.spans import Spans
-from kvleased.movers.streams import COPIES_A_CALL_MAX, GpuStream, GpuStreams
 from tests.gpu.contents import read, write
 
 NUM_BYTES: Final = 3_000_000

@@ -13,8 +13,8 @@ from kvleased.core.effects import Direction
 from kvleased.core.tier.labels import LABEL
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
-from kvleased.movers.cells import StoreShape
 from kvleased.movers.cpu import checksum
+from kvleased.movers.disk.cells import StoreShape
 from kvleased.movers.protocol import Batch, Completion, Found, Piece, PoolMap, Purge, Purged, Status
 
 POOL: Final = 5

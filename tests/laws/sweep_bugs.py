@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.effects import Direction
-from kvleased.movers import protocol, store_file, store_place
-from kvleased.movers.cells import Cells
+from kvleased.movers import protocol
 from kvleased.movers.cpu import checksum
-from kvleased.movers.disk import DiskEngine
+from kvleased.movers.disk import store_file, store_place
+from kvleased.movers.disk.cells import Cells
+from kvleased.movers.disk.engine import DiskEngine
+from kvleased.movers.disk.store_file import StoreFile
 from kvleased.movers.protocol import Batch, Completion
-from kvleased.movers.store_file import StoreFile
 
 _put_cells = StoreFile._put_cells
 _act = DiskEngine._act

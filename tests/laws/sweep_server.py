@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from kvleased.movers.disk import DiskEngine
-from kvleased.movers.store_place import StorePlace
+from kvleased.movers.disk.engine import DiskEngine
+from kvleased.movers.disk.store_place import StorePlace
 from kvleased.telemetry import logs
 
 SYSCALLS: Final = (

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from kvlease.errors import InternalError, KVLeaseError, UnavailableError, UnknownWorkerError
 from kvlease.faults import fitting, holdings_to_text
 from kvleased.access.callers import Caller
-from kvleased.api.bodies import InvalidBodyError
+from kvleased.api.rest.bodies import InvalidBodyError
 from kvleased.api.seam import Backend
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from kvleased.api.local import LocalServer
+from kvleased.api.local.listener import LocalServer
 from kvleased.api.places import WHO
 from kvleased.api.places import Places as ListenersPlaces
 from kvleased.daemon import Daemon

@@ -169,7 +169,7 @@ def main(link_fd: int, settings_fd: int = -1) -> None:
         if device == CPU:
             Engine(link).run()
         else:
-            from kvleased.movers.cuda_engine import CudaEngine  # noqa: PLC0415 - only where there is a GPU
+            from kvleased.movers.gpu.engine import CudaEngine  # noqa: PLC0415 - only where there is a GPU
 
             CudaEngine.opened(link, device).run()
 
@@ -179,7 +179,7 @@ def lay_for_store(settings_fd: int) -> Lay:
     device = _device_of(settings_fd)
     if device == CPU:
         return lay_in_memory
-    from kvleased.movers.cuda_engine import CudaLayer  # noqa: PLC0415 - only where there is a GPU
+    from kvleased.movers.gpu.engine import CudaLayer  # noqa: PLC0415 - only where there is a GPU
 
     return CudaLayer.opened(device).lay_unpinned
 

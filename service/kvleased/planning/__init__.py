@@ -1,11 +1,11 @@
 """Own the arithmetic from what a model keeps and what memory there is to a plan; the same before and after launch."""
 
+from kvleased.planning.advice.remedies import plan_or_explain, remedies
+from kvleased.planning.advice.settings import changed
+from kvleased.planning.advice.what_if import what_if, what_ifs
+from kvleased.planning.explaining.report import report
 from kvleased.planning.models import model_facts
 from kvleased.planning.planner import plan, specs_of
-from kvleased.planning.remedies import plan_or_explain, remedies
-from kvleased.planning.report import report
-from kvleased.planning.settings import changed
-from kvleased.planning.what_if import what_if, what_ifs
 
 __all__ = [
     "changed",

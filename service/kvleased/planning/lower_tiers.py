@@ -25,7 +25,7 @@ from kvlease.units import (
     checked_count,
     show_bytes,
 )
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 
 BLOCKS_PER_SLOT_MAX: Final = 2**16
 """Blocks of the largest slot."""

@@ -7,7 +7,7 @@ from math import gcd, lcm
 from kvlease.errors import InvalidError
 from kvlease.plan import EngineInputs
 from kvlease.spec import AttentionSpec, FullAttention, StateSpace
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,16 @@ from kvlease.layout import Layout, parse_layout
 from kvlease.plan import CachePlan, GroupPlan, PlanInputs, RankPlan
 from kvlease.spec import AttentionSpec, LayerSpec, StateSpace
 from kvleased.planning.capacity import group_table_blocks
+from kvleased.planning.explaining.waste import (
+    HostAccount,
+    PoolAccount,
+    RankAccount,
+    device_waste,
+    host_waste,
+)
 from kvleased.planning.fingerprint import fingerprint
-from kvleased.planning.grouping import Group, group_layers
-from kvleased.planning.kernels import check_views, kernel_blocks
+from kvleased.planning.groups.grouping import Group, group_layers
+from kvleased.planning.kernels.kernels import check_views, kernel_blocks
 from kvleased.planning.layers import layers_by_rank, union_of
 from kvleased.planning.limits import check_inputs
 from kvleased.planning.lower_tiers import (
@@ -32,13 +39,6 @@ from kvleased.planning.match_units import MatchUnits, match_units
 from kvleased.planning.model_inputs import require_encoder_tokens, with_model_facts
 from kvleased.planning.pool import check_blocks_apart, check_layout, place
 from kvleased.planning.sizing import PoolPart, Pools, demand_of, different_specs, sized
-from kvleased.planning.waste import (
-    HostAccount,
-    PoolAccount,
-    RankAccount,
-    device_waste,
-    host_waste,
-)
 
 
 def plan(inputs: PlanInputs) -> CachePlan:

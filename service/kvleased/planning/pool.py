@@ -18,7 +18,7 @@ from kvlease.layout import Layout
 from kvlease.plan import Extent, LayerPlacement, TensorPlan
 from kvlease.spec import BYTES_PER_ELEMENT, LayerSpec, StateSpace
 from kvlease.strides import PageStrides, page_strides
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 
 Places = tuple[tuple[LayerPlacement, ...], tuple[TensorPlan, ...], tuple[Extent, ...]]
 """The layers' places, the runs of equal layers, and the pieces of a block."""

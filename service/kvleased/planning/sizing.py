@@ -11,7 +11,7 @@ from kvlease.spec import LayerSpec
 from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count, show_bytes
 from kvleased.planning.capacity import Capacity, RankMemory, fewest_blocks
 from kvleased.planning.demand import Demand
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 from kvleased.planning.layers import RankLayers
 from kvleased.planning.pool import bytes_per_block
 

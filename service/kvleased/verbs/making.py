@@ -22,7 +22,7 @@ from kvleased.keeper_link import KeeperLink
 from kvleased.looking_aside import LookingAside
 from kvleased.memory import cpu, host_files, regions
 from kvleased.memory.limits import disk_limit_bytes, memory_limit_bytes
-from kvleased.movers.device_link import GpuRegion
+from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.tiers import Tiers

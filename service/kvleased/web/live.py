@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from kvlease.errors import BusyError, UnknownCacheError
-from kvleased.api.rest_endpoints import Answer, until_gone
+from kvleased.api.rest.endpoints import Answer, until_gone
 from kvleased.verbs.picturing import Gallery, PoolName, Shown
 from kvleased.web.deltas import change
 
 if TYPE_CHECKING:
-    from kvleased.api.rest_events import Streams
+    from kvleased.api.rest.events import Streams
 
 PERIOD_SECONDS: Final = 1.0
 """Seconds between two looks."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from kvlease.errors import InvalidError, KVLeaseError
 from kvleased.access.roles import OF_PATH
-from kvleased.api.rest_endpoints import Answer, admitted, refusal
+from kvleased.api.rest.endpoints import Answer, admitted, refusal
 from kvleased.api.seam import Backend
 from kvleased.verbs.picturing import Gallery, PoolName
 from kvleased.web.deltas import packed

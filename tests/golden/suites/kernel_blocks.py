@@ -6,8 +6,8 @@ from typing import Any
 from kvlease.layout import parse_layout
 from kvlease.plan import BackendInputs
 from kvlease.spec import MLA, AttentionSpec, FullAttention, StateSpace
-from kvleased.planning.block_choice import hybrid_blocks, largest_block_within, mixed_blocks
-from kvleased.planning.kernel_blocks import (
+from kvleased.planning.kernels.block_choice import hybrid_blocks, largest_block_within, mixed_blocks
+from kvleased.planning.kernels.kernel_blocks import (
     common_kernel_tokens,
     kernel_tokens_by_group,
     preferred_block,

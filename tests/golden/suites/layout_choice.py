@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvlease.layout import Layout, parse_layout
-from kvleased.planning.layout_choice import choose_layout, common_layouts
+from kvleased.planning.kernels.layout_choice import choose_layout, common_layouts
 from tests.golden.words import spec_of
 
 _AXES = "LBHNC"

@@ -6,7 +6,7 @@ from kvlease.errors import KVLeaseError
 from kvlease.spec import LayerSpec, RingState, StateSpace
 from kvlease.tables import table_width
 from kvleased.planning.demand import Demand, blocks_per_request, ranks_sharing, table_blocks
-from kvleased.planning.merging import merged, share_table
+from kvleased.planning.groups.merging import merged, share_table
 from tests.golden.words import engine_of, error_words, kind_word, spec_of, spec_words
 
 _ROW_MULTIPLE_TOKENS = 128

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.api.grpc import GrpcServer
-from kvleased.api.local import LocalServer
-from kvleased.api.rest import RestServer
+from kvleased.api.grpc.server import GrpcServer
+from kvleased.api.local.listener import LocalServer
+from kvleased.api.rest.server import RestServer
 from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
 from tests.unit.api.scripted import ScriptedDaemon, Served

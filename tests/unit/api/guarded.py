@@ -17,9 +17,9 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access import tokens
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role
-from kvleased.api.grpc import GrpcServer
-from kvleased.api.local import LocalServer
-from kvleased.api.rest import RestServer
+from kvleased.api.grpc.server import GrpcServer
+from kvleased.api.local.listener import LocalServer
+from kvleased.api.rest.server import RestServer
 from kvleased.api.sockets import private_directory
 from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics

@@ -15,9 +15,9 @@ from kvlease.errors import KVLeaseError, NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.access.roles import LOOK_AT_ALL, Roles
-from kvleased.api.grpc import GrpcServer
-from kvleased.api.local import LocalServer
-from kvleased.api.rest import RestServer
+from kvleased.api.grpc.server import GrpcServer
+from kvleased.api.local.listener import LocalServer
+from kvleased.api.rest.server import RestServer
 from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
 from kvleased.telemetry.tracing import Tracing

@@ -14,7 +14,7 @@ import pytest
 
 from kvlease.errors import BusyError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.api.rest import RestServer
+from kvleased.api.rest.server import RestServer
 from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier
 from kvleased.core.views.picture import LOOKS, Picture

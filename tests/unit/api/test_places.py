@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from kvleased.access.roles import Role
 from kvleased.api import turns
-from kvleased.api.http_server import HttpServer
 from kvleased.api.places import STRANGERS_MAX, Places
-from kvleased.api.probes import LIMITS, ProbeServer
+from kvleased.api.rest.http_server import HttpServer
+from kvleased.api.rest.probes import LIMITS, ProbeServer
 from tests.unit.api.certificates import Authority
 from tests.unit.api.guarded import Guarded, guarded
 

@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.roles import ANYBODY, OF_OPERATION, OF_PATH, OF_SERVICE, OF_VERB, OWN, Role
-from kvleased.api.rest import DOCUMENTS
-from kvleased.api.rest_app import documents, make_described_app
-from kvleased.api.rest_routes import ROUTES
+from kvleased.api.rest.app import documents, make_described_app
+from kvleased.api.rest.routes import ROUTES
+from kvleased.api.rest.server import DOCUMENTS
 from tests.unit.api.guarded import Guarded, guarded, is_refused
 from tests.unit.api.scripted import framed
 

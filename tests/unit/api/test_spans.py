@@ -11,9 +11,9 @@ import pytest
 from kvlease.errors import UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1 import kvlease_pb2_grpc
-from kvleased.api.grpc import GrpcServer
-from kvleased.api.local import LocalServer
-from kvleased.api.rest import RestServer
+from kvleased.api.grpc.server import GrpcServer
+from kvleased.api.local.listener import LocalServer
+from kvleased.api.rest.server import RestServer
 from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
 from kvleased.telemetry.tracing import Tracing

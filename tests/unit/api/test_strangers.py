@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.roles import Role
-from kvleased.api.probes import ProbeServer
+from kvleased.api.rest.probes import ProbeServer
 from tests.unit.api.guarded import Guarded, guarded
 
 SERVICE = pb.DESCRIPTOR.services_by_name["KVLeaseService"]

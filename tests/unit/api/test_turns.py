@@ -11,7 +11,7 @@ import uvloop
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from kvleased.api.rest import _Documents
+from kvleased.api.rest.server import _Documents
 from kvleased.api.turns import Line, OneATurn, Turns
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from kvlease.spec import KINDS
-from kvleased.planning.settings import SETTINGS
+from kvleased.planning.advice.settings import SETTINGS
 
 _DOCS = Path(__file__).parents[3] / "docs"
 _PAGE = (_DOCS / "planning.md").read_text()

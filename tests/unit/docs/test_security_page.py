@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from kvleased.access.roles import OF_PATH, Role, Roles, of_verb
-from kvleased.api.rest_routes import ROUTES
+from kvleased.api.rest.routes import ROUTES
 from kvleased.config.settings import Settings
 
 ROOT: Final = Path(__file__).parents[3]

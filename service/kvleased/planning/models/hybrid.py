@@ -6,7 +6,7 @@ from typing import Final
 
 from kvlease.plan import BackendInputs
 from kvlease.spec import AttentionSpec, LayerSpec, StateSpace
-from kvleased.planning.block_choice import hybrid_blocks
+from kvleased.planning.kernels.block_choice import hybrid_blocks
 from kvleased.planning.models.model import Model
 
 _BACKEND: Final = BackendInputs(name="any", multiples_tokens=(16,))

@@ -18,7 +18,7 @@ from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError, checksum
 from kvleased.movers.pools import Pools
 from kvleased.movers.protocol import Batch, Piece
 from kvleased.movers.rows import TRIALS, TRIED_MIN, Trial, copy_and_sum_small, trial_of
-from tests.unit.service.movers.gpu_memory import laid_on_gpu
+from tests.unit.service.movers.gpu.gpu_memory import laid_on_gpu
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 12, 9, 64
 _PAGE_BYTES: Final = 16

@@ -17,14 +17,14 @@ from kvlease.plan import ParallelInputs, PlanInputs
 from kvleased.core.effects import Direction
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
-from kvleased.movers.bounded import Bounded
-from kvleased.movers.disk import DiskEngine
+from kvleased.movers.disk.engine import DiskEngine
+from kvleased.movers.disk.store_place import StorePlace
 from kvleased.movers.engine import Engine
 from kvleased.movers.plans import pool_map
 from kvleased.movers.protocol import Batch, Completion
-from kvleased.movers.remote import RemoteEngine, store_opener
-from kvleased.movers.remote_value import HEADER_BYTES
-from kvleased.movers.store_place import StorePlace
+from kvleased.movers.remote.bounded import Bounded
+from kvleased.movers.remote.engine import RemoteEngine, store_opener
+from kvleased.movers.remote.value import HEADER_BYTES
 from kvleased.planning import plan
 from tests.laws.disks import labels_of
 from tests.servers.redis import RedisServer

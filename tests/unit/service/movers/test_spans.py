@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvleased.movers.pins import Pins
+from kvleased.movers.gpu.pins import Pins
 from kvleased.movers.spans import End, Spans, Way
-from tests.unit.service.movers.gpu_memory import Pinner
+from tests.unit.service.movers.gpu.gpu_memory import Pinner
 
 NUM_BLOCKS = 16
 BASE, OTHER = 1 << 20, 1 << 30

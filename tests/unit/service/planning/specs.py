@@ -15,7 +15,7 @@ from kvlease.spec import (
     SlidingWindowMLA,
     StateSpace,
 )
-from kvleased.planning.grouping import Group, group_layers
+from kvleased.planning.groups.grouping import Group, group_layers
 
 _ATTENTION: dict[str, Any] = {
     "tokens_per_block": 16,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kvlease.errors import InvalidError, NeverFitsError
 from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs, RankInputs
 from kvlease.spec import MLA, FullAttention, LayerSpec, RingState, StateSpace
-from kvleased.movers.cells import StoreShape
+from kvleased.movers.disk.cells import StoreShape
 from kvleased.planning import plan
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 from kvleased.planning.lower_tiers import (
     RegionUse,
     TransferRegion,

@@ -7,7 +7,7 @@ import pytest
 from kvlease.errors import InvalidError
 from kvlease.plan import EngineInputs
 from kvlease.spec import LayerSpec
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 from kvleased.planning.match_units import match_units
 from tests.unit.service.planning.specs import full, latent, latent_window, states, window
 

@@ -14,7 +14,7 @@ from kvlease.plan import (
 from kvlease.spec import MLA, LayerSpec, SlidingWindow, StateSpace
 from kvlease.units import TOKENS_MAX
 from kvleased.planning import plan, specs_of
-from tests.unit.service.planning.asked import LAYER, inputs
+from tests.unit.service.planning.advice.asked import LAYER, inputs
 
 STATE = StateSpace(name="s", shapes=((3, 16), (4, 8, 8)), dtypes=("float16", "float32"))
 

@@ -17,7 +17,7 @@ from kvlease.plan import (
 from kvlease.spec import FullAttention, LayerSpec, SlidingWindow, StateSpace
 from kvlease.units import TOKENS_MAX
 from kvleased.planning import plan
-from tests.unit.service.planning.asked import LAYER, inputs
+from tests.unit.service.planning.advice.asked import LAYER, inputs
 
 FULL = st.builds(
     FullAttention,

@@ -9,7 +9,7 @@ from kvlease.errors import InvalidError
 from kvlease.layout import Layout
 from kvlease.plan import Extent, TensorPlan
 from kvlease.spec import FullAttention, LayerSpec, StateSpace
-from kvleased.planning.grouping import Group
+from kvleased.planning.groups.grouping import Group
 from kvleased.planning.pool import (
     Places,
     bytes_in_block,

@@ -1,0 +1,1 @@
+"""gRPC: kvlease's service, what stands beside it, and what a call and a connection must pass before."""

@@ -1,0 +1,110 @@
+"""Own the streams of REST: server-sent events, with a comment now and then so that a dead peer is noticed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvlease.errors import KVLeaseError
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api import faults
+from kvleased.api.rest.conversion import to_json
+from kvleased.api.rest.endpoints import Answer, Endpoint, refusal, until_gone
+
+COMMENT_SECONDS: Final = 15.0
+"""Seconds without an event after which a comment is sent."""
+FIRST_LOOK_SECONDS: Final = 0.01
+"""Seconds in which a refusal would show itself, which must come before the head of the stream."""
+
+_HEADERS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+
+Streams = set["asyncio.Future[None]"]
+"""What open streams wait for; cancelling it ends them."""
+
+Next = Message | KVLeaseError | None
+"""What comes next: an answer, the reason why there are no more, or the plain end."""
+
+
+class EventsEndpoint(Endpoint):
+    """The route of a stream."""
+
+    async def answer(self, request: Request) -> Response:
+        """Begin the stream, or refuse it."""
+        try:
+            message, caller = await self._read(request)
+        except KVLeaseError as error:
+            return refusal(error)
+        if isinstance(message, pb.WatchRequest):
+            _resume(message, request)
+        events = faults.stream(self._daemon, self._route.verb, message, caller)
+        first = _next(events)
+        await asyncio.wait({first}, timeout=FIRST_LOOK_SECONDS)
+        if first.done() and isinstance(refused := first.result(), KVLeaseError):
+            return refusal(refused)
+        return EventStream(request, events, first)
+
+
+class EventStream(Answer):
+    """A response that goes on until the caller leaves or the daemon stops."""
+
+    def __init__(
+        self,
+        request: Request,
+        events: AsyncIterator[Message | KVLeaseError],
+        first: "asyncio.Future[Next]",
+    ) -> None:
+        """Remember what to send."""
+        super().__init__(200, _HEADERS, b"")
+        self._request = request
+        self._events = events
+        self._upcoming = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        """Send events until one side has had enough."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        gone = asyncio.ensure_future(until_gone(self._request))
+        streams: Streams = self._request.app.state.streams
+        streams.add(gone)
+        try:
+            while (chunk := await self._chunk(gone)) is not None:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            streams.discard(gone)
+            gone.cancel()
+            self._upcoming.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _chunk(self, gone: "asyncio.Future[None]") -> bytes | None:
+        either: set[asyncio.Future[Any]] = {gone, self._upcoming}
+        done, _ = await asyncio.wait(
+            either, timeout=COMMENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if gone in done:
+            return None
+        if not done:
+            return b": still here\n\n"
+        event = self._upcoming.result()
+        if event is None:
+            return None
+        self._upcoming = _next(self._events)
+        if isinstance(event, KVLeaseError):
+            return b"event: problem\ndata: %b\n\n" % faults.problem(event)
+        head = b"event: request\n"
+        if isinstance(event, pb.WatchResponse):
+            head = b"id: %d\nevent: %b\n" % (event.sequence, event.kind.encode())
+        return b"%bdata: %b\n\n" % (head, to_json(event))
+
+
+def _next(events: AsyncIterator[Message | KVLeaseError]) -> "asyncio.Future[Next]":
+    return asyncio.ensure_future(anext(events, None))
+
+
+def _resume(message: pb.WatchRequest, request: Request) -> None:
+    """Go on where a browser that reconnects says that it was."""
+    seen = request.headers.get("last-event-id", "")
+    if seen.isascii() and seen.isdigit() and not message.after_sequence:
+        message.after_sequence = min(int(seen), 2**53)

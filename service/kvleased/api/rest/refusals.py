@@ -1,0 +1,197 @@
+"""Own how the description of REST tells refusals: which routes are refused with what, and an example of each."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from kvlease.errors import (
+    BY_CODE,
+    BusyError,
+    CacheInUseError,
+    CopyFailedError,
+    DeadlineError,
+    DrainingError,
+    IdReusedError,
+    InternalError,
+    InvalidError,
+    KVLeaseError,
+    LayoutMismatchError,
+    NeverFitsError,
+    NoSuchWorkerError,
+    NotYoursError,
+    PoolFullError,
+    StaleEpochError,
+    StaleRevisionError,
+    StartingError,
+    TooLargeError,
+    UnavailableError,
+    UnknownCacheError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+    WrongStateError,
+)
+from kvleased.api import faults
+from kvleased.api.rest.bodies import EncodedBodyError
+from kvleased.api.rest.conversion import Json
+from kvleased.api.rest.routes import Route
+
+Kinds = tuple[type[KVLeaseError], ...]
+
+_ANY: Final[Kinds] = (
+    InvalidError, UnknownWorkerError, NotYoursError, StaleEpochError, IdReusedError, InternalError,
+    UnavailableError,
+)  # fmt: skip
+"""Any call: it is malformed, its caller may not, or the daemon ends meanwhile."""
+_CACHE: Final[Kinds] = (UnknownCacheError, StartingError)
+_LEASE: Final[Kinds] = (*_CACHE, UnknownLeaseError, WrongStateError)
+_ROOM: Final[Kinds] = (
+    PoolFullError, NeverFitsError, BusyError, DeadlineError, DrainingError, WrongStateError,
+)  # fmt: skip
+"""What waits for blocks."""
+_COPY: Final[Kinds] = (*_ROOM, CopyFailedError)
+
+OF_VERB: Final[Mapping[str, Kinds]] = {
+    "attach": (*_CACHE, BusyError, DrainingError, LayoutMismatchError, WrongStateError, UnknownLeaseError),
+    "clear": _CACHE,
+    "commit": (*_LEASE, PoolFullError),
+    "delete_cache": (*_CACHE, CacheInUseError, WrongStateError),
+    "detach": (*_CACHE, WrongStateError),
+    "drain": _CACHE,
+    "evict": (*_LEASE, *_COPY),
+    "exchange": (*_CACHE, *_ROOM),
+    "explain": _LEASE,
+    "extend": (*_LEASE, *_ROOM),
+    "fork": (*_LEASE, *_ROOM),
+    "get_cache": _CACHE,
+    "get_tenant": (),
+    "heartbeat": _CACHE,
+    "inspect": _CACHE,
+    "inventory": (*_CACHE, WrongStateError),
+    "list_caches": (),
+    "lookup": _CACHE,
+    "map": _LEASE,
+    "pin": (*_CACHE, *_ROOM),
+    "plan": (NeverFitsError,),
+    "register_cache": (*_CACHE, *_ROOM, LayoutMismatchError),
+    "release": _LEASE,
+    "reload": (*_LEASE, *_COPY),
+    "reserve": (*_CACHE, *_COPY),
+    "resize": (*_CACHE, *_ROOM),
+    "set_tenant": (BusyError, NeverFitsError, StaleRevisionError),
+    "stats": _CACHE,
+    "step": (*_LEASE, *_ROOM),
+    "trace": (*_CACHE, BusyError),
+    "trim": _LEASE,
+    "undrain": (*_CACHE, DrainingError),
+    "unpin": (*_CACHE, UnknownLeaseError, WrongStateError),
+    "watch": (*_CACHE, BusyError),
+}  # fmt: skip
+"""What a verb is refused with beside what any is."""
+_OF_OPERATION: Final[Mapping[str, Kinds]] = {"end_worker": (NoSuchWorkerError,)}
+"""The same for operations that are a part of what their verb is."""
+
+_EXAMPLES: Final = (
+    BusyError(resource="waiting", need=257, limit=256, retry_after_ms=100),
+    CacheInUseError("2 workers are attached to this cache; detach them first", resource="workers", need=0, available=2),
+    CopyFailedError("the block's bytes are not those that were written; recompute", resource="host"),
+    DeadlineError(resource="blocks", need=12, available=3, retry_after_ms=400),
+    DrainingError(resource="daemon", retry_after_ms=5000),
+    EncodedBodyError("the body's Content-Encoding is 'gzip'; send it as it is", resource="content-encoding"),
+    IdReusedError('a request "request-1" has a lease already; use a fresh id', resource="request_id"),
+    InternalError(),
+    InvalidError("num_tokens must be from 1 to 2147483647, not 0", resource="num_tokens", limit=2**31 - 1),
+    LayoutMismatchError("the cache has 16 tokens a block, asked for are 8", resource="tokens_per_block"),
+    NeverFitsError(resource="blocks", need=5000, limit=4096),
+    NoSuchWorkerError("there is no worker 99", resource="worker_id"),
+    NotYoursError("a reader may not do this", resource="role", rule="role"),
+    PoolFullError(resource="blocks", need=12, available=3, limit=4096, retry_after_ms=40),
+    StaleEpochError("the call speaks of epoch 7, this is 8; attach again", resource="epoch", need=7, available=8),
+    StaleRevisionError("the limits have revision 9, the call has 9", resource="revision", need=10, available=9),
+    StartingError(resource="daemon", retry_after_ms=100),
+    TooLargeError(resource="message_bytes", need=2 << 20, limit=1 << 20),
+    UnavailableError("the daemon stopped before the call was answered"),
+    UnknownCacheError('there is no cache "main"; register it', resource="cache"),
+    UnknownLeaseError(resource="lease"),
+    UnknownWorkerError(resource="token"),
+    WrongStateError("the lease is being reloaded; wait until it is there", resource="lease"),
+)  # fmt: skip
+_STATUS_OF_PATH: Final = 404
+"""The status of a path that no route takes, as one whose parameter is empty."""
+
+
+def kinds(route: Route) -> Kinds:
+    """Return what a route is refused with."""
+    of_body = () if route.body is None else (TooLargeError, EncodedBodyError)
+    return tuple(
+        dict.fromkeys(
+            (*_ANY, *of_body, *OF_VERB[route.verb], *_OF_OPERATION.get(route.operation_id, ()))
+        )
+    )
+
+
+def refusals(route: Route) -> dict[int | str, Json]:
+    """Return the refusals of a route by status, for OpenAPI, as references to `shared`."""
+    return {
+        status: {
+            "$ref": f"#/components/responses/{_name(status, found)}",
+            "description": ", ".join(f"`{kind.code}`" for kind in found),
+        }
+        for status, found in _by_status(route).items()
+    }
+
+
+def shared(routes: Iterable[Route]) -> dict[str, Json]:
+    """Return all refusals of routes, each once, as `refusals` refers to them, with an example of every code."""
+    return {
+        _name(status, found): _response(status, found)
+        for route in routes
+        for status, found in _by_status(route).items()
+    }
+
+
+def examples() -> dict[str, Json]:
+    """Return an example of the problem document of every code, as `shared` refers to them."""
+    return {
+        _example(type(error)): {
+            "summary": faults.title_of(type(error)),
+            "value": json.loads(faults.problem(error)),
+        }
+        for error in _EXAMPLES
+    }
+
+
+def _example(kind: type[KVLeaseError]) -> str:
+    """Return what the example of a kind is called: its code, and the status where the code has another one too."""
+    is_usual = BY_CODE[kind.code] is kind
+    return kind.code if is_usual else f"{kind.code}_{kind.http_status}"
+
+
+def _by_status(route: Route) -> dict[int, Kinds]:
+    found: dict[int, Kinds] = {}
+    for kind in sorted(kinds(route), key=lambda kind: (kind.http_status, kind.number)):
+        found[kind.http_status] = (*found.get(kind.http_status, ()), kind)
+    if route.in_path:
+        found[_STATUS_OF_PATH] = (*found.get(_STATUS_OF_PATH, ()), InvalidError)
+    return found
+
+
+def _name(status: int, found: Kinds) -> str:
+    return "_".join((str(status), *(kind.code for kind in found)))
+
+
+def _response(status: int, found: Kinds) -> Json:
+    told = "\n\n".join(f"`{kind.code}`: {faults.title_of(kind)}" for kind in found)
+    response: Json = {
+        "description": told,
+        "content": {
+            faults.PROBLEM_TYPE.decode(): {
+                "schema": {"$ref": "#/components/schemas/Problem"},
+                "examples": {
+                    kind.code: {"$ref": f"#/components/examples/{_example(kind)}"}
+                    for kind in found
+                    if kind.http_status == status
+                },
+            }
+        },
+    }
+    return response

@@ -1,0 +1,372 @@
+"""Own the bytes of one disk store: which order they are written in, and what of them is believed.
+
+The file never goes through a mapping, so that one that is cut off is an error and no signal. Cells go through the
+page cache, bytes of slots around it where the file system can do that.
+"""
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlease.geometry import floor_div
+from kvlease.units import BYTES_PER_SECTOR
+from kvleased.movers.disk import cells
+from kvleased.movers.disk.cells import BYTES_PER_CELL, CELL, Cells, StoreShape
+from kvleased.movers.disk.errors import told
+from kvleased.movers.pools import Pools
+from kvleased.movers.rows import Pool, checksum
+
+_RUN_BYTES_MAX: Final = 1 << 20
+"""Bytes of adjacent slots that are read or written in one call; they should still be in the cache for their sums."""
+_CHUNK_BYTES_MAX: Final = 32 << 20
+"""Bytes that are written before others may have their turn."""
+_ALONE_BYTES_MAX: Final = 1 << 20
+"""Up to here a second thread costs more than it helps."""
+
+_T = TypeVar("_T")
+_Run = tuple[int, int]
+"""First position and number of positions."""
+
+
+class StoreError(Exception):
+    """The store as a whole does not work; the text says why, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Blocks on their way to or from a store, one at each position, in the order of their slots there."""
+
+    slots: NDArray[np.int32]
+    """Slots of the store, ascending."""
+    others: NDArray[np.int32]
+    """Host slots to write from, or blocks to read to."""
+    labels: NDArray[np.void]
+    checksums: NDArray[np.uint64]
+    """What the bytes must have; 0 where nobody knows."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+class StoreFile:
+    """One open store; its descriptors are its own, and its place stays locked while they are open."""
+
+    def __init__(
+        self,
+        shape: StoreShape,
+        file_id: str,
+        cells_fd: int,
+        payload_fd: int,
+        helper: Executor,
+    ) -> None:
+        """Take the descriptors; `payload_fd` may be another of the same file, past the page cache."""
+        self.shape = shape
+        self.file_id = file_id
+        """Hex that no other file ever has, nor this one once it was cut off."""
+        self._cells_fd = cells_fd
+        self._payload_fd = payload_fd
+        self._helper = helper
+        self._staging = threading.local()
+
+    def close(self) -> None:
+        """Let go of the file; whoever still writes meets an error, not another file."""
+        for fd in {self._cells_fd, self._payload_fd} - {-1}:
+            os.close(fd)
+        self._cells_fd = self._payload_fd = -1
+
+    def check(self) -> os.stat_result:
+        """Look whether the file is still there and whole; return what the kernel says of it.
+
+        Raises:
+            StoreError: it is not.
+        """
+        try:
+            status = os.fstat(self._cells_fd)
+        except OSError as error:
+            raise _failed("look at", error) from error
+        if not status.st_nlink:
+            raise StoreError("the store's file was removed")
+        if status.st_size != self.shape.file_bytes:
+            message = f"the store's file has {status.st_size} bytes, not {self.shape.file_bytes}"
+            raise StoreError(message)
+        return status
+
+    def renew_head(self, file_id: bytes) -> bool:
+        """Have the file begin as it should, where it does not: as another one, for nobody knows what else was written.
+
+        Tells whether that was needed.
+
+        Raises:
+            StoreError: its beginning cannot be read, or cannot be written.
+        """
+        try:
+            if os.pread(self._cells_fd, BYTES_PER_CELL, 0) == self.shape.head(
+                bytes.fromhex(self.file_id)
+            ):
+                return False
+            write_whole(self._cells_fd, [self.shape.head(file_id)], 0)
+            os.fdatasync(self._cells_fd)
+        except OSError as error:
+            raise _failed("look at", error) from error
+        return True
+
+    def found(self, first: int, count: int) -> tuple[NDArray[np.int32], Cells]:
+        """Return which of adjacent slots hold something, by their cells, and these.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        slots = np.arange(first, min(first + count, self.shape.num_slots), dtype=np.int32)
+        said = self._cells(slots)
+        are_whole = cells.are_whole(self.shape, slots, said)
+        return slots[are_whole], said[are_whole]
+
+    def write(
+        self, transfer: Transfer, images: Pool, num_bytes: int, between: Callable[[], None]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """Write the first bytes of host slots durably; return their checksums, and where these were not as expected.
+
+        What a slot held before is denied first; a slot says what it holds only when its bytes are durable. `between`
+        is called now and then while no thread is at work.
+
+        Raises:
+            StoreError: nothing of it is written for certain, and no slot claims to hold something else than it does.
+        """
+        self.check()
+        sums = np.zeros(len(transfer), np.uint64)
+        write = partial(self._write_runs, transfer, images, num_bytes, sums)
+        try:
+            self._put_cells(transfer.slots, np.zeros(len(transfer), CELL))
+            for chunk in self._chunks(transfer.slots):
+                self._share(write, chunk)
+                between()
+            os.fdatasync(self._payload_fd)
+            are_wrong = (transfer.checksums != 0) & (transfer.checksums != sums)
+            good = ~are_wrong
+            slots, labels = transfer.slots[good], transfer.labels[good]
+            self._put_cells(
+                slots, cells.make_cells(self.shape, slots, labels, sums[good], num_bytes)
+            )
+            os.fdatasync(self._cells_fd)
+        except OSError as error:
+            self._deny(transfer.slots)
+            raise _failed("write", error) from error
+        return sums, are_wrong
+
+    def read(self, transfer: Transfer, pools: Pools) -> list[int]:
+        """Read slots into blocks; return the positions whose bytes are not there, or not what label and sums say.
+
+        Raises:
+            StoreError: the store does not work; nothing was written.
+        """
+        self.check()
+        if not len(transfer):
+            return []
+        said = self._cells(transfer.slots)
+        sums: NDArray[np.uint64] = said["checksum"]
+        are_wanted = (
+            cells.are_whole(self.shape, transfer.slots, said)
+            & cells.have_labels(said, transfer.labels)
+            & (said["num_bytes"] == pools.image_bytes)
+            & ((transfer.checksums == 0) | (transfer.checksums == sums))
+        )
+        wanted = np.flatnonzero(are_wanted)
+        missing, torn = [], []
+        for chunk in self._chunks(transfer.slots[wanted]):
+            read = partial(
+                self._read_runs, transfer.slots[wanted], transfer.others[wanted], sums[wanted]
+            )
+            for unread, wrong in self._share(partial(read, pools), chunk):
+                missing += unread
+                torn += wrong
+        self._deny(transfer.slots[wanted[sorted(torn)]])
+        lost = wanted[missing + torn].tolist()
+        return sorted([*lost, *np.flatnonzero(~are_wanted).tolist()])
+
+    def _write_runs(
+        self,
+        transfer: Transfer,
+        images: Pool,
+        num_bytes: int,
+        sums: NDArray[np.uint64],
+        runs: Sequence[_Run],
+    ) -> None:
+        stride_bytes = self.shape.stride_bytes
+        is_aligned = images.shape[1] == stride_bytes and not images.ctypes.data % BYTES_PER_SECTOR
+        for first, count in runs:
+            positions = range(first, first + count)
+            slots = [images[transfer.others[position]] for position in positions]
+            if not is_aligned:
+                slots = self._staged(slots)
+            for position, slot in zip(positions, slots, strict=True):
+                sums[position] = checksum(slot[:num_bytes].data)
+            offset = self.shape.slot_offset_bytes(int(transfer.slots[first]))
+            write_whole(self._payload_fd, [slot.data for slot in slots], offset)
+
+    def _read_runs(
+        self,
+        slots: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        sums: NDArray[np.uint64],
+        pools: Pools,
+        runs: Sequence[_Run],
+    ) -> tuple[list[int], list[int]]:
+        """Return the positions that could not be read, and those that do not have their checksum."""
+        missing, torn = [], []
+
+        def land(first: int, count: int) -> None:
+            staged = self._staging_slots(count)
+            for position, image in zip(range(first, first + count), staged, strict=True):
+                if checksum(image[: pools.image_bytes].data) == sums[position]:
+                    pools.scatter_slot(int(blocks[position]), image)
+                else:
+                    torn.append(position)
+
+        for first, count in runs:
+            if self._fetch(slots, first, count):
+                land(first, count)
+                continue
+            # What cannot be read at once is read slot by slot, so that the others are not lost with it.
+            for position in range(first, first + count):
+                if count > 1 and self._fetch(slots, position, 1):
+                    land(position, 1)
+                else:
+                    missing.append(position)
+        return missing, torn
+
+    def _fetch(self, slots: NDArray[np.int32], first: int, count: int) -> bool:
+        """Read the bytes of adjacent slots to this thread's staging; tell whether all came."""
+        staged = self._staging_slots(count)
+        try:
+            offset = self.shape.slot_offset_bytes(int(slots[first]))
+            return os.preadv(self._payload_fd, [staged.data], offset) == staged.nbytes
+        except OSError:
+            return False
+
+    def _staged(self, slots: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        staged = list(self._staging_slots(len(slots)))
+        for target, source in zip(staged, slots, strict=True):
+            target[: len(source)] = source
+        return staged
+
+    def _staging_slots(self, count: int) -> Pool:
+        """Return aligned memory of this thread alone, whose bytes behind a slot's are zero."""
+        if not hasattr(self._staging, "slots"):
+            stride_bytes = self.shape.stride_bytes
+            most = max(1, floor_div(_RUN_BYTES_MAX, stride_bytes))
+            memory = mmap.mmap(-1, most * stride_bytes)
+            self._staging.slots = np.frombuffer(memory, np.uint8).reshape(most, stride_bytes)
+        staged: Pool = self._staging.slots[:count]
+        return staged
+
+    def _chunks(self, slots: NDArray[np.int32]) -> Iterator[list[_Run]]:
+        """Yield runs of adjacent slots, in chunks of not too many bytes."""
+        stride_bytes = self.shape.stride_bytes
+        chunk: list[_Run] = []
+        chunk_bytes = 0
+        for run in _runs(slots, floor_div(_RUN_BYTES_MAX, stride_bytes)):
+            chunk.append(run)
+            chunk_bytes += run[1] * stride_bytes
+            if chunk_bytes >= _CHUNK_BYTES_MAX:
+                yield chunk
+                chunk, chunk_bytes = [], 0
+        if chunk:
+            yield chunk
+
+    def _share(self, act: Callable[[Sequence[_Run]], _T], runs: Sequence[_Run]) -> list[_T]:
+        """Have two threads act on half of the runs each, where that is worth it."""
+        num_bytes = sum(count for _, count in runs) * self.shape.stride_bytes
+        if len(runs) == 1 or num_bytes <= _ALONE_BYTES_MAX:
+            return [act(runs)]
+        middle = floor_div(len(runs), 2)
+        theirs = self._helper.submit(act, runs[middle:])
+        try:
+            ours = act(runs[:middle])
+        finally:
+            # Whatever happened here, nobody may still be at work when this returns.
+            theirs.exception()
+        try:
+            return [ours, theirs.result()]
+        finally:
+            # An error would refer to itself by way of this frame, and keep all memory of the cache mapped.
+            del theirs
+
+    def _cells(self, slots: NDArray[np.int32]) -> Cells:
+        """Return what the cells of slots say in the file; nothing where that ends too early, or cannot be read.
+
+        Raises:
+            StoreError: nor can what stands before all cells.
+        """
+        said = np.zeros(len(slots), CELL)
+        for first, count in _runs(slots, len(slots)):
+            if self._fetch_cells(slots, said, first, count):
+                continue
+            # A sector that cannot be read takes no more than its own cells with it.
+            for position in range(first, first + count):
+                self._fetch_cells(slots, said, position, 1)
+        return said
+
+    def _fetch_cells(self, slots: NDArray[np.int32], said: Cells, first: int, count: int) -> bool:
+        """Read adjacent cells; tell whether that could be done.
+
+        Raises:
+            StoreError: they cannot be read, nor can what stands before all cells.
+        """
+        part = said[first : first + count]
+        try:
+            offset = self.shape.cell_offset_bytes(int(slots[first]))
+            os.preadv(self._cells_fd, [part.view(np.uint8).data], offset)
+        except OSError as error:
+            part[:] = np.zeros(1, CELL)
+            try:
+                os.pread(self._cells_fd, BYTES_PER_CELL, 0)
+            except OSError:
+                raise _failed("read", error) from error
+            return False
+        return True
+
+    def _put_cells(self, slots: NDArray[np.int32], written: Cells) -> None:
+        for first, count in _runs(slots, len(slots)):
+            offset = self.shape.cell_offset_bytes(int(slots[first]))
+            write_whole(self._cells_fd, [written[first : first + count].tobytes()], offset)
+
+    def _deny(self, slots: NDArray[np.int32]) -> None:
+        """Have slots say that they hold nothing, as far as that can be written; nobody relies on it."""
+        try:
+            self._put_cells(slots, np.zeros(len(slots), CELL))
+        except OSError:
+            return
+
+
+def write_whole(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int) -> None:
+    """Write all of the parts, one after the other, or fail.
+
+    Raises:
+        OSError: not all of it was written.
+    """
+    if os.pwritev(fd, parts, offset_bytes) != sum(map(len, parts)):
+        raise OSError(errno.EIO, "a write ended early")
+
+
+def _runs(slots: NDArray[np.int32], count_max: int) -> list[_Run]:
+    """Return the stretches of positions whose slots are adjacent, none too long."""
+    positions = np.arange(len(slots))
+    breaks = np.ones(len(slots), bool)
+    breaks[1:] = np.diff(slots) != 1
+    stretches = np.maximum.accumulate(np.where(breaks, positions, 0))
+    firsts = np.flatnonzero((positions - stretches) % max(1, count_max) == 0)
+    counts = np.diff(firsts, append=len(slots))
+    return list(zip(firsts.tolist(), counts.tolist(), strict=True))
+
+
+def _failed(what: str, error: OSError) -> StoreError:
+    return StoreError(f"the store's file cannot be used ({what}): {told(error)}")

@@ -1,0 +1,374 @@
+"""Own the directory of the disk stores: who may use it, what lies there and how many bytes; what is in a store is not.
+
+No name in it comes from a caller: a store is called by the digest of its shape, and a number where several caches have
+the same. A file that is not certainly ours is never changed or removed.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from kvlease.units import BYTES_PER_SECTOR, show_bytes
+from kvleased.memory.limits import disk_limit_bytes
+from kvleased.movers.disk.allocating import allocate
+from kvleased.movers.disk.cells import (
+    BYTES_PER_CELL,
+    BYTES_PER_FILE_ID,
+    StoreShape,
+)
+from kvleased.movers.disk.errors import told
+from kvleased.movers.disk.store_file import StoreError, StoreFile, write_whole
+
+STORES_OF_A_SHAPE_MAX: Final = 16
+"""Caches of one shape that can have a store each."""
+
+_LOCK: Final = "stores.lock"
+_UNFINISHED: Final = ".new"
+_NAME: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,2}\.store")
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_BYTES_PER_STAT_BLOCK: Final = 512
+
+
+class StorePlace:
+    """A directory of stores that this process alone uses, from the first `open` that succeeds.
+
+    From then on no other directory takes its place, unless it was removed and cannot come back.
+    """
+
+    def __init__(self, path: Path, bytes_max: int, directory_fd: int = -1) -> None:
+        """Assign; `bytes_max` is for all stores together; 0 leaves a fifth of the file system to others.
+
+        `directory_fd`, which is closed by `leave`, is the directory where it was entered before, by another process.
+        """
+        self._path = path
+        self._bytes_max = bytes_max
+        self._directory_fd = directory_fd
+        self._lock_fd = -1
+        self._names: dict[StoreFile, str] = {}
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    def open(self, shape: StoreShape) -> StoreFile:
+        """Open the store of a shape that no other cache has open, or make it with all of its bytes.
+
+        Raises:
+            StoreError: it cannot be had; nothing is left of what was begun.
+        """
+        name = ""
+        try:
+            self._enter()
+            name = self._free_name(shape)
+            try:
+                fd = os.open(name, _OPEN_FLAGS, dir_fd=self._directory_fd)
+            except FileNotFoundError:
+                fd, file_id = self._make(name, shape)
+            else:
+                file_id = self._take(fd, name, shape)
+            payload_fd = _past_the_cache(fd, shape)
+        except OSError as error:
+            raise StoreError(self._complaint(error, name)) from error
+        store = StoreFile(shape, file_id.hex(), fd, payload_fd, self._helper)
+        self._names[store] = name
+        return store
+
+    def check(self, store: StoreFile) -> None:
+        """Look whether an open store is still what its path leads to, whole, for us alone, and begins as it did.
+
+        One whose beginning was overwritten is another file from then on, as one that was cut off: else the next daemon
+        would not know it, and it would be in its way.
+
+        Raises:
+            StoreError: it is not, so that the next daemon would not find what is written to it.
+        """
+        status, name = store.check(), self._names[store]
+        try:
+            self._check_directory()
+            named = (self._path / name).stat(follow_symlinks=False)
+        except OSError as error:
+            raise StoreError(self._complaint(error, name)) from error
+        if not os.path.samestat(named, status):
+            raise StoreError(f"{self._path / name} is another file than before")
+        _check_private(status, self._path / name)
+        if store.renew_head(_new_file_id()):
+            message = f"{self._path / name} was overwritten; what is left in it is looked for"
+            raise StoreError(message)
+
+    def _complaint(self, error: OSError, name: str) -> str:
+        """Return what the kernel has against which path, and what to do about it where that is known."""
+        said = error.filename if isinstance(error.filename, str) else name
+        return f"{self._path / said}: {told(error)}"
+
+    def close(self, store: StoreFile) -> None:
+        """Close a store; its file stays for the next cache of its shape."""
+        del self._names[store]
+        store.close()
+
+    def purge(self, store: StoreFile) -> None:
+        """Remove an open store's file with all that it holds, and close it; a crash leaves it whole or takes it whole.
+
+        Raises:
+            StoreError: it is not what its path leads to, or cannot be removed for certain; it stays open.
+        """
+        self.check(store)
+        name = self._names[store]
+        try:
+            self._remove(name)
+            os.fsync(self._directory_fd)
+        except OSError as error:
+            raise StoreError(self._complaint(error, name)) from error
+        self.close(store)
+
+    def leave(self) -> None:
+        """Close everything; the directory is free for others."""
+        for store in list(self._names):
+            self.close(store)
+        self._forget_directory()
+        self._helper.shutdown()
+
+    def _enter(self) -> None:
+        """Have the directory open, private and locked: the one of before, unless that was removed.
+
+        Raises:
+            OSError: it cannot be made or opened.
+            StoreError: it is not ours alone, or another one than before.
+        """
+        if self._directory_fd >= 0 and os.fstat(self._directory_fd).st_nlink:
+            self._check_directory()
+            if self._lock_fd < 0:
+                self._lock_fd = self._locked(self._directory_fd)
+            return
+        fd = self._opened()
+        try:
+            lock_fd = self._locked(fd)
+        except (OSError, StoreError):
+            os.close(fd)
+            raise
+        self._forget_directory()
+        self._directory_fd, self._lock_fd = fd, lock_fd
+
+    def _opened(self) -> int:
+        """Open the directory; it is made where there was none before, but never again: what would it lie on by now?
+
+        Raises:
+            OSError: it cannot be made or opened.
+            StoreError: it took the place of one on another file system.
+        """
+        if self._directory_fd < 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self._path.mkdir(mode=0o700)
+        fd = os.open(self._path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if self._directory_fd >= 0 and os.fstat(fd).st_dev != os.fstat(self._directory_fd).st_dev:
+            os.close(fd)
+            message = f"{self._path} is on another file system than before; mount the other one"
+            raise StoreError(message)
+        return fd
+
+    def _locked(self, directory_fd: int) -> int:
+        """Return the lock on a directory, which must be private.
+
+        Raises:
+            OSError: there can be no lock in it.
+            StoreError: others may use it, or another process does.
+        """
+        _check_private(os.fstat(directory_fd), self._path)
+        fd = os.open(_LOCK, _OPEN_FLAGS | os.O_CREAT, 0o600, dir_fd=directory_fd)
+        try:
+            _check_private(os.fstat(fd), self._path / _LOCK)
+            _lock(fd, f"another daemon uses {self._path}; choose another disk_dir")
+        except (OSError, StoreError):
+            os.close(fd)
+            raise
+        return fd
+
+    def _check_directory(self) -> None:
+        """Look whether the path leads to the directory of before, which is for us alone.
+
+        Raises:
+            OSError: it leads nowhere.
+            StoreError: it does not, or others may use it.
+        """
+        directory = self._path.stat(follow_symlinks=False)
+        if not os.path.samestat(directory, os.fstat(self._directory_fd)):
+            raise StoreError(
+                f"{self._path} is another directory than before; put the other one back"
+            )
+        _check_private(directory, self._path)
+
+    def _forget_directory(self) -> None:
+        for fd in {self._directory_fd, self._lock_fd} - {-1}:
+            os.close(fd)
+        self._directory_fd = self._lock_fd = -1
+
+    def _free_name(self, shape: StoreShape) -> str:
+        for number in range(STORES_OF_A_SHAPE_MAX):
+            name = f"{shape.digest}.{number}.store"
+            if name not in self._names.values():
+                return name
+        message = f"{STORES_OF_A_SHAPE_MAX} caches of this shape have a store already"
+        raise StoreError(message)
+
+    def _take(self, fd: int, name: str, shape: StoreShape) -> bytes:
+        """Take an existing file that is a store of this shape, and give it back the bytes that it may have lost.
+
+        One that was cut off is another file from then on: what is left in it must be found anew.
+
+        Raises:
+            OSError: it cannot be read, or its bytes cannot be had; it is closed.
+            StoreError: it is no such file; it is not touched and closed.
+        """
+        try:
+            path = self._path / name
+            _check_private(os.fstat(fd), path)
+            _lock(fd, f"another process uses {path}; end it")
+            file_id, status = _checked_store(fd, path, shape)
+            if status.st_size < shape.file_bytes:
+                file_id = _new_file_id()
+                write_whole(fd, [shape.head(file_id)], 0)
+            if status.st_size < shape.file_bytes or _is_sparse(status):
+                self._make_room(shape.file_bytes - status.st_size, name)
+                allocate(fd, shape.file_bytes)
+        except (OSError, StoreError):
+            os.close(fd)
+            raise
+        return file_id
+
+    def _make(self, name: str, shape: StoreShape) -> tuple[int, bytes]:
+        """Make a store that has its name only once all of it is there.
+
+        Raises:
+            OSError: its bytes cannot be had; nothing is left of it.
+            StoreError: it would be above the limit.
+        """
+        unfinished, file_id = name + _UNFINISHED, _new_file_id()
+        self._remove(unfinished)
+        self._make_room(shape.file_bytes, name)
+        flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
+        fd = os.open(unfinished, flags, 0o600, dir_fd=self._directory_fd)
+        try:
+            _lock(fd, f"another process uses {self._path / unfinished}; end it")
+            allocate(fd, shape.file_bytes)
+            write_whole(fd, [shape.head(file_id)], 0)
+            os.fsync(fd)
+            directory_fd = self._directory_fd
+            os.rename(unfinished, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+            os.fsync(directory_fd)
+        except (OSError, StoreError):
+            os.close(fd)
+            self._remove(unfinished)
+            raise
+        return fd, file_id
+
+    def _make_room(self, num_bytes: int, name: str) -> None:
+        """Have so many bytes for a store below the limit: those that no cache uses give way, the longest unused first.
+
+        Raises:
+            OSError: the file system does not say how large it is.
+            StoreError: those in use leave too few.
+        """
+        bytes_max = self._bytes_max or disk_limit_bytes(self._directory_fd)
+        stores = dict(self._stores())
+        used_bytes = sum(status.st_size for status in stores.values())
+        unused = stores.keys() - {name, *self._names.values()}
+        for other in sorted(unused, key=lambda other: stores[other].st_mtime_ns):
+            if used_bytes + num_bytes <= bytes_max:
+                return
+            self._remove(other)
+            used_bytes -= stores[other].st_size
+        if used_bytes + num_bytes > bytes_max:
+            message = (
+                f"the store takes {show_bytes(num_bytes)}, and {show_bytes(used_bytes)} of the "
+                f"{show_bytes(bytes_max)} that disk_bytes_max allows are in use"
+            )
+            raise StoreError(message)
+
+    def _stores(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the files that are ours by name, kind and owner."""
+        for name in os.listdir(self._directory_fd):  # noqa: PTH208 - a path would be looked up anew
+            if _NAME.fullmatch(name.removesuffix(_UNFINISHED)):
+                status = os.stat(name, dir_fd=self._directory_fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                    yield name, status
+
+    def _remove(self, name: str) -> None:
+        try:
+            os.unlink(name, dir_fd=self._directory_fd)
+        except FileNotFoundError:
+            return
+
+
+def _check_private(status: os.stat_result, path: Path) -> None:
+    """Refuse what others may have a hand in.
+
+    Raises:
+        StoreError: it belongs to another user, others may use it, it has a second name, or it is no plain file.
+    """
+    is_directory = stat.S_ISDIR(status.st_mode)
+    if not is_directory and not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{path} is in the way: it is no file; move it away")
+    if status.st_uid != os.geteuid():
+        message = (
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}; chown it, or "
+            "choose another disk_dir"
+        )
+        raise StoreError(message)
+    if status.st_mode & 0o077:
+        message = (
+            f"the mode of {path} is {stat.S_IMODE(status.st_mode):04o}, so that others may use it; if it is yours "
+            f"alone: chmod {'0700' if is_directory else '0600'}"
+        )
+        raise StoreError(message)
+    if not is_directory and status.st_nlink > 1:
+        raise StoreError(f"{path} is in the way: it has another name, too; move it away")
+
+
+def _new_file_id() -> bytes:
+    return secrets.token_bytes(BYTES_PER_FILE_ID)
+
+
+def _checked_store(fd: int, path: Path, shape: StoreShape) -> tuple[bytes, os.stat_result]:
+    """Return the id and the status of a file that is a store of this shape, perhaps not all of it.
+
+    Raises:
+        StoreError: it is another file, or more than a store.
+    """
+    file_id = shape.file_id_of(os.pread(fd, BYTES_PER_CELL, 0))
+    if file_id is None:
+        raise StoreError(f"{path} is in the way: it is no store of this cache; remove it")
+    status = os.fstat(fd)
+    if status.st_size > shape.file_bytes:
+        message = f"{path} has {status.st_size} bytes, not {shape.file_bytes}; remove it"
+        raise StoreError(message)
+    return file_id, status
+
+
+def _lock(fd: int, complaint: str) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreError(complaint) from None
+
+
+def _is_sparse(status: os.stat_result) -> bool:
+    return status.st_blocks * _BYTES_PER_STAT_BLOCK < status.st_size
+
+
+def _past_the_cache(fd: int, shape: StoreShape) -> int:
+    """Return a second descriptor that reads and writes past the page cache, or the same where that cannot be had."""
+    try:
+        direct = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return fd
+    try:
+        os.preadv(direct, [mmap.mmap(-1, BYTES_PER_SECTOR)], shape.payload_offset_bytes)
+    except OSError:
+        os.close(direct)
+        return fd
+    return direct

@@ -1,0 +1,270 @@
+"""Own copies between pools on a GPU and the host pool; how a GPU carries them out is `streams`' business.
+
+Nothing waits here: a batch is begun, its checksums are taken a few at a time, and it has ended when the GPU has done
+its part. A checksum is one over the host's bytes: of an offload after they have come, of a reload while they go.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import sleep
+from typing import Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvleased.core.effects import Direction
+from kvleased.movers.batches import URGENT
+from kvleased.movers.gpu.pins import Pins
+from kvleased.movers.pools import (
+    Copied,
+    OutOfBoundsError,
+    Region,
+    blocks_inside,
+    differing,
+    ids_of,
+    image_bytes_of,
+    replicas,
+    slots_in,
+)
+from kvleased.movers.protocol import Batch, Piece
+from kvleased.movers.rows import Pool, checksum
+from kvleased.movers.spans import End, Spans, Way
+
+STEP_BYTES: Final = 4 << 20
+"""Bytes that are summed up before it is looked again what else there is to do."""
+POLL_SECONDS: Final = 20e-6
+"""Seconds between two looks at events while there is nothing else to do."""
+
+
+class Mark(Protocol):
+    """A place in a stream."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything before it has been carried out."""
+
+
+class Stream(Protocol):
+    """A queue of work of a GPU."""
+
+    def copy(self, spans: Spans, *, is_pinned: bool) -> None:
+        """Copy every span; memory of the host is pinned, or is waited for."""
+
+    def zero(self, spans: Spans) -> None:
+        """Fill the targets with zeros."""
+
+    def mark(self) -> Mark:
+        """Return the place behind all that was given so far."""
+
+
+class Streams(Protocol):
+    """The two queues of one GPU: copies of one direction do not wait for those of the other."""
+
+    @property
+    def urgent(self) -> Stream:
+        """What somebody waits for: towards the device, and on it."""
+
+    @property
+    def others(self) -> Stream:
+        """What is written back."""
+
+
+class Memory(Protocol):
+    """A rank's device region."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+    def __len__(self) -> int:
+        """Count its bytes."""
+
+    def close(self) -> None:
+        """Unmap it."""
+
+
+class Work:
+    """A batch that was begun."""
+
+    def __init__(
+        self, mark: Mark, *, batch: Batch, images: Pool, slot_ids: NDArray[np.int32]
+    ) -> None:
+        """Take what is to be summed up: the bytes of these slots, in the order of the batch; none where nothing is."""
+        self.batch = batch
+        self._mark = mark
+        self._images = images
+        self._slot_ids = slot_ids.tolist()
+        self._sums: list[int] = []
+        self._is_moved = False
+
+    def step(self) -> bool:
+        """Go on as far as can be done without waiting, but not for long; tell whether anything was done."""
+        was_moved = self._is_moved
+        self._is_moved = was_moved or self._mark.is_done
+        may_sum = self._is_moved or self.batch.direction is not Direction.OFFLOAD
+        missing = self._slot_ids[len(self._sums) :] if may_sum else []
+        slots_a_step = max(1, STEP_BYTES // max(1, self._images.shape[1]))
+        for slot in missing[:slots_a_step]:
+            self._sums.append(checksum(self._images[slot].data))
+        return bool(missing) or self._is_moved is not was_moved
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything was moved and summed up."""
+        return self._is_moved and len(self._sums) == len(self._slot_ids)
+
+    def copied(self) -> Copied:
+        """Return what it led to, once it is over."""
+        assert self.is_over, "still under way"
+        sums = np.array(self._sums, np.uint64)
+        if self.batch.direction is Direction.OFFLOAD:
+            return Copied(checksums=sums.tobytes())
+        wanted = np.frombuffer(self.batch.checksums, np.uint64)
+        return Copied(failed=differing(sums, wanted) if len(sums) else [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaPools:
+    """The device pools of all ranks, on one GPU, and the host pool of one cache."""
+
+    devices: tuple[Memory, ...]
+    slots: Pool
+    """[slots, bytes_per_slot]"""
+    num_blocks: int
+    """Blocks all of whose pieces lie in their regions."""
+    pieces: tuple[Piece, ...]
+    streams: Streams
+    pins: Pins
+
+    @classmethod
+    def laid(
+        cls,
+        devices: tuple[Memory, ...],
+        host: Region,
+        *,
+        num_blocks: int,
+        bytes_per_slot: int,
+        streams: Streams,
+        pins: Pins,
+    ) -> Self:
+        """Lay a cache over its regions, of whose blocks no piece is known yet."""
+        return cls(
+            devices=devices,
+            slots=slots_in(host, bytes_per_slot, ()),
+            num_blocks=num_blocks,
+            pieces=(),
+            streams=streams,
+            pins=pins,
+        )
+
+    def with_pieces(self, pieces: Sequence[Piece]) -> Self:
+        """Return the same pools with more pieces; whatever would lie outside of them is no block, or slot, of them."""
+        # An empty piece would claim the place of another one in the slot.
+        found = (*self.pieces, *(piece for piece in pieces if piece.num_bytes))
+        return type(self)(
+            devices=self.devices,
+            slots=slots_in(self.slots.reshape(-1), self.slots.shape[1], found),
+            num_blocks=blocks_inside(self.num_blocks, found, [len(one) for one in self.devices]),
+            pieces=found,
+            streams=self.streams,
+            pins=self.pins,
+        )
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of a block over all ranks that keep different ones."""
+        return sum(piece.num_bytes for piece in self._own_pieces)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of a slot up to the end of its last piece."""
+        return image_bytes_of(self.pieces)
+
+    def begin(self, batch: Batch) -> Work:
+        """Give the GPU what a batch asks for.
+
+        Raises:
+            OutOfBoundsError: some id lies outside its pool; then nothing was begun.
+        """
+        direction = batch.direction
+        sources, targets, wanted = ids_of(
+            batch, num_blocks=self.num_blocks, num_slots=len(self.slots)
+        )
+        stream = self.streams.urgent if direction in URGENT else self.streams.others
+        spans = Spans.of(self._ways(direction), sources, targets)
+        slot_ids = _NO_SLOTS
+        if direction is Direction.SCRUB:
+            stream.zero(spans)
+        elif direction is Direction.DUPLICATE:
+            stream.copy(spans, is_pinned=True)
+        elif direction is Direction.OFFLOAD:
+            self._copy(stream, spans, host_is_source=False)
+            slot_ids = targets if batch.with_checksums else _NO_SLOTS
+        else:
+            self._copy(stream, spans, host_is_source=True)
+            slot_ids = sources if len(wanted) else _NO_SLOTS
+        images = self.slots[:, : self.image_bytes]
+        return Work(stream.mark(), batch=batch, images=images, slot_ids=slot_ids)
+
+    def carry_out(self, batch: Batch) -> Copied:
+        """Do what a batch says, and wait for its end.
+
+        Raises:
+            OutOfBoundsError: some id lies outside its pool; then nothing was written.
+        """
+        work = self.begin(batch)
+        while not work.is_over:
+            if not work.step():
+                sleep(POLL_SECONDS)
+        return work.copied()
+
+    def scatter_slot(self, block: int, image: NDArray[np.uint8]) -> None:
+        """Write one block of the device pool, on every rank, from the bytes of a slot, and wait for the end of it.
+
+        Raises:
+            OutOfBoundsError: the block lies outside the pool, or the image is shorter than what a block takes.
+        """
+        if not 0 <= block < self.num_blocks or len(image) < self.image_bytes:
+            raise OutOfBoundsError
+        ways = self._ways(Direction.RELOAD, image.ctypes.data)
+        stream = self.streams.urgent
+        stream.copy(Spans.of(ways, _FIRST, np.array([block], np.int32)), is_pinned=False)
+        mark = stream.mark()
+        while not mark.is_done:
+            sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the memory, which nothing copies from or to any more."""
+        self.pins.close()
+        for device in self.devices:
+            device.close()
+
+    def _copy(self, stream: Stream, spans: Spans, *, host_is_source: bool) -> None:
+        for part, is_pinned in self.pins.sorted(spans, host_is_source=host_is_source):
+            stream.copy(part, is_pinned=is_pinned)
+
+    def _ways(self, direction: Direction, slots_address: int | None = None) -> list[Way]:
+        """Return how the pieces of blocks travel; the slots may be those of another array."""
+        host = self.slots.ctypes.data if slots_address is None else slots_address
+        ways = []
+        for piece in self._own_pieces if direction is Direction.OFFLOAD else self.pieces:
+            there = End(
+                self.devices[piece.rank].address + piece.offset_bytes, piece.block_stride_bytes
+            )
+            here = End(host + piece.slot_offset_bytes, self.slots.shape[1])
+            source, target = {
+                Direction.OFFLOAD: (there, here),
+                Direction.RELOAD: (here, there),
+            }.get(direction, (there, there))
+            ways.append(Way(source, target, piece.num_bytes))
+        return ways
+
+    @property
+    def _own_pieces(self) -> list[Piece]:
+        """The pieces that are offloaded."""
+        pairs = zip(self.pieces, replicas(self.pieces), strict=True)
+        return [piece for piece, is_replica in pairs if not is_replica]
+
+
+_NO_SLOTS: Final = np.zeros(0, np.int32)
+_FIRST: Final = np.zeros(1, np.int32)

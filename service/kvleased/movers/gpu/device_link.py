@@ -1,0 +1,115 @@
+"""Own the daemon's end of a GPU's mover: what `link` does, and the asking for memory; who keeps it is others' business.
+
+A mover that ends before it has answered has kept nothing, so the next one is asked the same.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvlease.errors import PoolFullError
+from kvleased.core.effects import Mover
+from kvleased.descriptors import receive_packet
+from kvleased.movers import protocol
+from kvleased.movers.batches import LinkLimits, ObserveCopies
+from kvleased.movers.gpu.allotting import ALLOCATED, Allocate, Allocated
+from kvleased.movers.link import MoverLink, Owner
+
+ALLOCATE_SECONDS_MAX: Final = 90.0
+"""Seconds that a registration waits for memory of a GPU: a mover that is replaced meanwhile must start first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRegion:
+    """What a process must know of a region on a GPU to map it, beside its descriptor."""
+
+    device_uuid: str
+    mapped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """Memory of a GPU that was made."""
+
+    fd: int
+    region: GpuRegion
+
+
+class DeviceLink(MoverLink):
+    """Carry copies to the mover of a GPU, and the memory that it makes back."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        limits: LinkLimits,
+        mover: Mover = Mover.MEMORY,
+        observe: ObserveCopies = lambda *_: None,
+    ) -> None:
+        """Assign; `attach` brings the first mover."""
+        super().__init__(owner, limits, mover, observe)
+        self._num_asked = 0
+        self._asked: dict[int, tuple[Allocate, asyncio.Future[Allotment]]] = {}
+        self._fds: list[int] = []
+        self._was_here = asyncio.Event()
+
+    async def started(self) -> None:
+        """Wait for the first word of the first mover: to wake a GPU takes seconds."""
+        await self._was_here.wait()
+
+    def attach(self, sock: socket.socket, generation: int) -> None:
+        """Take the socket of a new mover, and ask it for what the one before did not make."""
+        super().attach(sock, generation)
+        self._ask([asked for asked, _ in self._asked.values()])
+
+    async def allocate(self, num_bytes: int) -> Allotment:
+        """Return new memory of the GPU, whose descriptor is then the caller's.
+
+        Raises:
+            PoolFullError: the GPU has too little, or its mover does not come to make it.
+        """
+        self._num_asked += 1
+        asked = Allocate(number=self._num_asked, num_bytes=num_bytes)
+        future: asyncio.Future[Allotment] = asyncio.get_running_loop().create_future()
+        self._asked[asked.number] = asked, future
+        if self.is_attached:
+            self._ask([asked])
+        try:
+            return await asyncio.wait_for(future, ALLOCATE_SECONDS_MAX)
+        except TimeoutError:
+            message = (
+                f"the mover has not made {num_bytes} bytes of device memory within {ALLOCATE_SECONDS_MAX:.0f} s; the "
+                "daemon's log says why it does not start or answer"
+            )
+            raise PoolFullError(message, resource="device_memory_bytes", need=num_bytes) from None
+        finally:
+            del self._asked[asked.number]
+
+    def _ask(self, questions: Sequence[Allocate]) -> None:
+        self._packets.extend((asked.encode(), ()) for asked in questions)
+        self._flush()
+
+    def _receive(self, sock: socket.socket) -> bytes:
+        packet, fds = receive_packet(sock, protocol.PACKET_BYTES_MAX, 1)
+        self._fds = fds
+        return packet
+
+    def _take(self, packet: bytes) -> None:
+        if packet[:1] == ALLOCATED:
+            self._made(Allocated.decode(packet), self._fds)
+        else:
+            super()._take(packet)
+            self._was_here.set()
+
+    def _made(self, made: Allocated, fds: list[int]) -> None:
+        _, future = self._asked.get(made.number, (None, None))
+        if future is None or future.done():
+            for fd in fds:
+                os.close(fd)
+        elif made.reason:
+            future.set_exception(PoolFullError(made.reason, resource="device_memory_bytes"))
+        else:
+            region = GpuRegion(device_uuid=made.device_uuid, mapped_bytes=made.mapped_bytes)
+            future.set_result(Allotment(fds[0], region))

@@ -1,0 +1,112 @@
+"""Own when a remote store is called and what is said of it; what it is called for is `copies`' business."""
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from kvleased.movers.protocol import Status
+from kvleased.movers.remote.bounded import Bounded
+from kvleased.movers.remote.breaker import Breaker
+from kvleased.movers.remote.store import RemoteError, RemoteStore
+from kvleased.telemetry import logs
+
+IDLE_SECONDS: Final = 5.0
+"""Seconds without a call after which a store is asked whether it is there."""
+_FAILED_SECONDS: Final = 0.25
+"""The same after a call that failed, so that a dead store is known before the next caller comes."""
+
+Result = TypeVar("Result")
+
+
+class RemoteCaller:
+    """Call a store within time budgets and behind a breaker, and tell the daemon when that opens or closes."""
+
+    def __init__(
+        self,
+        store: Bounded,
+        tell: Callable[[Status], None],
+        *,
+        seconds_max: float,
+        breaker: Breaker,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """Assign; nothing is called yet."""
+        self._store = store
+        self._tell = tell
+        self._seconds_max = seconds_max
+        self._breaker = breaker
+        self._idle_seconds = idle_seconds
+        self._called_at: float | None = None
+        self._said: Status | None = None
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<RemoteCaller {self._breaker!r}, {self._store!r}>"
+
+    @property
+    def seconds_to_ping(self) -> float:
+        """Seconds until the store should be asked whether it is there, if nothing else is asked before."""
+        now = time.monotonic()
+        if not self._breaker.is_closed:
+            return self._breaker.seconds_to_trial(now)
+        if self._called_at is None:
+            return 0.0
+        pause = _FAILED_SECONDS if self._breaker.num_failures else self._idle_seconds
+        return max(0.0, self._called_at + pause - now)
+
+    def call(
+        self, act: Callable[[RemoteStore], Result], seconds: float, *, is_whole_budget: bool = True
+    ) -> Result:
+        """Return what the store answers; a call that had its whole budget and was not answered opens the breaker.
+
+        Raises:
+            RemoteError: it did not answer as it should, or is left alone at present.
+        """
+        if not self._breaker.is_closed:
+            raise RemoteError("it is left alone for a while")
+        return self._try(act, seconds, is_whole_budget=is_whole_budget)
+
+    def ping(self) -> None:
+        """See whether the store is there, which also is the trial of an open breaker."""
+        try:
+            self._try(lambda store: store.ping(), self._seconds_max, is_whole_budget=True)
+        except RemoteError:
+            # The breaker knows it.
+            return
+
+    def check(self) -> None:
+        """See that no call hangs for good.
+
+        Raises:
+            StuckError: one does.
+        """
+        self._store.check()
+
+    def _try(
+        self, act: Callable[[RemoteStore], Result], seconds: float, *, is_whole_budget: bool
+    ) -> Result:
+        try:
+            result = self._store.call(act, seconds)
+        except RemoteError as error:
+            self._breaker.fail(time.monotonic(), is_grave=error.is_timeout and is_whole_budget)
+            if not self._breaker.is_closed:
+                self._say(is_on=False, reason=str(error))
+            raise
+        else:
+            self._breaker.succeed()
+            self._say(is_on=True)
+            return result
+        finally:
+            self._called_at = time.monotonic()
+
+    def _say(self, *, is_on: bool, reason: str = "") -> None:
+        """Tell what is news, as is another reason: a first trial that was only slow may hide a wrong password."""
+        status = Status(is_on=is_on, reason=reason)
+        if status == self._said:
+            return
+        self._said = status
+        if is_on:
+            logs.line("info", "remote_store_on")
+        else:
+            logs.line("warning", "remote_store_off", reason=reason)
+        self._tell(status)

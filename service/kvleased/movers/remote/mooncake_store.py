@@ -1,0 +1,179 @@
+"""Own how values travel to a Mooncake Store; what is in them is not its matter.
+
+Its library runs threads of its own, may block for seconds when its master is gone, and knows no deadlines: `bounded`
+sets them. An empty answer and an error both mean that there is no value.
+"""
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, Self
+
+from kvlease.geometry import round_up
+from kvleased.config.addresses import RemoteUrl
+from kvleased.movers.remote.store import CALL_BYTES_MAX, RemoteError
+from kvleased.movers.remote.value import Value, ValueParts
+
+_BUFFER_BYTES_DEFAULT: Final = 64 << 20
+_PEER_TO_PEER: Final = "P2PHANDSHAKE"
+"""What stands for "there is no metadata server, clients ask each other"."""
+_JOIN_SECONDS_MAX: Final = 5.0
+_TRIAL: Final = """
+import os, sys
+from mooncake.store import MooncakeDistributedStore
+client = MooncakeDistributedStore()
+code = client.setup(sys.argv[1], sys.argv[2], 0, 1 << 20, "tcp", "", sys.argv[3])
+os._exit(0 if code == 0 else 1)
+"""
+_MASTER_GONE: Final = -900
+_PROBE_NAME: Final = "kvlease:probe"
+
+
+class MooncakeStore:
+    """One client of a Mooncake master, with memory of its own that values are copied through."""
+
+    def __init__(self, client: Any, staging: mmap.mmap) -> None:
+        """Take a client of the library, which has no types, and memory that it may write."""
+        self._client = client
+        self._staging = memoryview(staging)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(staging))
+
+    @classmethod
+    def opened(cls, url: RemoteUrl) -> Self:
+        """Join the cluster.
+
+        Raises:
+            RemoteError: the library is not there, or the cluster does not let us in.
+        """
+        # Its log lines are no events of ours; whoever wants them sets this.
+        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+        try:
+            from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise RemoteError(f"kvlease[mooncake] cannot be loaded: {error}") from None
+        host = url.options.get("host") or _own_address(url)
+        metadata = url.options.get("metadata", _PEER_TO_PEER)
+        master = f"{url.host}:{url.port}"
+        _try_to_join(host, metadata, master)
+        client = MooncakeDistributedStore()
+        sizes = (url.number("segment_bytes", 0), url.number("buffer_bytes", _BUFFER_BYTES_DEFAULT))
+        # The library does not let other threads run while it joins, which takes minutes if the master goes just now.
+        with Path(os.devnull).open("w") as nowhere:
+            faulthandler.dump_traceback_later(_JOIN_SECONDS_MAX, exit=True, file=nowhere)
+            code = client.setup(host, metadata, *sizes, "tcp", "", master)
+            faulthandler.cancel_dump_traceback_later()
+        if code != 0:
+            client.close()
+            raise RemoteError(f"the master at {url} was not joined (code {code})")
+        store = cls(client, mmap.mmap(-1, CALL_BYTES_MAX))
+        store._register()
+        return store
+
+    def __repr__(self) -> str:
+        """Show life."""
+        return f"<MooncakeStore {len(self._staging)} bytes of staging>"
+
+    def exists(self, names: Sequence[str], value_bytes: int) -> bytes:  # noqa: ARG002 - it cannot tell their bytes
+        """Return a byte for each name, 1 where there is a value."""
+        codes = self._client.batch_is_exist(list(names))
+        if any(code < 0 for code in codes):
+            raise RemoteError(f"the master does not answer (code {min(codes)})")
+        return bytes(code == 1 for code in codes)
+
+    def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
+        """Return views of the staging memory, good until the next call; None for what is not there."""
+        values: list[Value | None] = []
+        self._stage(len(names) * value_bytes)
+        addresses = [self._address + position * value_bytes for position in range(len(names))]
+        codes = self._client.batch_get_into(list(names), addresses, [value_bytes] * len(names))
+        for position, code in enumerate(codes):
+            start = position * value_bytes
+            is_there = code == value_bytes
+            values.append(self._staging[start : start + value_bytes] if is_there else None)
+        if codes and all(code == _MASTER_GONE for code in codes):
+            raise RemoteError(f"the master does not answer (code {_MASTER_GONE})")
+        return values
+
+    def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
+        """Store values whose names are free; return a byte for each, 1 where there is a value now."""
+        sizes = [len(header) + len(slot) for header, slot in values]
+        ends = list(accumulate(sizes))
+        self._stage(ends[-1] if ends else 0)
+        for (header, slot), end in zip(values, ends, strict=True):
+            slot_start = end - len(slot)
+            self._staging[slot_start - len(header) : slot_start] = header
+            self._staging[slot_start:end] = slot
+        addresses = [
+            self._address + end - num_bytes for end, num_bytes in zip(ends, sizes, strict=True)
+        ]
+        codes = self._client.batch_put_from(list(names), addresses, sizes)
+        if codes and all(code == _MASTER_GONE for code in codes):
+            raise RemoteError(f"the master does not answer (code {_MASTER_GONE})")
+        return bytes(code == 0 for code in codes)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Have values forgotten; the master keeps those that somebody read just now."""
+        self._client.batch_remove(list(names))
+
+    def ping(self) -> None:
+        """See whether the master answers: the library's own check says yes long after it has gone."""
+        self.exists([_PROBE_NAME], 0)
+
+    def cut(self) -> None:
+        """Do nothing: no call of the library can be ended from outside."""
+
+    def close(self) -> None:
+        """Leave the cluster; what other clients read from this one's segment is gone."""
+        self._client.close()
+
+    def _stage(self, num_bytes: int) -> None:
+        """Have as much staging memory as a call needs: more than at first only where one value is larger."""
+        if num_bytes <= len(self._staging):
+            return
+        staging = mmap.mmap(-1, round_up(num_bytes, mmap.PAGESIZE))
+        self._client.unregister_buffer(self._address)
+        self._staging = memoryview(staging)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(staging))
+        self._register()
+
+    def _register(self) -> None:
+        code = self._client.register_buffer(self._address, len(self._staging))
+        if code != 0:
+            raise RemoteError(f"no memory could be registered (code {code})")
+
+
+def _try_to_join(host: str, metadata: str, master: str) -> None:
+    """See in a process that can be killed whether the master lets clients join.
+
+    Raises:
+        RemoteError: it does not, or not in time.
+    """
+    command = [sys.executable, "-P", "-c", _TRIAL, host, metadata, master]
+    try:
+        trial = subprocess.run(  # noqa: S603 - our own program
+            command, check=False, timeout=_JOIN_SECONDS_MAX, capture_output=True
+        )
+    except subprocess.TimeoutExpired:
+        raise RemoteError(f"the master at {master} does not answer") from None
+    if trial.returncode != 0:
+        raise RemoteError(f"the master at {master} was not joined")
+
+
+def _own_address(url: RemoteUrl) -> str:
+    """Return the address of this machine that the master sees; nothing is sent for that."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            url.host, url.port, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise RemoteError(f"{url} cannot be reached: {error.strerror}") from None

@@ -1,0 +1,243 @@
+"""Own how values travel to a server that speaks the protocol of Redis, such as Valkey; what they are is not its matter.
+
+The user of the server needs no more than `+get +getrange +strlen +set +unlink +expire +ping ~kvlease:*` (and `+select`
+for a database other than 0).
+"""
+
+import select
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from redis import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from kvleased.config.addresses import TLS_FILES, RemoteUrl
+from kvleased.movers.remote import redis_faults
+from kvleased.movers.remote.store import VALUE_BYTES_MAX, RemoteError, no_answer
+from kvleased.movers.remote.value import Value, ValueParts
+from kvleased.telemetry import logs
+
+_READ_BYTES: Final = 1 << 20
+"""Bytes read from the socket at once: a small number of them costs more than the copying."""
+_WRONG_TYPE: Final = "WRONGTYPE"
+_TRIED: Final = tuple(f"kvlease:trial-{number}" for number in range(16))
+"""Names that no value has: in a cluster they lie on all of its nodes, but by an unlikely chance."""
+
+_Command = tuple[object, ...]
+
+
+class RedisStore:
+    """One connection, made at the first call and again after each failure; nothing is tried twice."""
+
+    def __init__(self, url: RemoteUrl, *, ttl_seconds: int, seconds_max: float) -> None:
+        """Assign; no value lives longer than `ttl_seconds` after it was put or got, where that is not 0."""
+        self._url = url
+        self._ttl_seconds = ttl_seconds
+        self._seconds_max = seconds_max
+        options = (b"EX", str(ttl_seconds).encode()) if ttl_seconds else ()
+        self._set_start = b"*%d\r\n$3\r\nSET\r\n" % (3 + len(options))
+        self._set_end = b"\r\n" + b"".join(map(_bulk, options))
+        self._connection = _connection(url, seconds_max)
+        self._refusals: dict[str, str] = {}
+        """By event: what was refused last."""
+
+    def __repr__(self) -> str:
+        """Show where it is, without its password."""
+        return f"<RedisStore {self._url}>"
+
+    def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
+        """Return a byte for each name, 1 where there is a value of as many bytes."""
+        found = self._ask([("STRLEN", name) for name in names])
+        return bytes(one == value_bytes for one in found)
+
+    def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
+        """Return the value of each name; of one that is too long no more than shows that."""
+        commands: list[_Command] = [("GETRANGE", name, 0, value_bytes) for name in names]
+        if self._ttl_seconds:
+            # In the same packet, and only ever later: another node may keep its values for longer, or for good.
+            commands += [("EXPIRE", name, self._ttl_seconds, "GT") for name in names]
+        found = self._ask(commands, num_needed=len(names))[: len(names)]
+        return [one if isinstance(one, bytes) and one else None for one in found]
+
+    def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
+        """Store values; return a byte for each, 1 where it was taken.
+
+        What lies there is written over: it is a whole value of the same block, or one that is better gone.
+        """
+        if any(len(header) + len(slot) > VALUE_BYTES_MAX for header, slot in values):
+            raise RemoteError(f"no value may have more than {VALUE_BYTES_MAX} bytes")
+        packed: list[bytes | memoryview] = []
+        for name, (header, slot) in zip(names, values, strict=True):
+            packed += (self._set(name, len(header) + len(slot)) + header, slot, self._set_end)
+        found = self._answers(packed, len(names), num_needed=0)
+        return bytes(one == b"OK" for one in found)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Have values forgotten, if this user may."""
+        self._ask([("UNLINK", name) for name in names], num_needed=0)
+
+    def ping(self) -> None:
+        """See whether the server answers, lets us in, and would tell of any value whether it has that."""
+        tried: list[_Command] = [("STRLEN", name) for name in _TRIED]
+        if self._ask([("PING",), *tried])[0] != b"PONG":
+            raise RemoteError("it answered a ping with something else")
+
+    def cut(self) -> None:
+        """Have the call that another thread is in fail."""
+        if (sock := _socket_of(self._connection)) is not None:
+            # Past the shutdown of a TLS socket, which would take its state from under the reader.
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()
+
+    def _ask(
+        self, commands: Sequence[_Command], *, num_needed: int | None = None
+    ) -> list[bytes | int | ResponseError | None]:
+        packed = self._connection.pack_commands(commands)
+        num_commands = len(commands)
+        return self._answers(
+            packed, num_commands, num_needed=num_commands if num_needed is None else num_needed
+        )
+
+    def _answers(
+        self, packed: Sequence[Value], num_commands: int, *, num_needed: int
+    ) -> list[bytes | int | ResponseError | None]:
+        """Send commands together and return their answers; a refusal is one, but not of the first, needed ones.
+
+        Raises:
+            RemoteError: some command was not answered, so that nothing is known of any.
+        """
+        connection = self._connection
+        try:
+            if _is_stale(connection):
+                connection.disconnect()
+            connection.send_packed_command(packed)
+            answers = [_answer(connection.read_response) for _ in range(num_commands)]
+        except (RedisError, OSError) as error:
+            connection.disconnect()
+            if isinstance(error, (RedisTimeoutError, TimeoutError)):
+                # As `bounded` says it, whose clock runs out at the same time.
+                raise no_answer(self._seconds_max) from None
+            raise RemoteError(self._said(error)) from None
+        except BaseException:
+            # Answers that nobody has read must not pass for those of the next call.
+            connection.disconnect()
+            raise
+        for answer in answers[:num_needed]:
+            if isinstance(answer, ResponseError) and not str(answer).startswith(_WRONG_TYPE):
+                raise RemoteError(self._said(answer))
+        if num_needed < num_commands:
+            refusals = [one for one in answers[num_needed:] if isinstance(one, ResponseError)]
+            event = "remote_lives_not_prolonged" if num_needed else "remote_puts_refused"
+            self._tell(event, self._said(refusals[0]) if refusals else "")
+        return answers
+
+    def _set(self, name: str, value_bytes: int) -> bytes:
+        """Return a SET up to its value: packed by redis-py it would be copied."""
+        return b"%b%b$%d\r\n" % (self._set_start, _bulk(name.encode()), value_bytes)
+
+    def _tell(self, event: str, refusal: str) -> None:
+        """Log what the server refuses to write, whenever that changes."""
+        if refusal != self._refusals.get(event, ""):
+            self._refusals[event] = refusal
+            logs.line("warning" if refusal else "info", event, reason=refusal)
+
+    def _said(self, error: Exception) -> str:
+        text = redis_faults.said(error)
+        password = self._url.password
+        return text.replace(password, "***") if password else text
+
+
+class _TlsConnection(SSLConnection):
+    """A connection over TLS that trusts no authority but the one that the URL names, where it names one.
+
+    redis-py adds that one to those of the system, and reads all of these for each connection, which takes much of the
+    time that a call has.
+    """
+
+    _system_context: ssl.SSLContext | None = None
+    """What trusts the system's authorities, once they were read."""
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        context = self._trusting()
+        context.check_hostname = self.check_hostname
+        if self.certfile or self.keyfile:
+            try:
+                context.load_cert_chain(self.certfile, self.keyfile)
+            except OSError as error:
+                files = " and ".join(filter(None, (self.certfile, self.keyfile)))
+                raise redis_faults.unusable_file(files, error) from None
+        return context.wrap_socket(sock, server_hostname=self.host)
+
+    def _trusting(self) -> ssl.SSLContext:
+        """Return what trusts the authorities; a file is read each time, for it may be renewed, the system's once."""
+        if self.ca_certs:
+            try:
+                return ssl.create_default_context(cafile=self.ca_certs)
+            except OSError as error:
+                raise redis_faults.unusable_file(self.ca_certs, error) from None
+        if self._system_context is None:
+            self._system_context = ssl.create_default_context()
+        return self._system_context
+
+
+_CONNECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "redis": Connection,
+    "rediss": _TlsConnection,
+    "unix": UnixDomainSocketConnection,
+}
+
+
+def _bulk(argument: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(argument), argument)
+
+
+def _answer(read: Callable[..., Any]) -> bytes | int | ResponseError | None:
+    try:
+        answer: bytes | int | None = read(disable_decoding=True)
+    except ResponseError as error:
+        return error
+    return answer
+
+
+def _connection(url: RemoteUrl, seconds_max: float) -> Any:
+    """Return a connection of redis-py that is not made yet; its types are not complete."""
+    options: dict[str, Any] = {
+        "db": url.number("db", 0),
+        "username": url.username or None,
+        "password": url.password or None,
+        "socket_timeout": seconds_max,
+        "socket_connect_timeout": seconds_max,
+        "socket_read_size": _READ_BYTES,
+        "protocol": 2,
+        "driver_info": None,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    options |= {"path": url.path} if url.path else {"host": url.host, "port": url.port}
+    if url.scheme == "rediss":
+        options |= {name: url.options.get(name) for name in TLS_FILES}
+        options["ssl_check_hostname"] = url.is_set("ssl_check_hostname", default=True)
+    return _CONNECTIONS[url.scheme](**options)
+
+
+def _socket_of(connection: Any) -> socket.socket | None:
+    sock: socket.socket | None = getattr(connection, "_sock", None)
+    return sock
+
+
+def _is_stale(connection: Any) -> bool:
+    """Tell whether the server has said something unasked, which is most often that it has gone."""
+    if (sock := _socket_of(connection)) is None:
+        return False
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,55 @@
+"""Own what every remote store can do and how it fails; which stores there are is `addresses`' business.
+
+All calls of one store come from one thread, `bounded`'s; only `cut` comes from another.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from kvleased.movers.remote.value import Value, ValueParts
+
+VALUE_BYTES_MAX: Final = 512 << 20
+"""Bytes of the largest value that Redis takes."""
+CALL_BYTES_MAX: Final = 2 << 20
+"""Bytes of the values in one call, where one is not more: they should still be in the cache when they are used."""
+_REASON_CHARACTERS_MAX: Final = 240
+
+
+class RemoteError(Exception):
+    """The remote store did not do what it was asked for; its text says why, for people."""
+
+    def __init__(self, reason: str, *, is_timeout: bool = False) -> None:
+        """Keep what can be shown of the reason: a server may have said anything."""
+        printable = "".join(letter if letter.isprintable() else "?" for letter in reason)
+        super().__init__(printable[:_REASON_CHARACTERS_MAX])
+        self.is_timeout = is_timeout
+
+
+def no_answer(seconds: float) -> RemoteError:
+    """Return the error of a store that did not answer in time."""
+    return RemoteError(f"no answer within {seconds * 1e3:.0f} ms", is_timeout=True)
+
+
+class RemoteStore(Protocol):
+    """A store of values by name, which may lose any of them at any time; every method raises only RemoteError."""
+
+    def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
+        """Return a byte for each name, 1 where there is a value, of as many bytes where the store can tell."""
+
+    def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
+        """Return the value of each name, None where there is none; views live until the next call."""
+
+    def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
+        """Store values, or keep those that were there; return a byte for each, 1 where there is one now."""
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Have values forgotten, as far as the store lets us."""
+
+    def ping(self) -> None:
+        """See whether the store answers."""
+
+    def cut(self) -> None:
+        """Have the call that another thread is in end soon, if that can be done."""
+
+    def close(self) -> None:
+        """Let go of the store."""

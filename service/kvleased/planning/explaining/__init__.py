@@ -1,0 +1,1 @@
+"""How a plan explains its numbers: terms, notes, the account of waste, and the report."""

@@ -1,0 +1,1 @@
+"""What the kernels that read pages ask of blocks and layouts."""

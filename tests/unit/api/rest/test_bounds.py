@@ -1,0 +1,212 @@
+"""Laws of REST's bounds: bodies, heads, answers and connections have sizes, deadlines and numbers."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api.rest import endpoints as rest_endpoints
+from kvleased.api.rest import http_server
+from kvleased.api.rest import protocol as rest_protocol
+from tests.unit.api.scripted import HttpAnswer, Served, http
+
+TRANSPORTS = ("rest",)
+
+
+async def raw(served: Served, sent: bytes) -> HttpAnswer:
+    """Send bytes as they are; returns what came until the connection was closed."""
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(sent)
+    received = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    head, _, body = received.partition(b"\r\n\r\n")
+    return HttpAnswer(int(head.split()[1]) if head else 0, {}, body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(b"nonsense\r\n\r\n", 400, id="no http"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431, id="endless head"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, id="long head"),
+    ],
+)
+async def test_what_is_no_request_is_a_problem_document(
+    served: Served, sent: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even what HTTP itself refuses is explained the same way, and nobody can fill the log with it."""
+    answer = await raw(served, sent)
+
+    assert (answer.status, answer.json["status"]) == (status, status)
+    assert caplog.records == []
+    assert answer.body.count(b"HTTP/1.1") == 0
+
+
+async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:
+    """A body that does not say its length is refused when it passes the limit, not when it ends."""
+    chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
+    head = b"POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+
+    answer = await raw(served, head + 4 * chunk)
+
+    assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
+
+
+async def test_refused_body_is_told_its_length(served: Served) -> None:
+    """A body that says its length is refused with that length, however little of it was read."""
+    answer = await http(served, "POST", "/v1/leases", b" " * 1_000_000)
+
+    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1_000_000, 65_536)
+
+
+def hurry(served: Served, monkeypatch: pytest.MonkeyPatch, deadline: str) -> None:
+    """Have one deadline of REST be over at once."""
+    for server in served.rest._servers:
+        monkeypatch.setattr(server._protocol, deadline, 0.01)
+
+
+async def test_body_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that stops in the middle of a body gets an answer."""
+    hurry(served, monkeypatch, "body_seconds_max")
+    head = b"POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\nconnection: close\r\n\r\n{"
+
+    assert (await raw(served, head)).status == 422
+
+
+async def test_head_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection on which no request begins is closed."""
+    hurry(served, monkeypatch, "head_seconds_max")
+
+    assert (await raw(served, b"GET / HT")).status == 0
+
+
+async def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection too many is told so."""
+    monkeypatch.setattr(served.rest._servers[0].places, "members_max", 0)
+
+    answer = await raw(served, b"")
+
+    assert (answer.status, answer.json["code"]) == (429, "BUSY")
+
+
+async def test_boundless_body_is_refused_unread(served: Served) -> None:
+    """A body far above the limit is refused by its head, and its connection ends: not even to pass it over is free."""
+    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+    answer = await raw(served, head + b"Content-Length: 1099511627776\r\n\r\n")
+
+    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1 << 40, 65536)
+
+
+async def test_who_sends_a_boundless_body_sees_its_refusal(served: Served) -> None:
+    """A body is passed over for a while, so that a caller who sends all of it before he reads has his answer."""
+    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = b" " * (8 << 20)
+
+    answer = await raw(served, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 8 << 20, 65536)
+
+
+async def test_kernel_keeps_little_for_who_does_not_read(served: Served) -> None:
+    """What is written to a peer before it reads is bounded, in the kernel, too."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
+    writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    (connection,) = served.rest._servers[1]._server.server_state.connections
+    kept = connection.transport.get_extra_info("socket")
+
+    # Linux doubles what it is asked for.
+    assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * http_server.UNSENT_BYTES_MAX
+    writer.close()
+
+
+async def test_no_answer_is_written_to_a_connection_that_has_ended(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a peer leaves several answers unread until its connection ends, the one under way is told, not the last."""
+    over_tcp = served.rest._servers[1]
+    monkeypatch.setattr(over_tcp._protocol, "idle_seconds_max", 0.1)
+    await http(served, "GET", "/openapi.json")
+    _, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
+
+    writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+    connections = over_tcp._server.server_state.connections
+    async with asyncio.timeout(20):
+        while not connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0)
+        (connection,) = connections
+        while connections:
+            # When it has ended it holds none of them any more.
+            unanswered, last = list(connection._unanswered), connection.cycle
+            await asyncio.sleep(0)
+    writer.close()
+
+    under_way = next(one for one in unanswered if not one.response_complete)
+    assert under_way is not last
+    assert under_way.disconnected
+
+
+async def test_doors_are_bounded_one_by_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who uses up the connections of TCP leaves those of the Unix socket."""
+    _, over_tcp = served.rest._servers
+    monkeypatch.setattr(over_tcp.places, "members_max", 0)
+    headers = {"Authorization": "Bearer known"}
+
+    assert (await http(served, "GET", "/v1/stats", over_tcp=True, headers=headers)).status == 429
+    assert (await http(served, "GET", "/v1/stats")).status == 200
+
+
+async def test_body_that_nobody_reads_has_a_deadline(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a call is refused at its head, its body does not hold the connection."""
+    hurry(served, monkeypatch, "body_seconds_max")
+    monkeypatch.setattr(rest_protocol, "_GRACE_SECONDS", 0.01)
+    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nAuthorization: none\r\nContent-Length: 9\r\n\r\n{"
+
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    writer.write(head)
+    async with asyncio.timeout(10):
+        said = await reader.read()
+
+    writer.close()
+    assert b" 401 " in said
+
+
+async def test_answer_that_is_not_read_has_a_deadline(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks and does not read is disconnected."""
+    hurry(served, monkeypatch, "idle_seconds_max")
+    served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache="c" * (4 << 20))])
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+
+    writer.write(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
+    async with asyncio.timeout(10):
+        while served.rest._servers[0].num_connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0.01)
+
+    writer.close()
+    assert reader is not None
+
+
+async def test_first_refusal_of_a_body_holds_up_nobody(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told of a body is made beside the loop, which serves others until it is there."""
+    is_heard = threading.Event()
+
+    def schema_of(_: object) -> None:
+        assert is_heard.wait(10), "the loop stood still"
+
+    monkeypatch.setattr(rest_endpoints, "schema_of", schema_of)
+    refused = asyncio.ensure_future(http(served, "POST", "/v1/leases", b"[]"))
+    assert (await http(served, "GET", "/livez")).status == 200
+    is_heard.set()
+
+    assert (await refused).status == 422

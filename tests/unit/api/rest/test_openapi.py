@@ -1,0 +1,203 @@
+"""Laws of the description: it is complete, and the daemon runs without it."""
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.routing import Route as StarletteRoute
+
+from kvlease.wire import Problem
+from kvleased import checks
+from kvleased.access.roles import Role
+from kvleased.api.rest.app import documents, responses
+from kvleased.api.rest.examples import REQUESTS
+from kvleased.api.rest.refusals import OF_VERB, kinds
+from kvleased.api.rest.routes import ROUTES, Route
+from tests.unit.api.guarded import guarded
+from tests.unit.api.scripted import Served, http
+
+TRANSPORTS = ("rest",)
+
+
+async def test_openapi_describes_every_route(served: Served) -> None:
+    """Each operation has an id, a tag, a summary, its success and its problem; every reference is there."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    operations = [one for path in document["paths"].values() for one in path.values()]
+
+    assert len({one["operationId"] for one in operations}) == len(ROUTES) == len(operations)
+    assert all(one["tags"] and one["summary"] for one in operations)
+    assert all({"200", "401", "403", "422", "500"} <= one["responses"].keys() for one in operations)
+    assert references(document) <= {
+        f"#/components/{kind}/{name}"
+        for kind in ("schemas", "responses", "examples")
+        for name in document["components"][kind]
+    }
+    assert not any(path.endswith(("z", "metrics")) for path in document["paths"])
+
+
+async def test_openapi_is_written_once(served: Served) -> None:
+    """To ask for the description again costs no more than to send it: anybody may, as often as he likes."""
+    route = documents()["/openapi.json"]
+    assert isinstance(route, StarletteRoute)
+    request = Request({"type": "http", "method": "GET", "path": route.path, "headers": []})
+
+    first, second = await route.endpoint(request), await route.endpoint(request)
+
+    assert first.body is second.body
+    assert (await http(served, "GET", route.path)).body == first.body
+
+
+async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:
+    """A description is as narrow as what the daemon grants, where the type of a field is wider."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    fields = document["components"]["schemas"]["ReserveBody"]["properties"]
+
+    assert fields["request_id"]["maxLength"] == checks.REQUEST_ID_CHARACTERS_MAX
+    assert fields["num_tokens"]["maximum"] == checks.TOKENS_MAX
+
+
+async def test_refusals_are_told_one_by_one(served: Served) -> None:
+    """Each status that a route can be refused with is named, with the codes behind it and an example of each."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    shared, examples = document["components"]["responses"], document["components"]["examples"]
+    answers = {
+        one["operationId"]: one["responses"]
+        for path in document["paths"].values()
+        for one in path.values()
+    }
+
+    assert set(OF_VERB) == {route.verb for route in ROUTES}
+    for route in ROUTES:
+        told = answers[route.operation_id]
+        assert not any(status.endswith("XX") for status in told)
+        for kind in kinds(route):
+            answer = shared[told[str(kind.http_status)]["$ref"].rpartition("/")[2]]
+            problem = answer["content"]["application/problem+json"]
+            example = examples[problem["examples"][kind.code]["$ref"].rpartition("/")[2]]["value"]
+            assert Problem.model_validate(example).code == kind.code
+            assert example["status"] == kind.http_status
+
+
+@pytest.mark.parametrize("route", [one for one in ROUTES if one.operation_id in REQUESTS], ids=str)
+async def test_example_is_taken(served: Served, route: Route) -> None:
+    """Whoever copies the example of a body has it taken."""
+    path = re.sub(r"{(\w+)}", lambda found: "1" if found[1].endswith("_id") else "main", route.path)
+
+    answer = await http(served, route.method, path, REQUESTS[route.operation_id])
+
+    assert answer.status == 200, answer.body
+
+
+async def test_answers_of_every_role_are_described() -> None:
+    """Whoever calls a route with a body that says nothing gets an answer that the description knows."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        async with guarded(Path(directory) / "run") as serving:
+            for role in Role:
+                for route in ROUTES:
+                    if route.is_stream or (route.verb, route.method) == ("delete_cache", "DELETE"):
+                        continue
+                    path = re.sub(
+                        r"{(\w+)}",
+                        lambda found: "9" if found[1].endswith("_id") else "main",
+                        route.path,
+                    )
+                    status, _ = await serving.over_rest(
+                        route.method, path, await serving.token(role)
+                    )
+                    assert status in responses(route), (role, route.path, status)
+
+
+def references(part: Any) -> set[str]:
+    """Return every reference in a document."""
+    if isinstance(part, dict):
+        own = {part["$ref"]} if isinstance(part.get("$ref"), str) else set()
+        return own.union(*map(references, part.values()))
+    return set().union(*map(references, part)) if isinstance(part, list) else set()
+
+
+async def test_docs_are_a_page(served: Served) -> None:
+    """People find each operation, with its path, and each record of the description at /docs."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    answer = await http(served, "GET", "/docs")
+    page = answer.body.decode()
+
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    for path, methods in document["paths"].items():
+        assert all(f'id="{one["operationId"]}"' in page for one in methods.values())
+        assert escape(path) in page
+    assert all(f'id="record-{name}"' in page for name in document["components"]["schemas"])
+
+
+async def test_docs_load_nothing(served: Served) -> None:
+    """The page is whole without a network and runs nobody's code: it has one style, which its policy names."""
+    answer = await http(served, "GET", "/docs")
+    page = Page(answer.body.decode())
+    policy = answer.headers["content-security-policy"]
+
+    digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
+    assert "frame-ancestors 'none'" in policy
+    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "form", "base"})
+    assert {name for name in page.attributes if name.startswith("on")} | (
+        page.attributes & {"src", "style"}
+    ) == set()
+    assert {one for one in page.links if not one.startswith("#")} == {"/openapi.json"}
+
+
+async def test_links_of_the_docs_lead_somewhere(served: Served) -> None:
+    """Each record that is named can be gone to."""
+    page = Page((await http(served, "GET", "/docs")).body.decode())
+
+    assert {one[1:] for one in page.links if one.startswith("#")} <= page.ids
+
+
+class Page(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: set[str] = set()
+        self.ids: set[str] = set()
+        self.style = ""
+        self._is_style = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take note of what begins."""
+        self.tags.add(tag)
+        self._is_style = tag == "style"
+        for name, value in attrs:
+            self.attributes.add(name)
+            if name in ("href", "id"):
+                (self.links if name == "href" else self.ids).add(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        """Take note of what ends."""
+        self._is_style = self._is_style and tag != "style"
+
+    def handle_data(self, data: str) -> None:
+        """Keep the style."""
+        self.style += data if self._is_style else ""
+
+
+def test_server_starts_without_fastapi() -> None:
+    """What only the description needs is not imported before somebody asks for it."""
+    modules = "kvleased.api.rest.server, kvleased.api.local.listener"
+    script = f"import sys, {modules}; print({{'fastapi', 'grpc', 'torch'}} & set(sys.modules))"
+
+    output = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert output.stdout.strip() == "set()"

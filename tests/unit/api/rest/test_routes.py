@@ -1,0 +1,170 @@
+"""Laws of REST's paths: every route is its verb, and what a path cannot carry is named."""
+
+import base64
+from urllib.parse import quote
+
+import pytest
+from google.protobuf.message import Message
+
+from kvlease.transports._rest import LISTED
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.api.rest.routes import ROUTES
+from tests.unit.api.scripted import INPUTS, LAYER, Served, http
+
+TRANSPORTS = ("rest",)
+KEY = bytes(range(32))
+KEY_TEXT = base64.b64encode(KEY).decode()
+PACKED = base64.b64encode((5).to_bytes(8, "little")).decode()
+
+WORDS: list[tuple[str, str, object, str, Message]] = [
+    ("POST", "/v1/drain", None, "drain", pb.DrainRequest()),
+    ("DELETE", "/v1/drain", None, "undrain", pb.UndrainRequest()),
+    ("POST", "/v1/caches/demo/drain", None, "drain", pb.DrainRequest(cache="demo")),
+    ("DELETE", "/v1/caches/demo/drain", None, "undrain", pb.UndrainRequest(cache="demo")),
+    ("POST", "/v1/caches/demo/clear", {"tenant": "chat"}, "clear", pb.ClearRequest(cache="demo", tenant="chat")),
+    ("POST", "/v1/caches/demo/resize", {"tier": "host", "num_blocks": 7}, "resize",
+     pb.ResizeRequest(cache="demo", tier="host", num_blocks=7)),
+    ("PUT", "/v1/tenants/chat%20room", {"limits": {"min_percent": 40, "leases_max": 2}, "revision": 3}, "set_tenant",
+     pb.SetTenantRequest(tenant="chat room", revision=3, limits=pb.TenantLimits(
+         min_percent=40, leases_max=2, max_percent=100, weight=1, pinned_percent_max=25))),
+    ("GET", "/v1/tenants/chat", None, "get_tenant", pb.GetTenantRequest(tenant="chat")),
+    ("POST", "/v1/plans", {"inputs": {"model_config": "{}"}}, "plan",
+     pb.PlanRequest(inputs=pb.PlanInputs(model_config="{}"))),
+    ("PUT", "/v1/caches/demo", {"inputs": INPUTS, "options": {"integrity": "none"}}, "register_cache",
+     pb.RegisterCacheRequest(cache="demo", options=pb.CacheOptions(integrity="none"), inputs=pb.PlanInputs(
+         layers=[pb.LayerSpec(**LAYER)], tokens_per_block=16, device_blocks=8))),
+    ("GET", "/v1/caches/demo", None, "get_cache", pb.GetCacheRequest(cache="demo")),
+    ("GET", "/v1/caches", None, "list_caches", pb.ListCachesRequest()),
+    ("DELETE", "/v1/caches/demo", None, "delete_cache", pb.DeleteCacheRequest(cache="demo")),
+    ("DELETE", "/v1/caches/demo?purge=1", None, "delete_cache", pb.DeleteCacheRequest(cache="demo", purge=True)),
+    ("POST", "/v1/caches/demo/workers", {"worker_name": "w", "rank": 1, "engine": "e", "lease_ids": PACKED,
+      "magazine": "m"}, "attach",
+     pb.AttachRequest(cache="demo", worker_name="w", rank=1, engine="e", magazine="m",
+                      lease_ids=(5).to_bytes(8, "little"))),
+    ("DELETE", "/v1/workers/self", None, "detach", pb.DetachRequest()),
+    ("DELETE", "/v1/workers/7?force=1", None, "detach", pb.DetachRequest(worker_id=7, force=True)),
+    ("DELETE", "/v1/workers/7?force=true", None, "detach", pb.DetachRequest(worker_id=7, force=True)),
+    ("DELETE", "/v1/workers/7?force=false", None, "detach", pb.DetachRequest(worker_id=7)),
+    ("POST", "/v1/workers/self/heartbeat", {"lease_ids": PACKED, "newest_lease_id": 5}, "heartbeat",
+     pb.HeartbeatRequest(lease_ids=(5).to_bytes(8, "little"), newest_lease_id=5)),
+    ("POST", "/v1/leases", {"request_id": "r", "keys": KEY_TEXT, "num_tokens": 64, "wait_ms": 5}, "reserve",
+     pb.ReserveRequest(request_id="r", keys=KEY, num_tokens=64, wait_ms=5)),
+    ("POST", "/v1/leases", {"request_id": "r", "token_ids": [1, 258]}, "reserve",
+     pb.ReserveRequest(request_id="r", token_ids=b"\1\0\0\0\2\1\0\0")),
+    ("POST", "/v1/leases/5/map", None, "map", pb.MapRequest(lease_id=5)),
+    ("POST", "/v1/leases/5/map", {}, "map", pb.MapRequest(lease_id=5)),
+    ("POST", "/v1/leases/5/extend", {"num_tokens": 9}, "extend", pb.ExtendRequest(lease_id=5, num_tokens=9)),
+    ("POST", "/v1/leases", {"request_id": "r", "num_tokens": 4, "priority": "high", "retain_seconds": 60}, "reserve",
+     pb.ReserveRequest(request_id="r", num_tokens=4, priority="high", retain_seconds=60)),
+    ("POST", "/v1/leases", {"request_id": "r", "num_tokens": 4, "retain_priority": 0}, "reserve",
+     pb.ReserveRequest(request_id="r", num_tokens=4, retain_priority=0)),
+    ("POST", "/v1/leases/5/fork", {"request_id": "s", "num_tokens": 9, "wait_ms": 3}, "fork",
+     pb.ForkRequest(lease_id=5, request_id="s", num_tokens=9, wait_ms=3)),
+    ("POST", "/v1/leases/5/trim", {"num_tokens": 9}, "trim", pb.TrimRequest(lease_id=5, num_tokens=9)),
+    ("POST", "/v1/leases/5/commit", {"num_tokens": 16, "first_block": 1, "keys": KEY_TEXT}, "commit",
+     pb.CommitRequest(lease_id=5, num_tokens=16, first_block=1, keys=KEY)),
+    ("POST", "/v1/leases/5/evict", {"wait_ms": 3}, "evict", pb.EvictRequest(lease_id=5, wait_ms=3)),
+    ("POST", "/v1/leases/5/reload", {}, "reload", pb.ReloadRequest(lease_id=5)),
+    ("DELETE", "/v1/leases/5", None, "release", pb.ReleaseRequest(lease_id=5)),
+    ("GET", "/v1/leases/5/explanation?cache=demo", None, "explain", pb.ExplainRequest(lease_id=5, cache="demo")),
+    ("POST", "/v1/leases", {"request_id": "r", "explain": True}, "reserve",
+     pb.ReserveRequest(request_id="r", explain=True)),
+    ("POST", "/v1/lookup", {"keys": KEY_TEXT}, "lookup", pb.LookupRequest(keys=KEY)),
+    ("POST", "/v1/pins", {"keys": KEY_TEXT}, "pin", pb.PinRequest(keys=KEY)),
+    ("DELETE", "/v1/pins/9", None, "unpin", pb.UnpinRequest(pin_id=9)),
+    ("POST", "/v1/evict", {"num_blocks": 3}, "evict", pb.EvictRequest(num_blocks=3)),
+    ("POST", "/v1/reload", {"keys": KEY_TEXT}, "reload", pb.ReloadRequest(keys=KEY)),
+    ("POST", "/v1/magazine/exchange", {"hold_keys": KEY_TEXT, "take_new": 3, "brings": True, "sequence": 5}, "exchange",
+     pb.ExchangeRequest(hold_keys=KEY, take_new=3, brings=True, sequence=5)),
+    ("GET", "/v1/magazine", None, "inventory", pb.InventoryRequest()),
+    ("POST", "/v1/step", {"verbs": "AQ==", "lease_ids": PACKED, "reserves": [{"request_id": "r"}]}, "step",
+     pb.StepRequest(verbs=b"\1", lease_ids=(5).to_bytes(8, "little"),
+                    reserves=[pb.ReserveRequest(request_id="r")])),
+    *(("GET", f"/v1/caches/demo/{what}?limit=5&after_id=7", None, "inspect",
+       pb.InspectRequest(cache="demo", what=what, limit=5, after_id=7))
+      for what in ("workers", "leases", "pins", "waiting", "tenants", "magazines")),
+    ("GET", "/v1/stats?cache=demo", None, "stats", pb.StatsRequest(cache="demo")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "verb", "request_"),
+    [
+        pytest.param(*words, id=f"{words[0]} {words[1]} {number}")
+        for number, words in enumerate(WORDS)
+    ],
+)
+async def test_route_is_its_verb(
+    served: Served, method: str, path: str, body: object, verb: str, request_: Message
+) -> None:
+    """A route calls its verb with the message that the same words make in the protocol."""
+    answer = await http(served, method, path, body)
+
+    assert answer.status == 200, answer.body
+    assert served.daemon.calls[0][:2] == (verb, request_)
+
+
+def test_every_verb_has_a_route() -> None:
+    """REST offers all that the protocol offers."""
+    verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
+
+    assert {route.verb for route in ROUTES} == verbs
+    assert {words[3] for words in WORDS} == verbs - {"watch", "trace"}
+
+
+@pytest.mark.parametrize("written", ["yes", "2", "", "True"])
+async def test_flag_says_how_it_is_written(served: Served, written: str) -> None:
+    """What is neither true nor false is refused with the words that are."""
+    answer = await http(served, "GET", f"/v1/events?with_snapshot={written}")
+
+    assert answer.json["detail"] == (
+        f"with_snapshot must be true or false, or 1 or 0, not {written!r}"
+    )
+
+
+@pytest.mark.parametrize("written", ["9" * 19, "9" * 20, "9" * 5_000, "one"])
+async def test_number_of_a_path_is_refused_with_its_bounds(served: Served, written: str) -> None:
+    """A number too long to be an id is told as that, and not that it is none; only its beginning is repeated."""
+    answer = await http(served, "DELETE", f"/v1/leases/{written}")
+
+    assert answer.status == 422
+    assert (
+        b"lease_id must be an integer from -9223372036854775808 to 9223372036854775807"
+        in answer.body
+    )
+    assert len(answer.body) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "argument"),
+    [
+        pytest.param("PUT", "/v1/caches/", "cache", id="no name"),
+        pytest.param("POST", "/v1/caches//workers", "cache", id="no name amid a path"),
+        pytest.param("GET", "/v1/caches/main/foo", "what", id="no such list"),
+        pytest.param("GET", "/v1/tenants/", "tenant", id="no tenant"),
+        pytest.param("DELETE", "/v1/pins/", "pin_id", id="no pin"),
+        pytest.param("POST", "/v1/nothing/", "path", id="no route"),
+    ],
+)
+async def test_argument_that_no_path_can_carry_is_named(
+    served: Served, method: str, path: str, argument: str
+) -> None:
+    """The caller passed an argument, not a path, and learns which one is wrong."""
+    answer = await http(served, method, path)
+
+    assert (answer.json["code"], answer.json["resource"]) == ("INVALID", argument)
+
+
+def test_client_knows_the_lists_that_have_paths() -> None:
+    """It refuses the others before a path is made of them."""
+    listed = [what for route in ROUTES for name, what in route.settled if name == "what"]
+
+    assert listed == list(LISTED)
+
+
+@pytest.mark.parametrize("tenant", ["team/a b", "team/a/", "/", "a" + 30 * "/b"])
+async def test_tenant_may_have_a_slash_in_its_name(served: Served, tenant: str) -> None:
+    """Whoever may attach under a name may be given limits under it."""
+    answer = await http(served, "GET", f"/v1/tenants/{quote(tenant, safe='')}")
+
+    assert (answer.status, served.daemon.calls[0][1]) == (200, pb.GetTenantRequest(tenant=tenant))

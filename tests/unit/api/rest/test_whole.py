@@ -1,0 +1,87 @@
+"""Laws of how an answer leaves: head and body in one call of the kernel, and a head alone before long."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from kvleased.api.rest.whole import Whole
+
+
+class Wire(asyncio.Transport):
+    """A transport that takes note of each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: object) -> None:
+        """Note it."""
+        self.written.append(bytes(data))  # type: ignore[call-overload]  # it is bytes
+
+    def writelines(self, list_of_data: Iterable[object]) -> None:
+        """Note them as one."""
+        self.write(b"".join(list_of_data))  # type: ignore[arg-type]  # the same
+
+    def close(self) -> None:
+        """Note that, too."""
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self.is_closed
+
+
+@pytest.fixture
+async def wire() -> Wire:
+    """A wire."""
+    return Wire()
+
+
+def whole(wire: Wire) -> Whole:
+    """Return the transport of one answer."""
+    return Whole(wire, asyncio.get_running_loop())
+
+
+async def test_head_leaves_with_its_body(wire: Wire) -> None:
+    """What follows at once goes along; what follows later, by itself."""
+    answer = whole(wire)
+    answer.write(b"head")
+    assert wire.written == []
+
+    answer.write(b"body")
+    answer.write(b"more")
+    await asyncio.sleep(0)
+
+    assert wire.written == [b"headbody", b"more"]
+    assert answer.is_closing() is False
+
+
+async def test_head_of_a_stream_leaves_at_the_end_of_the_turn(wire: Wire) -> None:
+    """Whoever waits for a first event has the head meanwhile."""
+    answer = whole(wire)
+    answer.write(b"head")
+    await asyncio.sleep(0)
+    answer.write(b"event")
+
+    assert wire.written == [b"head", b"event"]
+
+
+async def test_head_without_a_body_leaves_before_the_end(wire: Wire) -> None:
+    """An answer to HEAD is whole when its connection is closed."""
+    answer = whole(wire)
+    answer.write(b"head")
+    answer.close()
+
+    assert (wire.written, wire.is_closed) == ([b"head"], True)
+
+
+async def test_nothing_is_written_to_who_has_gone(wire: Wire) -> None:
+    """A head whose connection was lost meanwhile is dropped."""
+    answer = whole(wire)
+    answer.write(b"head")
+    wire.close()
+    await asyncio.sleep(0)
+
+    assert wire.written == []

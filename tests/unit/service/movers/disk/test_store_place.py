@@ -1,0 +1,695 @@
+"""A directory of stores is ours alone, never fuller than allowed, and nothing in it that is not ours is touched."""
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvleased.movers.disk.cells import StoreShape
+from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.store_place import STORES_OF_A_SHAPE_MAX, StorePlace
+from tests.laws.disks import Driver, Pools, labels_of, payload_of
+
+SHAPE = Pools().shape
+FILE_ID = bytes(range(16))
+HEAD = SHAPE.head(FILE_ID)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory that does not exist yet."""
+    return tmp_path / "above" / "disk"
+
+
+@pytest.fixture
+def place(directory: Path) -> Iterator[StorePlace]:
+    """The place of that directory, without a limit."""
+    place = StorePlace(directory, 0)
+    yield place
+    place.leave()
+
+
+def _refusal(place: StorePlace, shape: StoreShape = SHAPE) -> str:
+    with pytest.raises(StoreError) as caught:
+        place.open(shape)
+    return str(caught.value)
+
+
+def _name(directory: Path, shape: StoreShape = SHAPE, number: int = 0) -> Path:
+    return directory / f"{shape.digest}.{number}.store"
+
+
+def _private(directory: Path) -> None:
+    directory.mkdir(parents=True, mode=0o700)
+
+
+def _files(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in directory.glob("*.store*")}
+
+
+def test_stores_of_two_owners_are_two_files(place: StorePlace, directory: Path) -> None:
+    """Each finds its own again, whichever is opened first, though their shapes are equal."""
+    shapes = [replace(SHAPE, store_id=owner) for owner in ("aa", "bb")]
+    first = [place.open(shape) for shape in shapes]
+    for store in first:
+        place.close(store)
+
+    again = [place.open(shape) for shape in shapes[::-1]]
+
+    assert [store.file_id for store in again] == [store.file_id for store in first[::-1]]
+    assert len(_files(directory)) == 2
+
+
+def test_store_takes_all_of_its_bytes_and_is_private(place: StorePlace, directory: Path) -> None:
+    """Directory and file are for this user alone, and no byte is still to be had from the file system."""
+    place.open(SHAPE)
+
+    status = _name(directory).stat()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_size == SHAPE.file_bytes <= status.st_blocks * 512
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 31, 32, 33, 1000])
+@pytest.mark.parametrize("bytes_per_slot", [1, 4095, 4096, 65_536])
+def test_store_takes_no_more_than_a_plan_counts(num_slots: int, bytes_per_slot: int) -> None:
+    """A store is never larger than a sector and the sectors of its bytes for each slot, as plans count."""
+    shape = replace(SHAPE, num_slots=num_slots, bytes_per_slot=bytes_per_slot)
+
+    assert shape.file_bytes <= num_slots * (4096 + -(-bytes_per_slot // 4096) * 4096)
+
+
+def test_caches_of_one_shape_have_a_store_each(place: StorePlace, directory: Path) -> None:
+    """A second cache of the same shape gets another file, a closed one serves again, and there is an end."""
+    first = place.open(SHAPE)
+    others = [place.open(SHAPE) for _ in range(STORES_OF_A_SHAPE_MAX - 1)]
+    assert str(STORES_OF_A_SHAPE_MAX) in _refusal(place)
+
+    place.close(first)
+    place.open(SHAPE)
+
+    assert len(others) + 1 == len(_files(directory))
+
+
+def test_other_shape_is_another_file(place: StorePlace, directory: Path) -> None:
+    """Layout, slots and bytes of a slot each lead to another name."""
+    for shape in (
+        SHAPE,
+        replace(SHAPE, layout=bytes(32)),
+        replace(SHAPE, num_slots=17),
+        replace(SHAPE, bytes_per_slot=4096),
+    ):
+        place.open(shape)
+
+    assert len(_files(directory)) == 4
+
+
+def _loose(directory: Path) -> None:
+    _private(directory)
+    directory.chmod(0o750)
+
+
+def _linked(directory: Path) -> None:
+    _private(directory.with_name("elsewhere"))
+    directory.symlink_to(directory.with_name("elsewhere"))
+
+
+def _file_instead(directory: Path) -> None:
+    _private(directory.parent)
+    directory.write_bytes(b"mine")
+
+
+def _foreign(directory: Path) -> None:
+    _private(directory)
+    os.chown(directory, 12_345, -1)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (_loose, "0750"),
+        (_linked, "Not a directory"),
+        (_file_instead, "Not a directory"),
+        pytest.param(
+            _foreign,
+            "12345",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+        ),
+    ],
+)
+def test_directory_of_others_is_refused(
+    place: StorePlace, directory: Path, make: Callable[[Path], None], complaint: str
+) -> None:
+    """What others may enter, or was put in the way, is not used; the reason says which."""
+    make(directory)
+
+    reason = _refusal(place)
+    assert complaint in reason
+    assert str(directory) in reason
+
+
+def _readable(path: Path) -> None:
+    path.write_bytes(HEAD)
+    path.chmod(0o644)
+
+
+def _symlink(path: Path) -> None:
+    path.with_name("mine").write_bytes(b"mine")
+    path.symlink_to(path.with_name("mine"))
+
+
+def _hard_link(path: Path) -> None:
+    path.with_name("mine").write_bytes(b"mine")
+    path.with_name("mine").chmod(0o600)
+    os.link(path.with_name("mine"), path)
+
+
+def _other_content(path: Path) -> None:
+    path.write_bytes(b"mine" * 100_000)
+    path.chmod(0o600)
+
+
+def _other_head(path: Path) -> None:
+    path.write_bytes(replace(SHAPE, num_slots=17).head(FILE_ID))
+    path.chmod(0o600)
+
+
+def _too_long(path: Path) -> None:
+    path.write_bytes(HEAD + bytes(SHAPE.file_bytes))
+    path.chmod(0o600)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+    path.chmod(0o600)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def _socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (_readable, "0644"),
+        (_symlink, "symbolic link"),
+        (_hard_link, "another name"),
+        (_other_content, "no store of this cache"),
+        (_other_head, "no store of this cache"),
+        (_too_long, "bytes, not"),
+        (_empty, "no store of this cache"),
+        (_pipe, "no file"),
+        (_socket, "a socket"),
+        (Path.mkdir, "directory"),
+    ],
+)
+def test_file_of_others_is_refused_and_not_touched(
+    place: StorePlace, directory: Path, make: Callable[[Path], None], complaint: str
+) -> None:
+    """Whatever has a store's name and is none stays as it is, and the reason says what it is."""
+    _private(directory)
+    make(_name(directory))
+    kept = {path.name: path.lstat() for path in directory.iterdir()}
+
+    reason = _refusal(place)
+
+    assert complaint in reason
+    assert str(_name(directory)) in reason
+    assert any(advice in reason for advice in ("remove it", "move it away", "chmod 0600"))
+    for name, status in kept.items():
+        now = (directory / name).lstat()
+        assert (now.st_size, now.st_mtime_ns, now.st_mode) == (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_mode,
+        )
+
+
+@pytest.mark.parametrize("offset", range(0, 128, 5))
+def test_changed_head_is_a_store_of_others(directory: Path, offset: int) -> None:
+    """A store whose own cell was changed anywhere is not believed."""
+    place = StorePlace(directory, 0)
+    place.open(SHAPE)
+    place.leave()
+    with _name(directory).open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+    with _entered(directory) as following:
+        assert "no store of this cache" in _refusal(following)
+
+
+def test_file_is_another_one_only_where_bytes_were_lost(directory: Path) -> None:
+    """A store has its own id for as long as all of it is there; a new one has another, and one that was cut off too."""
+    found = []
+    for change in (
+        lambda: None,
+        lambda: os.truncate(_name(directory), SHAPE.file_bytes - 1),
+        lambda: None,
+        _name(directory).unlink,
+    ):
+        with _entered(directory) as place:
+            found.append(place.open(SHAPE).file_id)
+        change()
+    with _entered(directory) as place:
+        found.append(place.open(SHAPE).file_id)
+
+    kept, again, cut_off, once_more, new = found
+    assert kept == again
+    assert cut_off == once_more
+    assert len({kept, cut_off, new}) == 3
+
+
+@contextmanager
+def _entered(directory: Path, bytes_max: int = 0) -> Iterator[StorePlace]:
+    place = StorePlace(directory, bytes_max)
+    yield place
+    place.leave()
+
+
+def test_second_process_is_kept_out(place: StorePlace, directory: Path) -> None:
+    """Two movers never have one directory; the second has it when the first has ended."""
+    place.open(SHAPE)
+    code = f"""
+import sys; from pathlib import Path
+from kvleased.movers.disk.store_place import StorePlace; from kvleased.movers.disk.cells import StoreShape
+place = StorePlace(Path({str(directory)!r}), 0)
+try: place.open({SHAPE!r}); print("had")
+except Exception as error: print(error)
+place.leave()
+"""
+
+    def other() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+
+    refused = other()
+    place.leave()
+
+    assert "another daemon uses" in refused
+    assert other() == "had\n"
+
+
+def test_limit_counts_all_stores(directory: Path) -> None:
+    """A store that would be above the limit is refused with the numbers, and nothing of it is left."""
+    with _entered(directory, 2 * SHAPE.file_bytes) as ours:
+        ours.open(SHAPE)
+        ours.open(SHAPE)
+
+        reason = _refusal(ours)
+
+        assert "disk_bytes_max" in reason
+        assert len(_files(directory)) == 2
+
+
+def test_unused_store_gives_way_to_one_in_use(directory: Path) -> None:
+    """What an earlier life left is removed where the limit needs it, the longest unused first, and no sooner."""
+    shapes = [replace(SHAPE, layout=bytes([number] * 32)) for number in range(4)]
+    with _entered(directory) as earlier:
+        for number, shape in enumerate(shapes[:3]):
+            earlier.open(shape)
+            os.utime(_name(directory, shape), (100 - number, 100 - number))
+    unfinished = _name(directory, shapes[0]).with_suffix(".store.new")
+    unfinished.touch(0o600)
+    (directory / "notes").write_text("mine")
+
+    with _entered(directory, 3 * SHAPE.file_bytes) as ours:
+        ours.open(shapes[2])
+        assert len(_files(directory)) == 4
+        ours.open(shapes[3])
+
+    kept = {_name(directory, shape).name for shape in (shapes[0], shapes[2], shapes[3])}
+    assert set(_files(directory)) - {unfinished.name} == kept
+    assert (directory / "notes").exists()
+
+
+def test_file_cut_off_is_filled_up_again(directory: Path) -> None:
+    """A store that has lost bytes gets them back, as zeros."""
+    with _entered(directory) as earlier:
+        earlier.open(SHAPE)
+    os.truncate(_name(directory), SHAPE.file_bytes - 5000)
+
+    with _entered(directory, SHAPE.file_bytes) as ours:
+        ours.open(SHAPE)
+
+    status = _name(directory).stat()
+    assert status.st_size == SHAPE.file_bytes <= status.st_blocks * 512
+
+
+def test_left_over_of_a_creation_is_replaced(place: StorePlace, directory: Path) -> None:
+    """A store that was begun and never finished is begun anew."""
+    _private(directory)
+    _name(directory).with_suffix(".store.new").write_bytes(b"begun")
+
+    place.open(SHAPE)
+
+    assert _files(directory) == {_name(directory).name: SHAPE.file_bytes}
+
+
+_IN_ITS_OWN_MOUNTS = """
+import os, socket, subprocess, sys
+from pathlib import Path
+from kvleased.movers.disk.cells import StoreShape
+from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.store_place import StorePlace
+mount = Path(sys.argv[1])
+def run(*words): subprocess.run(words, check=True)
+def attempt(num_slots, bytes_max=1 << 30):
+    place = StorePlace(mount / "disk", bytes_max)
+    try:
+        place.open(StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=num_slots))
+        print("on")
+    except StoreError as error:
+        print("off:", error)
+    place.leave()
+    print(sorted(path.name[-4:] for path in (mount / "disk").iterdir()))
+run("mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(mount))
+attempt(1000)
+attempt(10)
+attempt(54, 0)
+attempt(45, 0)
+run("mount", "-o", "remount,ro", str(mount))
+attempt(10)
+attempt(11)
+"""
+
+
+def test_full_and_read_only_file_systems_turn_the_store_off(tmp_path: Path) -> None:
+    """No space and no writing are reasons; nothing is left of a store that did not fit."""
+    can = subprocess.run(["unshare", "-rmn", "true"], capture_output=True, check=False)
+    if can.returncode:
+        pytest.skip(f"unshare is not permitted: {can.stderr.decode().strip()}")
+
+    run = subprocess.run(
+        ["unshare", "-rmn", sys.executable, "-c", _IN_ITS_OWN_MOUNTS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.stderr == ""
+    lines = run.stdout.splitlines()
+    assert "No space left" in lines[0]
+    assert lines[1:4] == ["['lock']", "on", "['lock', 'tore']"]
+    assert "disk_bytes_max" in lines[4]
+    assert lines[6:8] == ["on", "['lock', 'tore']"]
+    assert "Read-only file system" in lines[8]
+    assert "Read-only file system" in lines[10]
+
+
+_WITHOUT_FALLOCATE = """
+import subprocess, sys
+from pathlib import Path
+from kvleased.movers.disk.cells import StoreShape
+from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.store_place import StorePlace
+mount = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "ramfs", "ramfs", str(mount)], check=True)
+place = StorePlace(mount / "disk", 1 << 30)
+try:
+    place.open(StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=10))
+except StoreError as error:
+    print(error)
+print(sorted(path.name for path in (mount / "disk").iterdir()))
+"""
+
+
+def test_file_system_that_sets_no_bytes_aside_turns_the_store_off(tmp_path: Path) -> None:
+    """Where bytes could only be had by writing all of them, the store is off with that reason, and nothing is left."""
+    can = subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "ramfs", "ramfs", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
+    if can.returncode:
+        pytest.skip(f"ramfs cannot be mounted: {can.stderr.decode().strip()}")
+
+    run = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", _WITHOUT_FALLOCATE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    reason, left = run.stdout.splitlines()
+    assert "cannot set bytes of a file aside" in reason
+    assert left == "['stores.lock']"
+
+
+def test_process_serves_and_outlives_a_kill(directory: Path) -> None:
+    """The process that the daemon starts stores; after SIGKILL the next one finds and serves what it had."""
+    settings_fd = os.memfd_create("settings")
+    os.write(
+        settings_fd, json.dumps({"disk_dir": str(directory), "disk_bytes_max": 1 << 20}).encode()
+    )
+    with _process(settings_fd) as driver:
+        sums = [driver.fill(host, host) for host in range(4)]
+        assert driver.store([1, 3, 5, 7], labels_of([0, 1, 2, 3]), [0, 1, 2, 3], sums).is_done
+
+    with _process(settings_fd) as driver:
+        assert sorted(driver.look()) == [1, 3, 5, 7]
+        assert driver.load([7], labels_of([3]), [0]).failed == ()
+        assert driver.block(0) == payload_of(3, driver.pools.bytes_per_block)
+    os.close(settings_fd)
+
+
+@contextmanager
+def _process(settings_fd: int) -> Iterator[Driver]:
+    """Run a mover as the daemon starts it, and kill it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [sys.executable, "-m", "kvleased", "disk-mover", "--parent", str(os.getpid())]
+    words += ["--settings-fd", str(settings_fd), "--link-fd", str(theirs.fileno())]
+    process = subprocess.Popen(
+        words, pass_fds=(settings_fd, theirs.fileno()), stderr=subprocess.DEVNULL
+    )
+    theirs.close()
+    with Driver(ours, Pools()) as driver:
+        driver.map()
+        yield driver
+        process.kill()
+        process.wait()
+
+
+def _renamed(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+
+
+def _replaced(directory: Path) -> None:
+    _renamed(directory)
+    directory.mkdir(0o700)
+
+
+def _moved_behind_a_link(directory: Path) -> None:
+    _renamed(directory)
+    directory.symlink_to(directory.with_name("elsewhere"))
+
+
+def _file_replaced(directory: Path) -> None:
+    path = _name(directory)
+    path.rename(path.with_name("kept"))
+    path.write_bytes(b"other")
+
+
+def _overwrite(directory: Path, offset: int) -> None:
+    """Change a byte of a store; the first 128 are its own, and those behind them the first slot's."""
+    with _name(directory).open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_overwritten_store_is_found_again_as_another(place: StorePlace, directory: Path) -> None:
+    """One whose beginning was damaged while it was open is in nobody's way, and all in it is looked through anew."""
+    store = place.open(SHAPE)
+    before = store.file_id
+    _overwrite(directory, 5)
+
+    with pytest.raises(StoreError, match="overwritten"):
+        place.check(store)
+    place.close(store)
+    again = place.open(SHAPE)
+
+    assert again.file_id != before
+    place.check(again)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda _: None, ""),
+        (_renamed, "No such file"),
+        (_replaced, "another directory than before"),
+        (_moved_behind_a_link, "another directory than before"),
+        (lambda directory: directory.chmod(0o755), "0755.*chmod 0700"),
+        (lambda directory: _name(directory).chmod(0o644), "0644.*chmod 0600"),
+        (lambda directory: _name(directory).unlink(), "removed"),
+        (_file_replaced, "another file than before"),
+        (lambda directory: _overwrite(directory, 0), "overwritten"),
+        (lambda directory: _overwrite(directory, 127), "overwritten"),
+        (lambda directory: _overwrite(directory, 128), ""),
+    ],
+)
+def test_open_store_is_seen_after(
+    place: StorePlace, directory: Path, change: Callable[[Path], object], complaint: str
+) -> None:
+    """A store that its path does not lead to any more, or not us alone, is told with the path that is wrong."""
+    store = place.open(SHAPE)
+    change(directory)
+
+    if not complaint:
+        place.check(store)
+        return
+    with pytest.raises(StoreError, match=complaint) as caught:
+        place.check(store)
+    assert str(directory) in str(caught.value) or "removed" in str(caught.value)
+
+
+def _in_its_place(path: Path) -> None:
+    path.mkdir(0o700)
+
+
+def _nothing(_: Path) -> None:
+    return
+
+
+@pytest.mark.parametrize("is_next_process", [False, True])
+@pytest.mark.parametrize(
+    ("put", "complaint"),
+    [(_nothing, "put it back"), (_in_its_place, "put the other one back")],
+)
+def test_directory_that_went_is_waited_for(
+    directory: Path, put: Callable[[Path], None], complaint: str, *, is_next_process: bool
+) -> None:
+    """No store is made where a file system was unmounted or a directory renamed; what comes back is found again."""
+    with ExitStack() as stack:
+        place = stack.enter_context(_entered(directory))
+        store = place.open(SHAPE)
+        place.close(store)
+        if is_next_process:
+            directory_fd = os.open(directory, os.O_DIRECTORY)
+            place.leave()
+            place = StorePlace(directory, 0, directory_fd)
+            stack.callback(place.leave)
+        directory.rename(directory.with_name("elsewhere"))
+        put(directory)
+        made = list(directory.parent.rglob("*"))
+
+        for _ in range(2):
+            assert complaint in _refusal(place)
+        assert list(directory.parent.rglob("*")) == made
+
+        if directory.exists():
+            directory.rmdir()
+        directory.with_name("elsewhere").rename(directory)
+        assert place.open(SHAPE).file_id == store.file_id
+
+
+@pytest.mark.parametrize("is_next_process", [False, True])
+def test_directory_that_others_may_enter_stays_off(
+    directory: Path, *, is_next_process: bool
+) -> None:
+    """A store does not come back before its directory is private again, however often it is tried."""
+    with ExitStack() as stack:
+        place = stack.enter_context(_entered(directory))
+        place.close(place.open(SHAPE))
+        if is_next_process:
+            directory_fd = os.open(directory, os.O_DIRECTORY)
+            place.leave()
+            place = StorePlace(directory, 0, directory_fd)
+            stack.callback(place.leave)
+        directory.chmod(0o755)
+
+        for _ in range(2):
+            assert "chmod 0700" in _refusal(place)
+
+        directory.chmod(0o700)
+        place.open(SHAPE)
+
+
+def test_directory_that_was_removed_is_not_made_again(place: StorePlace, directory: Path) -> None:
+    """What is gone for good may be followed by a new one, but only where somebody makes that."""
+    before = place.open(SHAPE)
+    place.close(before)
+    shutil.rmtree(directory)
+
+    for _ in range(2):
+        assert "No such file or directory" in _refusal(place)
+    assert not directory.exists()
+
+    directory.mkdir(0o700)
+    assert place.open(SHAPE).file_id != before.file_id
+
+
+_UNMOUNTED = """
+import os, subprocess, sys
+from pathlib import Path
+from kvleased.movers.disk.cells import StoreShape
+from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.store_place import StorePlace
+mount = Path(sys.argv[1])
+shape = StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=10)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "tmpfs", mount], check=True)
+place = StorePlace(mount, 0)
+place.close(place.open(shape))
+if sys.argv[2] == "removed":
+    mount = mount / "disk"
+    place = StorePlace(mount, 0)
+    place.close(place.open(shape))
+    for path in mount.iterdir():
+        path.unlink()
+    mount.rmdir()
+subprocess.run(["umount", "-l", sys.argv[1]], check=True)
+mount.mkdir(0o700, exist_ok=True)
+for _ in range(2):
+    try:
+        print("had", place.open(shape))
+    except StoreError as error:
+        print(error)
+print(sorted(path.name for path in mount.iterdir()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "complaint"),
+    [("there", "put the other one back"), ("removed", "on another file system than before")],
+)
+def test_nothing_is_stored_below_a_mount_that_went(
+    tmp_path: Path, before: str, complaint: str
+) -> None:
+    """When a file system is unmounted, the private directory below it is not filled up in its place."""
+    can = subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
+    if can.returncode:
+        pytest.skip(f"tmpfs cannot be mounted: {can.stderr.decode().strip()}")
+
+    run = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", _UNMOUNTED, str(tmp_path), before],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    *reasons, left = run.stdout.splitlines()
+    assert len(reasons) == 2
+    assert all(complaint in reason for reason in reasons)
+    assert left == "[]"

@@ -1,0 +1,144 @@
+"""The daemon's end of a GPU's mover gets the memory that it asked for, whichever mover makes it."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvlease.errors import PoolFullError
+from kvleased.movers import protocol
+from kvleased.movers.gpu import device_link
+from kvleased.movers.gpu.allotting import Allocate, Allocated
+from kvleased.movers.gpu.device_link import DeviceLink, GpuRegion
+from tests.unit.service.movers.test_link import LIMITS, Owner
+
+
+class FakeMover:
+    """The other end of a link."""
+
+    def __init__(self, link: DeviceLink, generation: int) -> None:
+        ours, self.sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.attach(ours, generation)
+        self.sock.send(protocol.HERE)
+
+    async def asked(self) -> Allocate:
+        """Return the next question."""
+        await asyncio.sleep(0)
+        return Allocate.decode(self.sock.recv(protocol.PACKET_BYTES_MAX))
+
+    def answer(self, answer: Allocated, fds: list[int] = []) -> None:  # noqa: B006 - never changed
+        """Answer it."""
+        socket.send_fds(self.sock, [answer.encode()], fds)
+
+
+@pytest.fixture
+async def link() -> AsyncIterator[DeviceLink]:
+    """A link without a mover."""
+    link = DeviceLink(Owner(), LIMITS)
+    yield link
+    link.close()
+
+
+async def test_memory_comes_with_what_is_to_be_known_of_it(link: DeviceLink) -> None:
+    """The descriptor is the one that the mover sent, and becomes the caller's."""
+    mover = FakeMover(link, 1)
+    wanted = asyncio.ensure_future(link.allocate(1000))
+    asked = await mover.asked()
+    read_end, write_end = os.pipe()
+
+    mover.answer(Allocated(number=asked.number, device_uuid="u", mapped_bytes=4096), [read_end])
+    made = await wanted
+
+    assert asked.num_bytes == 1000
+    assert made.region == GpuRegion(device_uuid="u", mapped_bytes=4096)
+    assert os.fstat(made.fd).st_ino == os.fstat(read_end).st_ino
+    for fd in (read_end, write_end, made.fd):
+        os.close(fd)
+    mover.sock.close()
+
+
+async def test_start_is_over_with_the_first_word_of_a_mover(link: DeviceLink) -> None:
+    """Nobody takes the daemon for ready while its GPU is being woken."""
+    started = asyncio.ensure_future(link.started())
+    await asyncio.sleep(0)
+    assert not started.done()
+
+    mover = FakeMover(link, 1)
+
+    async with asyncio.timeout(10):
+        await started
+    mover.sock.close()
+
+
+async def test_refusal_says_why(link: DeviceLink) -> None:
+    """What the driver has against it reaches who asked."""
+    mover = FakeMover(link, 1)
+    wanted = asyncio.ensure_future(link.allocate(1000))
+    asked = await mover.asked()
+
+    mover.answer(Allocated(number=asked.number, reason="lower device_bytes"))
+
+    with pytest.raises(PoolFullError, match="lower device_bytes"):
+        await wanted
+    mover.sock.close()
+
+
+async def test_next_mover_is_asked_for_what_the_last_one_did_not_make(link: DeviceLink) -> None:
+    """A mover that ends before it answers costs time and nothing else; so does one that is not there yet."""
+    wanted = asyncio.ensure_future(link.allocate(1000))
+    await asyncio.sleep(0)
+    first = FakeMover(link, 1)
+    asked = await first.asked()
+    first.sock.close()
+    link.died(1)
+
+    second = FakeMover(link, 2)
+    again = await second.asked()
+    read_end, write_end = os.pipe()
+    second.answer(Allocated(number=again.number, device_uuid="u", mapped_bytes=1), [read_end])
+    made = await wanted
+
+    assert again == asked
+    for fd in (read_end, write_end, made.fd):
+        os.close(fd)
+    second.sock.close()
+
+
+async def test_memory_that_nobody_waits_for_is_let_go_of(link: DeviceLink) -> None:
+    """A late answer leaves no descriptor open, which would keep the memory for ever."""
+    mover = FakeMover(link, 1)
+    wanted = asyncio.ensure_future(link.allocate(1000))
+    asked = await mover.asked()
+    wanted.cancel()
+    await asyncio.gather(wanted, return_exceptions=True)
+    read_end, write_end = os.pipe()
+
+    mover.answer(Allocated(number=asked.number, device_uuid="u", mapped_bytes=1), [read_end])
+    os.close(read_end)
+    async with asyncio.timeout(10):
+        # Nobody reads from a pipe all of whose reading ends are closed.
+        while _is_read(write_end):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+    os.close(write_end)
+    mover.sock.close()
+
+
+async def test_mover_that_never_comes_is_waited_for_no_longer_than_said(
+    link: DeviceLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration ends by its deadline, and says where to look."""
+    monkeypatch.setattr(device_link, "ALLOCATE_SECONDS_MAX", 0.01)
+
+    with pytest.raises(PoolFullError, match="the daemon's log says why"):
+        await link.allocate(1000)
+
+
+def _is_read(fd: int) -> bool:
+    try:
+        os.write(fd, b"x")
+    except BrokenPipeError:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""No call of a store is waited for longer than its deadline, and none overlaps another."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvleased.movers.remote.bounded import Bounded, StuckError
+from kvleased.movers.remote.store import RemoteError
+from tests.unit.service.movers.remote.remote_node import PLENTY_SECONDS, wait_until
+
+
+class Store:
+    """A store of one operation, which waits until it is let go on."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.num_cuts = 0
+        self.is_closed = threading.Event()
+
+    def wait(self) -> str:
+        """Wait for a test."""
+        assert self.may_end.wait(60)
+        return "late"
+
+    def cut(self) -> None:
+        """Count."""
+        self.num_cuts += 1
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed.set()
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """One that ends with its test."""
+    store = Store()
+    yield store
+    store.may_end.set()
+
+
+def _bounded(store: Store, stuck_seconds_max: float = 60.0) -> Bounded:
+    return Bounded(lambda: store, stuck_seconds_max)  # type: ignore[arg-type,return-value]
+
+
+def _late(bounded: Bounded, store: Store) -> None:
+    with pytest.raises(RemoteError, match="within 10 ms") as refusal:
+        bounded.call(lambda _: store.wait(), 0.01)
+    assert refusal.value.is_timeout
+
+
+def test_answers_come_back(store: Store) -> None:
+    """A call in time returns what the store said; the last one closes it."""
+    bounded = _bounded(store)
+
+    assert bounded.call(lambda _: 7, PLENTY_SECONDS) == 7
+    bounded.close()
+    assert store.is_closed.wait(60)
+
+
+def test_late_answer_is_never_taken_for_another(store: Store) -> None:
+    """A call that was given up is cut off; until it ends others are refused, and its answer is nobody's."""
+    bounded = _bounded(store)
+    bounded.call(lambda _: None, PLENTY_SECONDS)
+    _late(bounded, store)
+
+    with pytest.raises(RemoteError, match="has not ended yet"):
+        bounded.call(lambda _: "other", PLENTY_SECONDS)
+    assert repr(bounded) == "<Bounded stuck>"
+    store.may_end.set()
+    wait_until(lambda: not bounded.is_stuck)
+
+    assert bounded.call(lambda _: "next", PLENTY_SECONDS) == "next"
+    assert store.num_cuts == 1
+    assert repr(bounded) == "<Bounded ready>"
+
+
+def test_call_that_never_ends_costs_the_process(store: Store) -> None:
+    """After its time a call that hangs is a reason to end."""
+    bounded = _bounded(store, stuck_seconds_max=0.0)
+    bounded.check()
+    _late(bounded, store)
+
+    with pytest.raises(StuckError):
+        bounded.check()
+
+
+def test_store_that_cannot_be_opened_is_opened_again() -> None:
+    """Each call tries anew until the store is there."""
+    outcomes: Iterator[Callable[[], Store]] = iter((_refuse, Store))
+
+    def opened() -> Store:
+        return next(outcomes)()
+
+    bounded = Bounded(opened)  # type: ignore[arg-type]
+
+    with pytest.raises(RemoteError, match="not yet"):
+        bounded.call(lambda _: 7, PLENTY_SECONDS)
+
+    assert bounded.call(lambda _: 7, PLENTY_SECONDS) == 7
+
+
+def test_oddest_failure_is_only_a_failure(store: Store) -> None:
+    """Whatever a library raises is a miss, and the next call is made."""
+    bounded = _bounded(store)
+
+    with pytest.raises(RemoteError, match="ZeroDivisionError"):
+        bounded.call(lambda _: 1 // 0, PLENTY_SECONDS)
+
+    assert bounded.call(lambda _: 7, PLENTY_SECONDS) == 7
+
+
+def test_reasons_can_be_shown() -> None:
+    """What a server said is cut short and has no control characters in it."""
+    assert str(RemoteError("a\x1b[31m\n" + 400 * "b")) == "a?[31m?" + 233 * "b"
+
+
+def _refuse() -> Store:
+    raise RemoteError("not yet")

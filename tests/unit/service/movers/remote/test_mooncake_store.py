@@ -1,0 +1,150 @@
+"""A real Mooncake Store serves as any other remote store: whole values or misses, within the budget, and back again."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvleased.movers.remote.value import ValueForm, blocks_of
+from tests.servers import mooncake
+from tests.servers.mooncake import MooncakeMaster
+from tests.unit.service.movers.remote.remote_node import (
+    FINGERPRINT,
+    NUM_SLOTS,
+    SLOT_BYTES,
+    Node,
+    labels,
+    served_by_process,
+    wait_until,
+)
+
+EVERY_SLOT = list(range(NUM_SLOTS))
+_PUT_BYTES = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 26, 1 << 25, "tcp", "", sys.argv[1]) == 0
+for name in sys.argv[3:]:
+    assert store.put(name, bytes(int(sys.argv[2]))) == 0
+print("put", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[MooncakeMaster]:
+    """A master that the test may kill."""
+    server = MooncakeMaster(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def node(master: MooncakeMaster) -> Iterator[Node]:
+    """A node whose store it is."""
+    with served_by_process(master.url, environment=mooncake.environment()) as (node, _):
+        node.until_on()
+        yield node
+
+
+def test_what_one_node_shares_another_fetches(master: MooncakeMaster, node: Node) -> None:
+    """Blocks come whole out of the memory of another client; what nobody has is a miss."""
+    with served_by_process(master.url, environment=mooncake.environment(), seed=2) as (there, _):
+        shared = node.share(EVERY_SLOT, EVERY_SLOT, sums=node.sums(EVERY_SLOT))
+        asked = there.ask([*EVERY_SLOT, 99])
+        fetched = there.fetch([20, 3, 4, 5], [7, 0, 99, 11])
+
+        assert shared.failed == ()
+        assert asked == bytes([1] * NUM_SLOTS + [0])
+        assert fetched.failed == (2,)
+        for block_id, slot_id in ((20, 7), (3, 0), (5, 11)):
+            assert np.array_equal(there.block(block_id), node.slots[slot_id])
+        assert not there.block(4).any()
+
+
+def test_values_larger_than_a_call_travel_whole(master: MooncakeMaster) -> None:
+    """A value above what a call carries takes a call of its own."""
+    environment = mooncake.environment()
+    shape = {"page_bytes": 5 << 19, "num_slots": 2, "num_blocks": 3}
+    with served_by_process(master.url, environment=environment, **shape) as (node, _):
+        assert node.share([0, 1], [0, 1]).failed == ()
+        assert node.fetch([2, 0], [0, 1]).failed == ()
+        assert np.array_equal(node.block(2), node.slots[0])
+
+
+@pytest.mark.parametrize("excess_bytes", [0, -1, 1])
+def test_foreign_value_is_a_miss(master: MooncakeMaster, node: Node, excess_bytes: int) -> None:
+    """What another client put under one of our names first is never taken for ours, whatever its length."""
+    form = ValueForm.of(FINGERPRINT, SLOT_BYTES)
+    assert form is not None
+    names = [form.name(block) for block in blocks_of(labels([0]))]
+    command = [sys.executable, "-c", _PUT_BYTES, f"127.0.0.1:{master.port}"]
+    command += [str(form.value_bytes + excess_bytes), *names]
+    environment = {"PATH": "", **mooncake.environment()}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        wait_until(lambda: other.stdout.readline() == b"put\n")
+        node.share([1], [1])
+        fetched = node.fetch([5, 6], [0, 1])
+
+        assert fetched.failed == (0,)
+        assert not node.block(5).any()
+        assert np.array_equal(node.block(6), node.slots[1])
+
+
+def test_killed_master_gives_misses_and_comes_back(master: MooncakeMaster) -> None:
+    """Without its master a store gives misses, although its library blocks for seconds; then it is there again."""
+    environment = mooncake.environment()
+    with served_by_process(master.url, environment=environment, ms_max=1_000) as (node, process):
+        node.until_on()
+        node.share([0], [0])
+        master.kill()
+
+        failed = [node.fetch([5], [0]).failed for _ in range(20)]
+        shared = node.share([1], [1]).failed
+        wait_until(lambda: node.ask([0]) == b"" and any(not one.is_on for one in node.statuses))
+        master.come_up()
+        node.statuses.clear()
+
+        assert failed == [(0,)] * 20
+        assert shared == (0,)
+        node.until_on()
+        wait_until(lambda: node.share([1], [1]).failed == ())
+        assert node.fetch([6], [1]).failed == ()
+        assert np.array_equal(node.block(6), node.slots[1])
+        assert process.poll() is None
+
+
+def test_stopped_master_gives_misses_and_comes_back(master: MooncakeMaster) -> None:
+    """A master that hangs costs one budget, whatever its library waits for, and is used again when it goes on."""
+    environment = mooncake.environment()
+    with served_by_process(master.url, environment=environment, ms_max=1_000) as (node, process):
+        node.until_on()
+        node.share([0], [0])
+        master.stop()
+        try:
+            failed = [node.fetch([5], [0]).failed for _ in range(20)]
+            asked = [node.ask([0]) for _ in range(20)]
+        finally:
+            master.go_on()
+
+        assert failed == [(0,)] * 20
+        assert asked == [b""] * 20
+        wait_until(lambda: node.fetch([5], [0]).failed == ())
+        assert np.array_equal(node.block(5), node.slots[0])
+        assert process.poll() is None
+
+
+def test_master_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """A mover whose master never was there starts, and says why there are only misses."""
+    gone = MooncakeMaster(tmp_path)
+    gone.kill()
+
+    with served_by_process(gone.url, ms_max=1_000, environment=mooncake.environment()) as (node, _):
+        assert not node.status().is_on
+        assert node.fetch([0], [0]).failed == (0,)

@@ -1,0 +1,47 @@
+"""What is said of a Redis server that refuses: its words, and what to do where that is known."""
+
+import pytest
+from redis.connection import DefaultParser
+
+from kvleased.movers.remote.redis_faults import said
+
+CLUSTER = (
+    "it is a node of a Redis cluster, which has a part of the values; name a server that has all"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        pytest.param("MOVED 1 host:2", f"{CLUSTER} (1 host:2)", id="moved"),
+        pytest.param("CLUSTERDOWN none", f"{CLUSTER} (none)", id="cluster down"),
+        pytest.param("MASTERDOWN its link is down", "its link is down", id="stale replica"),
+        pytest.param(
+            "READONLY no writes.", "no writes; name its primary in remote_url", id="replica"
+        ),
+        pytest.param(
+            "LOADING it reads", "it reads; nothing is to be done but to wait", id="loading"
+        ),
+        pytest.param(
+            "NOPERM no rights to run the 'get' command",
+            "no permission: no rights to run the 'get' command; give the user +get +getrange +strlen +set +unlink "
+            "+expire +ping ~kvlease:*",
+            id="right",
+        ),
+        pytest.param(
+            "NOPERM no rights to run the 'select' command",
+            "no permission: no rights to run the 'select' command; give the user +select, or name no database but 0 "
+            "in remote_url",
+            id="database",
+        ),
+        pytest.param("ERR something", "something", id="anything else"),
+    ],
+)
+def test_refusal_is_told_with_what_to_do(answer: str, shown: str) -> None:
+    """redis-py takes away the first word of what it knows."""
+    assert said(DefaultParser.parse_error(answer)) == shown
+
+
+def test_error_without_words_is_told_by_its_name() -> None:
+    """Nobody is shown an empty reason."""
+    assert said(ConnectionResetError()) == "ConnectionResetError"
