@@ -89,6 +89,8 @@ class Missed:
     """The group whose blocks were missing."""
     is_below: bool = False
     """Whether a lower tier had them, which the call could not wait for."""
+    is_remote_off: bool = False
+    """Whether the remote store may have them, which does not work and so says nothing of them."""
     num_tokens: int = 0
     """Where they fill no block: how many tokens they are."""
     num_remembered: int = 0

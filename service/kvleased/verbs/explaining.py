@@ -48,6 +48,9 @@ _SENTENCES: Final = {
     ),
 }
 """What is said of the reasons that need no more than numbers put in."""
+_REMOTE_OFF: Final = (
+    "; the remote store may have them, but does not work at present; kvlease caches says why"
+)
 
 
 def explain(registry: Registry, run: Run, caller: Caller, cache: str, lease_id: LeaseId) -> Answer:
@@ -97,7 +100,10 @@ class Explainer:
             policy=miss.policy,
             tenant=tenant,
             age_ms=None if last is None else max(0, int((now - last) * 1000)),
-            why=self._where(miss) + _why(miss, now, tenant, self._entry) + _left_out(miss),
+            why=self._where(miss)
+            + _why(miss, now, tenant, self._entry)
+            + (_REMOTE_OFF if miss.is_remote_off else "")
+            + _left_out(miss),
         )
 
     def _tenant(self, digest: int, names: Mapping[int, str]) -> str:

@@ -7,6 +7,7 @@ what is cached now and became findable before, and what the history says to have
 - a lower tier had it, which does not work, or which the call could not wait for;
 - it had left, and the history knows why;
 - nothing is known of it.
+The remote store has no index here. While it does not work, it may have any block that no tier had.
 """
 
 from dataclasses import replace
@@ -62,6 +63,13 @@ _REASONS: Final = {
     _Code.UNKNOWN: Reason.NEVER_COMMITTED,
     _Code.SHORT: Reason.SHORTER_THAN_A_BLOCK,
 }
+
+_NOT_LOOKED_FOR: Final = (
+    Reason.OTHER_TENANT,
+    Reason.BEHIND_A_MISS,
+    Reason.SHORTER_THAN_A_BLOCK,
+)
+"""Why blocks are missed that the remote store would not be asked for."""
 
 
 class _Blocks(NamedTuple):
@@ -137,6 +145,8 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
     if len(ends):
         units = _units(state, lease, request, ends)
         runs = _runs(state, units, hit_tokens // hash_tokens, unit_tokens // hash_tokens)
+        if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in state.tiers_off:
+            runs = [replace(run, is_remote_off=run.reason not in _NOT_LOOKED_FOR) for run in runs]
         hit_tokens = int(ends[-1])
     # Whoever sends no key for whole blocks does not look for them.
     num_sent = len(words) * hash_tokens

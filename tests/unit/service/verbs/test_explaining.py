@@ -226,6 +226,12 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
             "1 further run of 30 blocks left out",
             id="left out",
         ),
+        pytest.param(
+            {"reason": Reason.DROPPED, "tier": Tier.HOST, "is_remote_off": True},
+            "the host tier had them, but they could not be copied from there; compute them again; "
+            "the remote store may have them, but does not work at present; kvlease caches says why",
+            id="remote store off",
+        ),
     ],
 )
 async def test_reason_is_a_sentence(node: Node, changes: dict[str, Any], told: str) -> None:

@@ -54,6 +54,7 @@ from tests.unit.service.core.tier_builders import (
     probed,
     the_copies,
     the_probe,
+    turn,
 )
 
 
@@ -203,6 +204,40 @@ def test_tier_that_is_off_is_named() -> None:
 
     assert (first.reason, first.tier) == (Reason.TIER_OFF, Tier.HOST)
     assert second.reason is Reason.NEVER_COMMITTED
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "is_on", "told"),
+    [
+        pytest.param(WAIT_MS, False, True, id="would be asked"),
+        pytest.param(0, False, False, id="no time to ask"),
+        pytest.param(WAIT_MS, True, False, id="was asked"),
+    ],
+)
+def test_remote_store_that_is_off_is_told(wait_ms: int, is_on: bool, told: bool) -> None:
+    """Of what nothing that works has, it is said that the remote store may have it, where it would have been asked."""
+    cache = a_remote_cache()
+    cached(cache, keys(1, 3))
+    turn(cache, Tier.REMOTE, on=False)
+    command = a_reserve(3, "asked", keys(1, 2, 3), wait_ms=wait_ms)
+    lease = answer(cache.handle(command, 0.0), Reserved)
+    turn(cache, Tier.REMOTE, on=is_on)
+
+    unknown, behind = explain(cache, lease.lease_id).misses
+
+    assert (unknown.reason, unknown.is_remote_off) == (Reason.NEVER_COMMITTED, told)
+    assert (behind.reason, behind.is_remote_off) == (Reason.BEHIND_A_MISS, False)
+
+
+def test_cache_without_a_remote_store_tells_of_none() -> None:
+    """After a restart the stores count as off until they say that they work; a store that is none does not."""
+    cache = a_cache(8)
+    after = Cache.recovered(cache.shape, records(cache), EPOCH, {WORKER: TENANT}, 0.0)
+    command = replace(a_reserve(1, "asked", keys(1), wait_ms=WAIT_MS), explain=True)
+
+    (miss,) = answer(after.handle(command, 0.0), Reserved).misses
+
+    assert not miss.is_remote_off
 
 
 def test_damaged_slot_is_a_checksum_miss() -> None:
