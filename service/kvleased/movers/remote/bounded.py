@@ -82,9 +82,11 @@ class Bounded:
             result = self._results.get(timeout=max(0.0, seconds))
         except queue.Empty:
             self._stuck_since = time.monotonic()
-            if self._store is not None:
-                self._store.cut()
-            raise no_answer(seconds) from None
+            if self._store is None:
+                raise no_answer(seconds) from None
+            advice = self._store.advice
+            self._store.cut()
+            raise no_answer(seconds, advice) from None
         if isinstance(result, RemoteError):
             raise result
         return result  # type: ignore[return-value]  # what `act` returned

@@ -34,6 +34,12 @@ _ADVICE: Final[Mapping[type[Exception], str]] = {
 _OF_A_DATABASE: Final = "'select' command"
 """In what is said to a user that may use database 0 alone."""
 _OF_A_CERTIFICATE: Final = "CERTIFICATE_VERIFY_FAILED"
+_OF_NO_TLS: Final = "WRONG_VERSION_NUMBER"
+"""In what is made of an answer that is none of TLS."""
+_HUNG_UP: Final = ("while reading from", "while writing to", "Connection closed by server")
+"""In what is said of a connection that was made and then ended from the other side."""
+IF_NO_TLS: Final = "name it by redis:// in remote_url if its port speaks no TLS"
+_IF_TLS: Final = "name it by rediss:// in remote_url if its port speaks TLS"
 
 
 def said(error: Exception) -> str:
@@ -52,7 +58,15 @@ def said(error: Exception) -> str:
         advice = (
             "name its authority by ssl_ca_certs in remote_url, and the host as the certificate does"
         )
+    elif _OF_NO_TLS in text:
+        advice = IF_NO_TLS
     return f"{text.removesuffix('.')}; {advice}" if advice else text
+
+
+def said_by_none(error: Exception) -> str:
+    """Return what is said of a server that has never answered: what is plain gets no answer from one of TLS."""
+    text = said(error)
+    return f"{text.removesuffix('.')}; {_IF_TLS}" if any(one in text for one in _HUNG_UP) else text
 
 
 def unusable_file(files: str, error: OSError) -> RedisConnectionError:

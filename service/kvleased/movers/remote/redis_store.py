@@ -44,12 +44,20 @@ class RedisStore:
         self._set_start = b"*%d\r\n$3\r\nSET\r\n" % (3 + len(options))
         self._set_end = b"\r\n" + b"".join(map(_bulk, options))
         self._connection = _connection(url, seconds_max)
+        self._was_answered = False
+        """Whether the server has ever answered, so that the scheme of the URL is the right one."""
         self._refusals: dict[str, str] = {}
         """By event: what was refused last."""
 
     def __repr__(self) -> str:
         """Show where it is, without its password."""
         return f"<RedisStore {self._url}>"
+
+    @property
+    def advice(self) -> str:
+        """What to do if a handshake of TLS, with a server that never answered, takes too long."""
+        is_shaking_hands = getattr(self._connection, "is_shaking_hands", False)
+        return redis_faults.IF_NO_TLS if is_shaking_hands and not self._was_answered else ""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
         """Return a byte for each name, 1 where there is a value of as many bytes."""
@@ -123,15 +131,17 @@ class RedisStore:
             connection.send_packed_command(packed)
             answers = [_answer(connection.read_response) for _ in range(num_commands)]
         except (RedisError, OSError) as error:
+            advice = self.advice
             connection.disconnect()
             if isinstance(error, (RedisTimeoutError, TimeoutError)):
                 # As `bounded` says it, whose clock runs out at the same time.
-                raise no_answer(self._seconds_max) from None
+                raise no_answer(self._seconds_max, advice) from None
             raise RemoteError(self._said(error)) from None
         except BaseException:
             # Answers that nobody has read must not pass for those of the next call.
             connection.disconnect()
             raise
+        self._was_answered = True
         for answer in answers[:num_needed]:
             if isinstance(answer, ResponseError) and not str(answer).startswith(_WRONG_TYPE):
                 raise RemoteError(self._said(answer))
@@ -152,7 +162,8 @@ class RedisStore:
             logs.line("warning" if refusal else "info", event, reason=refusal)
 
     def _said(self, error: Exception) -> str:
-        text = redis_faults.said(error)
+        may_want_tls = self._url.scheme == "redis" and not self._was_answered
+        text = redis_faults.said_by_none(error) if may_want_tls else redis_faults.said(error)
         password = self._url.password
         return text.replace(password, "***") if password else text
 
@@ -166,6 +177,12 @@ class _TlsConnection(SSLConnection):
 
     _system_context: ssl.SSLContext | None = None
     """What trusts the system's authorities, once they were read."""
+    is_shaking_hands = False
+    """Whether the last connection that was made over TCP has not got further."""
+
+    def _connect(self) -> Any:
+        self.is_shaking_hands = False
+        return super()._connect()  # type: ignore[no-untyped-call]  # redis-py has no type for it
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
         context = self._trusting()
@@ -176,7 +193,10 @@ class _TlsConnection(SSLConnection):
             except OSError as error:
                 files = " and ".join(filter(None, (self.certfile, self.keyfile)))
                 raise redis_faults.unusable_file(files, error) from None
-        return context.wrap_socket(sock, server_hostname=self.host)
+        self.is_shaking_hands = True
+        wrapped = context.wrap_socket(sock, server_hostname=self.host)
+        self.is_shaking_hands = False
+        return wrapped
 
     def _trusting(self) -> ssl.SSLContext:
         """Return what trusts the authorities; a file is read each time, for it may be renewed, the system's once."""

@@ -1,6 +1,6 @@
 """Own what every remote store can do and how it fails; which stores there are is `addresses`' business.
 
-All calls of one store come from one thread, `bounded`'s; only `cut` comes from another.
+All calls of one store come from one thread, `bounded`'s; only `advice` is read, and `cut` called, from another.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,18 @@ class RemoteError(Exception):
         self.is_timeout = is_timeout
 
 
-def no_answer(seconds: float) -> RemoteError:
-    """Return the error of a store that did not answer in time."""
-    return RemoteError(f"no answer within {seconds * 1e3:.0f} ms", is_timeout=True)
+def no_answer(seconds: float, advice: str = "") -> RemoteError:
+    """Return the error of a store that did not answer in time, and what to do about it where that is known."""
+    told = f"no answer within {seconds * 1e3:.0f} ms"
+    return RemoteError(f"{told}; {advice}" if advice else told, is_timeout=True)
 
 
 class RemoteStore(Protocol):
     """A store of values by name, which may lose any of them at any time; every method raises only RemoteError."""
+
+    @property
+    def advice(self) -> str:
+        """What to do if the call that another thread is in takes too long; empty where nothing is known."""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
         """Return a byte for each name, 1 where there is a value, of as many bytes where the store can tell."""

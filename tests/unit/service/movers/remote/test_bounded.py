@@ -17,6 +17,7 @@ class Store:
         self.may_end = threading.Event()
         self.num_cuts = 0
         self.is_closed = threading.Event()
+        self.advice = ""
 
     def wait(self) -> str:
         """Wait for a test."""
@@ -74,6 +75,16 @@ def test_late_answer_is_never_taken_for_another(store: Store) -> None:
     assert bounded.call(lambda _: "next", PLENTY_SECONDS) == "next"
     assert store.num_cuts == 1
     assert repr(bounded) == "<Bounded ready>"
+
+
+def test_late_call_is_told_with_what_the_store_advises(store: Store) -> None:
+    """What the store knows of the call that it is in is said with the deadline, as it was before it was cut off."""
+    bounded = _bounded(store)
+    bounded.call(lambda _: None, PLENTY_SECONDS)
+    store.advice = "name it otherwise"
+
+    with pytest.raises(RemoteError, match="no answer within 10 ms; name it otherwise"):
+        bounded.call(lambda _: store.wait(), 0.01)
 
 
 def test_call_that_never_ends_costs_the_process(store: Store) -> None:

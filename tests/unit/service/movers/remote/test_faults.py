@@ -365,6 +365,39 @@ def test_encrypted_server_is_used_with_its_authority(encrypted: RedisServer) -> 
     assert "name its authority by ssl_ca_certs" in status.reason
 
 
+def test_encrypted_server_named_as_a_plain_one_is_told(encrypted: RedisServer) -> None:
+    """A port that speaks TLS hangs up on who does not: the reason names the scheme to try."""
+    with served(encrypted.url) as node:
+        status = node.status()
+
+    assert not status.is_on
+    assert status.reason.endswith("; name it by rediss:// in remote_url if its port speaks TLS")
+
+
+def test_plain_server_named_as_an_encrypted_one_is_told(server: RedisServer) -> None:
+    """A port without TLS waits for the rest of what it is told, or refuses it: the reason names the scheme to try."""
+    with served(f"rediss://127.0.0.1:{server.port}", seconds_max=SHORT_SECONDS) as node:
+        status = node.status()
+
+    assert not status.is_on
+    assert status.reason.endswith("; name it by redis:// in remote_url if its port speaks no TLS")
+
+
+def test_server_that_has_answered_is_not_asked_for_its_scheme(server: RedisServer) -> None:
+    """Who hangs up later on does so for another reason."""
+    with faulty_server(str(server.socket)) as way:
+        url = RemoteUrl.parse(f"redis://127.0.0.1:{way.port}")
+        store = RedisStore(url, ttl_seconds=0, seconds_max=5.0)
+        store.ping()
+        way.fault = Fault.HALF
+
+        with pytest.raises(RemoteError) as refusal:
+            store.ping()
+        store.close()
+
+    assert "rediss" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
 @pytest.mark.parametrize("content", ["no certificate", None])
 def test_file_that_cannot_be_used_is_named(

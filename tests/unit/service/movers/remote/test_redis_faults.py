@@ -34,6 +34,12 @@ CLUSTER = (
             "in remote_url",
             id="database",
         ),
+        pytest.param(
+            "ERR [SSL: WRONG_VERSION_NUMBER] wrong version number",
+            "[SSL: WRONG_VERSION_NUMBER] wrong version number; name it by redis:// in remote_url if its port speaks "
+            "no TLS",
+            id="no TLS",
+        ),
         pytest.param("ERR something", "something", id="anything else"),
     ],
 )
