@@ -31,6 +31,8 @@ _HEAD: Final = struct.Struct("<8sQ32sQQ")
 _MAGIC: Final = b"KVLHOST1"
 _FORMAT: Final = 1
 _DIGEST_BYTES: Final = 32
+_FILES_NAMED_MAX: Final = 32
+"""Files that one line of the log names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +89,32 @@ def delete_files(directory: Path, identity: bytes) -> None:
         _unlink(dir_fd, identity)
 
 
-def unclaimed_bytes(directory: Path, identities: Collection[bytes]) -> int:
-    """Return the bytes that files of host pools other than these take in the directory."""
+def unclaimed(directory: Path, identities: Collection[bytes]) -> dict[str, int]:
+    """Return the names of files of host pools other than these in the directory, and the bytes that each takes."""
     claimed = {_name(identity, kind) for identity in identities for kind in (_SLOTS, _RECORDS)}
-    total_bytes = 0
+    found = {}
     with _opened(directory) as dir_fd, os.scandir(dir_fd) as entries:
         for entry in entries:
             is_ours = _SLOTS in entry.name or _RECORDS in entry.name
             if is_ours and entry.name not in claimed:
-                total_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total_bytes
+                found[entry.name] = entry.stat(follow_symlinks=False).st_blocks * 512
+    return found
+
+
+def tell_unclaimed(directory: Path, identities: Collection[bytes]) -> None:
+    """Log which files of host pools other than these there are, those that take most by name."""
+    found = unclaimed(directory, identities)
+    if found:
+        logs.line(
+            "info",
+            "host_files_unclaimed",
+            directory=str(directory),
+            num_files=len(found),
+            bytes=sum(found.values()),
+            files=dict(sorted(found.items(), key=lambda one: -one[1])[:_FILES_NAMED_MAX]),
+            advice="a cache that is registered as it was finds its own again; delete those of any other, or another "
+            "size, as they take memory",
+        )
 
 
 @contextmanager

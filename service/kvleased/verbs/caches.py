@@ -157,7 +157,7 @@ class CacheVerbs:
         magazines: Mapping[str, Mapping[WorkerId, int]],
         now: float,
     ) -> None:
-        """Bring back every cache whose regions were kept.
+        """Bring back every cache whose regions were kept, and tell of files that are none's.
 
         `workers` are the living ones, by cache and tenant digest; `places` what some of them are to their engines,
         and `magazines` which ones they share.
@@ -171,6 +171,7 @@ class CacheVerbs:
         for name, items in found.items():
             own = workers.get(name, {}), now, places.get(name, {}), magazines.get(name, {})
             self._recover(name, items, own)
+        self._maker.tell_unclaimed()
 
     def _recover(self, name: str, items: Mapping[str, Kept], earlier: Earlier) -> None:
         registration = items.get(regions.PLAN)

@@ -170,11 +170,19 @@ class Maker:
         directory = self._settings.host_dir
         if directory is None or not planned.host_bytes:
             return 0
-        identities = [self._identity_of(entry, Tier.HOST) for entry in self._registry]
-        identities.append(self._identity(Tier.HOST, name, planned, options))
+        own = self._identity(Tier.HOST, name, planned, options)
         with contextlib.suppress(OSError):
-            return host_files.unclaimed_bytes(directory, identities)
+            return sum(host_files.unclaimed(directory, [*self._identities(), own]).values())
         return 0
+
+    def tell_unclaimed(self) -> None:
+        """Log which files of host pools there are that no registered cache has."""
+        if self._settings.host_dir is not None:
+            with contextlib.suppress(OSError):
+                host_files.tell_unclaimed(self._settings.host_dir, self._identities())
+
+    def _identities(self) -> list[bytes]:
+        return [self._identity_of(entry, Tier.HOST) for entry in self._registry]
 
     def _told_files(self, num_bytes: int) -> str:
         if not num_bytes:

@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +165,29 @@ class TestHostDirectory:
 
         assert refusal.value.available == 0
 
+    async def test_files_left_behind_are_named_at_the_start(
+        self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Files of a cache that is registered no more, or in another size, are told of with what they take."""
+        async with node.life():
+            await node.register()
+        assert "host_files_unclaimed" not in capsys.readouterr().err
+        node.store.close()
+        node.store = Store()
+        left = {path.name for path in (tmp_path / "host").iterdir()} - {"secret"}
+
+        async with node.life():
+            await node.register(host_bytes=4 * SLOT_BYTES)
+        first = _told_of_files(capsys.readouterr().err)
+        async with node.life():
+            pass
+        second = _told_of_files(capsys.readouterr().err)
+
+        assert [set(line["files"]) for line in (*first, *second)] == [left, left]
+        assert [line["num_files"] for line in first] == [2]
+        assert [line["bytes"] for line in first] == [sum(first[0]["files"].values())]
+        assert {path.name for path in (tmp_path / "host").iterdir()} > left
+
     async def test_deleted_cache_leaves_no_file(self, node: Node, tmp_path: Path) -> None:
         """Deleting a cache deletes its files, and nothing else."""
         async with node.life():
@@ -201,3 +225,8 @@ class TestHostDirectory:
         assert json.loads(json.dumps(info.status)) == "ready"
         assert len(list((tmp_path / "host").glob("*.slots*"))) == 2
         assert "host_file_moved_aside" in capsys.readouterr().err
+
+
+def _told_of_files(log: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in log.splitlines() if "host_files_unclaimed" in line]
+    return [line for line in lines if line["event"] == "host_files_unclaimed"]

@@ -14,7 +14,7 @@ from kvleased.memory.host_files import (
     HostSizes,
     delete_files,
     open_files,
-    unclaimed_bytes,
+    unclaimed,
 )
 
 SIZES = HostSizes(slots_bytes=3 * 4096 + 100, records_bytes=HEAD_BYTES + 1000)
@@ -236,11 +236,11 @@ def test_files_of_nobody_are_counted(tmp_path: Path) -> None:
         os.pwrite(files.slots_fd, bytes(SIZES.slots_bytes), 0)
         _close(files)
 
-    whole = unclaimed_bytes(tmp_path, [])
+    whole = sum(unclaimed(tmp_path, []).values())
 
     assert whole >= 2 * (SIZES.slots_bytes + SIZES.records_bytes)
-    assert unclaimed_bytes(tmp_path, [ONE]) == whole // 2
-    assert unclaimed_bytes(tmp_path, [ONE, OTHER]) == 0
+    assert sum(unclaimed(tmp_path, [ONE]).values()) == whole // 2
+    assert unclaimed(tmp_path, [ONE, OTHER]) == {}
 
 
 def test_directory_that_is_gone_is_an_error_of_the_system(tmp_path: Path) -> None:
