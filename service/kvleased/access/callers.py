@@ -46,3 +46,8 @@ class Caller(NamedTuple):
         elif self.peer_uid >= 0:
             found |= {"peer_pid": self.peer_pid, "peer_uid": self.peer_uid}
         return found
+
+    @property
+    def who_joins(self) -> dict[str, object]:
+        """Who attaches, as fields of a log line: a worker from then on, and as what it was let in."""
+        return self.who | {"role": Role.WORKER.value, "let_in_as": self.role.value}

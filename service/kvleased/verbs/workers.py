@@ -275,7 +275,7 @@ class WorkerVerbs:
             worker_name=worker.name,
             rank=worker.rank,
             death_proof=worker.death_proof,
-            **caller.who,
+            **caller.who_joins,
         )
         return worker
 
@@ -299,7 +299,7 @@ class WorkerVerbs:
         newest = max(lease_ids, default=LeaseId(0))
         beat = c.Heartbeat(worker_id=worker.worker_id, lease_ids=lease_ids, newest_lease_id=newest)
         self._runner.apply(entry, beat)
-        _LOG.info("worker_resumed", **worker.told, **caller.who)
+        _LOG.info("worker_resumed", **worker.told, **caller.who_joins)
         return worker
 
     def _describe(

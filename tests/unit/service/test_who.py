@@ -124,6 +124,27 @@ async def test_workers_are_told_with_tenant_and_process(node: Node) -> None:
     assert ended.token not in str(lines)
 
 
+@pytest.mark.parametrize("role", [Role.OPERATOR, Role.JOINER], ids=lambda role: role.value)
+async def test_worker_has_one_role_from_first_to_last(node: Node, role: Role) -> None:
+    """A worker is told of as one when it attaches, resumes and detaches, and as what it was let in as."""
+    caller = Caller(transport="rest", role=role, address="10.0.0.7:4711")
+    async with node.life():
+        await node.register()
+        with capture_logs() as lines:
+            first = await node.ask("attach", pb.AttachRequest(cache="main"), caller)
+            resumed = pb.AttachRequest(cache="main", resume_token=first.token)
+            await node.ask("attach", resumed, caller)
+            itself = caller.known_as(Role.WORKER, first.token)
+            await node.ask("detach", pb.DetachRequest(), itself)
+
+    told = [(line["event"], line["role"], line.get("let_in_as")) for line in lines]
+    assert told == [
+        ("worker_attached", "worker", role.value),
+        ("worker_resumed", "worker", role.value),
+        ("worker_detached", "worker", None),
+    ]
+
+
 async def test_workers_own_calls_are_no_news(node: Node) -> None:
     """What workers do to cached blocks all the time leaves no line."""
     async with node.life():
