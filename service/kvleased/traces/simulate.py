@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from kvlease.units import TOKENS_MAX, checked_count
 from kvleased.traces.bound import belady_hits
 from kvleased.traces.policies import BELADY, POLICIES, policy_named
 from kvleased.traces.shadow import ShadowPool
+
+Named = TypeVar("Named", str, int)
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Sizes that are simulated unless others are named, as shares of the distinct keys."""
@@ -30,7 +33,12 @@ def simulate(
     sizes = [checked_count("blocks", one, least=1, most=TOKENS_MAX) for one in sizes]
     if not len(trace.key_ids):
         raise InvalidError("the trace has no keys; there is nothing to find", resource="trace")
-    return _simulated(trace, list(dict.fromkeys(names)), sizes or default_sizes(trace))
+    return _simulated(trace, _once(names), _once(sizes or default_sizes(trace)))
+
+
+def _once(named: Sequence[Named]) -> list[Named]:
+    """Return what was named, each once, in the order of the first times."""
+    return list(dict.fromkeys(named))
 
 
 def default_sizes(trace: Trace) -> list[int]:

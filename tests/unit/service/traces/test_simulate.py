@@ -110,6 +110,17 @@ def test_lru_is_leaf_first() -> None:
     ]
 
 
+def test_what_is_named_twice_is_simulated_once() -> None:
+    """Policies and sizes are answered in the order in which they were named first, each once."""
+    requests = random_requests(3, num_requests=20, num_keys=10, longest=4)
+
+    results = simulate(trace_of(requests), ["fifo", "arc", "fifo"], [6, 4, 6])
+
+    assert [(one.policy, one.num_blocks) for one in results] == [
+        ("fifo", 6), ("arc", 6), ("fifo", 4), ("arc", 4),
+    ]  # fmt: skip
+
+
 def test_unknown_policy_is_refused_with_the_known_ones() -> None:
     """The refusal says what there is, and what was probably meant."""
     with pytest.raises(InvalidError, match=r"did you mean fifo\?.*belady"):
