@@ -9,6 +9,7 @@ from kvleased.core.admission.coming import num_soon
 from kvleased.core.admission.granting import num_fresh, num_missing
 from kvleased.core.admission.room import num_available
 from kvleased.core.commands import Extend, Reload, Reserve
+from kvleased.core.ids import Ids
 from kvleased.core.prefix.looking import by_tier
 from kvleased.core.prefix.search import NOTHING, Match, match, sources_of
 from kvleased.core.reasons import Reason
@@ -61,9 +62,7 @@ def lack_of(
     # Below 0 where not even the prefix may be had, so that a call that needs no block is not served either.
     soon = available = num_available(state, tenant, prefix.blocks)
     if prefix.behind is not None:
-        # It must stay, or the prefix is shorter by then and the call needs more blocks.
-        kept = np.concatenate([prefix.blocks, by_tier(prefix.behind)[0]])
-        soon = num_soon(state, tenant, kept)
+        soon = _num_soon_beside(state, tenant, need, prefix.blocks, by_tier(prefix.behind)[0])
     elif need > available:
         soon = num_soon(state, tenant, prefix.blocks)
     reason = of_leases
@@ -78,6 +77,22 @@ def lack_of(
         num_ahead=num_ahead,
         prefix=prefix,
     )
+
+
+def _num_soon_beside(
+    state: CacheState, tenant: int, need: int, blocks: Ids, next_blocks: Ids
+) -> int:
+    """Count the blocks that a call can get soon beside those of its prefix, and the next ones that draft models read.
+
+    A next block leaves when all else is ready, and is found in the host pool, or needed no more, when the call goes on.
+    Of several, some would leave before the others: they must stay, or the prefix is shorter and the call needs more.
+    """
+    soon = num_soon(state, tenant, np.concatenate([blocks, next_blocks]))
+    if need > soon and len(next_blocks) == 1:
+        with_next = num_soon(state, tenant, blocks)
+        if need <= with_next:
+            return with_next
+    return soon
 
 
 def lack_of_leases(state: CacheState, tenant: int) -> Reason | None:

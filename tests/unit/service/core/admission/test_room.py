@@ -244,6 +244,33 @@ def test_what_a_draft_model_reads_leaves_after_the_scrub_that_a_call_waits_for(
     assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
 
 
+@pytest.mark.parametrize("num_slots", [0, 1])
+def test_wait_is_named_where_what_a_draft_model_reads_leaves_in_the_end(num_slots: int) -> None:
+    """A refusal counts on the block that leaves when all others are ready, as a call that waits does."""
+    cache = a_drafted_cache(4, num_slots)
+    cached(cache, keys(8), worker_id=STRANGER)
+    for copy in copies(cache.handle(c.Evict(keys=keys(8)), 0.0)):
+        land(cache, copy)
+
+    with pytest.raises(PoolFullError) as refusal:
+        cache.handle(replace(a_reader(4), wait_ms=0), 0.0)
+
+    assert (refusal.value.rule, refusal.value.remedies) == ("copies", ("wait_ms=2000",))
+    assert read_after_waiting(cache).device_hit_tokens == 2 * TOKENS_PER_BLOCK
+
+
+def test_no_wait_is_named_where_what_a_draft_model_reads_is_not_enough() -> None:
+    """What another tenant holds does not come with the block that leaves last."""
+    cache = a_drafted_cache(4, num_slots=0)
+    reserve(cache, 1, "other", worker_id=STRANGER)
+
+    with pytest.raises(PoolFullError) as refusal:
+        cache.handle(replace(a_reader(4), wait_ms=0), 0.0)
+
+    assert refusal.value.rule == "blocks"
+    assert refusal.value.remedies == ("num_tokens=12",)
+
+
 def test_blocks_of_others_leave_and_are_zeroed_before_what_a_draft_model_reads() -> None:
     """What makes room beside it goes first, and it stays until all of that is ready."""
     cache = a_drafted_cache(4, num_slots=0)
@@ -279,16 +306,21 @@ def test_what_a_draft_model_reads_is_not_dropped_while_others_are_written_back()
     assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
 
 
-def test_no_wait_is_named_where_the_prefix_would_be_shorter_by_then() -> None:
-    """Where a call needs the very block that its draft model reads, waiting makes it need another one."""
+def test_wait_is_named_for_a_lease_that_leaves_before_what_a_draft_model_reads() -> None:
+    """The next block of a call's chain stays until the lease has left and its block is zeroed."""
     cache = a_drafted_cache(4, num_slots=1)
     other = reserve(cache, 1, "other", worker_id=STRANGER)
-    evict(cache, other.lease_id, worker_id=STRANGER)
+    leaving = evict(cache, other.lease_id, worker_id=STRANGER)
 
     with pytest.raises(PoolFullError) as refused:
         reserve(cache, 4, "reader", keys(1, 2, 3))
+    outcome = cache.handle(a_reader(4), 0.0)
+    zeroed = land(cache, the_copy(land(cache, the_copy(leaving))))
 
-    assert not any("wait_ms" in one for one in refused.value.remedies)
+    assert refused.value.remedies == ("wait_ms=2000",)
+    lease = woken(zeroed, outcome.ticket, Reserved)
+    assert lease.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert cache.check() == []
 
 
 def test_second_caller_waits_for_the_room_that_is_coming() -> None:
