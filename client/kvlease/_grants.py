@@ -343,5 +343,10 @@ def _put_states(places: list[int], ids: list[int], end: int, first: int) -> int:
 
 
 def _room(group: GroupShape, num_places: int) -> int:
-    """Return the tokens that so many places have room for; those of speculative tokens' states are beside them."""
+    """Return the tokens that so many places have room for; those of speculative tokens' states are beside them.
+
+    At the end of its table a request has fewer of these, and goes on to the last place.
+    """
+    if num_places == group.table_blocks:
+        return num_places * group.tokens_per_block
     return max(0, num_places - group.extra_blocks) * group.tokens_per_block

@@ -82,10 +82,11 @@ def hit_places(groups: Groups, hit_tokens: int) -> list[range]:
 
 
 def room(groups: Groups, ends: Sequence[int]) -> int:
-    """Return the tokens for which the places have room."""
+    """Return the tokens for which the places have room; at the end of a table speculative ones have fewer."""
     return min(
         (
-            max(0, end - group.extra_blocks) * group.tokens_per_block
+            (end if end == group.table_blocks else max(0, end - group.extra_blocks))
+            * group.tokens_per_block
             for group, end in zip(groups, ends, strict=True)
             if group.keeps is not Keeps.FIXED
         ),

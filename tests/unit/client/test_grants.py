@@ -104,6 +104,20 @@ def test_speculative_states_lie_behind_the_newest() -> None:
     assert grant.covered_tokens == 64
 
 
+@pytest.mark.parametrize("num_tokens", [1000, 1008, 1009, 1024])
+def test_speculative_states_give_way_at_the_end_of_the_table(num_tokens: int) -> None:
+    """An extend that brings no block any more covers its tokens all the same, as there is a place for their states."""
+    grant = grant_of(replace(STATE, extra_blocks=2, max_blocks=4))
+    grant.add(packed(1, 2, 3), (), 976)
+
+    grant.add(packed(4), (), 992)
+    grant.add(b"", (), num_tokens)
+
+    assert tables(grant, 1)[0][-4:] == [1, 2, 3, 4]
+    assert grant.covered_tokens >= num_tokens
+    assert grant.reach(num_tokens) == num_tokens
+
+
 def test_speculative_block_that_comes_again_has_moved_on() -> None:
     """It stands at its new place only, also where the table has told of that before the answer came."""
     shape = replace(STATE, extra_blocks=2, max_blocks=4)

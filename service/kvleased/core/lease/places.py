@@ -64,5 +64,7 @@ class Places:
         return min(num_tokens, end * self._size)
 
     def room(self, end: int) -> int:
-        """Return how many tokens the places before `end` have room for."""
-        return ENDLESS if self._is_fixed else max(0, end - self._extra) * self._size
+        """Return how many tokens the places before `end` have room for, with fewer speculative ones at the table's."""
+        if self._is_fixed:
+            return ENDLESS
+        return (end if end == self._most else max(0, end - self._extra)) * self._size

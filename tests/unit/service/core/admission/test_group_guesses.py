@@ -13,14 +13,17 @@ from kvleased.core.admission import growing
 from kvleased.core.effects import Extended, Reserved, Stepped
 from kvleased.core.limits import TenantLimits
 from tests.unit.service.core.builders import (
+    EPOCH,
     OTHER_TENANT,
     STRANGER,
+    TENANT,
     WAIT_MS,
     WORKER,
     answer,
     evict,
     ids,
     land,
+    records,
     release,
     reload,
     the_copy,
@@ -84,6 +87,24 @@ def test_pool_of_one_request_serves_it_however_it_grows(
         commit_tokens(cache, lease.lease_id, num_tokens, b"")
 
     assert filled(cache, lease.row) == [[13, 14, 15]]
+
+
+@pytest.mark.parametrize("extend", WAYS.values(), ids=WAYS)
+def test_request_goes_on_to_the_last_place_of_its_table(
+    extend: Callable[[Cache, LeaseId, int], list[int]],
+) -> None:
+    """Where the table ends there are fewer places for speculative tokens, and what is covered can be committed."""
+    cache = cache_of(GUESSING)
+    lease = reserve_tokens(cache, LONGEST_TOKENS)
+
+    for num_tokens in range(LONGEST_TOKENS + 1, 4 * TABLE + 1):
+        extend(cache, lease.lease_id, num_tokens)
+        commit_tokens(cache, lease.lease_id, num_tokens, b"")
+        assert cache.check() == []
+
+    after = Cache.recovered(cache.shape, records(cache), EPOCH, {WORKER: TENANT}, 0.0)
+    assert after._state.leases.rows.num_tokens[lease.row] == 4 * TABLE
+    assert filled(after, lease.row) == [[15]]
 
 
 @pytest.mark.parametrize("extend", WAYS.values(), ids=WAYS)
