@@ -234,7 +234,7 @@ class GroupedGrant(Grant):
     def reach(self, num_tokens: int) -> int:
         """Return how many of so many tokens an extend covers: a window must move on before it covers more."""
         ends = [
-            _room(group, self._end(group, num_tokens))
+            _room(group, self._end(group, num_tokens), num_tokens)
             for group in self._groups
             if group.keeps is not Keeps.FIXED
         ]
@@ -309,7 +309,7 @@ class GroupedGrant(Grant):
         """Count anew after a change."""
         self.num_blocks = num_blocks
         covered = [
-            _room(group, len(places))
+            _room(group, len(places), self._num_tokens)
             for group, places in zip(self._groups, self._places, strict=True)
             if group.keeps is not Keeps.FIXED
         ]
@@ -342,11 +342,12 @@ def _put_states(places: list[int], ids: list[int], end: int, first: int) -> int:
     return len(wanted) - num_before
 
 
-def _room(group: GroupShape, num_places: int) -> int:
+def _room(group: GroupShape, num_places: int, num_tokens: int) -> int:
     """Return the tokens that so many places have room for; those of speculative tokens' states are beside them.
 
-    At the end of its table a request has fewer of these, and goes on to the last place.
+    At the end of its table a request of so many tokens has fewer of these, and goes on to the last place.
     """
-    if num_places == group.table_blocks:
-        return num_places * group.tokens_per_block
-    return max(0, num_places - group.extra_blocks) * group.tokens_per_block
+    room = max(0, num_places - group.extra_blocks) * group.tokens_per_block
+    if group.extra_blocks and num_places == group.table_blocks:
+        return max(room, min(num_tokens, num_places * group.tokens_per_block))
+    return room
