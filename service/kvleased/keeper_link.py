@@ -87,7 +87,7 @@ class KeeperLink:
         self._sock.close()
 
     async def create(self, name: str, num_bytes: int, metadata: Mapping[str, Any]) -> int:
-        """Return the descriptor of a new sealed region, which the supervisor keeps.
+        """Return the descriptor of a new sealed region, which the supervisor keeps; for a caller who left it does not.
 
         Raises:
             PoolFullError: the kernel refuses the memory, or this process a descriptor of it.
@@ -107,7 +107,13 @@ class KeeperLink:
                 "metadata": dict(metadata),
             }
         )
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                os.close(future.result())
+            self.drop(name)
+            raise
 
     def keep(self, name: str, fd: int, metadata: Mapping[str, Any]) -> None:
         """Have a descriptor kept; it is on its way for good when this returns."""

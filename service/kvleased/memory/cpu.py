@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,7 +26,11 @@ def populate_chunks(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[in
     Raises:
         OSError: the memory cannot be had.
     """
-    return _populate(os.dup(fd), region_bytes, chunk_bytes)
+    own_fd = os.dup(fd)
+    chunks = _populate(own_fd, region_bytes, chunk_bytes)
+    # Not at the generator's own end: one that was never begun has none.
+    weakref.finalize(chunks, os.close, own_fd)
+    return chunks
 
 
 def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[np.uint8]:
@@ -52,13 +57,10 @@ def reopen_read_only(fd: int) -> int:
 
 
 def _populate(own_fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
-    try:
-        for start in range(0, region_bytes, chunk_bytes):
-            step_bytes = min(chunk_bytes, region_bytes - start)
-            allocate(own_fd, start, step_bytes)
-            yield step_bytes
-    finally:
-        os.close(own_fd)
+    for start in range(0, region_bytes, chunk_bytes):
+        step_bytes = min(chunk_bytes, region_bytes - start)
+        allocate(own_fd, start, step_bytes)
+        yield step_bytes
 
 
 def allocate(fd: int, start: int, num_bytes: int) -> None:

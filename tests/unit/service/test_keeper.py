@@ -242,6 +242,35 @@ async def test_region_without_a_descriptor_is_refused_and_the_next_one_made() ->
     link.close()
 
 
+@pytest.mark.parametrize("is_made", [False, True], ids=["before", "just after"])
+async def test_region_whose_caller_leaves_is_kept_by_nobody(*, is_made: bool) -> None:
+    """Neither side has its memory any more, whether its caller leaves before it is made, or as its descriptor comes."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = KeeperLink(theirs)
+    link.start(Movers())
+    store = Store()
+
+    with ours:
+        ours.settimeout(10)
+        making = asyncio.create_task(link.create("left", 4096, {}))
+        await asyncio.sleep(0)
+        if is_made:
+            _answer(store, ours)
+            link._read()
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        if not is_made:
+            _answer(store, ours)
+            link._read()
+        _answer(store, ours)
+
+    assert len(store) == 0
+    assert not [one for one in _own_descriptors() if "kvlease:left" in one]
+    store.close()
+    link.close()
+
+
 async def test_mover_without_a_descriptor_is_replaced() -> None:
     """A mover whose socket found no room here is of no use, so another one is asked for."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -270,3 +299,9 @@ def _answer(store: Store, link: socket.socket) -> None:
     assert received is not None
     for reply, fds in store.act(*received):
         socket.send_fds(link, [keeper.encode(reply)], fds)
+
+
+def _own_descriptors() -> list[str]:
+    """Return what this process has open."""
+    links = list(Path("/proc/self/fd").iterdir())
+    return [str(link.readlink()) for link in links if link.is_symlink()]

@@ -39,6 +39,19 @@ def test_populating_keeps_what_is_written(region: int) -> None:
     assert os.pread(region, 4, 4096) == b"kept"
 
 
+@pytest.mark.parametrize("num_chunks", [0, 1])
+def test_populating_that_is_given_up_keeps_nothing_open(region: int, num_chunks: int) -> None:
+    """A cache that is deleted before it is populated, or before that has begun, leaves no descriptor of its memory."""
+    before = _num_open("memfd:test")
+
+    chunks = cpu.populate_chunks(region, REGION_BYTES, 4096)
+    done = [next(chunks) for _ in range(num_chunks)]
+    del chunks
+
+    assert done == [4096] * num_chunks
+    assert _num_open("memfd:test") == before
+
+
 def test_mapping_is_shared_and_left_out_of_core_dumps(region: int) -> None:
     """What is written through one mapping is read through another; the kernel dumps neither."""
     writer, reader = (
@@ -77,3 +90,9 @@ def _own_mappings(name: str) -> Iterator[str]:
             is_named = name in line
         elif is_named:
             yield line
+
+
+def _num_open(name: str) -> int:
+    """Count the descriptors of this process that are of a memory."""
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum(name in str(link.readlink()) for link in links if link.is_symlink())
