@@ -3,10 +3,15 @@
 It takes three minutes, a third for each mode, or KVLEASE_SOAK_SECONDS; KVLEASE_SOAK_SEED plays earlier faults again.
 """
 
+import contextlib
+import functools
+import operator
 import os
 import random
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,13 +152,13 @@ def see_what_stays(daemon: Daemon, before: Traces, tally: Tally) -> None:
     _see(tally, lambda: in_use(daemon), {}, "blocks in use")
     control = daemon.control()
     # What dead connections had is closed in a moment.
-    had = min(_num_descriptors(control) for _ in _every_tenth(2.0))
+    had = functools.reduce(operator.and_, (_descriptors(control) for _ in _every_tenth(2.0)))
     daemon.kill_control()
     until(lambda: _control(daemon) not in {0, control}, "no other control process")
     daemon.wait_until_ready()
     _see(tally, lambda: in_use(daemon), {}, "blocks in use after a restart")
     fresh = daemon.control()
-    _see(tally, lambda: max(0, had - _num_descriptors(fresh)), 0, "descriptors of control")
+    _see(tally, lambda: dict(had - _descriptors(fresh)), {}, "descriptors of control")
     with daemon.client() as client:
         _delete_all(client)
     _see(
@@ -207,8 +212,13 @@ def _delete_all(client: Client) -> None:
         client.delete_cache(cache.cache)
 
 
-def _num_descriptors(process_id: int) -> int:
-    return len(list(Path(f"/proc/{process_id}/fd").iterdir()))
+def _descriptors(process_id: int) -> Counter[str]:
+    """Count what a process has open, by what it is: sockets, pipes, pidfds, or the name of a memory or a file."""
+    found: Counter[str] = Counter()
+    for link in Path(f"/proc/{process_id}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it is closed by now
+            found[re.sub(r"^(socket|pipe):.*", r"\1", str(link.readlink()))] += 1
+    return found
 
 
 def say(what: str) -> None:
