@@ -21,6 +21,7 @@ from kvlease.errors import (
     InvalidError,
     KVLeaseError,
     LayoutMismatchError,
+    NotYoursError,
     RefusedError,
     StaleError,
     StartingError,
@@ -277,8 +278,10 @@ class Attacher:
             self.changed.set()
             if not self._lost:
                 self._rest()
-        if self._is_abandoned and self._current is not None:
-            self._current.worker.close()
+        # What was found behind a close that did not wait so long is nobody's.
+        found = self._current if self._is_abandoned else self.take()
+        if found is not None:
+            found.worker.close()
 
     def _rest(self) -> None:
         """Wait until the next try is due or somebody wants something, and map memory meanwhile."""
@@ -374,7 +377,7 @@ class Attacher:
         """See whether the daemon answers and still knows us; the worker attaches again by itself where it can."""
         try:
             current.worker.heartbeat()
-        except RefusedError as error:
+        except (InvalidError, NotYoursError, RefusedError) as error:
             # Such as one of a worker that cannot have its cache made anew, in a daemon that has lost it.
             if not isinstance(error, StartingError) and self._sees_end():
                 self.is_gone = True

@@ -183,8 +183,11 @@ class EngineSession:
     # What it does
 
     def poll(self) -> SessionEvent:
-        """Take over what the background has found, and tell what became of the session; cheap, once a step."""
-        if self._process_id == os.getpid():
+        """Take over what the background has found, and tell what became of the session; cheap, once a step.
+
+        Nothing but LOST becomes of one that was closed: it is told no news of another cache.
+        """
+        if self._process_id == os.getpid() and not self._is_closed:
             attached = self._attached
             if attached is not None and attached.is_elsewhere:
                 self._lose(attached)
@@ -194,7 +197,7 @@ class EngineSession:
         was_on, self._told_on = self._told_on, self.is_on
         if not self._told_on:
             was_gone, self._told_gone = self._told_gone, self._attacher.is_gone
-            if self._told_gone and not was_gone:
+            if self._told_gone and not was_gone and not self._is_closed:
                 return SessionEvent.GONE
             return SessionEvent.LOST if was_on else SessionEvent.NONE
         self._told_gone = False
