@@ -193,7 +193,8 @@ class OperatorVerbs:
         """Take blocks of a pool out of use and give their memory back, or bring them back into use."""
         entry = self._registry.cache(request.cache)
         entry.require_ready()
-        return asyncio.ensure_future(self._resize(entry, request, caller))
+        # The thread that gives memory back goes on when the caller leaves, and nobody may bring that back meanwhile.
+        return asyncio.shield(self._resize(entry, request, caller))
 
     async def _resize(
         self, entry: CacheEntry, request: pb.ResizeRequest, caller: Caller

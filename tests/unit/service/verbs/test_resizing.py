@@ -1,0 +1,47 @@
+"""A resize goes on to its end, whoever leaves meanwhile."""
+
+import asyncio
+import threading
+
+import pytest
+
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.memory import holes
+from tests.unit.service.conftest import OPERATOR, Node
+
+
+async def test_resize_whose_caller_leaves_ends_before_the_next_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next resize brings nothing back that a thread is still giving back."""
+    began, goes_on, brings = (threading.Event() for _ in range(3))
+    give_back, bring_back = holes.give_back, holes.bring_back
+
+    def slowly(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
+        began.set()
+        assert goes_on.wait(10)
+        give_back(fd, ranges, region_bytes)
+
+    def soon(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
+        brings.set()
+        bring_back(fd, ranges, region_bytes)
+
+    async with node.life() as daemon:
+        await node.register()
+        monkeypatch.setattr(holes, "give_back", slowly)
+        monkeypatch.setattr(holes, "bring_back", soon)
+        shrink, grow = (
+            pb.ResizeRequest(cache="main", tier="device", num_blocks=count) for count in (4, 16)
+        )
+        left = daemon.call("resize", shrink, OPERATOR)
+        assert isinstance(left, asyncio.Future)
+        assert await asyncio.to_thread(began.wait, 10)
+        daemon.cancel(left)
+        growing = asyncio.ensure_future(node.ask("resize", grow))
+        is_early = await asyncio.to_thread(brings.wait, 0.3)
+        goes_on.set()
+        grown = await asyncio.wait_for(growing, 10)
+
+    assert not is_early
+    assert brings.is_set()
+    assert grown.num_parked == 0
