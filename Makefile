@@ -25,8 +25,12 @@ serve: setup ## run the daemon in the foreground on CPU memory
 ELSEWHERE := not gpu and not vllm and not deploy
 # Where tests start processes; to look at thousands of others for them takes each of pytest's workers ten seconds.
 PROCESSES := tests/acceptance tests/gpu tests/integrations/test_transformers.py tests/laws/test_sweep.py
+# Where they start none; what else there is belongs to other targets, and costs each of pytest's workers ten seconds to look at.
+UNITS := tests/unit tests/golden
 # Where what is thorough starts none.
-HISTORIES := tests/laws/test_simulation.py tests/laws/test_tenants.py tests/laws/test_mutations.py
+HISTORIES := tests/laws tests/unit
+# Fewer examples of each law than hypothesis makes where nobody says how many.
+QUICK := --hypothesis-profile quick
 test: setup ## run the tests: laws and units, and beside them those that start processes
 	@$(MAKE) --no-print-directory -j 3 test-processes test-laws test-units
 
@@ -36,16 +40,16 @@ test-processes:
 # What starts processes waits for them half of its time; laws and units take what it leaves of the processors. Laws have a process
 # of their own, because they copy it to try what is promised, and one that has read all units' tests is ten times as large.
 test-laws:
-	@nice -n 5 $(BIN)/python -m pytest -q -n 0 -m "not acceptance and not thorough and $(ELSEWHERE)" tests/laws
+	@nice -n 5 $(BIN)/python -m pytest -q -n 0 $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" tests/laws
 test-units:
-	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not acceptance and not thorough and $(ELSEWHERE)" --ignore tests/laws --ignore tests/acceptance
+	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" $(UNITS)
 
 test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once, rarer faults
 	@$(MAKE) --no-print-directory -j 2 test-thorough-histories test-thorough-processes
 
 test-thorough-histories test-thorough-processes: setup
 test-thorough-histories:
-	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "thorough and not acceptance" $(HISTORIES)
+	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "(thorough or hypothesis) and not acceptance and $(ELSEWHERE)" $(HISTORIES)
 test-thorough-processes:
 	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance and $(ELSEWHERE)" $(PROCESSES)
 

@@ -12,6 +12,8 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+# What `make test` tries of each law; `make test-thorough`, the coverage gate and pytest alone try a hundred examples.
+settings.register_profile("quick", settings.get_profile("kvlease"), max_examples=30)
 settings.load_profile("kvlease")
 
 

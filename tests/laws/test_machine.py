@@ -17,6 +17,7 @@ from kvlease.groups import keeps_everything
 from kvlease.ids import CopyId, Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.blocks.records import CacheRecords
+from kvleased.core.checks.sound import Sound
 from kvleased.core.effects import Copy, Direction, Effect, Outcome, Reserved, Stepped, Wake
 
 SHAPE: Final = CacheShape(
@@ -57,6 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = Cache(SHAPE, self.records, Epoch(self.epoch))
         self.copies: dict[CopyId, Copy] = {}
         self.waiting: set[int] = set()
+        self.sound = Sound()
         self.num_requests = 0
         self.generations = self.records.device.generation.copy()
         for worker_id, tenant in TENANTS.items():
@@ -285,7 +287,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def no_law_is_broken(self) -> None:
         """Every invariant of the core holds."""
-        assert self.cache.check() == []
+        assert self.cache.check(self.sound) == []
 
     @invariant()
     def generations_only_grow(self) -> None:

@@ -63,7 +63,7 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
 }
 """The laws of the core that notice what the simulation comes to seldom."""
 
-_THOROUGH: Final = 3
+_THOROUGH: Final = 6
 """`make test` plays what other systems suffered from, and one in so many others; `make test-thorough` the rest."""
 
 

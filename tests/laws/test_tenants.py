@@ -8,9 +8,9 @@ from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
 from tests.laws.limited import LimitedWorld
 
-_HISTORIES: Final = 16
+_HISTORIES: Final = 8
 _STEPS: Final = 300
-_THOROUGH = [pytest.param(chunk, marks=pytest.mark.thorough) for chunk in (1, 2)]
+_THOROUGH = [pytest.param(chunk, marks=pytest.mark.thorough) for chunk in range(1, 6)]
 
 
 @pytest.mark.parametrize("chunk", [0, *_THOROUGH])

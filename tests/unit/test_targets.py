@@ -25,6 +25,17 @@ def test_make_looks_for_what_is_thorough_where_it_is() -> None:
     assert [path for path in marked if not _is_below(path, _named("HISTORIES"))] == []
 
 
+def test_make_looks_for_units_wherever_a_test_has_no_mark() -> None:
+    """What lies outside of the units and the laws is marked, so that `make test` need not look at it for others."""
+    looked_in = [*_named("UNITS"), *_named("PROCESSES"), ROOT / "tests" / "laws"]
+    marked = {path for mark in ("acceptance", "deploy", "gpu", "vllm") for path in _marked(mark)}
+
+    tests = [*(ROOT / "tests").rglob("test_*.py")]
+
+    assert len(tests) > len(marked)
+    assert [path for path in tests if path not in marked and not _is_below(path, looked_in)] == []
+
+
 def _named(variable: str) -> list[Path]:
     """Return the paths that a variable of the Makefile names."""
     (line,) = re.findall(rf"^{variable} := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)

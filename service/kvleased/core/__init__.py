@@ -1,6 +1,18 @@
 """The state of one cache and every decision about it, without I/O: no clock, no await, no log, no torch."""
 
-from kvleased.core.cache import Cache
-from kvleased.core.shape import CacheShape
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvleased.core.cache import Cache
+    from kvleased.core.shape import CacheShape
 
 __all__ = ["Cache", "CacheShape"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what decides when somebody asks for it: a mover needs only what it is told, and starts the sooner."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{'cache' if name == 'Cache' else 'shape'}")
+    return getattr(module, name)

@@ -349,7 +349,7 @@ VALUES = st.one_of(
 """What a hand may write into a field."""
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=15 * settings().max_examples, deadline=None)
 @given(st.sampled_from(list(KINDS)), st.data())
 def test_whatever_is_written_is_laid_out_or_refused(kind: str, data: st.DataObject) -> None:
     """Fields of whatever types and values are a layer with a page, or are refused; nothing else happens."""

@@ -9,6 +9,7 @@ from kvlease.errors import KVLeaseError
 from kvlease.ids import BYTES_PER_KEY, CopyId, LeaseId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
+from kvleased.core.checks.sound import Sound
 from kvleased.core.effects import (
     MOVER_OF,
     Copy,
@@ -71,6 +72,7 @@ class Storm:
     on_host: dict[LeaseId, tuple[WorkerId, bytes, list[int]]] = field(default_factory=dict)
     num_requests: int = 0
     num_fetched: int = 0
+    sound: Sound = field(default_factory=Sound)
 
     def send(self, command: c.Command) -> Outcome | None:
         """Send a command, carry its effects out, and check the cache."""
@@ -94,7 +96,7 @@ class Storm:
                 waited = self.waiting.pop(effect.ticket, None)
                 if waited is not None and not isinstance(effect.result, KVLeaseError):
                     self._answered(waited, effect.result)
-        assert self.cache.check() == []
+        assert self.cache.check(self.sound) == []
         return outcome
 
     def _answered(self, command: c.Command, reply: object) -> None:

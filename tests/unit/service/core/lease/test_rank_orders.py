@@ -10,6 +10,7 @@ from kvlease.errors import KVLeaseError
 from kvlease.ids import Epoch, LeaseId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
+from kvleased.core.checks.sound import Sound
 from kvleased.core.effects import Copy, Reserved
 from tests.unit.service.core.builders import (
     EPOCH,
@@ -90,6 +91,7 @@ class Engine:
     def __init__(self, acts: Sequence[_Act]) -> None:
         """Attach three ranks."""
         self.cache: Cache = a_cache(NUM_BLOCKS, num_ranks=len(RANKS))
+        self._sound = Sound()
         self._acts = acts
         self._at = dict.fromkeys(RANKS, 0)
         self._waiting: dict[int, WorkerId] = {}
@@ -110,7 +112,7 @@ class Engine:
             self._leases[rank] = answer(reply, Reserved).lease_id
         else:
             self._send(rank, self._acts[at - 1](rank, self._leases[rank]))
-        assert self.cache.check() == []
+        assert self.cache.check(self._sound) == []
 
     def end(self, rank: WorkerId, *, dies: bool) -> None:
         """Let a rank part from its lease, wherever it is."""
@@ -120,7 +122,7 @@ class Engine:
         else:
             self._send(rank, _release(rank, lease_id))
         self._at[rank] = len(self._acts) + 1
-        assert self.cache.check() == []
+        assert self.cache.check(self._sound) == []
 
     def finish(self) -> None:
         """Let all go on until no rank can."""
@@ -134,7 +136,7 @@ class Engine:
             self.cache.shape, records(self.cache), Epoch(EPOCH + 1), living, 0.0, PLACES
         )
         self._waiting.clear()
-        assert self.cache.check() == []
+        assert self.cache.check(self._sound) == []
 
     def _send(self, rank: WorkerId, command: c.Command) -> None:
         try:

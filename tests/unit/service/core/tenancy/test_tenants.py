@@ -11,6 +11,7 @@ from kvlease.errors import KVLeaseError, NeverFitsError, PoolFullError
 from kvlease.ids import LeaseId, PinId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
+from kvleased.core.checks.sound import Sound
 from kvleased.core.effects import Copy, Evicted, Outcome, Pinned, Reserved, Stepped
 from kvleased.core.limits import TenantLimits
 from kvleased.core.tenancy.tenants import TenantFacts, level_out
@@ -726,6 +727,7 @@ class Play:
         self.leases: list[tuple[WorkerId, LeaseId]] = []
         self.pins: list[PinId] = []
         self.answers: list[object] = []
+        self._sound = Sound()
 
     def send(self, command: c.Command) -> object:
         """Send a command, land its copies, and return the answer or the refusal; no law is broken after it."""
@@ -739,7 +741,7 @@ class Play:
             effect = effects.pop(0)
             if isinstance(effect, Copy):
                 effects += self.cache.handle(c.CopyDone(copy_id=effect.copy_id), 0.0).effects
-        assert self.cache.check() == []
+        assert self.cache.check(self._sound) == []
         self.answers.append(answered)
         return answered
 
