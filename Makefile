@@ -35,6 +35,8 @@ test: setup ## run the tests: laws and units, and beside them those that start p
 	@$(MAKE) --no-print-directory -j 3 test-processes test-laws test-units
 
 test-processes test-laws test-units: setup
+# The threads of torch wait for one another in loops, and others have the processors; tiny models take a third less with one.
+test-processes test-thorough-processes: export OMP_NUM_THREADS := 1
 test-processes:
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
 # What starts processes waits for them half of its time; laws and units take what it leaves of the processors. Laws have a process
