@@ -32,17 +32,17 @@ HISTORIES := tests/laws tests/unit
 # Fewer examples of each law than hypothesis makes where nobody says how many.
 QUICK := --hypothesis-profile quick
 test: setup ## run the tests: laws and units, and beside them those that start processes
-	@$(MAKE) --no-print-directory -j 3 test-processes test-laws test-units
+	@$(MAKE) --no-print-directory -j 3 test-laws test-processes test-units
 
 test-processes test-laws test-units: setup
 # The threads of torch wait for one another in loops, and others have the processors; tiny models take a third less with one.
 test-processes test-thorough-processes: export OMP_NUM_THREADS := 1
 test-processes:
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
-# What starts processes waits for them half of its time; laws and units take what it leaves of the processors. Laws have a process
-# of their own, because they copy it to try what is promised, and one that has read all units' tests is ten times as large.
+# Laws have a process of their own, because they copy it to try what is promised, and one that has read all units' tests is ten
+# times as large. It takes as long as all else together; what starts processes waits for them half of its time; units take what is left.
 test-laws:
-	@nice -n 5 $(BIN)/python -m pytest -q -n 0 $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" tests/laws
+	@$(BIN)/python -m pytest -q -n 0 $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" tests/laws
 test-units:
 	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" $(UNITS)
 

@@ -26,6 +26,7 @@ NUM_CHILDREN_OF_DAEMON = 2
 POLL_SECONDS = 0.05
 
 
+@pytest.mark.thorough
 def test_quick_demo_ends_with_status_0() -> None:
     """Two workers, an eviction and two kills later every token equals plain Transformers."""
     done = subprocess.run(

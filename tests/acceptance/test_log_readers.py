@@ -38,7 +38,13 @@ class Unread(Serving):
         )
 
 
-@pytest.fixture(params=["gone", "stopped", "full", "closed"])
+@pytest.fixture(
+    params=[
+        "gone",
+        "stopped",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("full", "closed")),
+    ]
+)
 def unread(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Unread]:
     """A daemon whose reader is gone when it is ready, or reads nothing; with a full disk, or no stream at all."""
     reader, writer = os.pipe()

@@ -1,5 +1,7 @@
 """The very scenarios of pools in CPU memory, with pools on a GPU: nothing of them knows where the blocks lie."""
 
+import pytest
+
 from tests.acceptance.test_client import (
     daemon,
     test_bytes_are_shared_and_survive_eviction,
@@ -12,6 +14,8 @@ from tests.acceptance.test_tiers import (
     test_disk_store_outlives_all_processes,
     test_host_pool_outlives_all_processes,
 )
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.thorough]
 
 __all__ = [
     "daemon",

@@ -247,9 +247,10 @@ def test_memory_that_changed_while_off_is_told_as_fresh(
     session.guard.trip("a test")
     session.poll()
     plan: Any = SimpleNamespace()
-    session._attacher.found = Attachment(
+    found = Attachment(
         worker=worker, magazine=magazine, plan=plan, device=None, memory=(), memory_generation=1
     )
+    session._attacher._current = session._attacher.found = found
     session.poll()
     session.reset()
     session.guard.recover()
