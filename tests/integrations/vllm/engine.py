@@ -34,6 +34,7 @@ __all__ = [
     "reference",
 ]
 
+_SECONDS_BETWEEN_SIGNALS: Final = 60.0
 _SIGNS_OF_BUGS: Final = ("A mistake of kvlease", "are not this engine's any more")
 """What an engine's log says where a bug of ours was kept from it, or where it cannot trust its own blocks."""
 
@@ -116,9 +117,17 @@ class Life:
         os.killpg(self.pid, signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send every process of the life a signal, as a terminal does, and wait until they have gone."""
-        os.killpg(self.pid, number)
-        self.wait()
+        """Send every process of the life a signal, as a terminal does, and wait until they have gone.
+
+        Again and again, as people do: vLLM's front end may lose the first in a call that lets no exception out.
+        """
+        end = time.monotonic() + SECONDS_MAX
+        while self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+            with contextlib.suppress(TimeoutError):
+                self.status = self._birth.wait(_SECONDS_BETWEEN_SIGNALS)
+            assert self.status is not None or time.monotonic() < end, self.told()
         until(lambda: not _group_lives(self.pid), "the processes of a signalled life stay")
 
     def kill(self) -> None:
