@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-processes test-laws test-units test-thorough test-thorough-histories test-thorough-processes test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm test-vllm-plans test-vllm-engines check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-processes test-laws test-units test-thorough test-thorough-histories test-thorough-units test-thorough-processes test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm test-vllm-plans test-vllm-engines check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 # Without bytecode every process compiles what it imports, and tests start hundreds: one of a daemon took twice the time.
@@ -27,8 +27,8 @@ ELSEWHERE := not gpu and not vllm and not deploy
 PROCESSES := tests/acceptance tests/gpu tests/integrations/test_transformers.py tests/laws/test_sweep.py
 # Where they start none; what else there is belongs to other targets, and costs each of pytest's workers ten seconds to look at.
 UNITS := tests/unit tests/golden
-# Where what is thorough starts none.
-HISTORIES := tests/laws tests/unit
+# Where laws are played; what else is thorough and starts none is a unit.
+HISTORIES := tests/laws
 # Fewer examples of each law than hypothesis makes where nobody says how many.
 QUICK := --hypothesis-profile quick
 test: setup ## run the tests: laws and units, and beside them those that start processes
@@ -47,11 +47,13 @@ test-units:
 	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" $(UNITS)
 
 test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once, rarer faults
-	@$(MAKE) --no-print-directory -j 2 test-thorough-histories test-thorough-processes
+	@$(MAKE) --no-print-directory -j 3 test-thorough-histories test-thorough-units test-thorough-processes
 
-test-thorough-histories test-thorough-processes: setup
+test-thorough-histories test-thorough-units test-thorough-processes: setup
 test-thorough-histories:
 	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "(thorough or hypothesis) and not acceptance and $(ELSEWHERE)" $(HISTORIES)
+test-thorough-units:
+	@nice -n 5 $(BIN)/python -m pytest -q -n 0 -m "(thorough or hypothesis) and not acceptance and $(ELSEWHERE)" tests/unit
 test-thorough-processes:
 	@$(BIN)/python -m pytest -q -n 0 -m "thorough and acceptance and $(ELSEWHERE)" $(PROCESSES)
 

@@ -19,10 +19,11 @@ def test_make_looks_for_processes_where_they_are_started() -> None:
 
 def test_make_looks_for_what_is_thorough_where_it_is() -> None:
     """Every thorough test that starts no process lies below a path that `make test-thorough` looks in for such."""
+    looked_in = [*_named("HISTORIES"), ROOT / "tests" / "unit"]
     marked = [path for path in _marked("thorough") if path not in _marked("acceptance")]
 
     assert marked
-    assert [path for path in marked if not _is_below(path, _named("HISTORIES"))] == []
+    assert [path for path in marked if not _is_below(path, looked_in)] == []
 
 
 def test_make_looks_for_units_wherever_a_test_has_no_mark() -> None:
