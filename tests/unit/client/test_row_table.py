@@ -299,7 +299,7 @@ def test_reader_never_sees_half_a_change(hot_table: RowTable) -> None:
     rows, leases = list(range(NUM_ROWS)), list(range(1, NUM_ROWS + 1))
     seen: set[int] = set()
 
-    for attempt in range(500):
+    for attempt in range(2000):
         row = attempt % NUM_ROWS
         try:
             table = hot_table.gather(rows, leases, attempt % 2)

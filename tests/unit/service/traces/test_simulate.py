@@ -70,7 +70,7 @@ def test_bound_is_the_most_that_can_be_found() -> None:
 @pytest.mark.parametrize("num_blocks", [6, 12, 24])
 def test_no_policy_finds_more_than_the_bound(num_blocks: int) -> None:
     """Whoever does not know the future finds no more than who does, in a pool of the same size."""
-    for seed in range(30):
+    for seed in range(60):
         requests = random_requests(seed, num_requests=60, num_keys=30, longest=6)
 
         for found in simulate(trace_of(requests), POLICIES, [num_blocks]):

@@ -74,7 +74,7 @@ def test_index_outlives_its_places(keys: np.typing.NDArray[np.uint8]) -> None:
     index.add(EVERYTHING)
     choose = np.random.default_rng(0)
 
-    for _ in range(60):
+    for _ in range(200):
         blocks = choose.permutation(EVERYTHING)[: choose.integers(1, NUM_ENTRIES)]
         index.discard(blocks)
         assert found(index, keys, blocks) == [-1] * len(blocks)

@@ -639,7 +639,7 @@ def act(log: Log, kind: str, chain: int, count: int, *, flag: bool) -> None:
         log.send(c.Release(worker_id=WORKER, lease_id=living[chain % len(living)]))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(60))
 def test_explanations_agree_with_a_full_log(seed: int) -> None:
     """For every block of every reserve the reason, the tier and the time are those of the log, whenever one asks."""
     draw = Random(seed)  # noqa: S311 - a history that can be had again
