@@ -5,6 +5,7 @@ Nothing here is a test: machines are noisy, so the exit status is 0 and only rat
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -51,6 +52,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "keys": keys.keys,
     "plan": plans.plans,
 }
+_COLUMNS_OF_A_FILE: Final = 190
 
 
 def main() -> int:
@@ -71,12 +73,20 @@ def main() -> int:
     if arguments.json:
         sys.stdout.write(json.dumps([figure.to_json() for figure in figures], indent=1) + "\n")
     else:
-        Console(highlight=False).print(table_of(figures))
+        print_table(figures)
     goals = [figure.holds for figure in figures if figure.holds is not None]
     if goals:
         progress_or_out = progress if arguments.json else Console(highlight=False)
         progress_or_out.print(f"{sum(goals)} of {len(goals)} goals hold")
     return 0
+
+
+def print_table(figures: list[Figure]) -> None:
+    """Print the table that a person reads; into a file or a pipe it is as wide as it must be to be read there, too."""
+    is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    Console(highlight=False, width=_COLUMNS_OF_A_FILE if is_narrow else None).print(
+        table_of(figures)
+    )
 
 
 def table_of(figures: list[Figure]) -> Table:
