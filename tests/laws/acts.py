@@ -14,6 +14,7 @@ from tests.laws.calling import call, commit_one, extend_one, longer, new_request
 from tests.laws.crashes import InterruptedWorldError
 from tests.laws.engines import MagazineWorld
 from tests.laws.exchanges import FAULTS_OF_MAGAZINES, WORK_OF_MAGAZINES
+from tests.laws.hanging import Hanging
 from tests.laws.healing import heal
 from tests.laws.holders import row_of, verify
 from tests.laws.looking import look_around
@@ -57,12 +58,15 @@ def live(world: World, steps: int) -> None:
     ]
     if has_stores(world):
         below.begin(world)
+    hanging = Hanging.of(world)
     for act in world.rng.choices(list(acts), weights, k=steps):
         world.step += 1
         try:
             act(world)
             if world.rng.random() < _EAGERNESS:
                 world.learn()
+            if hanging is not None:
+                hanging.go_on(world)
         except InterruptedWorldError:
             pass
     world.crash = None

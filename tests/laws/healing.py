@@ -16,7 +16,9 @@ from kvleased.core.blocks.states import State
 from kvleased.core.effects import Mover, Outcome, Reserved, Tier
 from tests.laws.actors import Worker
 from tests.laws.below import answer_one
+from tests.laws.calling import commit_one
 from tests.laws.faults import bury_mover
+from tests.laws.hanging import may_hang
 from tests.laws.mover import land
 from tests.laws.needs import cost
 from tests.laws.picks import pick_chain
@@ -27,6 +29,8 @@ _ROUNDS: Final = 8
 """Rounds in which all that waits must come to an end."""
 _TRIES: Final = 6
 """How often a caller comes again, each time when it was told to, until it is served."""
+_COMMITS: Final = 8
+"""Commits within which a request is almost always computed."""
 _OTHER: Final = 2
 _REST_SECONDS: Final = 2.0
 """After so long a mover that failed is given work again."""
@@ -48,6 +52,7 @@ def heal(world: World) -> None:
     for worker in world.workers.values():
         _have_it_all(world, worker)
     _rise(world)
+    _need_no_mover(world)
     _obey(world)
     _leave_nothing(world)
     _copy_down(world)
@@ -67,6 +72,8 @@ def _end_faults(world: World) -> None:
             bury_mover(world, mover)
     for tier in (Tier.DISK, Tier.REMOTE) if has_stores(world) else ():
         world.send(commands.TierChanged(tier=tier, is_on=True))
+    if Tier.HOST in world.cache._state.tiers_off:
+        world.send(commands.TierChanged(tier=Tier.HOST, is_on=True))
     _settle(world, all_of_them=False)
     while world.pins and (world.rng.random() < _UNPINNED or not _is_room_for_one(world)):
         world.send(commands.Unpin(pin_id=world.pins.pop()))
@@ -210,6 +217,45 @@ def _rise(world: World) -> None:
     _end_all_leases(world)
     _settle(world)
     _end_all_leases(world)
+
+
+def _need_no_mover(world: World) -> None:
+    """While the memory mover hangs, a tenant's own cached blocks make room for it, and nobody waits for a copy."""
+    if not may_hang(world):
+        return
+    worker = next(iter(world.workers.values()))
+    num_tokens, limit = world.longest_tokens, world.limit_of(worker)
+    while cost(world.shape.groups, num_tokens) > limit:
+        num_tokens -= 1
+    for at in range(1 + limit // cost(world.shape.groups, num_tokens)):
+        num_keys = num_tokens // world.shape.hash_tokens
+        keys = [world.rng.randbytes(BYTES_PER_KEY) for _ in range(num_keys)]
+        world.tenant_of_key.update(dict.fromkeys(keys, worker.tenant))
+        command = _reserve(worker, f"computed-{at}", num_tokens)
+        _compute_one(world, worker, replace(command, keys=b"".join(keys)))
+    tenants = world.records.device.tenant[-world.shape.usable_blocks :]
+    num_own = np.count_nonzero(np.isin(tenants, (0, worker.tenant)))
+    world.send(commands.TierChanged(tier=Tier.HOST, is_on=False))
+    world.call(worker, _reserve(worker, "no mover", num_tokens))
+    if num_own < cost(world.shape.groups, num_tokens):
+        _settle(world)  # what held another tenant's bytes waits for the mover to zero it
+    if "no mover" not in {request_id for _, request_id in world.granted.values()}:
+        world.fail("a call waits for a mover that hangs")
+    world.send(commands.TierChanged(tier=Tier.HOST, is_on=True))
+    _settle(world)
+    _end_all_leases(world)
+    _settle(world)
+
+
+def _compute_one(world: World, worker: Worker, command: commands.Reserve) -> None:
+    """Let a worker compute and commit all of a request, so that its blocks are cached when it ends."""
+    world.call(worker, command)
+    _settle(world)
+    for held in list(worker.leases.values()):
+        for _ in range(_COMMITS):
+            commit_one(world, worker, held)
+    _end_all_leases(world)
+    _settle(world)
 
 
 def _obey(world: World) -> None:

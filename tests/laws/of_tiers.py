@@ -1,5 +1,7 @@
 """Bugs of the tiers below the host pool to switch on: of stores, of the copies to and from them, of calls that ask."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -8,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from kvleased.core import cache, commands, recovery
-from kvleased.core.admission import granting
+from kvleased.core.admission import granting, room
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.copies import cleaning, landing, mishaps
-from kvleased.core.effects import Direction, Done, Mover, Outcome
+from kvleased.core.effects import Direction, Done, Mover, Outcome, Tier
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import Lease
 from kvleased.core.prefix import looking, search
@@ -147,6 +149,39 @@ def tier_that_is_off_is_searched(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(looking, "searched", searched)
     patch.setattr(search, "searched", searched)
+
+
+def pool_of_a_mover_that_hangs_is_searched(patch: pytest.MonkeyPatch) -> None:
+    """What lies in the host pool counts as found while nobody can bring it from there."""
+    real = looking.searched
+
+    def hopeful(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
+        with _taken_for_well(state):
+            return real(state, sources)
+
+    patch.setattr(looking, "searched", hopeful)
+    patch.setattr(search, "searched", hopeful)
+
+
+def copies_of_a_mover_that_hangs_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """What leaves is copied to the host pool first, although that may take for ever."""
+    real = room._room
+
+    def patient(state: CacheState, *arguments: Any, may_wait: bool) -> Ids | None:
+        with _taken_for_well(state):
+            return real(state, *arguments, may_wait=may_wait)
+
+    patch.setattr(room, "_room", patient)
+
+
+@contextmanager
+def _taken_for_well(state: CacheState) -> Iterator[None]:
+    """Have the host pool's mover taken for one that does not hang."""
+    off, state.tiers_off = state.tiers_off, state.tiers_off - {Tier.HOST}
+    try:
+        yield
+    finally:
+        state.tiers_off = off
 
 
 def answer_is_taken_for_bytes(patch: pytest.MonkeyPatch) -> None:
@@ -309,6 +344,8 @@ OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (lost_load_frees_its_target, "remote"),
     (disk_slot_of_another_tenant_is_served, "evict"),
     (tier_that_is_off_is_searched, "evict"),
+    (pool_of_a_mover_that_hangs_is_searched, ""),
+    (copies_of_a_mover_that_hangs_are_waited_for, ""),
     (answer_is_taken_for_bytes, "remote"),
     (parked_call_is_forgotten_at_a_death, "remote"),
     (parked_call_is_forgotten_at_a_drain, "remote"),

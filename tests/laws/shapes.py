@@ -134,6 +134,16 @@ def has_parts(seed: int) -> bool:
     return any(seed % period == which for period, which in _IN_PARTS)
 
 
+_HANGING: Final = (11, 4)
+"""Of this many histories in a row, which has a memory mover that hangs now and then."""
+
+
+def hangs(seed: int) -> bool:
+    """Tell whether the memory mover of a history hangs now and then."""
+    period, which = _HANGING
+    return seed % period == which
+
+
 TIERS: Final = ("evict", "through", "hits", "remote", "disk")
 """The stores that a cache may have below its host pool, and when blocks go there."""
 _TIERED: Final = (1, 3)

@@ -105,8 +105,10 @@ def _on_the_way(world: World) -> set[bytes]:
 
 def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     """Look a prefix up: what is found is what the records have, and nothing for another tenant."""
-    device, host = _ready(world.records.device), _ready(world.records.host)
-    disk = _ready(world.records.disk) if Tier.DISK not in world.cache._state.tiers_off else {}
+    off = world.cache._state.tiers_off
+    device = _ready(world.records.device)
+    host = _ready(world.records.host) if Tier.HOST not in off else {}
+    disk = _ready(world.records.disk) if Tier.DISK not in off else {}
     tenants = world.records.disk.tenant
     disk = {key: slot for key, slot in disk.items() if tenants[slot] == worker.tenant}
     loading = _on_the_way(world)

@@ -63,6 +63,7 @@ class World:
         self, seed: int, *, shape: CacheShape = SHAPE, tenants: Iterable[int] = (7, 7, 8)
     ) -> None:
         """Start a node with one worker for each of the tenants named."""
+        self.seed = seed
         self.rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
         self.shape = shape
         self.longest_tokens = needs.longest(shape)
