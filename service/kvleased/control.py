@@ -115,7 +115,8 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         renewal, served = _renewal(daemon, metrics, keeper, servers, kept)
     except UnusableError as error:
         return _cannot_start(error)
-    if not _trace(daemon, settings, epoch):
+    # Who has lost a control process shall have another one, be its calls traced or not.
+    if not _trace(daemon, settings, epoch) and not any(keeper.restarts.values()):
         return EX_CONFIG
     _watch(daemon, metrics, renewal)
     await daemon.start(kept)
@@ -318,7 +319,7 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
         _LOG.error(
             "cannot_trace",
             error=str(error),
-            advice="install kvlease[otel], or name another trace_file",
+            advice="install kvlease[otel], or name another trace_file; one that has served before goes on untraced",
         )
         return False
     daemon.trace(tracing)

@@ -134,3 +134,14 @@ def test_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
         assert "cannot_trace" in Path(serving.log.name).read_text()
     finally:
         serving.stop()
+
+
+def test_file_that_is_gone_keeps_no_control_process_from_following_another(tmp_path: Path) -> None:
+    """The directory of the file was removed while the daemon ran: its memory is worth more than its spans."""
+    (tmp_path / "gone").mkdir()
+    with served(tmp_path / "run", "--trace-file", str(tmp_path / "gone" / "spans")) as serving:
+        (tmp_path / "gone" / "spans").unlink()
+        (tmp_path / "gone").rmdir()
+        serving.kill_control()
+        serving.wait_until_ready()
+        assert "goes on untraced" in Path(serving.log.name).read_text()

@@ -5,12 +5,11 @@ Where REST or gRPC has a span of a request already, those of the calls are below
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from google.protobuf.message import Message
 
@@ -20,6 +19,7 @@ from kvleased.core.commands import Command, CopyDone, CopyFailed, CopyLost, Move
 from kvleased.core.effects import Copy
 from kvleased.idempotency import Answer
 from kvleased.movers.batches import Moved
+from kvleased.telemetry.span_file import SpanFile
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -43,7 +43,7 @@ class Tracing:
         self._endpoint = endpoint
         self._file = file
         self._epoch = epoch
-        self._out: TextIO | None = None
+        self._out: SpanFile | None = None
         self._provider: Any = None
         self._tracer: Any = None
         self._now: Span | None = None
@@ -96,10 +96,9 @@ class Tracing:
         if self._file is not None:
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415
 
-            # A file that is there keeps its mode; one that is made is this user's alone.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._out = os.fdopen(os.open(self._file, flags, 0o600), "a", encoding="utf-8")
-            found.append(ConsoleSpanExporter(out=self._out, formatter=_line))
+            self._out = SpanFile(self._file)
+            # It is written to and flushed, no more.
+            found.append(ConsoleSpanExporter(out=cast("IO[str]", self._out), formatter=_line))
         return found
 
     # Requests, as the servers of REST and gRPC see them

@@ -1,0 +1,84 @@
+"""Own the file that spans are appended to: one that fails costs spans, and neither calls nor the daemon's end."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+from kvleased.telemetry import logs
+
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+"""A pipe shall hold up nobody: neither one that nobody reads yet, nor one whose reader is slow."""
+_MODE: Final = 0o600
+"""Of a file that is made; one that is there keeps its mode."""
+
+
+class SpanFile:
+    """What OpenTelemetry writes spans to, as to any stream of text."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, which is made where it is missing.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path = path
+        try:
+            self._fd = os.open(path, _FLAGS, _MODE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            reason = "it is a pipe that nobody reads, or a socket"
+            raise OSError(errno.ENXIO, reason, str(path)) from error
+        self._pending = bytearray()
+        self._is_torn = False
+        """Whether the last line that went out lacks its end."""
+        self._num_lost = 0
+        """Lines that were lost since one was last written."""
+
+    def __repr__(self) -> str:
+        """Show the path."""
+        return f"<SpanFile {self._path}>"
+
+    def write(self, text: str) -> int:
+        """Take a line, with its end; it goes out with the next flush."""
+        self._pending += text.encode()
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what was taken; what cannot be written is lost, which the log tells of when it begins and ends."""
+        lines, self._pending = bytes(self._pending), bytearray()
+        if not lines:
+            return
+        try:
+            self._write(lines)
+        except OSError as error:
+            self._lose(lines.count(b"\n"), error)
+            return
+        if self._num_lost:
+            logs.line("info", "spans_written_again", file=str(self._path), lost=self._num_lost)
+            self._num_lost = 0
+
+    def close(self) -> None:
+        """Write the rest, and let go of the file."""
+        self.flush()
+        os.close(self._fd)
+
+    def _write(self, lines: bytes) -> None:
+        # What hangs behind half a line would be lost with it.
+        rest = memoryview(b"\n" + lines if self._is_torn else lines)
+        while rest:
+            done = os.write(self._fd, rest)
+            self._is_torn = rest[done - 1] != ord("\n")
+            rest = rest[done:]
+
+    def _lose(self, num_lines: int, error: OSError) -> None:
+        if not self._num_lost:
+            logs.line(
+                "warning",
+                "spans_lost",
+                file=str(self._path),
+                error=error.strerror,
+                advice="make room for trace_file, or name another one; spans are lost until it can be written",
+            )
+        self._num_lost += num_lines

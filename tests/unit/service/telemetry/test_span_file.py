@@ -1,0 +1,66 @@
+"""A file of spans that fails: what is lost is told, and nobody waits for it or ends by it."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kvleased.telemetry.span_file import SpanFile
+from kvleased.telemetry.tracing import Tracing
+
+pytest.importorskip("opentelemetry.sdk")
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, int]]:
+    """Return the events that were logged since the last look, and how many spans each says to be lost."""
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    return [(line["event"], line.get("lost", 0)) for line in lines]
+
+
+def test_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The daemon's end was an error where the disk was full, and each second had a traceback in the log."""
+    out = SpanFile(Path("/dev/full"))
+    for _ in range(3):
+        out.write("{}\n")
+        out.flush()
+    out.close()
+
+    assert events(capsys) == [("spans_lost", 0)]
+
+
+def test_tracing_over_a_full_disk_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stopping is a part of the daemon's end, behind which stores are let go of."""
+    spans = Tracing(endpoint="", file=Path("/dev/full"), epoch=1)
+    spans.start()
+    spans.call("stats", "rest", "").end()
+    spans.stop()
+
+    assert events(capsys) == [("spans_lost", 0)]
+
+
+def test_pipe_that_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
+    """To open it to write waits for a reader, without a word."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe that nobody reads"):
+        SpanFile(tmp_path / "pipe")
+
+
+def test_pipe_that_is_read_again_gets_whole_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader that stands still loses spans; half a line that it got is not taken for the beginning of the next."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    out = SpanFile(tmp_path / "pipe")
+    num_bytes = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
+    out.write("x" * 2 * num_bytes + "\n")
+    out.flush()
+    got = os.read(reader, num_bytes)
+    out.write("{}\n")
+    out.close()
+
+    assert got + os.read(reader, num_bytes) == b"x" * num_bytes + b"\n{}\n"
+    assert events(capsys) == [("spans_lost", 0), ("spans_written_again", 1)]
+    os.close(reader)
