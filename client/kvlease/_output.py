@@ -1,7 +1,8 @@
-"""Own the end of a program whose output cannot be written: one line that says so, and a status."""
+"""Own what becomes of output that cannot be written: characters are escaped, all else is one line and a status."""
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,14 @@ _OF_OUTPUT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EI
 def written_or_refused(program: str) -> Iterator[None]:
     """End the program with status 1 where what it prints cannot be written; other errors go on.
 
+    A character that the terminal's encoding lacks, as a tenant's name may have one, is printed as its escape.
+
     Raises:
         SystemExit: standard output cannot be written; standard error says why.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             yield

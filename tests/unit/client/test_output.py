@@ -1,6 +1,7 @@
 """Output that cannot be written ends a program with one line and a status, and never looks like success."""
 
 import errno
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,16 @@ def test_other_errors_are_not_taken_for_those_of_output(error: OSError) -> None:
     """What failed with a file or a connection is not told as if the output had."""
     with pytest.raises(OSError, match=str(error.strerror)), written_or_refused("kvlease"):
         raise error
+
+
+@pytest.mark.parametrize("program", ["kvlease", "kvleased"])
+def test_character_that_the_encoding_lacks_is_escaped(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant's name, or a table's line, ended the program with a traceback where the terminal knew ASCII alone."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with written_or_refused(program):
+        sys.stdout.write("ch\u00e4t \u2500\n")
+
+    assert written.getvalue() == b"ch\\xe4t \\u2500\n"
