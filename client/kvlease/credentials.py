@@ -19,6 +19,11 @@ TOKEN_FILE_VARIABLE: Final = "KVLEASE_TOKEN_FILE"  # noqa: S105 -- a name
 CA_FILE_VARIABLE: Final = "KVLEASE_CA_FILE"
 CERT_FILE_VARIABLE: Final = "KVLEASE_CERT_FILE"
 KEY_FILE_VARIABLE: Final = "KVLEASE_KEY_FILE"
+WANTS_CERTIFICATE: Final = (
+    f"; one that wants clients' certificates hangs up on who shows none: name yours by {CERT_FILE_VARIABLE} and "
+    f"{KEY_FILE_VARIABLE}"
+)
+"""What a client is told whose connection ended just after TLS's handshake, without a reason."""
 
 _OPERATORS: Final = "operator.token"
 _READERS: Final = "reader.token"
@@ -50,11 +55,25 @@ class Credentials:
 
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file or None)
         except OSError as error:
-            raise _unusable(self.ca_file or self.cert_file, error) from error
+            raise _unusable(self.ca_file, error) from error
+        if self.cert_file:
+            self._show_certificate(context)
         return context
+
+    def _show_certificate(self, context: "ssl.SSLContext") -> None:
+        files = [path for path in (self.cert_file, self.key_file) if path]
+        for path in files:
+            # OpenSSL does not say which of them it misses.
+            _content(path)
+        try:
+            context.load_cert_chain(self.cert_file, self.key_file or None)
+        except OSError as error:
+            message = (
+                f"{' and '.join(files)} cannot be used: {error.strerror or error}; name PEM files of a certificate "
+                f"and of its key, by {CERT_FILE_VARIABLE} and {KEY_FILE_VARIABLE} or in Credentials"
+            )
+            raise InvalidError(message, resource="credentials") from error
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Return the contents of the files of authority, key and certificate, as gRPC wants them.

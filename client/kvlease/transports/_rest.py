@@ -11,7 +11,7 @@ from urllib.parse import quote
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kvlease.credentials import CA_FILE_VARIABLE
+from kvlease.credentials import CA_FILE_VARIABLE, WANTS_CERTIFICATE
 from kvlease.errors import (
     InternalError,
     InvalidError,
@@ -249,8 +249,12 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
             f"{CA_FILE_VARIABLE}, and the host as the certificate has it"
         )
     is_hung_up = isinstance(error, ConnectionResetError) or "disconnected" in str(error)
-    is_plain = address.protocol == "http" and not address.has_tls and not address.path
-    also = "; one that has a certificate is at https://" if is_plain and is_hung_up else ""
+    is_hung_up |= "certificate required" in str(error)
+    also = ""
+    if is_hung_up and address.has_tls:
+        also = WANTS_CERTIFICATE
+    elif is_hung_up and address.protocol == "http" and not address.path:
+        also = "; one that has a certificate is at https://"
     return UnavailableError(
         f"the daemon at {address} cannot be reached ({_in_words(error)}); check that it runs and the address{also}"
     )

@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it
 )
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
 
-from kvlease.credentials import Bearer
+from kvlease.credentials import WANTS_CERTIFICATE, Bearer
 from kvlease.errors import (
     BusyError,
     InvalidError,
@@ -254,6 +254,8 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
         return hung(address)
     if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return InvalidError(message)
+    if address.has_tls and "Socket closed" in message:
+        message += WANTS_CERTIFICATE
     return UnavailableError(message)
 
 
@@ -262,7 +264,7 @@ def _too_large(message: str) -> TooLargeError:
     if (found := _LARGER.search(message)) is None:
         return TooLargeError(message)
     need, limit = int(found[1]), int(found[2]) - GRPC_SLACK_BYTES
-    return TooLargeError(resource="message_bytes", need=need, limit=limit)
+    return TooLargeError.of_message(need, limit)
 
 
 def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:

@@ -113,7 +113,7 @@ async def test_certificate_gives_a_role(
             assert await asyncio.to_thread(epoch, address, shown["kvlease-operator"]) > 0
             with pytest.raises(UnknownWorkerError):
                 await asyncio.to_thread(epoch, address, shown["somebody"])
-            with pytest.raises(UnavailableError):
+            with pytest.raises(UnavailableError, match="KVLEASE_CERT_FILE"):
                 await asyncio.to_thread(epoch, address, Credentials(ca_file=ca_file))
 
 

@@ -14,6 +14,7 @@ from kvlease import Client, Credentials, InvalidError
 from kvlease.cli.app import app
 from kvlease.credentials import Bearer, _is_own, from_environment
 from kvlease.transports.base import chosen_address, parse_address
+from tests.unit.api.certificates import Authority
 
 GIVEN = Credentials(token="given")
 
@@ -104,6 +105,20 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     for read in (absent.tls, absent.pem):
         with pytest.raises(InvalidError, match="absent"):
             read()
+
+
+def test_certificate_without_its_key_is_told_by_its_name(tmp_path: Path) -> None:
+    """Not by that of the authority's file, with which all is well."""
+    authority = Authority(tmp_path)
+    certificate = authority.sign("somebody").cert_file
+    shown = Credentials(ca_file=str(authority.cert_file), cert_file=str(certificate))
+    with pytest.raises(InvalidError, match="KVLEASE_KEY_FILE") as refusal:
+        shown.tls()
+    assert refusal.value.message.startswith(str(certificate))
+
+    absent = Credentials(cert_file=str(certificate), key_file=str(tmp_path / "absent"))
+    with pytest.raises(InvalidError, match="absent cannot be used: No such file"):
+        absent.tls()
 
 
 def test_no_representation_shows_a_token() -> None:
