@@ -107,6 +107,7 @@ class OperatorVerbs:
             stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             self._keeper.keep(_DRAIN, stand_in, {})
             os.close(stand_in)
+            self._events.append("daemon_drained", "")
             _LOG.info("drain_begun", leases=self._registry.num_leases, **caller.who)
         for entry in entries:
             self._runner.apply(entry, c.Drain(is_daemon=self._registry.is_draining))
@@ -127,6 +128,7 @@ class OperatorVerbs:
         elif self._registry.is_draining:
             self._registry.is_draining = False
             self._keeper.drop(_DRAIN)
+            self._events.append("daemon_undrained", "")
             _LOG.info("drain_ended", leases=self._registry.num_leases, **caller.who)
         for entry in entries:
             self._runner.apply(entry, self._of_drains(entry))
@@ -142,7 +144,7 @@ class OperatorVerbs:
 
     def _drained(self, cache: str) -> list[CacheEntry]:
         if self._registry.is_stopping:
-            message = "the daemon was told to stop, which ends with its end"
+            message = "the daemon was told to stop and grants nothing until its end; ask the one that follows it"
             raise draining(message)
         return [self._registry.cache(cache)] if cache else list(self._registry)
 

@@ -52,6 +52,20 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 30)
 
 
+async def test_watchers_hear_of_a_drain_of_the_daemon(node: Node) -> None:
+    """As of one of a cache: who keeps a picture of the daemon is to know of it; a repeat is no news."""
+    async with node.life() as daemon:
+        for verb in ("drain", "drain", "undrain", "undrain"):
+            request = pb.DrainRequest() if verb == "drain" else pb.UndrainRequest()
+            await node.ask(verb, request, LOCAL)
+        watcher = daemon.watch(pb.WatchRequest())
+        kinds = [(await anext(watcher)).kind for _ in range(2)]
+        await watcher.aclose()  # type: ignore[attr-defined]  # a generator behind the protocol
+        assert repr(daemon.events) == "<Events 2 seen, 0 watchers>"
+
+    assert kinds == ["daemon_drained", "daemon_undrained"]
+
+
 @pytest.mark.parametrize(
     ("caller", "peer"),
     [
