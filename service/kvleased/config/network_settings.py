@@ -1,6 +1,7 @@
 """Own the settings of what listens beside the local socket: addresses, TLS, tokens, and the patience with peers."""
 
 import ipaddress
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -114,6 +115,23 @@ class NetworkSettings(BaseModel):
                 "tls_key_file, or take a loopback address, such as 127.0.0.1"
             )
             raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _ports_of_their_own(self) -> Self:
+        ports = {}
+        if self.listen_tcp:
+            ports["http_port"] = (self.tcp_host, self.http_port)
+            if self.serve_grpc:
+                ports["grpc_port"] = (self.tcp_host, self.grpc_port)
+        if self.probe_host:
+            ports["probe_port"] = (self.probe_host, self.probe_port)
+        for (one, (host, port)), (other, (other_host, other_port)) in combinations(
+            ports.items(), 2
+        ):
+            if port and port == other_port and host == other_host:
+                message = f"{one} and {other} are both {port}; give each a port of its own, or 0 for any that is free"
+                raise ValueError(message)
         return self
 
     @field_validator("probe_host")

@@ -154,6 +154,18 @@ def test_fault_is_told_of_the_source_that_counts(
             id="flag",
         ),
         pytest.param(
+            "",
+            ["--http-port", "7071"],
+            "--http-port and --grpc-port are both 7071; give each a port of its own, or 0 for any",
+            id="one port",
+        ),
+        pytest.param(
+            "",
+            ["--probe-host", "127.0.0.1", "--probe-port", "7070"],
+            "--http-port and --probe-port are both 7070",
+            id="port of probes",
+        ),
+        pytest.param(
             "KVLEASED_LEASE_SECONDS",
             [],
             "KVLEASED_LEASE_SECONDS (1.0) must be at least twice KVLEASED_HEARTBEAT_SECONDS",
