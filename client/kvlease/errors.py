@@ -31,7 +31,7 @@ The tree::
 
 import inspect
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 __all__ = [
     "BY_CODE",
@@ -267,6 +267,12 @@ class TooLargeError(RefusedError):
     number = 14
     http_status = 413
     grpc_status = "INVALID_ARGUMENT"
+
+    @classmethod
+    def of_message(cls, num_bytes: int, limit: int) -> Self:
+        """Return the refusal of a message that has more bytes than the daemon's settings allow."""
+        message = f"the message has at least {num_bytes} bytes and may have {limit} (max_message_bytes); split it"
+        return cls(message, resource="message_bytes", need=num_bytes, limit=limit)
 
 
 class DeadlineError(KVLeaseError):

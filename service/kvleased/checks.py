@@ -103,6 +103,15 @@ def label(field: str, value: str) -> str:
     return value
 
 
+def no_parameter(name: str, known: Sequence[str]) -> InvalidError:
+    """Return the refusal of a query's parameter that is none of those that are known there."""
+    there_are = "there are" if len(known) > 1 else "there is"
+    message = (
+        f"there is no query parameter {name[:40]!r} here; {there_are} {', '.join(known) or 'none'}"
+    )
+    return InvalidError(message, resource="query")
+
+
 def tenant(value: str) -> str:
     """Return the name of a tenant, which may be empty."""
     if is_reserved(label("tenant", value)):

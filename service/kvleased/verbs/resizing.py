@@ -130,7 +130,10 @@ class Resizer:
                 ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
                 await _aside(holes.bring_back, one, ranges)
         except OSError as error:
-            message = f"the system has no memory for {len(blocks)} more blocks: {error.strerror}"
+            message = (
+                f"the system has no memory for {len(blocks)} more blocks: {error.strerror}; "
+                "ask for fewer, or make room"
+            )
             raise PoolFullError(
                 message, resource="memory_bytes", retry_after_ms=self._settings.retry_after_ms
             ) from error

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvlease.errors import InvalidError, KVLeaseError
+from kvleased import checks
 from kvleased.access.roles import OF_PATH
 from kvleased.api.rest.endpoints import Answer, admitted, refusal
 from kvleased.api.seam import Backend
@@ -167,7 +168,7 @@ def _read(request: Request, names: tuple[str, ...]) -> _Asked:
     query = request.scope["query_string"].decode("latin-1")
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in names:
-            raise InvalidError(f"there is no query parameter {name[:40]!r} here", resource="query")
+            raise checks.no_parameter(name, names)
         found[name] = value
     block = found.get("block", "0")
     if not (block.isascii() and block.isdecimal() and len(block) <= _INTEGER_DIGITS_MAX):

@@ -92,7 +92,7 @@ class Verbs:
     def _parse(self, kind: type[M], packed: bytes) -> M:
         limit = self._message_bytes_max
         if len(packed) > limit:
-            raise TooLargeError(resource="message_bytes", need=len(packed), limit=limit)
+            raise TooLargeError.of_message(len(packed), limit)
         return parse(kind, packed)
 
     def _answered(self, verb: str, started: float, code: str) -> None:

@@ -201,9 +201,7 @@ class LocalConnection(asyncio.Protocol):
                 break
             body_bytes = int.from_bytes(self._partial[begin:body], "little")
             if body_bytes > self._message_bytes_max:
-                error = TooLargeError(
-                    resource="message_bytes", need=body_bytes, limit=self._message_bytes_max
-                )
+                error = TooLargeError.of_message(body_bytes, self._message_bytes_max)
                 self._refuse(0, error)
                 return False
             if body + body_bytes > len(self._partial):

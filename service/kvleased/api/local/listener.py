@@ -219,7 +219,7 @@ class _Opening:
         body_bytes = int.from_bytes(self._received[:BYTES_OF_LENGTH], "little")
         limit = self._server.settings.max_message_bytes
         if body_bytes > limit:
-            error = TooLargeError(resource="message_bytes", need=body_bytes, limit=limit)
+            error = TooLargeError.of_message(body_bytes, limit)
             self._finish(error_frame(0, self._server.daemon.epoch, error))
             return
         end = BYTES_OF_LENGTH + body_bytes

@@ -53,7 +53,8 @@ def gave_way(limit: int) -> bytes:
 @cache
 def head_too_large() -> bytes:
     """Return the whole answer to a head above the limit."""
-    error = TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
+    message = f"the request's head has more than {HEAD_BYTES_MAX} bytes; send a shorter path, or fewer headers"
+    error = TooLargeError(message, resource="head_bytes", limit=HEAD_BYTES_MAX)
     return refusal(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
 

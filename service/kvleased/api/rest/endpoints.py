@@ -158,9 +158,8 @@ class Endpoint:
             elif name == "cache" and self._route.takes_cache:
                 cache = value
             else:
-                raise InvalidError(
-                    f"there is no query parameter {name[:40]!r} here", resource="query"
-                )
+                known = (*self._route.query, *(("cache",) if self._route.takes_cache else ()))
+                raise checks.no_parameter(name, known)
         return fields, cache
 
     async def _wait(
@@ -341,7 +340,7 @@ async def _body(request: Request, bytes_max: int) -> bytes:
     announced = _announced_bytes(request)
     if announced > bytes_max + _SLACK_BYTES:
         request.scope["extensions"]["pass_over_body"]()
-        raise TooLargeError(resource="message_bytes", need=announced, limit=bytes_max)
+        raise TooLargeError.of_message(announced, bytes_max)
     message = await request.receive()
     # Joined once, at the end: to add each piece to those before would copy all of them each time.
     pieces: list[bytes] = [message.get("body", b"")]
@@ -356,8 +355,7 @@ async def _body(request: Request, bytes_max: int) -> bytes:
         except TimeoutError as error:
             raise InvalidError("the body did not arrive in time", resource="body") from error
     if num_bytes > bytes_max:
-        need = max(num_bytes, announced)
-        raise TooLargeError(resource="message_bytes", need=need, limit=bytes_max)
+        raise TooLargeError.of_message(max(num_bytes, announced), bytes_max)
     return b"".join(pieces)
 
 

@@ -108,7 +108,7 @@ _EXAMPLES: Final = (
     StaleEpochError("the call speaks of epoch 7, this is 8; attach again", resource="epoch", need=7, available=8),
     StaleRevisionError("the limits have revision 9, the call has 9", resource="revision", need=10, available=9),
     StartingError(resource="daemon", retry_after_ms=100),
-    TooLargeError(resource="message_bytes", need=2 << 20, limit=1 << 20),
+    TooLargeError.of_message(2 << 20, 1 << 20),
     UnavailableError("the daemon stopped before the call was answered"),
     UnknownCacheError('there is no cache "main"; register it', resource="cache"),
     UnknownLeaseError(resource="lease"),

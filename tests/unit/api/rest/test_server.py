@@ -14,6 +14,26 @@ from tests.unit.api.scripted import INPUTS, LAYER, Served, http
 TRANSPORTS = ("rest",)
 
 
+@pytest.mark.parametrize(
+    ("path", "there_are"),
+    [
+        pytest.param(
+            "/v1/events?after=1", "there are after_sequence, cache, with_snapshot", id="some"
+        ),
+        pytest.param("/v1/stats?limit=1", "there is cache", id="one"),
+        pytest.param("/v1/caches?limit=1", "there is none", id="none"),
+    ],
+)
+async def test_unknown_parameter_is_told_with_those_that_there_are(
+    served: Served, path: str, there_are: str
+) -> None:
+    """Who guessed a name finds the right one in the refusal."""
+    answer = await http(served, "GET", path)
+
+    assert (answer.status, answer.json["resource"]) == (422, "query")
+    assert answer.json["detail"].endswith(there_are)
+
+
 async def test_response_is_the_message_with_defaults(served: Served) -> None:
     """Every field is there, also those that are zero; bytes are base64, ids are plain numbers."""
     served.daemon.script["reserve"] = pb.ReserveResponse(lease_id=2**52, block_ids=b"\0\1")
