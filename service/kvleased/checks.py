@@ -103,13 +103,19 @@ def label(field: str, value: str) -> str:
     return value
 
 
-def no_parameter(name: str, known: Sequence[str]) -> InvalidError:
-    """Return the refusal of a query's parameter that is none of those that are known there."""
-    there_are = "there are" if len(known) > 1 else "there is"
-    message = (
-        f"there is no query parameter {name[:40]!r} here; {there_are} {', '.join(known) or 'none'}"
-    )
-    return InvalidError(message, resource="query")
+def parameters(named: Sequence[str], known: Sequence[str]) -> None:
+    """Check the names of a query's parameters against those that are known there.
+
+    Raises:
+        InvalidError: one is unknown, or there twice.
+    """
+    for name in named:
+        if name not in known:
+            there_are = "there are" if len(known) > 1 else "there is"
+            message = f"there is no query parameter {name[:40]!r} here; {there_are} {', '.join(known) or 'none'}"
+            raise InvalidError(message, resource="query")
+        if named.count(name) > 1:
+            raise InvalidError(f"{name} is there twice; send it once", resource="query")
 
 
 def tenant(value: str) -> str:

@@ -164,12 +164,10 @@ def _read(request: Request, names: tuple[str, ...]) -> _Asked:
     Raises:
         InvalidError: it makes no sense.
     """
-    found: dict[str, str] = {}
     query = request.scope["query_string"].decode("latin-1")
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in names:
-            raise checks.no_parameter(name, names)
-        found[name] = value
+    asked = parse_qsl(query, keep_blank_values=True)
+    checks.parameters([name for name, _ in asked], names)
+    found = dict(asked)
     block = found.get("block", "0")
     if not (block.isascii() and block.isdecimal() and len(block) <= _INTEGER_DIGITS_MAX):
         raise InvalidError("block must be a block's number", resource="block")

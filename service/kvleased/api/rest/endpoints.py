@@ -149,17 +149,16 @@ class Endpoint:
             name: value if name in _TEXTS else _integer(name, value)
             for name, value in request.path_params.items()
         }
+        query = request.scope["query_string"].decode("latin-1")
+        asked = parse_qsl(query, keep_blank_values=True)
+        cache_too = ("cache",) if self._route.takes_cache else ()
+        checks.parameters([name for name, _ in asked], (*self._route.query, *cache_too))
         cache = ""
-        for name, value in parse_qsl(
-            request.scope["query_string"].decode("latin-1"), keep_blank_values=True
-        ):
+        for name, value in asked:
             if name in self._route.query:
                 fields[name] = value if name in _TEXTS else _number(name, value)
-            elif name == "cache" and self._route.takes_cache:
-                cache = value
             else:
-                known = (*self._route.query, *(("cache",) if self._route.takes_cache else ()))
-                raise checks.no_parameter(name, known)
+                cache = value
         return fields, cache
 
     async def _wait(

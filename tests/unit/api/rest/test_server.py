@@ -22,12 +22,13 @@ TRANSPORTS = ("rest",)
         ),
         pytest.param("/v1/stats?limit=1", "there is cache", id="one"),
         pytest.param("/v1/caches?limit=1", "there is none", id="none"),
+        pytest.param("/v1/stats?cache=a&cache=b", "cache is there twice; send it once", id="twice"),
     ],
 )
-async def test_unknown_parameter_is_told_with_those_that_there_are(
+async def test_senseless_query_is_told_what_to_send(
     served: Served, path: str, there_are: str
 ) -> None:
-    """Who guessed a name finds the right one in the refusal."""
+    """Who guessed a name finds the right one in the refusal; of two values neither is taken for the one."""
     answer = await http(served, "GET", path)
 
     assert (answer.status, answer.json["resource"]) == (422, "query")
