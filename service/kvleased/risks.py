@@ -1,4 +1,4 @@
-"""Own what a start warns of: settings that put something at risk on this machine."""
+"""Own what a start warns of: settings that put something at risk on this machine, or that do nothing."""
 
 import resource
 from typing import Final
@@ -13,11 +13,24 @@ from kvleased.memory.limits import memory_limit_bytes
 
 _FDS_BESIDE: Final = 64
 """Descriptors beside connections and workers: listeners, pools, movers, the log, files that are read."""
+_NEEDS: Final = {
+    "disk_bytes_max": "disk_dir",
+    "remote_ttl_seconds": "remote_url",
+    "remote_ms_max": "remote_url",
+    "probe_port": "probe_host",
+}
+"""The settings that do nothing without another one, by which that is."""
 _LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
 
 
 def warn(settings: Settings) -> None:
-    """Say what the settings put at risk."""
+    """Say what the settings put at risk, and which of them do nothing."""
+    for name, needed in _NEEDS.items():
+        value = getattr(settings, name)
+        if value != Settings.model_fields[name].default and not getattr(settings, needed):
+            _LOG.warning(
+                "setting_without_effect", setting=name, value=value, advice=f"give {needed}, too"
+            )
     if settings.insecure_tcp_without_tls:
         _LOG.warning(
             "tcp_without_tls",
