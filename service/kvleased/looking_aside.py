@@ -28,6 +28,7 @@ class LookingAside:
         """
         if self._pending is None or self._pending.done():
             self._pending = asyncio.get_running_loop().create_future()
+            self._pending.add_done_callback(_take_note)
             thread = threading.Thread(target=self._ask, args=(self._pending,), daemon=True)
             thread.start()
         async with asyncio.timeout(self._seconds_max):
@@ -43,3 +44,9 @@ class LookingAside:
                 loop.call_soon_threadsafe(pending.set_exception, error)
             else:
                 loop.call_soon_threadsafe(pending.set_result, found)
+
+
+def _take_note(pending: asyncio.Future[int]) -> None:
+    """Look at an error that may come when nobody waits for it any more, or asyncio would complain of it."""
+    if not pending.cancelled():
+        pending.exception()

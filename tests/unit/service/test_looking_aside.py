@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import gc
 import queue
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -49,6 +51,29 @@ async def test_question_that_hangs_is_asked_once() -> None:
 
     assert await waiting == 5
     assert len(asked) == 1
+
+
+async def test_error_that_comes_late_is_no_complaint() -> None:
+    """A file system that hangs and then fails has been told of by then: the log has no word of a lost exception."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, one: complaints.append(one))
+    goes_on = threading.Event()
+
+    def look() -> int:
+        goes_on.wait(60)
+        raise OSError(errno.EIO, "broken")
+
+    aside = LookingAside(look, seconds_max=0.01)
+    with pytest.raises(TimeoutError):
+        await aside.answer()
+    pending = aside._pending
+    assert pending is not None
+    goes_on.set()
+    await asyncio.wait([pending])
+    aside._pending = pending = None
+    gc.collect()
+
+    assert complaints == []
 
 
 def test_question_that_hangs_does_not_keep_the_process() -> None:
