@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from kvleased import host_watch
 from kvleased.config.addresses import without_credentials
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
@@ -40,6 +41,7 @@ _CALLED_OFF: Final[Mapping[Mover, frozenset[Direction]]] = {
 }
 """What is called off while a mover hangs that has not got it: all that anybody may wait for."""
 _AWAY: Final = Status(is_on=False, reason="its mover is being started")
+_UNPOPULATED: Final = Status(is_on=False, reason="the cache's memory is being populated")
 _LOG = structlog.get_logger()
 
 
@@ -124,6 +126,10 @@ class Tiers:
         for mover, watch in self._watches.items():
             if mover in self.links:
                 self._watch(self.links[mover], watch, now)
+        for entry in self._registry:
+            if host_watch.look(entry):
+                entry.stores[Tier.HOST] = host_watch.CUT_OFF
+                self._apply(entry, c.TierChanged(tier=Tier.HOST, is_on=False))
 
     def _watch(self, link: MoverLink, watch: MoverWatch, now: float) -> None:
         """Have nobody wait for a mover that hangs; what it has got goes on, and its next answer ends that."""
@@ -190,7 +196,7 @@ class Tiers:
                 answer.set_result(reason)
 
     def introduce(self, entry: CacheEntry) -> None:
-        """Tell the core of a cache, which is new here, which of its tiers work."""
+        """Tell the core of a cache, which is new here or has all of its memory by now, which of its tiers work."""
         if self._watches[Mover.MEMORY].is_hanging:
             self._tell_of_host(entry)
         for mover in self._stores_of(entry):
@@ -332,6 +338,9 @@ class Tiers:
         if is_hanging and status.is_on and not is_other:
             # Of another file the core must know before it is told what that has.
             status = self._watches[mover].status
+        if status.is_on and not entry.is_ready and not is_other:
+            # Its mover maps no pools of it yet, and would refuse each of its copies.
+            status = _UNPOPULATED
         before = entry.stores.get(TIERS[mover])
         entry.stores[TIERS[mover]] = replace(status, pool=0)
         if is_other or before is None or before.is_on != status.is_on:
@@ -339,7 +348,7 @@ class Tiers:
                 tier=TIERS[mover],
                 is_on=status.is_on,
                 is_empty=is_other,
-                is_mover_away=status is _AWAY,
+                is_mover_away=status in (_AWAY, _UNPOPULATED),
             )
             self._apply(entry, changed)
         if is_other:
@@ -347,7 +356,7 @@ class Tiers:
 
     def _tell_of_host(self, entry: CacheEntry) -> None:
         """Tell the core of a cache whether to rely on copies from and to the host pool: its bytes are there anyhow."""
-        if not entry.has_tier(Tier.HOST):
+        if not entry.has_tier(Tier.HOST) or host_watch.is_cut_off(entry):
             return
         watch = self._watches[Mover.MEMORY]
         entry.stores[Tier.HOST] = watch.status if watch.is_hanging else Status(is_on=True)

@@ -42,8 +42,8 @@ Lay = Callable[[PoolMap, list[int]], tuple[Pools, list[Step]]]
 
 def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
     """Lay pools over CPU memory; its pages are entered into this process's page tables step by step."""
-    host_bytes = message.num_slots * message.bytes_per_slot
-    sizes = (*message.device_bytes, host_bytes) if host_bytes else message.device_bytes
+    host_bytes = slots_bytes_of(message, fds)
+    sizes = (*message.device_bytes, host_bytes)[: len(fds)]
     regions = [map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)]
     # What was given back of a pool would come back when it is touched.
     touched = [
@@ -51,7 +51,7 @@ def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
         for region, fd, region_bytes in zip(regions, fds, sizes, strict=True)
         if _is_whole(fd, region_bytes)
     ]
-    host = regions.pop() if host_bytes else np.zeros(0, np.uint8)
+    host = regions.pop() if message.num_slots else np.zeros(0, np.uint8)
     pools = CpuPools.laid(
         tuple(regions),
         host,
@@ -60,6 +60,17 @@ def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
         pieces=message.pieces,
     )
     return pools, touches(touched[::-1])
+
+
+def slots_bytes_of(message: PoolMap, fds: list[int]) -> int:
+    """Return the bytes of a host pool, whose descriptor is the last; none where its file was cut off.
+
+    Copies that need its slots are then refused, and all others carried out: to read behind a file's end would end the
+    process, and each one after it.
+    """
+    num_bytes = message.num_slots * message.bytes_per_slot
+    is_whole = not num_bytes or os.fstat(fds[-1]).st_size >= num_bytes
+    return num_bytes if is_whole else 0
 
 
 def touches(regions: list[NDArray[np.uint8]]) -> list[Step]:

@@ -273,6 +273,8 @@ class CacheVerbs:
             )
         if made.has_found_host:
             entry.num_found[Tier.HOST] = entry.core.census().host["ready"]
+        elif entry.has_tier(Tier.HOST):
+            self._maker.tell_unclaimed()
         self._maker.populate(entry)
         self._events.append("cache_registered", name)
         _LOG.info(

@@ -176,7 +176,7 @@ class Maker:
         return 0
 
     def tell_unclaimed(self) -> None:
-        """Log which files of host pools there are that no registered cache has."""
+        """Log which files of host pools there are that no registered cache has, perhaps one's of another size."""
         if self._settings.host_dir is not None:
             with contextlib.suppress(OSError):
                 host_files.tell_unclaimed(self._settings.host_dir, self._identities())
@@ -340,6 +340,7 @@ class Maker:
         self._tiers.map(entry, message, fds)
         entry.bytes_populated = entry.pool_bytes
         entry.status = READY
+        self._tiers.introduce(entry)
         _LOG.info("cache_ready", cache=entry.name, bytes=entry.pool_bytes)
 
     def delete(self, entry: CacheEntry) -> None:

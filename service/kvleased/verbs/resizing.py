@@ -9,9 +9,15 @@ from typing import Final, NamedTuple
 import numpy as np
 import structlog
 
-from kvlease.errors import InvalidError, KVLeaseError, PoolFullError, UnknownCacheError
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    PoolFullError,
+    UnknownCacheError,
+    WrongStateError,
+)
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
+from kvleased import checks, host_watch
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Resized, Tier
@@ -65,11 +71,15 @@ class Resizer:
             InvalidError: the cache has no such pool.
             NeverFitsError: more is asked for than was registered, or less than the minima of tenants.
             PoolFullError: too many blocks are held, or memory that was given back is gone.
+            WrongStateError: the file of the host pool was cut off.
         """
         tier = Tier(checks.one_of("tier", request.tier, _TIERS))
         if tier is Tier.HOST and not entry.has_tier(tier):
             message = f"cache {entry.name} has no host pool"
             raise InvalidError(message, resource="tier")
+        if tier is Tier.HOST and host_watch.is_cut_off(entry):
+            message = f"the host pool of cache {entry.name} is off: {host_watch.CUT_OFF.reason}"
+            raise WrongStateError(message, resource="host", rule="store_off")
         num_blocks = checks.count("num_blocks", request.num_blocks, 0, checks.TOKENS_MAX)
         async with self._resizing:
             return await self._resize(entry, tier, num_blocks)

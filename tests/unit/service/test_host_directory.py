@@ -165,7 +165,7 @@ class TestHostDirectory:
 
         assert refusal.value.available == 0
 
-    async def test_files_left_behind_are_named_at_the_start(
+    async def test_files_left_behind_are_named_at_the_start_and_beside_new_ones(
         self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Files of a cache that is registered no more, or in another size, are told of with what they take."""
@@ -177,16 +177,33 @@ class TestHostDirectory:
         left = {path.name for path in (tmp_path / "host").iterdir()} - {"secret"}
 
         async with node.life():
+            first = _told_of_files(capsys.readouterr().err)
             await node.register(host_bytes=4 * SLOT_BYTES)
-        first = _told_of_files(capsys.readouterr().err)
+            at_registration = _told_of_files(capsys.readouterr().err)
         async with node.life():
             pass
         second = _told_of_files(capsys.readouterr().err)
 
-        assert [set(line["files"]) for line in (*first, *second)] == [left, left]
+        told = (*first, *at_registration, *second)
+        assert [set(line["files"]) for line in told] == [left, left, left]
         assert [line["num_files"] for line in first] == [2]
         assert [line["bytes"] for line in first] == [sum(first[0]["files"].values())]
         assert {path.name for path in (tmp_path / "host").iterdir()} > left
+
+    async def test_registration_that_finds_its_files_tells_of_no_others(
+        self, node: Node, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Only a host pool that is made anew may stand beside the one that it had in another size."""
+        async with node.life():
+            await node.register()
+            await node.register("other")
+        node.store.close()
+        node.store = Store()
+
+        async with node.life():
+            capsys.readouterr()
+            await node.register()
+            assert "host_files_unclaimed" not in capsys.readouterr().err
 
     async def test_deleted_cache_leaves_no_file(self, node: Node, tmp_path: Path) -> None:
         """Deleting a cache deletes its files, and nothing else."""

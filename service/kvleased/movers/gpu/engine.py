@@ -17,7 +17,7 @@ from kvlease.errors import InvalidError
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
 from kvleased.movers import protocol
-from kvleased.movers.engine import Engine, Step, touches
+from kvleased.movers.engine import Engine, Step, slots_bytes_of, touches
 from kvleased.movers.gpu.allotting import ALLOCATE, Allocate, Allocated
 from kvleased.movers.gpu.cuda import POLL_SECONDS, CudaPools, Memory, Streams, Work
 from kvleased.movers.gpu.pins import Pins
@@ -56,8 +56,8 @@ class CudaLayer:
         return pools, touches([host])
 
     def _laid(self, message: PoolMap, fds: list[int]) -> tuple[CudaPools, NDArray[np.uint8], Pins]:
-        host_bytes = message.num_slots * message.bytes_per_slot
-        *device_fds, host_fd = fds if host_bytes else (*fds, -1)
+        host_bytes = slots_bytes_of(message, fds)
+        *device_fds, host_fd = fds if message.num_slots else (*fds, -1)
         host = map_region(host_fd, host_bytes)
         devices = tuple(
             self.gpu.map(fd, region_bytes) if region_bytes else _NOTHING

@@ -61,14 +61,14 @@ def link() -> Iterator[socket.socket]:
         thread.join()
 
 
-def _answer(link: socket.socket) -> Completion:
+def _answer(link: socket.socket, direction: Direction = Direction.OFFLOAD) -> Completion:
     ids = np.arange(NUM_SLOTS, dtype=np.int32).tobytes()
     batch = Batch(
         number=1,
         pool=1,
-        direction=Direction.OFFLOAD,
+        direction=direction,
         with_checksums=False,
-        source_ids=ids,
+        source_ids=b"" if direction is Direction.SCRUB else ids,
         target_ids=ids,
     )
     link.send(batch.encode())
@@ -91,6 +91,24 @@ def test_copies_are_carried_out_until_the_pools_are_unmapped(
 
     assert (done.is_done, refused.is_done) == (True, False)
     assert os.pread(pool_fds[1], 1, NUM_SLOTS * BYTES_PER_BLOCK - 1) == b"\7"
+
+
+def test_host_pool_whose_file_was_cut_off_costs_its_own_copies_alone(
+    link: socket.socket, pool_fds: list[int]
+) -> None:
+    """Reading behind the end of a file ends a process: no slot is there any more, and all else is carried out."""
+    whole = cpu.map_region(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
+    whole[:] = 7
+    os.ftruncate(pool_fds[1], BYTES_PER_BLOCK)
+
+    first, pieces = POOLS.packets()
+    socket.send_fds(link, [first], pool_fds)
+    link.send(pieces)
+    refused = _answer(link)
+    done = _answer(link, Direction.SCRUB)
+
+    assert (refused.is_done, done.is_done) == (False, True)
+    assert not whole[: NUM_SLOTS * BYTES_PER_BLOCK].any()
 
 
 def test_idle_mover_readies_all_of_its_memory(pool_fds: list[int]) -> None:

@@ -21,6 +21,7 @@ from kvleased.movers import protocol
 from kvleased.movers.mover_limits import REMOTE_SECONDS_MIN
 from kvleased.movers.plans import pool_map
 from kvleased.movers.protocol import Batch, Completion, Status
+from kvleased.registry import POPULATING, READY
 from kvleased.tier_infos import is_up, restrictions
 
 from .conftest import Node, cache_of, packets
@@ -186,3 +187,25 @@ async def test_tier_all_of_whose_slots_are_retired_is_degraded(node: Node, tier:
     assert found.reason.startswith("64 slots are retired")
     assert not is_up(found)
     assert restrictions(node.registry)["all slots retired"] == f"{tier.value} of deep"
+
+
+async def test_remote_store_is_off_until_all_memory_of_a_cache_is_there(
+    node: Node, ends: dict[str, socket.socket]
+) -> None:
+    """Until then its mover has no pools of it, and would refuse what an earlier life left and the core offers."""
+    entry = cache_of(node.registry, "late", remote_bytes=1 << 20)
+    entry.status = POPULATING
+    node.tiers.introduce(entry)
+    ends["remote-mover"].send(Status(is_on=True).encode())
+    meanwhile = [*node.take(), *await node.until()]
+    (reason,) = [one.reason for one in entry.tiers() if one.tier == Tier.REMOTE.value]
+
+    entry.status = READY
+    node.tiers.introduce(entry)
+
+    is_on = c.TierChanged(tier=Tier.REMOTE, is_on=True)
+    assert [one for one in meanwhile if one[0] == "late"] == [
+        ("late", c.TierChanged(tier=Tier.REMOTE, is_on=False, is_mover_away=True))
+    ]
+    assert reason == "the cache's memory is being populated"
+    assert node.take() == [("late", is_on)]

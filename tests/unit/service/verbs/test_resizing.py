@@ -5,7 +5,10 @@ import threading
 
 import pytest
 
+from kvlease.errors import WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import host_watch
+from kvleased.core.effects import Tier
 from kvleased.memory import holes
 from tests.unit.service.conftest import OPERATOR, Node
 
@@ -45,3 +48,13 @@ async def test_resize_whose_caller_leaves_ends_before_the_next_one(
     assert not is_early
     assert brings.is_set()
     assert grown.num_parked == 0
+
+
+async def test_host_pool_that_was_cut_off_is_not_resized(node: Node) -> None:
+    """There is nothing to give back or to bring back; the refusal says what to do."""
+    async with node.life() as daemon:
+        await node.register()
+        daemon.registry.cache("main").stores[Tier.HOST] = host_watch.CUT_OFF
+
+        with pytest.raises(WrongStateError, match="register it again"):
+            await node.ask("resize", pb.ResizeRequest(cache="main", tier="host", num_blocks=1))

@@ -1,0 +1,73 @@
+"""Laws of a host pool whose file was cut off under the daemon: it is off for good, and nobody else's is."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from kvleased import host_watch
+from kvleased.core import commands as c
+from kvleased.core.effects import Mover, Tier
+from kvleased.memory.regions import HOST
+from kvleased.registry import CacheEntry
+
+from .conftest import Node
+
+
+@pytest.fixture
+def entry(node: Node) -> Iterator[CacheEntry]:
+    """A cache with a file as its host pool."""
+    found = node.registry.cache("shallow")
+    fd = os.memfd_create("host", os.MFD_CLOEXEC)
+    os.ftruncate(fd, found.plan.host_bytes)
+    found.fds[HOST] = fd
+    yield found
+    os.close(fd)
+
+
+async def test_host_pool_is_off_once_its_file_was_cut_off(
+    node: Node, entry: CacheEntry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its core is told once, its tier says why, and making the file longer again brings nothing back."""
+    now = asyncio.get_running_loop().time()
+    node.tiers.tick(now)
+    assert node.take() == []
+
+    os.ftruncate(entry.fds[HOST], 4096)
+    node.tiers.tick(now)
+    told = node.take()
+    os.ftruncate(entry.fds[HOST], entry.plan.host_bytes)
+    node.tiers.tick(now)
+
+    assert (told, node.take()) == (
+        [("shallow", c.TierChanged(tier=Tier.HOST, is_on=False))],
+        [],
+    )
+    (host,) = entry.tiers()
+    assert (host.status, "was cut off" in host.reason) == ("off", True)
+    assert "".join(capsys.readouterr()).count("host_file_cut_off") == 1
+
+
+async def test_mover_that_answers_does_not_bring_it_back(
+    node: Node, entry: CacheEntry, ends: dict[str, socket.socket]
+) -> None:
+    """A mover that hung and works again says nothing of bytes that are gone."""
+    now = asyncio.get_running_loop().time()
+    os.ftruncate(entry.fds[HOST], 4096)
+    node.tiers.tick(now)
+    node.take()
+
+    link = node.tiers.links[Mover.MEMORY]
+    link.attach(ends["mover"].dup(), 2)
+    node.tiers.tick(now + 20)
+    hangs = node.take()
+    link.close()
+    node.tiers.tick(now + 21)
+    answers = node.take()
+    node.tiers.introduce(entry)
+
+    is_off, is_on = (c.TierChanged(tier=Tier.HOST, is_on=is_on) for is_on in (False, True))
+    assert (hangs, answers, node.take()) == ([("deep", is_off)], [("deep", is_on)], [])
+    assert host_watch.is_cut_off(entry)
