@@ -236,7 +236,8 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _counter(
             "missed_blocks",
             "Blocks of prefixes that were not found, by why: evicted before and needed now, displaced on request, "
-            "dropped, damaged, cached behind a miss, or unknown. Looked up a moment after the grant.",
+            "dropped, damaged, cached behind a miss, or unknown. Looked up a moment after the grant, and only once a "
+            "block has left a tier: before, all are unknown, and none is counted.",
             "cache", "reason",
         ),
         _counter("missed_blocks_not_looked_up", "Those that there was no time for.", "cache"),

@@ -91,8 +91,9 @@ class RedisStore:
         self._ask([("UNLINK", name) for name in names], num_needed=0)
 
     def ping(self) -> None:
-        """See whether the server answers, lets us in, and would tell of any value whether it has that."""
+        """See whether the server answers, lets us in, and would tell of any value whether it has that, and give it."""
         tried: list[_Command] = [("STRLEN", name) for name in _TRIED]
+        tried.append(("GETRANGE", _TRIED[0], 0, 0))
         if self._ask([("PING",), *tried])[0] != b"PONG":
             raise RemoteError("it answered a ping with something else")
 
