@@ -71,6 +71,8 @@ class Terms:
     """Whether this process touches the rank's memory, so that its pages are mapped ahead, in the background."""
     disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
     """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
+    had: CachePlan | None = None
+    """The plan of the cache that other processes of the engine have attached to; None where that does not matter."""
     takes_other_capacity: bool = False
     """Whether a cache of the same identity but other sizes will do, where `disagreements` has nothing against it."""
 
@@ -224,7 +226,7 @@ class Attacher:
         self._is_seeking = True
         self._is_abandoned = False
         self._num_failures = 0
-        self._had: CachePlan | None = None
+        self._had = terms.had
         self._lost: list[Attachment] = []
         self._mapping: Iterator[int] = iter(())
         self._thread = threading.Thread(target=self._run, name="kvlease-vllm", daemon=True)

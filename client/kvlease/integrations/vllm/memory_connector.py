@@ -124,7 +124,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         is_scheduler = self._role is KVConnectorRole.SCHEDULER
         return 0 if is_scheduler else int(self._vllm_config.parallel_config.rank)
 
-    def _open_session(self) -> EngineSession:
+    def _open_session(self, had: CachePlan | None = None) -> EngineSession:
         config, kv_cache_config = self._vllm_config, self._kv_cache_config
         identity = Identity.of(config, kv_cache_config, weights=self._settings.weights)
         is_worker = self._role is KVConnectorRole.WORKER
@@ -141,6 +141,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             key_counts=self.asks_by_request and not is_worker,
             touches=is_worker,
             disagreements=disagreements,
+            had=had,
             takes_other_capacity=self.takes_other_capacity,
         )
         return EngineSession.open(self._settings, terms)

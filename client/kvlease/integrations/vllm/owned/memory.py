@@ -11,16 +11,22 @@ from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_wit
 from kvlease.integrations.vllm.fence import Retracted, unpacked_keys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.magazine import ExchangeOrder
+from kvlease.memory import Identity
+from kvlease.plan import CachePlan
 
 _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """What a rank found when it claimed the pool."""
 
+    plan: CachePlan
+    """That of the cache."""
+    memory: Identity
+    """Which memory the pool is."""
     coldest_first: tuple[int, ...] = ()
     """Findable blocks in the order in which they are best given up."""
 
@@ -122,6 +128,11 @@ def num_warmup_blocks(vllm_config: Any, kv_cache_config: Any) -> int:
     return int(vllm_config.scheduler_config.max_num_seqs) * blocks_per_request
 
 
+def _claim_of(session: EngineSession, coldest_first: tuple[int, ...] = ()) -> Claim:
+    assert session.plan is not None, "a session that was on has a plan"
+    return Claim(plan=session.plan, memory=session.memory, coldest_first=coldest_first)
+
+
 def _claim_once(session: EngineSession, num_warmup_blocks: int) -> Claim | None:
     if session.needs_inventory and session.reconciled() is None:
         return None
@@ -136,7 +147,8 @@ def _claim_once(session: EngineSession, num_warmup_blocks: int) -> Claim | None:
         answer = session.exchange(ExchangeOrder(retract_blocks=sorted(spoilt)), None)
         if answer is None or (answer.retracted != Retracted.PRIVATE).any():
             return None
-    return Claim(tuple(block_id for block_id in coldest_first if block_id not in spoilt))
+    unspoilt = tuple(block_id for block_id in coldest_first if block_id not in spoilt)
+    return _claim_of(session, unspoilt)
 
 
 def _see_claimed(session: EngineSession, num_warmup_blocks: int) -> Claim | None:
@@ -148,4 +160,4 @@ def _see_claimed(session: EngineSession, num_warmup_blocks: int) -> Claim | None
         block_id <= num_warmup_blocks and any(key)
         for block_id, key in zip(inventory.blocks.tolist(), keys, strict=True)
     )
-    return None if is_spoilt else Claim()
+    return None if is_spoilt else _claim_of(session)

@@ -14,12 +14,16 @@ from kvlease.integrations.vllm.owned.pool import OwnedPool
 from kvlease.integrations.vllm.owned.terms import Needs
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
+from kvlease.memory import Identity
+from kvlease.plan import CachePlan
 
 _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
 _PROOF_SECONDS: Final = 0.25
 """Seconds between tries to find out whether the control process is dead."""
+_LOST: Final = frozenset({SessionEvent.FRESH, SessionEvent.GONE})
+"""What becomes of a session whose memory is no more, or is not the engine's."""
 _RESERVE_SHARE: Final = 8
 """At most this part of the pool, one eighth, is kept spare so that a longest request fits while the daemon is away."""
 
@@ -66,11 +70,14 @@ class OwnedScheduler:
 
     keeper_class: type[Keeper] = Keeper
 
-    def __init__(self, needs: Needs, open_session: Callable[[], EngineSession]) -> None:
-        """Begin without a session; it is opened when all ranks have the pool."""
+    def __init__(
+        self, needs: Needs, open_session: Callable[[CachePlan | None], EngineSession]
+    ) -> None:
+        """Begin without a session; it is opened when all ranks have the pool, by the plan that they have."""
         self._needs = needs
         self._open_session = open_session
         self._session: EngineSession | None = None
+        self._memory: Identity | None = None
         self._pool: Any = None
         self.keeper: Keeper | None = None
         """None while nothing is persisted."""
@@ -83,15 +90,18 @@ class OwnedScheduler:
         """Restore the index of a pool that every rank has claimed, and observe it from now on.
 
         Where not all ranks have, nothing is restored or published, but what is findable is still retracted before those
-        that have overwrite it.
+        that have overwrite it. Where the daemon has lost what they claimed since, the engine goes on without it.
         """
-        session = self._session = self._open_session()
+        session = self._session = self._open_session(claims[0].plan if claims else None)
+        self._memory = claims[0].memory if claims else None
         pool = self._pool
-        session.poll()
+        event, inventory = self._first_inventory(session)
+        if event in _LOST:
+            self._end(session)
+            return
         keeper = self.keeper_class(
             pool.num_gpu_blocks, self._needs, SessionCalls(session), self._keys
         )
-        inventory = self._first_inventory(session)
         if not claims and (inventory is None or not inventory.blocks.size):
             session.close()
             return
@@ -126,9 +136,10 @@ class OwnedScheduler:
         session, keeper = self._session, self.keeper
         if session is None or keeper is None or not keeper.is_on:
             return
-        event = session.poll()
-        if event in {SessionEvent.FRESH, SessionEvent.GONE}:
-            self._switch_off(keeper, session)
+        event = self._hear(session)
+        if event in _LOST:
+            keeper.switch_off()
+            self._end(session)
         elif event is SessionEvent.BACK:
             keeper.doubt()
         session.guard.shield(lambda: keeper.came_back(step_id), None, "a step's end")
@@ -152,8 +163,15 @@ class OwnedScheduler:
             session.guard.shield(lambda: keeper.exchange(0), False, "the last publish")
         session.close()
 
-    def _switch_off(self, keeper: Keeper, session: EngineSession) -> None:
-        keeper.switch_off()
+    def _hear(self, session: EngineSession) -> SessionEvent:
+        """Poll a session; it is FRESH only with memory that the ranks did not claim."""
+        event = session.poll()
+        if event is SessionEvent.FRESH and self._memory in {None, session.memory}:
+            self._memory = session.memory
+            return SessionEvent.BACK
+        return event
+
+    def _end(self, session: EngineSession) -> None:
         session.close()
         _logger.error(
             "The kvlease daemon has lost the memory of this engine's cache. The engine goes on with it, but its cache "
@@ -167,12 +185,15 @@ class OwnedScheduler:
         assert rekeyer is not None, "an engine that has the pool was attached"
         return rekeyer.of_names(names)
 
-    def _first_inventory(self, session: EngineSession) -> Inventory | None:
+    def _first_inventory(self, session: EngineSession) -> tuple[SessionEvent, Inventory | None]:
+        """Return what became of a session by the time that it tells what the magazine holds, or does not in time."""
         ends_at = time.monotonic() + session.settings.start_seconds
-        while (inventory := session.reconciled()) is None and time.monotonic() < ends_at:
+        while (event := self._hear(session)) not in _LOST:
+            inventory = session.reconciled()
+            if inventory is not None or time.monotonic() >= ends_at:
+                return event, inventory
             time.sleep(_PAUSE_SECONDS)
-            session.poll()
-        return inventory
+        return event, None
 
 
 def needs_of(vllm_config: Any, kv_cache_config: Any) -> Needs:

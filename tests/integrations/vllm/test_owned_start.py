@@ -1,0 +1,93 @@
+"""Own the proof that an engine starts whose daemon dies after its ranks' claim and before the scheduler's attach."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvlease import FullAttention, PlanInputs
+from tests.integrations.vllm.births import until
+from tests.integrations.vllm.daemon import Daemon
+from tests.integrations.vllm.engine import Job, Life, differences, living, reference
+from tests.integrations.vllm.storms import families
+from tests.integrations.vllm.test_owned import TINY, churn, job
+
+pytestmark = pytest.mark.vllm
+
+HELD_BY = "KVLEASE_TEST_HELD_BY"
+"""The variable by which `held.py` is told of its file."""
+LAYER = FullAttention(name="another engine's", num_kv_heads=1, head_size=16, dtype="float32")
+OTHERS = PlanInputs(layers=(LAYER,), tokens_per_block=16, device_blocks=4)
+PROMPTS = families(6)
+
+
+@contextmanager
+def started(owned: Job, folder: Path, between: Callable[[Life], None]) -> Iterator[Life]:
+    """Run a life of whose start something comes in between, once its ranks have claimed the pool."""
+    life = Life(owned, folder / "life.log")
+    mark = Path(owned.environment[HELD_BY])
+    life.start()
+    try:
+        until(mark.exists, "the ranks do not claim")
+        between(life)
+        mark.unlink()
+        life.ready()
+        yield life
+        assert not life.signs_of_bugs(), life.told()
+    finally:
+        life.close()
+
+
+def held(daemon: Daemon, folder: Path, **settings: object) -> Job:
+    """Return an engine that waits between claim and attach."""
+    return job(
+        daemon,
+        connector="tests.integrations.vllm.held.HeldConnector",
+        engine=TINY,
+        settings={"cache": "one", **settings},
+        environment={HELD_BY: str(folder / "held")},
+    )
+
+
+def test_engine_starts_where_another_layout_has_its_name(daemon: Daemon, tmp_path: Path) -> None:
+    """It goes on without the cache, whose memory nobody else has any more."""
+
+    def give_away(life: Life) -> None:
+        # So that the rank is not the first to register the name.
+        life.stop()
+        daemon.kill()
+        daemon.start()
+        with daemon.client() as client:
+            client.register("one", OTHERS)
+        life.resume()
+
+    with started(held(daemon, tmp_path), tmp_path, give_away) as life:
+        assert churn(life, PROMPTS) == []
+        told = life.told()
+
+    assert "has lost the memory of this engine's cache" in told
+
+
+def test_engine_publishes_nothing_of_memory_that_was_lost_at_its_start(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """Where its ranks have attached to new memory by then, the next engine finds nothing there that nobody wrote."""
+
+    def wipe(_: Life) -> None:
+        daemon.kill()
+        daemon.start()
+        until(lambda: any(one.num_workers for one in daemon.caches()), "no rank attaches again")
+
+    with started(held(daemon, tmp_path, retry_seconds=0.2), tmp_path, wipe) as life:
+        assert churn(life, PROMPTS) == []
+        assert churn(life, PROMPTS) == []
+        told = life.told()
+    daemon.wait_until_unused()
+
+    owned = job(daemon, engine=TINY, settings={"cache": "one"})
+    with living(owned, tmp_path) as life:
+        got = life.generate(PROMPTS)
+    assert differences(got, reference(owned, PROMPTS)) == []
+    assert got.cached[0] == 0
+    assert "has lost the memory of this engine's cache" in told
