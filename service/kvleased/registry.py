@@ -27,6 +27,7 @@ from kvleased.idempotency import Replies
 from kvleased.memory.regions import TABLES, device_kind
 from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.protocol import Status
+from kvleased.shortages import Shortages
 from kvleased.tallies import Tally
 from kvleased.tier_infos import tier_info
 
@@ -242,6 +243,8 @@ class Registry:
         """How many workers there may be, and whose."""
         self.revisions: dict[int, int] = {}
         """The revisions of the limits of tenants that a call has set, by digest."""
+        self.shortages = Shortages()
+        """Which caches' memory could not be had."""
         self.is_draining = False
         """Whether an operator drains the daemon with all of its caches."""
         self.is_stopping = False
@@ -271,7 +274,8 @@ class Registry:
         """
         entry = self.caches.get(name)
         if entry is None:
-            message = f"there is no cache {name[:63]!r}; register it first"
+            why = self.shortages.told(name)
+            message = f"there is no cache {name[:63]!r}; {why or 'register it first'}"
             raise UnknownCacheError(message, resource="cache")
         return entry
 

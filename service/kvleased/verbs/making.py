@@ -1,6 +1,5 @@
 """Own the making of a cache's memory and its end: room for it, its regions and files, and the populating of them."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.tiers import Tiers
 from kvleased.verbs.options import to_metadata
+from kvleased.verbs.populating import Populator
 
 PREFIX: Final = "cache/"
 """What the names of kept regions start with."""
@@ -65,7 +65,12 @@ class Maker:
         self._keeper = keeper
         self._tiers = tiers
         self._shape_of = shape_of
-        self._populating: dict[str, asyncio.Task[None]] = {}
+        self._populator = Populator(
+            settings.populate_chunk_bytes,
+            registry.shortages,
+            make_ready=self._make_ready,
+            give_up=self._give_up,
+        )
         self._disk_looking = LookingAside(lambda: _disk_limit_bytes(settings), DISK_SECONDS_MAX)
         limit_bytes = memory_limit_bytes()
         self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
@@ -292,41 +297,13 @@ class Maker:
         ):
             self._make_ready(entry)
             return
-        task = asyncio.ensure_future(self._populate_slowly(entry, sizes))
-        self._populating[entry.name] = task
-        task.add_done_callback(lambda _: self._populating.pop(entry.name, None))
+        self._populator.start(entry, sizes)
 
-    async def _populate_slowly(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
-        pool_kinds = regions.pool_kinds(entry.plan)
-        chunk_bytes = self._settings.populate_chunk_bytes
-        pool_bytes, tenth = max(1, entry.pool_bytes), 1
-        try:
-            for kind, region_bytes in sizes.items():
-                chunks = cpu.populate_chunks(entry.fds[kind], region_bytes, chunk_bytes)
-                while (done_bytes := await asyncio.to_thread(next, chunks, None)) is not None:
-                    entry.bytes_populated += done_bytes if kind in pool_kinds else 0
-                    if entry.bytes_populated * 10 >= pool_bytes * tenth:
-                        tenth = entry.bytes_populated * 10 // pool_bytes + 1
-                        _LOG.info(
-                            "populating",
-                            cache=entry.name,
-                            bytes=entry.bytes_populated,
-                            of_bytes=entry.pool_bytes,
-                        )
-        except OSError as error:
-            _LOG.error(
-                "populating_failed",
-                cache=entry.name,
-                error=error.strerror,
-                bytes_populated=entry.bytes_populated,
-                of_bytes=entry.pool_bytes,
-                advice="register it with fewer bytes, or have more memory, or huge pages, for it",
-            )
-            # Files in which nothing was found would keep the memory that the next try is short of.
-            has_blocks = entry.core.census().host["ready"]
-            (self.drop if has_blocks else self.delete)(entry)
-            return
-        self._make_ready(entry)
+    def _give_up(self, entry: CacheEntry) -> None:
+        """Give back the memory of a cache that cannot have all of it."""
+        # Files in which nothing was found would keep the memory that the next try is short of.
+        has_blocks = entry.core.census().host["ready"]
+        (self.drop if has_blocks else self.delete)(entry)
 
     def _make_ready(self, entry: CacheEntry) -> None:
         fds = [entry.fds[kind] for kind in regions.pool_kinds(entry.plan)]
@@ -341,6 +318,7 @@ class Maker:
         entry.bytes_populated = entry.pool_bytes
         entry.status = READY
         self._tiers.introduce(entry)
+        self._registry.shortages.forget(entry.name)
         _LOG.info("cache_ready", cache=entry.name, bytes=entry.pool_bytes)
 
     def delete(self, entry: CacheEntry) -> None:
@@ -355,8 +333,7 @@ class Maker:
 
     def drop(self, entry: CacheEntry) -> None:
         """Give back the memory of a cache; files stay for when it is registered again."""
-        with contextlib.suppress(KeyError):
-            self._populating.pop(entry.name).cancel()
+        self._populator.cancel(entry)
         self._registry.drop_cache(entry)
         self._tiers.unmap(entry)
         for kind in sorted(entry.fds, key=lambda kind: kind != regions.PLAN):
@@ -365,9 +342,7 @@ class Maker:
 
     async def stop(self) -> None:
         """End what runs in the background."""
-        for task in self._populating.values():
-            task.cancel()
-        await asyncio.gather(*self._populating.values(), return_exceptions=True)
+        await self._populator.stop()
 
 
 def gpu_regions_of(kept: Mapping[str, Kept]) -> dict[str, GpuRegion]:

@@ -142,7 +142,7 @@ class TestHostDirectory:
         for life in range(3):
             async with node.life() as daemon:
                 info = (await node.ask("register_cache", request)).info
-                await asyncio.gather(*daemon._caches._maker._populating.values())
+                await asyncio.gather(*daemon._caches._maker._populator.tasks.values())
                 assert info.tiers[0].num_found == 0
             node.store.close()
             node.store = Store()

@@ -178,7 +178,7 @@ async def test_tier_all_of_whose_slots_are_retired_is_degraded(node: Node, tier:
     deep = node.registry.cache("deep")
     deep.stores[Tier.DISK] = Status(is_on=True)
     deep.is_scanned = True
-    assert restrictions(node.registry) == {"drained": "", "all slots retired": ""}
+    assert not any(restrictions(node.registry).values())
 
     deep.core = SimpleNamespace(num_retired=lambda one: 64 if one is tier else 0)  # type: ignore[assignment]
 

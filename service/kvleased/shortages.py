@@ -1,0 +1,102 @@
+"""Own which caches' memory could not be had lately, so that it is said, and not sought again at once without end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from kvlease.errors import PoolFullError
+from kvlease.plan import CachePlan
+
+ADVICE: Final = "register it with fewer bytes, delete another cache, or have more memory, or huge pages, for the daemon"
+"""What to do about it."""
+PAUSE_SECONDS: Final = 30.0
+"""Seconds until it is tried again at the earliest, after the first failure; twice as many after each further one."""
+PAUSE_SECONDS_MAX: Final = 3600.0
+TOLD_SECONDS: Final = 600.0
+"""Seconds beyond the pause for which a cache is spoken of that nobody registers again."""
+SHORTAGES_MAX: Final = 64
+"""Caches that are remembered at most; the one that was noted first is forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shortage:
+    plan: CachePlan
+    reason: str
+    bytes_populated: int
+    of_bytes: int
+    num_failures: int
+    until: float
+    """When it may be tried again, in seconds of the clock."""
+
+    @property
+    def told(self) -> str:
+        times = f", for the {self.num_failures}th time" if self.num_failures > 1 else ""
+        populated = f"{self.bytes_populated} of {self.of_bytes} bytes were populated"
+        return f"its memory could not be had: {self.reason} when {populated}{times}; {ADVICE}"
+
+
+class Shortages:
+    """The caches that were given up while their memory was populated, by name."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        """Begin with none; the clock tells seconds."""
+        self._clock = clock
+        self._of: dict[str, _Shortage] = {}
+
+    def __repr__(self) -> str:
+        """Show life: whose memory."""
+        return f"<Shortages of {', '.join(self.names) or 'nothing'}>"
+
+    @property
+    def names(self) -> list[str]:
+        """The caches that people should be told of."""
+        now = self._clock()
+        return [name for name, one in self._of.items() if now < one.until + TOLD_SECONDS]
+
+    def told(self, name: str) -> str:
+        """Return why there is no memory for a cache, and what to do; empty where nothing is known of it."""
+        return self._of[name].told if name in self.names else ""
+
+    def note(
+        self, name: str, plan: CachePlan, reason: str, *, bytes_populated: int, of_bytes: int
+    ) -> float:
+        """Note that a cache was given up; returns the seconds until it may be tried again."""
+        before = self._of.pop(name, None)
+        num_failures = 1 + (before.num_failures if before and before.plan == plan else 0)
+        pause_seconds = min(PAUSE_SECONDS * (1 << min(num_failures - 1, 12)), PAUSE_SECONDS_MAX)
+        self._of[name] = _Shortage(
+            plan=plan,
+            reason=reason,
+            bytes_populated=bytes_populated,
+            of_bytes=of_bytes,
+            num_failures=num_failures,
+            until=self._clock() + pause_seconds,
+        )
+        if len(self._of) > SHORTAGES_MAX:
+            del self._of[next(iter(self._of))]
+        return pause_seconds
+
+    def forget(self, name: str) -> None:
+        """Note that a cache has its memory."""
+        self._of.pop(name, None)
+
+    def require_none(self, name: str, plan: CachePlan) -> None:
+        """Refuse to try again at once what has just failed; anything else may be tried.
+
+        Raises:
+            PoolFullError: the memory for this very plan could not be had a moment ago.
+        """
+        one = self._of.get(name)
+        if one is None or one.plan != plan:
+            return
+        left_seconds = one.until - self._clock()
+        if left_seconds > 0:
+            message = f"cache {name} is not made again for {left_seconds:.0f} s, because {one.told}"
+            raise PoolFullError(
+                message,
+                resource="populated_bytes",
+                need=one.of_bytes,
+                available=one.bytes_populated,
+                retry_after_ms=int(left_seconds * 1000) + 1,
+            )

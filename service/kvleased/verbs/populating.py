@@ -1,0 +1,89 @@
+"""Own the populating of caches' memory in the background; what is populated, and what follows, is told."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from kvleased.memory import cpu, regions
+from kvleased.registry import CacheEntry
+from kvleased.shortages import ADVICE, Shortages
+
+_LOG: Final = structlog.get_logger()
+
+
+class Populator:
+    """Make the memory of caches exist, one task a cache; one whose memory cannot be had is given up."""
+
+    def __init__(
+        self,
+        chunk_bytes: int,
+        shortages: Shortages,
+        *,
+        make_ready: Callable[[CacheEntry], None],
+        give_up: Callable[[CacheEntry], None],
+    ) -> None:
+        """Take who hears that a cache has its memory, or cannot have it; each chunk is populated in one go."""
+        self._chunk_bytes = chunk_bytes
+        self._shortages = shortages
+        self._make_ready = make_ready
+        self._give_up = give_up
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        """What goes on, by cache."""
+
+    def start(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
+        """Begin with the regions of these sizes, by kind."""
+        task = asyncio.ensure_future(self._populate(entry, sizes))
+        self.tasks[entry.name] = task
+        task.add_done_callback(lambda _: self.tasks.pop(entry.name, None))
+
+    def cancel(self, entry: CacheEntry) -> None:
+        """Go on no more with a cache."""
+        with contextlib.suppress(KeyError):
+            self.tasks.pop(entry.name).cancel()
+
+    async def stop(self) -> None:
+        """End all that goes on."""
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    async def _populate(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
+        try:
+            await self._populate_all(entry, sizes)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            bytes_populated, of_bytes = entry.bytes_populated, entry.pool_bytes
+            pause_seconds = self._shortages.note(
+                entry.name, entry.plan, reason, bytes_populated=bytes_populated, of_bytes=of_bytes
+            )
+            _LOG.error(
+                "populating_failed",
+                cache=entry.name,
+                error=reason,
+                bytes_populated=bytes_populated,
+                of_bytes=of_bytes,
+                seconds_until_retry=pause_seconds,
+                advice=ADVICE,
+            )
+            self._give_up(entry)
+            return
+        self._make_ready(entry)
+
+    async def _populate_all(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
+        pool_kinds = regions.pool_kinds(entry.plan)
+        pool_bytes, tenth = max(1, entry.pool_bytes), 1
+        for kind, region_bytes in sizes.items():
+            chunks = cpu.populate_chunks(entry.fds[kind], region_bytes, self._chunk_bytes)
+            while (done_bytes := await asyncio.to_thread(next, chunks, None)) is not None:
+                entry.bytes_populated += done_bytes if kind in pool_kinds else 0
+                if entry.bytes_populated * 10 >= pool_bytes * tenth:
+                    tenth = entry.bytes_populated * 10 // pool_bytes + 1
+                    _LOG.info(
+                        "populating",
+                        cache=entry.name,
+                        bytes=entry.bytes_populated,
+                        of_bytes=entry.pool_bytes,
+                    )

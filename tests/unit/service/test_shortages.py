@@ -1,0 +1,131 @@
+"""A cache whose memory cannot be had is given up with a reason, and not populated again and again."""
+
+import asyncio
+import errno
+from collections.abc import Iterator
+
+import pytest
+
+from kvlease.errors import PoolFullError, UnknownCacheError
+from kvlease.plan import PlanInputs
+from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import shortages
+from kvleased.daemon import Daemon
+from kvleased.memory import cpu
+from kvleased.planning import plan
+from kvleased.shortages import (
+    PAUSE_SECONDS,
+    PAUSE_SECONDS_MAX,
+    SHORTAGES_MAX,
+    TOLD_SECONDS,
+    Shortages,
+)
+from tests.unit.service.registering import request_of
+
+from .conftest import Node, inputs
+
+PLAN = plan(PlanInputs.from_proto(inputs()))
+
+
+class Clock:
+    """Seconds, as a test sets them."""
+
+    seconds = 100.0
+
+    def __call__(self) -> float:
+        """Return them."""
+        return self.seconds
+
+
+def note(noted: Shortages, name: str = "main") -> float:
+    """Note that the half of a cache could be had."""
+    return noted.note(name, PLAN, "no pages", bytes_populated=5, of_bytes=10)
+
+
+def test_each_failure_doubles_the_pause_up_to_an_hour() -> None:
+    """Memory is sought less and less often, but never given up for good."""
+    noted = Shortages(Clock())
+
+    pauses = [note(noted) for _ in range(12)]
+
+    assert pauses[:3] == [PAUSE_SECONDS, 2 * PAUSE_SECONDS, 4 * PAUSE_SECONDS]
+    assert pauses[-1] == PAUSE_SECONDS_MAX
+
+
+def test_same_cache_may_be_made_after_the_pause() -> None:
+    """Until then it is refused with what to change, how much there was, and how long to wait."""
+    clock = Clock()
+    noted = Shortages(clock)
+    note(noted)
+    clock.seconds += 10
+
+    with pytest.raises(PoolFullError, match=r"no pages when 5 of 10 bytes.*fewer bytes") as caught:
+        noted.require_none("main", PLAN)
+    clock.seconds += PAUSE_SECONDS - 10
+    noted.require_none("main", PLAN)
+
+    assert (caught.value.need, caught.value.available) == (10, 5)
+    assert caught.value.retry_after_ms == 20_001
+
+
+def test_what_nobody_asks_for_again_is_told_no_longer() -> None:
+    """People are told of what fails, not of what failed once; and the list has an end."""
+    clock = Clock()
+    noted = Shortages(clock)
+    for number in range(SHORTAGES_MAX + 1):
+        note(noted, str(number))
+    names = noted.names
+    clock.seconds += PAUSE_SECONDS + TOLD_SECONDS
+
+    assert names == [str(number) for number in range(1, SHORTAGES_MAX + 1)]
+    assert (noted.names, noted.told("1"), repr(noted)) == ([], "", "<Shortages of nothing>")
+
+
+@pytest.fixture
+def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the system out of pages after the first chunk."""
+    populate = cpu.populate_chunks
+
+    def fail(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
+        yield next(populate(fd, region_bytes, chunk_bytes))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cpu, "populate_chunks", fail)
+
+
+async def given_up(daemon: Daemon) -> None:
+    """Wait until the cache is there no more."""
+    while "main" in daemon.registry.caches:  # noqa: ASYNC110 -- nothing tells of it
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("_failing")
+async def test_reason_is_said_to_all_who_ask(node: Node) -> None:
+    """Who registers again, who waits for it and who probes the daemon learn what fails and what to change."""
+    async with node.life() as daemon:
+        await node.ask("register_cache", request_of())
+        await given_up(daemon)
+
+        with pytest.raises(PoolFullError, match=r"No space left on device.*fewer bytes"):
+            await node.ask("register_cache", request_of())
+        with pytest.raises(UnknownCacheError, match=r"No space left on device.*fewer bytes"):
+            await node.ask("get_cache", pb.GetCacheRequest(cache="main"))
+        assert daemon.readiness == (True, "degraded: memory could not be had: main")
+
+
+@pytest.mark.usefixtures("_failing")
+async def test_other_registration_is_tried_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer bytes need no pause; nor does the same, once the pause is over; what has its memory is told no more."""
+    async with node.life() as daemon:
+        await node.ask("register_cache", request_of())
+        await given_up(daemon)
+        await node.ask("register_cache", request_of(device_blocks=8))
+        monkeypatch.setattr(shortages, "PAUSE_SECONDS", 0.0)
+        await given_up(daemon)
+        monkeypatch.undo()
+        info = await node.register()
+
+        assert info.status == "ready"
+        assert daemon.readiness == (True, "ready")
