@@ -76,8 +76,10 @@ class DeviceLink(MoverLink):
         self._asked[asked.number] = asked, future
         if self.is_attached:
             self._ask([asked])
+        made: Allotment | None = None
         try:
-            return await asyncio.wait_for(future, ALLOCATE_SECONDS_MAX)
+            async with asyncio.timeout(ALLOCATE_SECONDS_MAX):
+                made = await future
         except TimeoutError:
             message = (
                 f"the mover has not made {num_bytes} bytes of device memory within {ALLOCATE_SECONDS_MAX:.0f} s; the "
@@ -86,6 +88,9 @@ class DeviceLink(MoverLink):
             raise PoolFullError(message, resource="device_memory_bytes", need=num_bytes) from None
         finally:
             del self._asked[asked.number]
+            if made is None:
+                _let_go(future)
+        return made
 
     def _ask(self, questions: Sequence[Allocate]) -> None:
         self._packets.extend((asked.encode(), ()) for asked in questions)
@@ -113,3 +118,9 @@ class DeviceLink(MoverLink):
         else:
             region = GpuRegion(device_uuid=made.device_uuid, mapped_bytes=made.mapped_bytes)
             future.set_result(Allotment(fds[0], region))
+
+
+def _let_go(future: asyncio.Future[Allotment]) -> None:
+    """Close the descriptor of memory that came when its caller was about to leave: nobody else would."""
+    if future.done() and not future.cancelled() and future.exception() is None:
+        os.close(future.result().fd)

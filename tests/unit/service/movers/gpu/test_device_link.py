@@ -126,6 +126,25 @@ async def test_memory_that_nobody_waits_for_is_let_go_of(link: DeviceLink) -> No
     mover.sock.close()
 
 
+async def test_memory_that_comes_as_its_caller_leaves_is_let_go_of(link: DeviceLink) -> None:
+    """So does an answer that is there when the caller is cancelled, and has not gone on with it yet."""
+    mover = FakeMover(link, 1)
+    wanted = asyncio.ensure_future(link.allocate(1000))
+    asked = await mover.asked()
+    read_end, write_end = os.pipe()
+
+    mover.answer(Allocated(number=asked.number, device_uuid="u", mapped_bytes=1), [read_end])
+    link._read()
+    wanted.cancel()
+    os.close(read_end)
+    await asyncio.gather(wanted, return_exceptions=True)
+
+    assert wanted.cancelled()
+    assert not _is_read(write_end)
+    os.close(write_end)
+    mover.sock.close()
+
+
 async def test_mover_that_never_comes_is_waited_for_no_longer_than_said(
     link: DeviceLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
