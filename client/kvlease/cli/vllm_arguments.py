@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from kvlease.cli import vllm_table as table
 from kvlease.errors import InvalidError
@@ -30,20 +30,29 @@ class Given:
             InvalidError: it is no such number.
         """
         written = self.values.get(name)
-        if written is None:
-            return None
-        found = _HUMAN.fullmatch(written.strip())
-        if found is None:
-            if not written.strip().isdecimal():
-                raise _no_number(name, written)
-            return int(written)
-        number, letter = found.groups()
-        if letter.islower():
-            thousands: int = 1000 ** _POWER[letter]
-            return int(float(number) * thousands)
-        if not number.isdecimal():
-            raise _no_number(name, written)
-        return int(number) << 10 * _POWER[letter.lower()]
+        number = None if written is None else _number(name, written)
+        if number == 0 and name in table.AT_LEAST_ONE:
+            message = f"--{name} is 0; vLLM wants at least 1"
+            raise InvalidError(message, resource=name, rule="not_a_number")
+        return number
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Return a config in JSON; an empty one where it is not given.
+
+        Raises:
+            InvalidError: it is no object of JSON.
+        """
+        written = self.values.get(name, "{}")
+        try:
+            config = json.loads(written)
+        except ValueError as error:
+            why = str(error)
+        else:
+            if isinstance(config, dict):
+                return config
+            why = "it must be an object"
+        message = f"--{name} is {written[:40]!r}, which is no JSON that vLLM takes: {why}"
+        raise InvalidError(message, resource=name, rule="not_json")
 
 
 def read_arguments(words: Sequence[str]) -> Given:
@@ -70,6 +79,10 @@ def _read(left: list[str], given: Given) -> None:
     if not word.startswith("-"):
         message = f"{word[:40]!r} belongs to no argument of vLLM"
         raise InvalidError(message, resource="vllm", rule="unknown_argument")
+    if word.startswith("-O") and word not in {"-O", "-O.", "-O="}:
+        # An optimisation level may be written behind its letter, with or without a sign of equality.
+        given.ignored.append("optimization-level")
+        return
     name, is_joined, value = word.partition("=")
     # vLLM takes underscores for dashes, and --config.part for a part of a config in JSON.
     name, _, part = name.replace("_", "-").partition(".")
@@ -95,7 +108,7 @@ def _note(given: Given, name: str, part: str, value: str) -> None:
     if name in table.IGNORED_VALUES:
         given.ignored.append(name)
     elif part:
-        config = json.loads(given.values.get(name, "{}"))
+        config = given.config(name)
         given.values[name] = json.dumps({**config, part.replace("-", "_"): value})
     else:
         given.values[name] = value
@@ -123,6 +136,21 @@ def _refused(name: str, word: str) -> InvalidError:
         return InvalidError(message, resource=name, rule="argument_not_planned")
     message = f"{word[:60]!r} is no argument of vllm serve 0.32"
     return InvalidError(message, resource="vllm", rule="unknown_argument")
+
+
+def _number(name: str, written: str) -> int:
+    found = _HUMAN.fullmatch(written.strip())
+    if found is None:
+        if not written.strip().isdecimal():
+            raise _no_number(name, written)
+        return int(written)
+    number, letter = found.groups()
+    if letter.islower():
+        thousands: int = 1000 ** _POWER[letter]
+        return int(float(number) * thousands)
+    if not number.isdecimal():
+        raise _no_number(name, written)
+    return int(number) << 10 * _POWER[letter.lower()]
 
 
 def _no_number(name: str, written: str) -> InvalidError:

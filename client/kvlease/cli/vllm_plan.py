@@ -225,9 +225,8 @@ def _is_one_group(config: Mapping[str, Any], given: Given) -> bool:
     words = {**config, **inner} if isinstance(inner, dict) else config
     if words.get("attention_chunk_size"):
         return True
-    written = given.values.get("kv-transfer-config")
-    if written is not None:
-        name = str(json.loads(written).get("kv_connector"))
+    if "kv-transfer-config" in given.values:
+        name = str(given.config("kv-transfer-config").get("kv_connector"))
         if name not in _CONNECTORS_OF_GROUPS:
             why = f"it is not known here whether the connector {name[:60]} can serve several groups of layers"
             raise _open("disable-hybrid-kv-cache-manager, or its --no- form,", why)

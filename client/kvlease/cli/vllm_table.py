@@ -128,6 +128,19 @@ offload-params served-model-name sleep-preserve-parameter-names
 )
 """Arguments without bearing on a plan that take several values."""
 
+AT_LEAST_ONE: Final = frozenset(
+    {
+        "block-size",
+        "data-parallel-size",
+        "decode-context-parallel-size",
+        "max-num-batched-tokens",
+        "max-num-seqs",
+        "pipeline-parallel-size",
+        "prefill-context-parallel-size",
+        "tensor-parallel-size",
+    }
+)
+"""Numbers of which vLLM refuses 0."""
 ALIASES: Final = {
     "--device-memory-utilization": "gpu-memory-utilization",
     "-ac": "attention-config",

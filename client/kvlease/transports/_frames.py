@@ -2,8 +2,10 @@
 
 import os
 import socket
+import stat
 from array import array
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError, EncodeError, Message
@@ -94,10 +96,21 @@ def response_of(reply: pb.Reply) -> Message:
 def unreachable(path: str, cause: BaseException | None) -> UnavailableError:
     """Return the error of a connection that could not be made, or broke."""
     text = cause.strerror or str(cause) if isinstance(cause, OSError) else ""
-    reason = text or "the connection was closed"
+    reason = _no_socket(path) or text or "the connection was closed"
     return UnavailableError(
         f"the daemon at unix://{path} cannot be reached ({reason}); check that it runs and the address"
     )
+
+
+def _no_socket(path: str) -> str:
+    """Return what lies at a path where a socket should be; empty where one does, or nothing is known."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return ""
+    if stat.S_ISSOCK(mode):
+        return ""
+    return "it is a directory, no socket" if stat.S_ISDIR(mode) else "it is no socket"
 
 
 def send_attach(sock: socket.socket, frame: bytes) -> None:

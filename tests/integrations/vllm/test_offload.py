@@ -239,3 +239,26 @@ def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:
     told = ran(script, daemon.address, law, environment=Job().environ())
 
     assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        pytest.param({"pool_bytes": 1}, "pool_bytes is 1, and one chunk takes", id="small pool"),
+        pytest.param({"socket": "http.sock"}, "by its local socket alone", id="other address"),
+    ],
+)
+def test_setting_that_leads_nowhere_is_explained(
+    settings: dict[str, object], said: str, daemon: Daemon, tmp_path: Path
+) -> None:
+    """The engine goes on without a cache, and its log says what to change."""
+    if name := settings.get("socket"):
+        settings = {"socket": f"http+unix://{daemon.runtime_dir}/{name}", "start_seconds": 0.5}
+    job = offloading(daemon, engine=TINY, **settings)
+
+    with living(job, tmp_path) as life:
+        got = life.generate(PROMPTS[:1])
+        told = life.told()
+
+    assert differences(got, reference(job, PROMPTS[:1])) == []
+    assert said in told

@@ -31,6 +31,8 @@ WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 
+MEMORY = ("--kv-cache-memory-bytes", "64M")
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -107,6 +109,18 @@ def test_arguments_without_bearing_are_listed(model: Path) -> None:
         pytest.param(["--kv-cache-memory-bytes", "1.5G"], "write a number", id="half a binary"),
         pytest.param([], "give --kv-cache-memory-bytes", id="no memory"),
         pytest.param(["16"], "belongs to no argument", id="a stray word"),
+        pytest.param(
+            [*MEMORY, "-tp", "0"], "--tensor-parallel-size is 0; vLLM wants at least 1", id="none"
+        ),
+        pytest.param(
+            [*MEMORY, "--kv-transfer-config", "{bad"], "is no JSON that vLLM takes", id="no JSON"
+        ),
+        pytest.param([*MEMORY, "--kv-transfer-config", "[]"], "it must be an object", id="a list"),
+        pytest.param(
+            ["--kv-transfer-config", "{bad", "--kv-transfer-config.kv_role", "kv_both"],
+            "is no JSON that vLLM takes",
+            id="a part of no JSON",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(
@@ -146,6 +160,12 @@ def test_own_options_do_not_contradict_vllms(model: Path) -> None:
 def test_numbers_have_vllms_endings(written: str, count: int) -> None:
     """Small letters are thousands and capitals are binary, as in vLLM."""
     assert read_arguments(["m", "--max-model-len", written]).count("max-model-len") == count
+
+
+@pytest.mark.parametrize("word", ["-O3", "-O=3", "-Odecode"])
+def test_level_of_optimisation_may_stand_behind_its_letter(word: str) -> None:
+    """As vLLM takes it."""
+    assert read_arguments(["m", word]).ignored == ["optimization-level"]
 
 
 def test_parts_of_a_config_are_put_together() -> None:

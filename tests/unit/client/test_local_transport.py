@@ -227,6 +227,20 @@ def test_absent_daemon_is_unavailable(tmp_path: Path) -> None:
         LocalTransport(str(tmp_path / "none")).send(call())
 
 
+@pytest.mark.parametrize("is_directory", [False, True], ids=["file", "directory"])
+def test_what_lies_where_a_socket_should_be_is_named(is_directory: bool, tmp_path: Path) -> None:
+    """Nobody looks for a daemon that refuses connections where the path is wrong."""
+    path = tmp_path / "kvlease.sock"
+    path.mkdir() if is_directory else path.touch()
+    what = "it is a directory, no socket" if is_directory else "it is no socket"
+
+    with (
+        Client(f"unix://{path}", deadline_seconds=0.1, on_doubt="raise") as client,
+        pytest.raises(UnavailableError, match=what),
+    ):
+        client.stats()
+
+
 def test_broken_connection_is_unavailable_and_replaced(tmp_path: Path) -> None:
     """A connection that breaks under a call is told; the next call opens another."""
     with FrameServer(path=tmp_path / "s", answer=in_turn(drop, released)) as server:

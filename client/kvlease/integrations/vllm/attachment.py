@@ -103,11 +103,12 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
 
     Raises:
         LayoutMismatchError: anything differs, or the pool is on a GPU; the message says what to change.
+        InvalidError: the address is not a local socket's.
         KVLeaseError: the daemon is away, not ready yet, or refuses.
     """
     name = settings.cache or terms.cache
     with Client(
-        settings.address,
+        settings.local_address,
         deadline_seconds=max(settings.start_seconds, ATTACH_SECONDS),
         on_doubt="raise",
     ) as client:

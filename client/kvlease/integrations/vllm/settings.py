@@ -1,13 +1,19 @@
 """Own what a user may set of a connector, as vLLM's `kv_connector_extra_config` brings it."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.transports.base import default_address, parse_address
+
+_LOCAL: Final = "unix://"
+_NUMBERS: Final = (
+    *("pool_bytes", "host_bytes", "disk_bytes", "remote_bytes", "magazine_blocks"),
+    *("deadline_ms", "retry_seconds", "start_seconds", "populate_seconds"),
+)
 
 
 class ConnectorSettings(BaseModel):
@@ -71,8 +77,31 @@ class ConnectorSettings(BaseModel):
     @property
     def address(self) -> str:
         """Where the daemon is, written as an address."""
-        written = f"unix://{self.socket}" if self.socket.startswith("/") else self.socket
+        written = f"{_LOCAL}{self.socket}" if self.socket.startswith("/") else self.socket
         return str(parse_address(written or default_address()))
+
+    @property
+    def local_address(self) -> str:
+        """The same, where memory can be handed over there.
+
+        Raises:
+            InvalidError: it is another address than a local socket's.
+        """
+        if not self.address.startswith(_LOCAL):
+            message = (
+                "the daemon hands its memory over by its local socket alone; set `socket` to that, such as "
+                f"/run/kvlease/kvlease/kvlease.sock, instead of {self.address}"
+            )
+            raise InvalidError(message, resource="socket")
+        return self.address
+
+    @field_validator(*_NUMBERS, mode="before")
+    @classmethod
+    def _is_number(cls, value: object) -> object:
+        """Refuse true and false, which would be 1 and 0."""
+        if isinstance(value, bool):
+            raise ValueError("Input should be a number, not true or false")  # noqa: TRY004 - pydantic's
+        return value
 
     @property
     def deadline_seconds(self) -> float:

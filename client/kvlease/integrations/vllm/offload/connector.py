@@ -33,7 +33,7 @@ from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
 from kvlease.integrations.vllm.offload.manager import PoolManager
 from kvlease.integrations.vllm.offload.newcomers import Newcomers
-from kvlease.integrations.vllm.offload.pool import pool_inputs, row_disagreements
+from kvlease.integrations.vllm.offload.pool import pool_inputs, row_disagreements, too_small
 from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import VLLM_SETTINGS, KVLeaseOffloadingSpec
@@ -309,7 +309,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Attach this process; where that fails, the session goes on trying by itself."""
         vllm_config, settings, config = self._vllm_config, self._settings, self._offloading
         identity = Identity.of(vllm_config, self._kv_cache_config, weights=settings.weights)
-        if refusal := unfit(vllm_config):
+        if refusal := unfit(vllm_config) or too_small(config, settings.pool_bytes):
             identity = replace(identity, refusal=refusal)
         inputs = pool_inputs(config, self._kv_cache_config.num_blocks, settings.pool_bytes)
         terms = Terms(

@@ -62,6 +62,17 @@ def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: in
     )
 
 
+def too_small(config: OffloadingConfig, pool_bytes: int) -> str:
+    """Return why no chunk fits into a pool that was asked for, and what to change; empty where one does."""
+    need = bytes_per_row(config) * config.parallel.world_size
+    if not pool_bytes or pool_bytes >= need:
+        return ""
+    return (
+        f"pool_bytes is {pool_bytes}, and one chunk takes {need} bytes; give many times that, or leave it out for "
+        f"{ENGINE_CACHES} times the engine's own cache"
+    )
+
+
 def row_disagreements(config: OffloadingConfig) -> Callable[[CachePlan], Sequence[str]]:
     """Return what compares a cache with this engine: how many rows it has is nobody's business, what one is, is."""
 

@@ -27,6 +27,9 @@ def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.param({"pool_bytes": "much"}, "pool_bytes", id="no number"),
         pytest.param({"write_policy": "never"}, "write_policy", id="no policy"),
         pytest.param({"socket": "kvlease.sock"}, "address", id="no address"),
+        pytest.param(
+            {"deadline_ms": True}, "deadline_ms: .*not true or false", id="no number but 1"
+        ),
     ],
 )
 def test_wrong_setting_is_refused_with_its_name(extra: dict[str, object], named: str) -> None:
@@ -66,3 +69,13 @@ def test_socket_may_be_a_path(socket: str, address: str) -> None:
 def test_checks_can_be_left_off() -> None:
     """Without `verify` nothing is checksummed."""
     assert ConnectorSettings(verify=False).options.integrity == "none"
+
+
+def test_address_that_hands_no_memory_over_is_refused() -> None:
+    """A daemon answers there, too, but an engine would find nothing, for ever."""
+    elsewhere = ConnectorSettings.read({"socket": "http+unix:///run/http.sock"})
+    local = ConnectorSettings.read({"socket": "/run/k.sock"})
+
+    with pytest.raises(InvalidError, match=r"local socket alone.*http.unix:///run/http.sock"):
+        _ = elsewhere.local_address
+    assert local.local_address == "unix:///run/k.sock"
