@@ -13,10 +13,11 @@ ADVICE: Final = "register it with fewer bytes, delete another cache, or have mor
 PAUSE_SECONDS: Final = 30.0
 """Seconds until it is tried again at the earliest, after the first failure; twice as many after each further one."""
 PAUSE_SECONDS_MAX: Final = 3600.0
+"""Seconds of the longest pause before a cache is tried again whose memory could not be had."""
 TOLD_SECONDS: Final = 600.0
 """Seconds beyond the pause for which a cache is spoken of that nobody registers again."""
 SHORTAGES_MAX: Final = 64
-"""Caches that are remembered at most; the one that was noted first is forgotten."""
+"""Caches whose want of memory is remembered; the one that was noted first is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
