@@ -329,3 +329,17 @@ def test_engine_of_another_layout_is_refused_by_name(daemon: Daemon, tmp_path: P
 
     assert "block_tokens" in told
     assert differences(got, reference(other, PROMPTS)) == []
+
+
+def test_pool_of_another_mode_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    """An engine of owned memory has all blocks of its pool, so that another one would wait for ever."""
+    job = sharing(daemon, engine=TINY, extra={"cache": "one", "start_seconds": 0.5})
+    transfer = {**(job.kv_transfer_config or {}), "kv_connector": "KVLeaseOwnedConnector"}
+    owned = replace(job, kv_transfer_config=transfer)
+
+    with living(owned, tmp_path), living(job, tmp_path) as life:
+        got = life.generate(PROMPTS[:2])
+        told = life.told()
+
+    assert differences(got, reference(job, PROMPTS[:2])) == []
+    assert "which differs in format" in told

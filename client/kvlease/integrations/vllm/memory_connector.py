@@ -127,6 +127,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
     def _open_session(self, had: CachePlan | None = None) -> EngineSession:
         config, kv_cache_config = self._vllm_config, self._kv_cache_config
         identity = Identity.of(config, kv_cache_config, weights=self._settings.weights)
+        identity = identity.in_mode(self.mode)
         is_worker = self._role is KVConnectorRole.WORKER
 
         def disagreements(plan: CachePlan) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -56,6 +56,15 @@ class Identity:
                 "use sha256, or set PYTHONHASHSEED to the same value everywhere"
             )
         return cls(tuple(read[name] for name in FIELDS), refusal)
+
+    def in_mode(self, mode: str) -> Self:
+        """Return the identity with the mode in its format, for modes whose engines deal with a pool as no others do.
+
+        An engine of owned memory has all blocks of its pool, so that one that shared it would wait for ever.
+        """
+        at = FIELDS.index("format")
+        values = (*self.values[:at], f"{self.values[at]}, {mode}", *self.values[at + 1 :])
+        return replace(self, values=values)
 
     @property
     def digest(self) -> bytes:

@@ -143,6 +143,16 @@ def test_what_does_not_change_bytes_changes_nothing() -> None:
     assert one.differing(other.model_digest) == []
 
 
+def test_modes_that_deal_with_a_pool_otherwise_are_told_apart() -> None:
+    """Their engines meet in no cache and under no key; the refusal names the field that has the mode."""
+    plain = Identity(tuple(FIELDS))
+    owned, shared = plain.in_mode("owned"), plain.in_mode("shared")
+
+    assert owned == plain.in_mode("owned")
+    assert len({plain.digest, owned.digest, shared.digest}) == 3
+    assert shared.differing(owned.model_digest) == ["format (here format, shared)"]
+
+
 def test_foreign_digest_is_told_apart() -> None:
     """A cache that no vLLM registered differs in the form itself."""
     identity = Identity.of(config(), layout())
