@@ -1,7 +1,7 @@
 """Own which caches' memory could not be had lately, so that it is said, and not sought again at once without end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
@@ -12,7 +12,7 @@ ADVICE: Final = "register it with fewer bytes, delete another cache, or have mor
 """What to do about it."""
 PAUSE_SECONDS: Final = 30.0
 """Seconds until it is tried again at the earliest, after the first failure; twice as many after each further one."""
-PAUSE_SECONDS_MAX: Final = 3600.0
+PAUSE_SECONDS_MAX: Final = 300.0
 """Seconds of the longest pause before a cache is tried again whose memory could not be had."""
 TOLD_SECONDS: Final = 600.0
 """Seconds beyond the pause for which a cache is spoken of that nobody registers again."""
@@ -32,7 +32,7 @@ class _Shortage:
 
     @property
     def told(self) -> str:
-        times = f", for the {self.num_failures}th time" if self.num_failures > 1 else ""
+        times = f", {self.num_failures} times in a row" if self.num_failures > 1 else ""
         populated = f"{self.bytes_populated} of {self.of_bytes} bytes were populated"
         return f"its memory could not be had: {self.reason} when {populated}{times}; {ADVICE}"
 
@@ -77,6 +77,11 @@ class Shortages:
         if len(self._of) > SHORTAGES_MAX:
             del self._of[next(iter(self._of))]
         return pause_seconds
+
+    def end_pauses(self) -> None:
+        """Note that memory has been given back, so that all may try again; what failed is still told."""
+        now = self._clock()
+        self._of = {name: replace(one, until=min(one.until, now)) for name, one in self._of.items()}
 
     def forget(self, name: str) -> None:
         """Note that a cache has its memory."""

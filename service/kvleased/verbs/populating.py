@@ -37,7 +37,12 @@ class Populator:
         """Begin with the regions of these sizes, by kind."""
         task = asyncio.ensure_future(self._populate(entry, sizes))
         self.tasks[entry.name] = task
-        task.add_done_callback(lambda _: self.tasks.pop(entry.name, None))
+        task.add_done_callback(lambda ended: self._forget(entry.name, ended))
+
+    def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
+        # Another cache may have the name by now, and be populated.
+        if self.tasks.get(name) is ended:
+            del self.tasks[name]
 
     def cancel(self, entry: CacheEntry) -> None:
         """Go on no more with a cache."""

@@ -42,7 +42,7 @@ def note(noted: Shortages, name: str = "main") -> float:
     return noted.note(name, PLAN, "no pages", bytes_populated=5, of_bytes=10)
 
 
-def test_each_failure_doubles_the_pause_up_to_an_hour() -> None:
+def test_each_failure_doubles_the_pause_up_to_a_limit() -> None:
     """Memory is sought less and less often, but never given up for good."""
     noted = Shortages(Clock())
 
@@ -50,6 +50,19 @@ def test_each_failure_doubles_the_pause_up_to_an_hour() -> None:
 
     assert pauses[:3] == [PAUSE_SECONDS, 2 * PAUSE_SECONDS, 4 * PAUSE_SECONDS]
     assert pauses[-1] == PAUSE_SECONDS_MAX
+
+
+def test_memory_that_is_given_back_ends_the_pause() -> None:
+    """Who deletes another cache, as advised, need not wait; how often it failed is not forgotten."""
+    noted = Shortages(Clock())
+    note(noted)
+    note(noted)
+
+    noted.end_pauses()
+
+    noted.require_none("main", PLAN)
+    assert "2 times in a row" in noted.told("main")
+    assert note(noted) == 4 * PAUSE_SECONDS
 
 
 def test_same_cache_may_be_made_after_the_pause() -> None:
@@ -93,9 +106,9 @@ def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "populate_chunks", fail)
 
 
-async def given_up(daemon: Daemon) -> None:
+async def given_up(daemon: Daemon, name: str = "main") -> None:
     """Wait until the cache is there no more."""
-    while "main" in daemon.registry.caches:  # noqa: ASYNC110 -- nothing tells of it
+    while name in daemon.registry.caches:  # noqa: ASYNC110 -- nothing tells of it
         await asyncio.sleep(0)
 
 
@@ -111,6 +124,25 @@ async def test_reason_is_said_to_all_who_ask(node: Node) -> None:
         with pytest.raises(UnknownCacheError, match=r"No space left on device.*fewer bytes"):
             await node.ask("get_cache", pb.GetCacheRequest(cache="main"))
         assert daemon.readiness == (True, "degraded: memory could not be had: main")
+
+
+async def test_deleting_another_cache_ends_the_pause(
+    node: Node, request: pytest.FixtureRequest
+) -> None:
+    """Its memory may be what was missing."""
+    second = pb.RegisterCacheRequest(cache="second", inputs=inputs())
+    async with node.life() as daemon:
+        await node.register()
+        request.getfixturevalue("_failing")
+        await node.ask("register_cache", second)
+        await given_up(daemon, "second")
+        with pytest.raises(PoolFullError, match="not made again"):
+            await node.ask("register_cache", second)
+
+        await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+
+        again = await node.ask("register_cache", second)
+        assert again.created
 
 
 @pytest.mark.usefixtures("_failing")
