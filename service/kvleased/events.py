@@ -135,7 +135,8 @@ class Events:
                     event = self._ring[position % len(self._ring)]
                     assert event is not None, "hole in the ring"
                     position += 1
-                    if not cache or event[2] == cache:
+                    # What happens to the daemon happens to each of its caches.
+                    if not cache or event[2] in {cache, ""}:
                         yield _to_proto(event)
                 else:
                     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

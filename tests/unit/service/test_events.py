@@ -47,13 +47,15 @@ async def test_overtaken_watcher_is_told_of_the_gap() -> None:
     assert await _take(events.watch(FIRST, ""), 3) == [(3, GAP), (4, "e"), (5, "f")]
 
 
-async def test_watcher_of_one_cache_sees_only_its_events() -> None:
-    """Events of other caches are left out."""
+async def test_watcher_of_one_cache_sees_its_events_and_the_daemons() -> None:
+    """Events of other caches are left out; what happens to the daemon happens to the cache, too."""
     events = Events(5, 8, 1)
-    for cache in ("one", "two", "one"):
+    for cache in ("one", "two", "", "one"):
         events.append("x", cache)
 
-    assert [event.cache async for event in _first(events.watch(0, "one"), 2)] == ["one", "one"]
+    seen = [event.cache async for event in _first(events.watch(0, "one"), 3)]
+
+    assert seen == ["one", "", "one"]
 
 
 @pytest.mark.parametrize(
