@@ -46,7 +46,7 @@ class WorkerAllowances:
         """
         num_left = self._max_workers - has.total()
         if num_left <= 0:
-            message = f"{there_are(has.total(), 'worker')}, the most that are allowed (max_workers); detach one, or raise it"
+            message = f"{there_are(has.total(), 'worker')}, the most that are allowed (max_workers); detach one"
             raise _busy(message, self._max_workers, "workers")
         if num_joiners is not None and num_joiners >= self._max_joiners:
             message = (
