@@ -31,7 +31,10 @@ def look(entry: CacheEntry) -> bool:
     fd = entry.fds.get(HOST)
     if fd is None or is_cut_off(entry):
         return False
-    num_bytes = os.fstat(fd).st_size
+    try:
+        num_bytes = os.fstat(fd).st_size
+    except OSError:
+        return False  # that the question fails says nothing of the file
     if num_bytes >= entry.plan.host_bytes:
         return False
     _LOG.error(

@@ -13,7 +13,7 @@ import pytest
 from kvleased.core.effects import Direction
 from kvleased.memory import cpu, holes
 from kvleased.movers import protocol
-from kvleased.movers.engine import Engine
+from kvleased.movers.engine import Engine, slots_bytes_of
 from kvleased.movers.protocol import Batch, Completion, Piece, PoolMap
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 64, 32, 64 << 10
@@ -109,6 +109,11 @@ def test_host_pool_whose_file_was_cut_off_costs_its_own_copies_alone(
 
     assert (refused.is_done, done.is_done) == (False, True)
     assert not whole[: NUM_SLOTS * BYTES_PER_BLOCK].any()
+
+
+def test_file_that_cannot_be_asked_counts_as_whole(pool_fds: list[int]) -> None:
+    """That the question for its size fails says nothing of it, and ends no mover."""
+    assert slots_bytes_of(POOLS, [pool_fds[0], -1]) == NUM_SLOTS * BYTES_PER_BLOCK
 
 
 def test_idle_mover_readies_all_of_its_memory(pool_fds: list[int]) -> None:

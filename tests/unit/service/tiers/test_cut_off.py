@@ -50,6 +50,15 @@ async def test_host_pool_is_off_once_its_file_was_cut_off(
     assert "".join(capsys.readouterr()).count("host_file_cut_off") == 1
 
 
+async def test_file_that_cannot_be_asked_counts_as_whole(node: Node, entry: CacheEntry) -> None:
+    """That the question for its size fails says nothing of it, and ends no clock."""
+    fd, entry.fds[HOST] = entry.fds[HOST], -1
+    node.tiers.tick(asyncio.get_running_loop().time())
+    entry.fds[HOST] = fd
+
+    assert node.take() == []
+
+
 async def test_mover_that_answers_does_not_bring_it_back(
     node: Node, entry: CacheEntry, ends: dict[str, socket.socket]
 ) -> None:
