@@ -25,9 +25,9 @@ from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
 from kvleased.memory.regions import TABLES, device_kind
+from kvleased.memory_shortages import MemoryShortages
 from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.protocol import Status
-from kvleased.shortages import Shortages
 from kvleased.tallies import Tally
 from kvleased.tier_infos import tier_info
 
@@ -243,7 +243,7 @@ class Registry:
         """How many workers there may be, and whose."""
         self.revisions: dict[int, int] = {}
         """The revisions of the limits of tenants that a call has set, by digest."""
-        self.shortages = Shortages()
+        self.memory_shortages = MemoryShortages()
         """Which caches' memory could not be had."""
         self.is_draining = False
         """Whether an operator drains the daemon with all of its caches."""
@@ -274,7 +274,7 @@ class Registry:
         """
         entry = self.caches.get(name)
         if entry is None:
-            why = self.shortages.told(name)
+            why = self.memory_shortages.told(name)
             message = f"there is no cache {name[:63]!r}; {why or 'register it first'}"
             raise UnknownCacheError(message, resource="cache")
         return entry

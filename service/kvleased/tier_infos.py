@@ -63,5 +63,5 @@ def restrictions(registry: "Registry") -> dict[str, str]:
     return {
         "drained": ", ".join(entry.name for entry in registry if entry.is_draining),
         "all slots retired": ", ".join(worn_out),
-        "memory could not be had": ", ".join(registry.shortages.names),
+        "memory could not be had": ", ".join(registry.memory_shortages.names),
     }

@@ -263,7 +263,7 @@ class CacheVerbs:
             if entry is not None:
                 return _equal_registration(entry, planned, asked)
             self._registry.require_room_for_cache()
-            self._registry.shortages.require_none(name, planned)
+            self._registry.memory_shortages.require_none(name, planned)
             pool = "device_blocks" if inputs.device_blocks else "device_bytes"
             await self._maker.require_room(name, planned, options, pool)
             made = await self._maker.create(name, planned, options)

@@ -76,7 +76,7 @@ class Deleter:
     ) -> pb.DeleteCacheResponse:
         num_pins = entry.core.census().num_pins
         self._maker.delete(entry)
-        self._registry.shortages.end_pauses()
+        self._registry.memory_shortages.end_pauses()
         self._events.append("cache_deleted", entry.name)
         facts = {"pins": num_pins, "keeps_disk": keeps_disk}
         _LOG.info("cache_deleted", cache=entry.name, **facts, **caller.who)

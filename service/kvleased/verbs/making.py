@@ -67,7 +67,7 @@ class Maker:
         self._shape_of = shape_of
         self._populator = Populator(
             settings.populate_chunk_bytes,
-            registry.shortages,
+            registry.memory_shortages,
             make_ready=self._make_ready,
             give_up=self._give_up,
         )
@@ -318,7 +318,7 @@ class Maker:
         entry.bytes_populated = entry.pool_bytes
         entry.status = READY
         self._tiers.introduce(entry)
-        self._registry.shortages.forget(entry.name)
+        self._registry.memory_shortages.forget(entry.name)
         _LOG.info("cache_ready", cache=entry.name, bytes=entry.pool_bytes)
 
     def delete(self, entry: CacheEntry) -> None:

@@ -8,8 +8,8 @@ from typing import Final
 import structlog
 
 from kvleased.memory import cpu, regions
+from kvleased.memory_shortages import ADVICE, MemoryShortages
 from kvleased.registry import CacheEntry
-from kvleased.shortages import ADVICE, Shortages
 
 _LOG: Final = structlog.get_logger()
 
@@ -20,14 +20,14 @@ class Populator:
     def __init__(
         self,
         chunk_bytes: int,
-        shortages: Shortages,
+        memory_shortages: MemoryShortages,
         *,
         make_ready: Callable[[CacheEntry], None],
         give_up: Callable[[CacheEntry], None],
     ) -> None:
         """Take who hears that a cache has its memory, or cannot have it; each chunk is populated in one go."""
         self._chunk_bytes = chunk_bytes
-        self._shortages = shortages
+        self._memory_shortages = memory_shortages
         self._make_ready = make_ready
         self._give_up = give_up
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -61,7 +61,7 @@ class Populator:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             bytes_populated, of_bytes = entry.bytes_populated, entry.pool_bytes
-            pause_seconds = self._shortages.note(
+            pause_seconds = self._memory_shortages.note(
                 entry.name, entry.plan, reason, bytes_populated=bytes_populated, of_bytes=of_bytes
             )
             _LOG.error(

@@ -37,7 +37,7 @@ class _Shortage:
         return f"its memory could not be had: {self.reason} when {populated}{times}; {ADVICE}"
 
 
-class Shortages:
+class MemoryShortages:
     """The caches that were given up while their memory was populated, by name."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -47,7 +47,7 @@ class Shortages:
 
     def __repr__(self) -> str:
         """Show life: whose memory."""
-        return f"<Shortages of {', '.join(self.names) or 'nothing'}>"
+        return f"<MemoryShortages of {', '.join(self.names) or 'nothing'}>"
 
     @property
     def names(self) -> list[str]:

@@ -9,17 +9,17 @@ import pytest
 from kvlease.errors import PoolFullError, UnknownCacheError
 from kvlease.plan import PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import shortages
+from kvleased import memory_shortages
 from kvleased.daemon import Daemon
 from kvleased.memory import cpu
-from kvleased.planning import plan
-from kvleased.shortages import (
+from kvleased.memory_shortages import (
     PAUSE_SECONDS,
     PAUSE_SECONDS_MAX,
     SHORTAGES_MAX,
     TOLD_SECONDS,
-    Shortages,
+    MemoryShortages,
 )
+from kvleased.planning import plan
 from tests.unit.service.registering import request_of
 
 from .conftest import Node, inputs
@@ -37,14 +37,14 @@ class Clock:
         return self.seconds
 
 
-def note(noted: Shortages, name: str = "main") -> float:
+def note(noted: MemoryShortages, name: str = "main") -> float:
     """Note that the half of a cache could be had."""
     return noted.note(name, PLAN, "no pages", bytes_populated=5, of_bytes=10)
 
 
 def test_each_failure_doubles_the_pause_up_to_a_limit() -> None:
     """Memory is sought less and less often, but never given up for good."""
-    noted = Shortages(Clock())
+    noted = MemoryShortages(Clock())
 
     pauses = [note(noted) for _ in range(12)]
 
@@ -54,7 +54,7 @@ def test_each_failure_doubles_the_pause_up_to_a_limit() -> None:
 
 def test_memory_that_is_given_back_ends_the_pause() -> None:
     """Who deletes another cache, as advised, need not wait; how often it failed is not forgotten."""
-    noted = Shortages(Clock())
+    noted = MemoryShortages(Clock())
     note(noted)
     note(noted)
 
@@ -68,7 +68,7 @@ def test_memory_that_is_given_back_ends_the_pause() -> None:
 def test_same_cache_may_be_made_after_the_pause() -> None:
     """Until then it is refused with what to change, how much there was, and how long to wait."""
     clock = Clock()
-    noted = Shortages(clock)
+    noted = MemoryShortages(clock)
     note(noted)
     clock.seconds += 10
 
@@ -84,14 +84,14 @@ def test_same_cache_may_be_made_after_the_pause() -> None:
 def test_what_nobody_asks_for_again_is_told_no_longer() -> None:
     """People are told of what fails, not of what failed once; and the list has an end."""
     clock = Clock()
-    noted = Shortages(clock)
+    noted = MemoryShortages(clock)
     for number in range(SHORTAGES_MAX + 1):
         note(noted, str(number))
     names = noted.names
     clock.seconds += PAUSE_SECONDS + TOLD_SECONDS
 
     assert names == [str(number) for number in range(1, SHORTAGES_MAX + 1)]
-    assert (noted.names, noted.told("1"), repr(noted)) == ([], "", "<Shortages of nothing>")
+    assert (noted.names, noted.told("1"), repr(noted)) == ([], "", "<MemoryShortages of nothing>")
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ async def test_other_registration_is_tried_at_once(
         await node.ask("register_cache", request_of())
         await given_up(daemon)
         await node.ask("register_cache", request_of(device_blocks=8))
-        monkeypatch.setattr(shortages, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(memory_shortages, "PAUSE_SECONDS", 0.0)
         await given_up(daemon)
         monkeypatch.undo()
         info = await node.register()
