@@ -64,6 +64,11 @@ class SessionEvent(enum.Enum):
     BACK = "on, with the memory that it had; where it is another worker by now, its leases and pins have ended"
     FRESH = "on with memory that is new to the owner, and an empty magazine"
 
+    @property
+    def ends_memory(self) -> bool:
+        """Whether the memory that the owner had is the session's no more."""
+        return self in {SessionEvent.FRESH, SessionEvent.GONE}
+
 
 class EngineSession:
     """One process of an engine, attached to its cache for as long as the daemon allows."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvlease.geometry import ceil_div
 from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_within
 from kvlease.integrations.vllm.fence import Retracted, unpacked_keys
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.integrations.vllm.session import EngineSession
 from kvlease.magazine import ExchangeOrder
 from kvlease.memory import Identity
 from kvlease.plan import CachePlan
@@ -85,8 +85,7 @@ class OwnedMemory:
 
     def poll(self) -> None:
         """See whether the daemon has lost the memory; then it is of no use to stay attached."""
-        lost = {SessionEvent.FRESH, SessionEvent.GONE}
-        if self.claim is not None and self._session.poll() in lost:
+        if self.claim is not None and self._session.poll().ends_memory:
             self._session.close()
 
 

@@ -22,8 +22,6 @@ _logger: Final = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.05
 _PROOF_SECONDS: Final = 0.25
 """Seconds between tries to find out whether the control process is dead."""
-_LOST: Final = frozenset({SessionEvent.FRESH, SessionEvent.GONE})
-"""What becomes of a session whose memory is no more, or is not the engine's."""
 _RESERVE_SHARE: Final = 8
 """At most this part of the pool, one eighth, is kept spare so that a longest request fits while the daemon is away."""
 
@@ -96,7 +94,7 @@ class OwnedScheduler:
         self._memory = claims[0].memory if claims else None
         pool = self._pool
         event, inventory = self._first_inventory(session)
-        if event in _LOST:
+        if event.ends_memory:
             self._end(session)
             return
         keeper = self.keeper_class(
@@ -137,7 +135,7 @@ class OwnedScheduler:
         if session is None or keeper is None or not keeper.is_on:
             return
         event = self._hear(session)
-        if event in _LOST:
+        if event.ends_memory:
             keeper.switch_off()
             self._end(session)
         elif event is SessionEvent.BACK:
@@ -188,7 +186,7 @@ class OwnedScheduler:
     def _first_inventory(self, session: EngineSession) -> tuple[SessionEvent, Inventory | None]:
         """Return what became of a session by the time that it tells what the magazine holds, or does not in time."""
         ends_at = time.monotonic() + session.settings.start_seconds
-        while (event := self._hear(session)) not in _LOST:
+        while not (event := self._hear(session)).ends_memory:
             inventory = session.reconciled()
             if inventory is not None or time.monotonic() >= ends_at:
                 return event, inventory

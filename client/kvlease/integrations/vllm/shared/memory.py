@@ -80,7 +80,7 @@ class RankMemory:
         theirs only, and no longer into this memory once they have noticed, too.
         """
         event = self._session.poll()
-        if event not in {SessionEvent.FRESH, SessionEvent.GONE}:
+        if not event.ends_memory:
             return
         is_gone = event is SessionEvent.GONE
         if self.mapped is not None and (is_gone or self._session.memory != self.mapped.memory):
