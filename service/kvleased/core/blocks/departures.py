@@ -4,7 +4,7 @@ A block knows the newest lease of when it became findable, for that costs nothin
 every tick, turns it into seconds; so a residence is known to about a tick.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,12 +69,11 @@ class Spans:
         self.seconds: Seconds = np.zeros(_NUM_TIERS)
         """Their sums."""
 
-    def add(self, tiers: NDArray[np.uint8], seconds: Seconds) -> None:
-        """Count spans of tiers."""
+    def add(self, tiers: NDArray[np.uint8], seconds: Seconds, times: NDArray[np.int64]) -> None:
+        """Count spans of tiers, each so many times."""
         places = tiers * np.intp(self.counts.shape[1]) + _BOUNDS.searchsorted(seconds)
-        counts = np.bincount(places, minlength=self.counts.size)
-        self.counts += counts.reshape(self.counts.shape)
-        self.seconds += np.bincount(tiers, weights=seconds, minlength=_NUM_TIERS)
+        np.add.at(self.counts.ravel(), places, times)
+        self.seconds += np.bincount(tiers, weights=seconds * times, minlength=_NUM_TIERS)
 
 
 class Departures:
@@ -95,12 +94,28 @@ class Departures:
         return f"<Departures {int(self.counts.sum())}>"
 
     def count(self, codes: Codes, since: Ids, when: Seconds, idle_at: Seconds) -> None:
-        """Count blocks that left; `since` and `idle_at` are 0 where an earlier life of the process knew them."""
-        self.counts += np.bincount(codes, minlength=self.counts.size).reshape(self.counts.shape)
+        """Count blocks that left; `since` and `idle_at` are 0 where an earlier life of the process knew them.
+
+        Blocks of one request leave one behind the other, and all that is known of them is the same: they count as one.
+        """
+        starts = _starts_of_runs(codes, since, when, idle_at)
+        times = np.diff(starts, append=len(codes))
+        codes, since, when, idle_at = codes[starts], since[starts], when[starts], idle_at[starts]
+        np.add.at(self.counts.ravel(), codes, times)
         tiers, is_evicted = codes >> _REASONS_SHIFT, codes & (1 << _REASONS_SHIFT) - 1 == 0
         is_dated = is_evicted & (since > 0)
         if is_dated.any():
             began = self.clock.seconds(since[is_dated])
-            self.residence.add(tiers[is_dated], np.maximum(when[is_dated] - began, 0.0))
+            stayed = np.maximum(when[is_dated] - began, 0.0)
+            self.residence.add(tiers[is_dated], stayed, times[is_dated])
         was_idle = is_evicted & (idle_at > 0)
-        self.idle.add(tiers[was_idle], when[was_idle] - idle_at[was_idle])
+        self.idle.add(tiers[was_idle], when[was_idle] - idle_at[was_idle], times[was_idle])
+
+
+def _starts_of_runs(*columns: NDArray[Any]) -> NDArray[np.intp]:
+    """Return where a row of the columns differs from the one before it; the first one does."""
+    differs = np.ones(len(columns[0]), np.bool_)
+    differs[1:] = False
+    for column in columns:
+        differs[1:] |= column[1:] != column[:-1]
+    return differs.nonzero()[0]

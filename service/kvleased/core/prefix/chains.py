@@ -4,6 +4,7 @@ import numpy as np
 
 from kvlease.errors import InvalidError
 from kvlease.ids import BYTES_PER_KEY
+from kvleased.core import ids
 from kvleased.core.blocks.marks import WORDS_PER_KEY
 from kvleased.core.state import split_keys
 
@@ -29,9 +30,7 @@ def check_distinct(keys: bytes) -> None:
 
 def are_distinct(keys: bytes) -> bool:
     """Tell whether no key is there twice."""
-    words = np.frombuffer(keys, np.uint64)[::WORDS_PER_KEY].copy()
-    words.sort()
-    if b"\0" not in (words[1:] != words[:-1]).tobytes():
+    if ids.are_distinct(np.frombuffer(keys, np.intp)[::WORDS_PER_KEY]):
         return True
     one_by_one = split_keys(keys)
     return len(set(one_by_one)) == len(one_by_one)

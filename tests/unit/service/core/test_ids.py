@@ -1,5 +1,7 @@
 """Laws of arrays of ids: what is there twice is found, and the first of each keeps its place."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -21,3 +23,18 @@ def test_each_id_is_kept_where_it_is_first(ids: list[int], first: list[int]) -> 
 
     assert first_of_each(given).tolist() == first
     assert are_distinct(given) == (first == ids)
+
+
+@pytest.mark.parametrize(
+    "ids", [range(5_000), range(0, 5_000 << 20, 1 << 20)], ids=["dense", "alike"]
+)
+def test_one_that_is_twice_among_many_is_found(ids: Sequence[int]) -> None:
+    """Of many ids, too, those that share their lower bits with others differ, but for one that is there twice."""
+    given = np.array(ids, np.intp)
+    assert are_distinct(given)
+    assert are_distinct(given - 2_500)
+
+    given[4_000] = given[17]
+
+    assert not are_distinct(given)
+    assert first_of_each(given).tolist() == [one for at, one in enumerate(ids) if at != 4_000]

@@ -87,6 +87,24 @@ def test_spans_of_evicted_blocks_are_counted() -> None:
     assert repr(departures) == "<Departures 2>"
 
 
+def test_blocks_of_several_requests_are_counted_each() -> None:
+    """Blocks that leave one behind the other count one by one, wherever what is known of them changes."""
+    departures = Departures()
+    departures.clock.note(1, 10.0)
+    departures.clock.note(2, 20.0)
+    codes = np.array([DEVICE, DEVICE, DEVICE, DEVICE, DEVICE | HOST << 4, DEVICE], np.uint8)
+    since = np.array([1, 1, 2, 1, 1, 0])
+    idle_at = np.array([20.5, 20.5, 20.5, 19.0, 19.0, 0.0])
+
+    departures.count(codes, since, np.full(6, 21.0), idle_at)
+
+    assert departures.counts[:2, Parting.EVICTED].tolist() == [5, 1]
+    assert departures.residence.counts[DEVICE].tolist()[:5] == [1, 0, 0, 3, 0]
+    assert departures.residence.seconds[:2].tolist() == [34.0, 11.0]
+    assert departures.idle.counts[DEVICE].tolist()[:3] == [3, 1, 0]
+    assert departures.idle.seconds[:2].tolist() == [3.5, 2.0]
+
+
 def test_blocks_of_an_earlier_life_have_no_spans() -> None:
     """Since when they were there is not known; that they left is."""
     history = History(8)
