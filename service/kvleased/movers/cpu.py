@@ -23,9 +23,9 @@ from kvleased.movers.pools import (
 )
 from kvleased.movers.protocol import Batch, Piece
 from kvleased.movers.rows import (
-    GATHERED_BYTES_MAX,
     RUN_BYTES_MAX,
     SMALL_BYTES,
+    SMALLEST_BYTES_MAX,
     Pool,
     Run,
     checksum,
@@ -202,7 +202,7 @@ class CpuPools:
             return self._copy_and_sum_pieces(runs, is_offload=is_offload)
         source, target = self._whole_ends(is_offload=is_offload)
         firsts = self._firsts(sources, targets)
-        if self.bytes_per_block <= GATHERED_BYTES_MAX and self._is_scattered(firsts, targets):
+        if self.bytes_per_block <= SMALLEST_BYTES_MAX and self._is_scattered(firsts, targets):
             return copy_and_sum_small(source, target, sources, targets)
         if len(firsts) == len(targets) and target.shape[1] <= RUN_BYTES_MAX:
             return copy_and_sum_each(source, target, sources, targets)

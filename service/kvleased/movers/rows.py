@@ -1,13 +1,13 @@
 """Own copies of rows, which are blocks that are one piece each; what a block is made of is `cpu`'s business.
 
 A checksum is taken of a block's source right after the block was copied: reading it has left it in the cache, whereas
-what a mover writes passes the cache by (see `processes`). Blocks too small for that are gathered in the cache, summed
-there, and written as one.
+what a mover writes passes the cache by (see `processes`). Blocks too small for that, to adjacent targets, are copied
+some at a time and summed there, or gathered in the cache, summed, and written as one: whichever is quicker here.
 """
 
 import mmap
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import repeat
 from typing import Final
@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvlease.geometry import floor_div
+from kvleased.movers.trials import Way, trial_of
 from kvleased.supervision.processes import WRITE_PAST_CACHES_BYTES
 
 RUN_BYTES_MAX: Final = 1 << 18
@@ -26,18 +27,14 @@ checksums."""
 SMALL_BYTES: Final = 1 << 16
 """Bytes of a block up to which a loop in Python shows beside its copies."""
 
-GATHERED_BYTES_MAX: Final = WRITE_PAST_CACHES_BYTES - 1
+SMALLEST_BYTES_MAX: Final = WRITE_PAST_CACHES_BYTES - 1
 """Bytes of a block that a mover does not write past the caches when it writes it alone."""
-GATHERED_MIN: Final = 16
-"""Adjacent targets from which on their blocks are gathered: below, the calls for it cost what it saves."""
-GATHERED_MAX: Final = 64
-"""Blocks that are gathered at once, however small they are."""
+STRETCH_MIN: Final = 16
+"""Adjacent targets from which on their blocks are copied together: below, the calls for it cost what it saves."""
+ROWS_MAX: Final = 64
+"""Blocks that are copied or gathered at once, however small they are."""
 TRIED_MIN: Final = 256
-"""Blocks of a batch from which on it tells which way is the quicker."""
-TRIALS: Final = 3
-"""Batches that each way is tried with."""
-_SIZES_MAX: Final = 8
-"""Sizes of a block of which it is known; of more the one that was not seen for longest is tried anew."""
+"""Blocks of a batch from which on it tells which way is the quickest."""
 
 Pool = NDArray[np.uint8]
 """[blocks, bytes] or [slots, bytes]: a piece of every block, wherever it lies."""
@@ -98,69 +95,71 @@ def copy_and_sum_small(
 ) -> list[int]:
     """Copy small blocks of which few are adjacent at both ends, and return the checksum of each.
 
-    The targets are sorted. Whether it pays to gather differs from processor to processor, by a quarter either way.
+    The targets are sorted. Which way is the quickest differs from processor to processor, by a third.
     """
     firsts = np.concatenate([[0], np.flatnonzero(np.diff(targets) != 1) + 1])
     counts = np.diff(firsts, append=len(targets))
-    is_long = counts >= GATHERED_MIN
+    is_long = counts >= STRETCH_MIN
     if not is_long.any():
         return copy_and_sum_each(source, target, sources, targets)
     trial, began = trial_of(target.shape[1]), time.thread_time_ns()
-    is_gathered = trial.is_gathered
-    if is_gathered:
-        stretches = (firsts[is_long], counts[is_long])
-        sums = _copy_and_sum_gathered(source, target, sources, targets, stretches)
-    else:
+    way = trial.way
+    if way is Way.EACH:
         sums = copy_and_sum_each(source, target, sources, targets)
+    else:
+        together = (
+            _gathering(target.shape[1]).copy_and_sum
+            if way is Way.GATHERED
+            else _copy_and_sum_stretch
+        )
+        stretches = (firsts[is_long], counts[is_long])
+        sums = _copy_and_sum_stretches(source, target, sources, targets, stretches, together)
     if len(targets) >= TRIED_MIN:
-        trial.took((time.thread_time_ns() - began) / len(targets), is_gathered=is_gathered)
+        trial.took(way, (time.thread_time_ns() - began) / len(targets))
     return sums
 
 
-class Trial:
-    """Which of two ways to copy and sum small blocks takes less of the processor here, by the first batches."""
-
-    def __init__(self) -> None:
-        """Know nothing."""
-        self._nanoseconds: dict[bool, list[float]] = {False: [], True: []}
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether the next batch is to be gathered: each way in its turn, and in the end the quicker one."""
-        each, gathered = self._nanoseconds[False], self._nanoseconds[True]
-        if len(gathered) < TRIALS:
-            return len(gathered) < len(each)
-        return min(gathered) < min(each)
-
-    def took(self, nanoseconds_a_block: float, *, is_gathered: bool) -> None:
-        """Take note of a batch; once all trials are made none counts any more."""
-        if len(self._nanoseconds[is_gathered]) < TRIALS:
-            self._nanoseconds[is_gathered].append(nanoseconds_a_block)
+CopyStretch = Callable[[Pool, Pool, NDArray[np.int32]], list[int]]
+"""Copy from these rows of a source to a stretch of a target, and return the checksum of each."""
 
 
-@lru_cache(maxsize=_SIZES_MAX)
-def trial_of(bytes_per_block: int) -> Trial:
-    """Return what is known of blocks of a size."""
-    del bytes_per_block
-    return Trial()
-
-
-def _copy_and_sum_gathered(
+def _copy_and_sum_stretches(
     source: Pool,
     target: Pool,
     sources: NDArray[np.int32],
     targets: NDArray[np.int32],
     stretches: tuple[NDArray[np.intp], NDArray[np.intp]],
+    copy_stretch: CopyStretch,
 ) -> list[int]:
-    """Gather the blocks of stretches, given by their positions and lengths, and copy those between them one by one."""
-    gathering = _gathering(target.shape[1])
+    """Copy the blocks of stretches, given by positions and lengths, together, and those between them one by one."""
     sums: list[int] = []
     done = 0
     for first, count in zip(*(column.tolist() for column in stretches), strict=True):
         sums += copy_and_sum_each(source, target, sources[done:first], targets[done:first])
         done, to = first + count, int(targets[first])
-        sums += gathering.copy_and_sum(source, target[to : to + count], sources[first:done])
+        sums += copy_stretch(source, target[to : to + count], sources[first:done])
     return sums + copy_and_sum_each(source, target, sources[done:], targets[done:])
+
+
+def _copy_and_sum_stretch(source: Pool, stretch: Pool, sources: NDArray[np.int32]) -> list[int]:
+    """Copy to adjacent blocks, as many in a call as stay in the cache, and return the checksum of each."""
+    written, bytes_per_block = _bytes_of(stretch), stretch.shape[1]
+    rows, most = sources.astype(np.intp), _rows_at_once(bytes_per_block)
+    starts = range(0, len(written), bytes_per_block)
+    sums: list[int] = []
+    for first in range(0, len(rows), most):
+        some = slice(first, first + most)
+        # Only in this mode are the rows written where they belong without a copy; no id is out of bounds.
+        source.take(rows[some], axis=0, out=stretch[some], mode="clip")
+        sums += [
+            xxhash.xxh3_64_intdigest(written[start : start + bytes_per_block]) or 1
+            for start in starts[some]
+        ]
+    return sums
+
+
+def _rows_at_once(bytes_per_block: int) -> int:
+    return min(ROWS_MAX, floor_div(RUN_BYTES_MAX, bytes_per_block))
 
 
 class _Gathering:
@@ -168,7 +167,7 @@ class _Gathering:
 
     def __init__(self, bytes_per_block: int) -> None:
         """Make it, with a view of each of its rows: to make one costs as much as the sum of a small block."""
-        most = min(GATHERED_MAX, floor_div(RUN_BYTES_MAX, bytes_per_block))
+        most = _rows_at_once(bytes_per_block)
         # From a page's start, as pools are: some processors copy at a sixth of their speed to what lies a few bytes
         # behind its source in their pages, and large arrays of numpy's start 16 bytes behind one.
         memory = mmap.mmap(-1, most * bytes_per_block)

@@ -17,7 +17,8 @@ from kvleased.core.effects import Direction
 from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError, checksum
 from kvleased.movers.pools import Pools
 from kvleased.movers.protocol import Batch, Piece
-from kvleased.movers.rows import TRIALS, TRIED_MIN, Trial, copy_and_sum_small, trial_of
+from kvleased.movers.rows import TRIED_MIN, copy_and_sum_small
+from kvleased.movers.trials import TRIALS, Trial, Way, trial_of
 from tests.unit.service.movers.gpu.gpu_memory import laid_on_gpu
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 12, 9, 64
@@ -296,12 +297,12 @@ def test_stretches_bring_back_the_bytes(
     ],
 )
 @pytest.mark.parametrize("block_bytes", [64, (20 << 10) - 64])
-@pytest.mark.parametrize("is_gathered", [False, True])
+@pytest.mark.parametrize("way", Way)
 def test_small_blocks_have_their_own_checksums(
-    slots: Sequence[int], block_bytes: int, is_gathered: bool, quicker: Callable[[int, bool], None]
+    slots: Sequence[int], block_bytes: int, way: Way, quickest: Callable[[int, Way], None]
 ) -> None:
     """Small blocks that become adjacent ones get bytes and checksum of their own, and damage is told by position."""
-    quicker(block_bytes, is_gathered)
+    quickest(block_bytes, way)
     random = np.random.default_rng(2)
     num_blocks = max(slots) + 2
     devices = (random.integers(0, 256, num_blocks * block_bytes, np.uint8),)
@@ -335,47 +336,55 @@ def test_small_blocks_have_their_own_checksums(
 
 
 @pytest.fixture
-def quicker() -> Iterator[Callable[[int, bool], None]]:
-    """Return what has one of the ways to copy small blocks of a size be known as the quicker one."""
+def quickest() -> Iterator[Callable[[int, Way], None]]:
+    """Return what has one of the ways to copy small blocks of a size be known as the quickest one."""
 
-    def know(block_bytes: int, is_gathered: bool) -> None:
-        for _ in range(TRIALS):
-            trial_of(block_bytes).took(1.0, is_gathered=is_gathered)
-            trial_of(block_bytes).took(2.0, is_gathered=not is_gathered)
-        assert trial_of(block_bytes).is_gathered is is_gathered
+    def know(block_bytes: int, way: Way) -> None:
+        for tried in list(Way) * TRIALS:
+            trial_of(block_bytes).took(tried, 1.0 if tried is way else 2.0)
+        assert trial_of(block_bytes).way is way
 
     trial_of.cache_clear()
     yield know
     trial_of.cache_clear()
 
 
-@pytest.mark.parametrize("is_gathered", [False, True])
-def test_each_way_is_tried_in_turn_and_the_quicker_one_stays(is_gathered: bool) -> None:
+@pytest.mark.parametrize("way", Way)
+def test_each_way_is_tried_in_turn_and_the_quickest_one_stays(way: Way) -> None:
     """A way that was slow once, as the machine was busy, is not slow for good; later batches change nothing."""
-    trial, taken = Trial(), {is_gathered: [9.0, 1.0, 9.0], not is_gathered: [5.0, 2.0, 3.0]}
+    trial = Trial()
 
     ways = []
-    for number in range(2 * TRIALS):
-        ways.append(trial.is_gathered)
-        trial.took(taken[ways[-1]][number // 2], is_gathered=ways[-1])
-    trial.took(0.5, is_gathered=not is_gathered)
+    for number in range(len(Way) * TRIALS):
+        ways.append(trial.way)
+        taken = [9.0, 1.0, 9.0] if trial.way is way else [5.0, 2.0, 3.0]
+        trial.took(trial.way, taken[number // len(Way)])
+    for other in Way:
+        trial.took(other, 0.5 if other is not way else 8.0)
 
-    assert ways == [False, True] * TRIALS
-    assert trial.is_gathered is is_gathered
+    assert ways == list(Way) * TRIALS
+    assert trial.way is way
 
 
-def test_large_batches_tell_which_way_is_the_quicker(quicker: object) -> None:
+def test_large_batches_tell_which_way_is_the_quickest(quickest: object) -> None:
     """Batches of few blocks say nothing; each of many is a trial."""
-    del quicker
+    del quickest
     block_bytes, many, few = 64, TRIED_MIN, TRIED_MIN - 1
     pool = np.zeros((many, block_bytes), np.uint8)
 
-    def copy(count: int) -> bool:
+    def copy(count: int) -> Way:
         ids = np.arange(count, dtype=np.int32)
         copy_and_sum_small(pool, pool.copy(), ids[::-1].copy(), ids)
-        return trial_of(block_bytes).is_gathered
+        return trial_of(block_bytes).way
 
-    assert [copy(count) for count in (few, many, few, many)] == [False, True, True, False]
+    each, together, gathered = Way
+    assert [copy(count) for count in (few, many, few, many, many)] == [
+        each,
+        together,
+        together,
+        gathered,
+        each,
+    ]
 
 
 def test_checksum_covers_a_slot_with_gaps() -> None:
