@@ -1,4 +1,4 @@
-"""Own an engine of owned memory that stands still between claim and attach, as long as a test wants."""
+"""Own engines whose scheduler stands still between its ranks' start and its own, as long as a test wants."""
 
 import os
 import time
@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvlease.integrations.vllm.owned.connector import KVLeaseOwnedConnector
+from kvlease.integrations.vllm.shared.connector import KVLeaseSharedConnector
 
 _HELD_BY: Final = "KVLEASE_TEST_HELD_BY"
-"""The variable that names a file: it appears when the ranks have claimed, and the engine goes on when it is gone."""
+"""The variable that names a file: it appears when the ranks have the pool, and the engine goes on when it is gone."""
+
+
+def _wait() -> None:
+    mark = Path(os.environ[_HELD_BY])
+    mark.touch()
+    while mark.exists():
+        time.sleep(0.02)
 
 
 class HeldConnector(KVLeaseOwnedConnector):
@@ -16,8 +24,14 @@ class HeldConnector(KVLeaseOwnedConnector):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Restore the index when the test allows it."""
-        mark = Path(os.environ[_HELD_BY])
-        mark.touch()
-        while mark.exists():
-            time.sleep(0.02)
+        _wait()
+        super().set_xfer_handshake_metadata_pp_aware(metadata)
+
+
+class HeldSharedConnector(KVLeaseSharedConnector):
+    """Wait with the scheduler's half."""
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Rule the pool when the test allows it."""
+        _wait()
         super().set_xfer_handshake_metadata_pp_aware(metadata)

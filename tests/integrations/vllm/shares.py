@@ -19,9 +19,10 @@ MANY = [
 def sharing(daemon: Daemon, **words: Any) -> Job:
     """Return an engine that shares the daemon's pool with all of its like."""
     extra = words.pop("extra", {})
+    module, _, name = words.pop("connector", "").rpartition(".")
     config = {
-        "kv_connector": "KVLeaseSharedConnector",
-        "kv_connector_module_path": "kvlease.integrations.vllm",
+        "kv_connector": name or "KVLeaseSharedConnector",
+        "kv_connector_module_path": module or "kvlease.integrations.vllm",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "socket": daemon.address,

@@ -1,42 +1,25 @@
-"""Own the proof that an engine starts whose daemon dies after its ranks' claim and before the scheduler's attach."""
+"""Own the proof that an engine starts whose daemon dies, or is full, between the claim of its ranks and the attach."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from kvlease import FullAttention, PlanInputs
 from tests.integrations.vllm.births import until
-from tests.integrations.vllm.daemon import Daemon
+from tests.integrations.vllm.daemon import Daemon, serving
 from tests.integrations.vllm.engine import Job, Life, differences, living, reference
+from tests.integrations.vllm.jobs import HASTY_MS
+from tests.integrations.vllm.starts import HELD_BY, shut_out, started
 from tests.integrations.vllm.storms import families
 from tests.integrations.vllm.test_owned import TINY, churn, job
 
 pytestmark = pytest.mark.vllm
 
-HELD_BY = "KVLEASE_TEST_HELD_BY"
-"""The variable by which `held.py` is told of its file."""
 LAYER = FullAttention(name="another engine's", num_kv_heads=1, head_size=16, dtype="float32")
 OTHERS = PlanInputs(layers=(LAYER,), tokens_per_block=16, device_blocks=4)
 PROMPTS = families(6)
-
-
-@contextmanager
-def started(owned: Job, folder: Path, between: Callable[[Life], None]) -> Iterator[Life]:
-    """Run a life of whose start something comes in between, once its ranks have claimed the pool."""
-    life = Life(owned, folder / "life.log")
-    mark = Path(owned.environment[HELD_BY])
-    life.start()
-    try:
-        until(mark.exists, "the ranks do not claim")
-        between(life)
-        mark.unlink()
-        life.ready()
-        yield life
-        assert not life.signs_of_bugs(), life.told()
-    finally:
-        life.close()
+OTHER_PROMPTS = families(20)[6:]
 
 
 def held(daemon: Daemon, folder: Path, **settings: object) -> Job:
@@ -91,3 +74,34 @@ def test_engine_publishes_nothing_of_memory_that_was_lost_at_its_start(
     assert differences(got, reference(owned, PROMPTS)) == []
     assert got.cached[0] == 0
     assert "has lost the memory of this engine's cache" in told
+
+
+@pytest.mark.parametrize("what", ["refused", "frozen"])
+def test_engine_whose_scheduler_is_not_let_in_serves(what: str, tmp_path: Path) -> None:
+    """It has its memory for itself then; what was cached there is as it was for the next life."""
+    settings = {"start_seconds": 0.5, "deadline_ms": HASTY_MS}
+    with serving(tmp_path, "--max-workers", "2") as daemon:
+        with living(job(daemon, engine=TINY, settings={"cache": "one"}), tmp_path) as life:
+            assert churn(life, PROMPTS) == []
+            life.kill()
+        daemon.wait_until_unused()
+
+        with (
+            ExitStack() as stack,
+            started(
+                held(daemon, tmp_path, **settings),
+                tmp_path,
+                lambda _: shut_out(daemon, what, stack),
+            ) as life,
+        ):
+            assert [churn(life, OTHER_PROMPTS), churn(life, OTHER_PROMPTS)] == [[], []]
+            told = life.told()
+        daemon.wait_until_unused()
+
+        owned = job(daemon, engine=TINY, settings={"cache": "one"})
+        with living(owned, tmp_path) as life:
+            got = life.generate(PROMPTS[-2:])
+
+    assert min(got.cached) >= 64
+    assert differences(got, reference(owned, PROMPTS[-2:])) == []
+    assert "for itself" in told

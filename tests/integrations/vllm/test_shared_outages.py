@@ -1,5 +1,6 @@
 """Own the proof that sharing hurts no engine while the daemon is away, when its memory ends, and where it never was."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -8,10 +9,11 @@ import pytest
 
 from kvlease import FullAttention, PlanInputs
 from tests.integrations.vllm.births import until
-from tests.integrations.vllm.daemon import Daemon
+from tests.integrations.vllm.daemon import Daemon, serving
 from tests.integrations.vllm.engine import Life, differences, living, prompt, reference
 from tests.integrations.vllm.jobs import HASTY_MS
 from tests.integrations.vllm.shares import MANY, PROMPTS, TINY, sharing
+from tests.integrations.vllm.starts import HELD_BY, shut_out, started
 
 pytestmark = pytest.mark.vllm
 
@@ -146,3 +148,37 @@ def test_daemon_absent_at_start(daemon: Daemon, tmp_path: Path) -> None:
         daemon.start()
 
     assert differences(got, reference(job, PROMPTS)) == []
+
+
+@pytest.mark.parametrize("what", ["refused", "frozen"])
+def test_engine_whose_scheduler_is_not_let_in_serves(what: str, tmp_path: Path) -> None:
+    """It has the memory for itself then; what was cached there is as it was for others."""
+    with serving(tmp_path, "--max-workers", "2") as daemon:
+        extra = {"start_seconds": 0.5, "deadline_ms": HASTY_MS, "cache": "ours"}
+        held = sharing(
+            daemon,
+            engine=TINY,
+            extra=extra,
+            connector="tests.integrations.vllm.held.HeldSharedConnector",
+            environment={HELD_BY: str(tmp_path / "held")},
+        )
+        job = sharing(daemon, engine=TINY, extra={"cache": "ours"})
+        with living(job, tmp_path) as life:
+            said = [life.generate(PROMPTS)]
+        daemon.wait_until_unused()
+
+        with (
+            ExitStack() as stack,
+            started(held, tmp_path, lambda _: shut_out(daemon, what, stack)) as life,
+        ):
+            others = [life.generate(MANY), life.generate(MANY)]
+            told = life.told()
+        daemon.wait_until_unused()
+
+        with living(job, tmp_path) as life:
+            said.append(life.generate(PROMPTS))
+
+    assert [differences(got, reference(job, PROMPTS)) for got in said] == [[], []]
+    assert [differences(got, reference(job, MANY)) for got in others] == [[], []]
+    assert min(said[-1].cached) >= 320
+    assert "for itself" in told

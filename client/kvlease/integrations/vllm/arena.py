@@ -1,6 +1,7 @@
 """Own how an engine's one KV allocation becomes memory that is there already; whose it is, is the caller's matter."""
 
 import ctypes
+import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -13,6 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from kvlease.geometry import ceil_div
 from kvlease.integrations.vllm.mapping import open_descriptor
+from kvlease.memory import Identity
+
+_logger: Final = logging.getLogger(__name__)
 
 _MAP_FIXED: Final = 0x10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
@@ -68,6 +72,22 @@ def arena_tensor(region: NDArray[np.uint8]) -> torch.Tensor:
 def lies_within(tensor: torch.Tensor, arena: torch.Tensor) -> bool:
     """Tell whether a tensor's storage is that of the arena."""
     return tensor.untyped_storage().data_ptr() == arena.untyped_storage().data_ptr()
+
+
+def parted(arena: torch.Tensor, memory: Identity) -> bool:
+    """Make a rank's part of the daemon's pool this engine's own, in place; returns whether it is, and says why not."""
+    (device,) = ((device, inode) for kind, device, inode in memory if kind == "device")
+    try:
+        part_from_others(arena, device)
+    except OSError as error:
+        _logger.error(  # noqa: TRY400 - the system's own words are enough
+            "The daemon's memory cannot be made this engine's own: %s. Requests that need more blocks than it has wait "
+            "for ever: restart the engine.",
+            error,
+            extra={"action": "part"},
+        )
+        return False
+    return True
 
 
 def part_from_others(arena: torch.Tensor, memory: tuple[int, int]) -> None:

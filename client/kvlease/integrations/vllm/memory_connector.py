@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
@@ -17,15 +18,24 @@ from kvlease.integrations.vllm.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
 from kvlease.integrations.vllm.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
-from kvlease.integrations.vllm.steps import StepMetadata
+from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 from kvlease.plan import CachePlan
 
 
 class WorkersHalf(Protocol):
     """What a rank's process has."""
 
+    is_apart: bool
+    """Whether the cache is seen by nobody else any more."""
+
     def check(self, kv_caches: dict[str, Any]) -> None:
         """See whether the cache lies where it should."""
+
+    def part(self) -> None:
+        """Have the cache seen by nobody else."""
+
+    def poll(self) -> None:
+        """Take over what became of the session."""
 
     def close(self) -> None:
         """Detach."""
@@ -81,6 +91,16 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata), "the scheduler's half makes it"
         self._step_id = connector_metadata.step_id
+        if connector_metadata.parts and self._memory is not None:
+            self._memory.part()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Tell that the step is carried out, and whether the cache is this engine's alone."""
+        memory = self._memory
+        if memory is not None:
+            memory.poll()
+        is_apart = memory is None or memory.is_apart
+        return StepsBack(self._step_id, is_apart=is_apart) if self._step_id else None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Do nothing: what is cached lies where it is read."""

@@ -88,7 +88,8 @@ class EngineSession:
         self._attacher = Attacher(settings, terms, self.guard)
         self._attached: Attachment | None = None
         self._process_id = os.getpid()
-        self._is_closed = False
+        self.is_closed = False
+        """Whether it stays off."""
         self._end: weakref.finalize[[], Self] | None = None
         self._is_in_doubt = False
         self._worker_id = 0
@@ -118,7 +119,7 @@ class EngineSession:
         session = cls(settings, terms)
         if terms.identity.refusal:
             _logger.error("No kvlease cache for this engine: %s", terms.identity.refusal)
-            session._is_closed = True
+            session.is_closed = True
             return session
         session._end = weakref.finalize(session, session._attacher.abandon)
         session._end.atexit = False
@@ -192,7 +193,7 @@ class EngineSession:
 
         Nothing but LOST becomes of one that was closed: it is told no news of another cache.
         """
-        if self._process_id == os.getpid() and not self._is_closed:
+        if self._process_id == os.getpid() and not self.is_closed:
             attached = self._attached
             if attached is not None and attached.is_elsewhere:
                 self._lose(attached)
@@ -202,7 +203,7 @@ class EngineSession:
         was_on, self._told_on = self._told_on, self.is_on
         if not self._told_on:
             was_gone, self._told_gone = self._told_gone, self._attacher.is_gone
-            if self._told_gone and not was_gone and not self._is_closed:
+            if self._told_gone and not was_gone and not self.is_closed:
                 return SessionEvent.GONE
             return SessionEvent.LOST if was_on else SessionEvent.NONE
         self._told_gone = False
@@ -275,9 +276,9 @@ class EngineSession:
 
     def close(self) -> None:
         """Detach, which ends this process's part of the magazine; the session stays off. Safe to call again."""
-        if self._is_closed or self._process_id != os.getpid():
+        if self.is_closed or self._process_id != os.getpid():
             return
-        self._is_closed = True
+        self.is_closed = True
         self.guard.shield(self._close, None, "close")
         self.guard.leave()
 

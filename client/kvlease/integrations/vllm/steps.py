@@ -13,6 +13,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc,unused-ignore] # v
     """Which step this is."""
 
     step_id: int
+    parts: bool = False
+    """Whether the ranks are to have their caches seen by no other engine any more, before the step is carried out."""
 
 
 @dataclass(frozen=True, slots=True)

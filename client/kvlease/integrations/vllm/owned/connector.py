@@ -13,7 +13,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorWorkerMetadata,
 )
 
 from kvlease.errors import InvalidError
@@ -72,12 +71,6 @@ class KVLeaseOwnedConnector(MemoryConnector):
             return None
         return RankClaim(self._memory.claim)
 
-    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Tell that the step is carried out."""
-        if self._memory is not None:
-            self._memory.poll()
-        return StepsBack(self._step_id) if self._step_id else None
-
     # The scheduler
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
@@ -109,15 +102,16 @@ class KVLeaseOwnedConnector(MemoryConnector):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Number the step."""
-        del scheduler_output
         assert self._scheduler is not None, "vLLM asks the scheduler's half"
-        return StepMetadata(self._scheduler.dispatch())
+        is_empty = not scheduler_output.total_num_scheduled_tokens
+        step_id = self._scheduler.dispatch(is_empty=is_empty)
+        return StepMetadata(step_id, parts=self._scheduler.parts)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Publish what is written now."""
         back = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(back, StepsBack):
-            self._scheduler.came_back(back.step_id)
+            self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
 
     def request_finished(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvlease.geometry import ceil_div
-from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_within
+from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_within, parted
 from kvlease.integrations.vllm.fence import Retracted, unpacked_keys
 from kvlease.integrations.vllm.session import EngineSession
 from kvlease.magazine import ExchangeOrder
@@ -43,6 +43,9 @@ class OwnedMemory:
         self._arena: Any = None
         self.claim: Claim | None = None
         """What was claimed; None where the cache does not lie in the pool."""
+        self.is_apart = False
+        """Whether the cache is seen by nobody else any more."""
+        self._has_failed = False
 
     def context(self) -> AbstractContextManager[Any] | None:
         """Claim the pool, and return the context in which the engine allocates its cache; None to let it be."""
@@ -82,6 +85,13 @@ class OwnedMemory:
     def close(self) -> None:
         """Detach."""
         self._session.close()
+
+    def part(self) -> None:
+        """Have the cache seen by nobody else; the claim stays, so nobody writes what is read here."""
+        if not self.is_apart and not self._has_failed:
+            claim = self.claim
+            self.is_apart = claim is None or parted(self._arena, claim.memory)
+            self._has_failed = not self.is_apart
 
     def poll(self) -> None:
         """See whether the daemon has lost the memory; then it is of no use to stay attached."""

@@ -26,6 +26,8 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
     """vLLM's pool; a pool gets this class when the engine starts, and keeps all of its state."""
 
     keeper: Keeper
+    is_short: bool
+    """Whether fewer blocks could be handed out than are free, when they were counted last."""
     _counts_all: bool
 
     @classmethod
@@ -38,6 +40,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
 
     def _begin(self, keeper: Keeper) -> None:
         self._counts_all = False
+        self.is_short = False
         self.keeper = keeper
         keeper.watch(self._is_free, self._free_ids)
 
@@ -161,7 +164,9 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         num_free: int = super().get_num_free_blocks()
         if self._counts_all or not self.keeper.is_on:
             return num_free
-        return self.keeper.num_free(num_free)
+        num_given = self.keeper.num_free(num_free)
+        self.is_short = num_given < num_free
+        return num_given
 
     def get_usage(self) -> float:
         """Return vLLM's own figure."""

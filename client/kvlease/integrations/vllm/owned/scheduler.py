@@ -47,7 +47,9 @@ class SessionCalls:
 
     @property
     def is_dead(self) -> bool:
-        """Whether nobody listens at the daemon's address."""
+        """Whether nobody listens at the daemon's address; of no use to who will not tell it what was overwritten."""
+        if self._session.is_closed:
+            return False
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + _PROOF_SECONDS
@@ -79,6 +81,8 @@ class OwnedScheduler:
         self._pool: Any = None
         self.keeper: Keeper | None = None
         """None while nothing is persisted."""
+        self.parts = False
+        """Whether the ranks are to make their memory this engine's own, which the daemon has left without blocks."""
 
     def bind(self, pool: Any) -> None:
         """Remember the pool."""
@@ -109,7 +113,8 @@ class OwnedScheduler:
             keeper.ledger.doubt_all()
             keeper.doubt()
             _logger.error(
-                "The kvlease daemon does not tell what it has; the engine starts cold, when it answers.",
+                "The kvlease daemon does not tell what it has; the engine starts cold, if it answers before there are "
+                "requests.",
                 extra={"action": "owned_unknown"},
             )
         else:
@@ -125,14 +130,24 @@ class OwnedScheduler:
             )
         self.keeper = keeper
 
-    def dispatch(self) -> int:
-        """Return the id of the step that goes out now."""
-        return 0 if self.keeper is None else self.keeper.fence.dispatch()
+    def dispatch(self, *, is_empty: bool) -> int:
+        """Return the id of the step that goes out now; one in which nothing could be done may be for want of blocks."""
+        keeper, session = self.keeper, self._session
+        if keeper is None or session is None:
+            return 0
+        if is_empty and keeper.is_on and self._pool.is_short and not session.is_returning:
+            self._part(session)
+        self._pool.is_short = False
+        return keeper.fence.dispatch()
 
-    def came_back(self, step_id: int) -> None:
-        """Note that a step came back on all ranks, and do what is due."""
+    def came_back(self, step_id: int, *, is_apart: bool = False) -> None:
+        """Note that a step came back on all ranks, and whether nobody else sees their memory; do what is due."""
         session, keeper = self._session, self.keeper
         if session is None or keeper is None or not keeper.is_on:
+            return
+        if self.parts:
+            if is_apart:
+                keeper.switch_off()
             return
         event = self._hear(session)
         if event.ends_memory:
@@ -175,6 +190,24 @@ class OwnedScheduler:
             "The kvlease daemon has lost the memory of this engine's cache. The engine goes on with it, but its cache "
             "ends with it: restart the engine, when that suits, to have it persisted again.",
             extra={"action": "owned_off"},
+        )
+
+    def _part(self, session: EngineSession) -> None:
+        """Have the ranks keep their memory for this engine, which cannot wait for blocks for ever.
+
+        Nothing is published or retracted from here on: what the daemon finds keeps its bytes, for this engine writes to
+        pages of its own, and nobody else writes to those that it reads while its ranks have them claimed.
+        """
+        if self.parts:
+            return
+        self.parts = True
+        session.close()
+        _logger.error(
+            "The kvlease daemon does not let this engine's scheduler have blocks (%s). The engine goes on with its "
+            "memory for itself, which takes as much again while it is written, and its cache ends with it: restart the "
+            "engine, when that suits, to have it persisted again.",
+            session.refusal or "it does not answer",
+            extra={"action": "owned_alone"},
         )
 
     def _keys(self, names: list[bytes]) -> list[bytes]:

@@ -13,7 +13,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorWorkerMetadata,
 )
 
 from kvlease.errors import InvalidError
@@ -75,14 +74,6 @@ class KVLeaseSharedConnector(MemoryConnector):
             return None
         return RankMapped(self._memory.mapped)
 
-    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Tell that the step is carried out."""
-        if self._memory is None:
-            return StepsBack(self._step_id) if self._step_id else None
-        self._memory.poll()
-        is_apart = self._memory.is_apart
-        return StepsBack(self._step_id, is_apart=is_apart) if self._step_id else None
-
     # The scheduler
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
@@ -118,7 +109,8 @@ class KVLeaseSharedConnector(MemoryConnector):
         """Number the step."""
         assert self._scheduler is not None, "vLLM asks the scheduler's half"
         is_empty = not scheduler_output.total_num_scheduled_tokens
-        return StepMetadata(self._scheduler.dispatch(is_empty=is_empty))
+        step_id = self._scheduler.dispatch(is_empty=is_empty)
+        return StepMetadata(step_id, parts=self._scheduler.parts)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Note which step came back: what it wrote may be published."""

@@ -101,29 +101,32 @@ class Dealer:
             self._orphan()
 
     def go_alone(self) -> None:
-        """Have the whole memory of before, for every rank has made it its own."""
+        """Have the whole memory, for every rank has made it its own."""
         if not self.is_orphan:
-            self._orphan()
+            self._leave()
         self.is_alone = True
         self._forget(self._books.isolate())
         _logger.warning(
-            "This engine has all %d blocks of the memory of before for itself, as an engine without kvlease has.",
+            "This engine has all %d blocks of its memory for itself, as an engine without kvlease has.",
             self._books.num_owned,
             extra={"action": "alone", "num_blocks": self._books.num_owned},
         )
 
     def _orphan(self) -> None:
         """Share no more: the memory under the engine is not the cache's any more, so nobody says whose blocks are."""
-        self.is_orphan = True
-        self._forget(self._books.give_up())
-        self.num_available = 0
-        # An empty magazine would count when others are dealt their share.
-        self._session.close()
+        self._leave()
         _logger.error(
             "The daemon has lost the cache's memory; this engine keeps it and goes on without sharing. Restart it at "
             "leisure to share again.",
             extra={"action": "orphaned", "num_blocks": self._books.num_owned},
         )
+
+    def _leave(self) -> None:
+        self.is_orphan = True
+        self._forget(self._books.give_up())
+        self.num_available = 0
+        # An empty magazine would count when others are dealt their share.
+        self._session.close()
 
     def misses(self, names: Sequence[bytes], deciding: Sequence[bytes]) -> bool:
         """Tell without a call whether surely nothing of a prefix is cached, and note that it was missed.

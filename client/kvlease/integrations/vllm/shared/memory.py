@@ -9,7 +9,7 @@ from kvlease.integrations.vllm.arena import (
     ArenaContext,
     arena_tensor,
     lies_within,
-    part_from_others,
+    parted,
 )
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.memory import Identity
@@ -37,6 +37,7 @@ class RankMemory:
         """Where the cache lies; None where it is the engine's own memory."""
         self.is_apart = False
         """Whether the cache was the daemon's memory once, and is seen by nobody else any more."""
+        self._has_failed = False
 
     def __repr__(self) -> str:
         """Show life: whether the cache lies in the pool."""
@@ -84,26 +85,19 @@ class RankMemory:
             return
         is_gone = event is SessionEvent.GONE
         if self.mapped is not None and (is_gone or self._session.memory != self.mapped.memory):
-            self._part(self.mapped.memory)
+            self.part()
         self._session.close()
+
+    def part(self) -> None:
+        """Have the cache seen by nobody else; who stays attached keeps others from writing what is read here."""
+        if not self.is_apart and not self._has_failed:
+            mapped = self.mapped
+            self.is_apart = mapped is None or parted(self._arena, mapped.memory)
+            self._has_failed = not self.is_apart
 
     def close(self) -> None:
         """Detach."""
         self._session.close()
-
-    def _part(self, memory: Identity) -> None:
-        (device,) = ((device, inode) for kind, device, inode in memory if kind == "device")
-        try:
-            part_from_others(self._arena, device)
-        except OSError as error:
-            _logger.error(  # noqa: TRY400 - the system's own words are enough
-                "The memory that the daemon has lost cannot be made this engine's own: %s. Requests that need more "
-                "blocks than it has wait for ever: restart the engine.",
-                error,
-                extra={"action": "part"},
-            )
-        else:
-            self.is_apart = True
 
     def _refuse(self, why: str) -> None:
         self.mapped = None

@@ -45,6 +45,8 @@ class SharedScheduler:
         self.fence = Fence()
         self.dealer: Dealer | None = None
         self.steering: Steering | None = None
+        self.parts = False
+        """Whether the ranks are to make their memory this engine's own, which the daemon has left without blocks."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -86,7 +88,10 @@ class SharedScheduler:
     def dispatch(self, *, is_empty: bool) -> int:
         """Number the step that goes out; one in which nothing could be done makes the next one wait a moment."""
         if self.steering is not None and self._session is not None:
+            is_starved = self.steering.is_starved and not self._session.is_returning
             self._session.guard.shield(self.steering.end_step, None, "end of a step")
+            if is_empty and is_starved and not self.parts:
+                self._part(self._session)
             if is_empty and (self.steering.waiting or not self._session.is_on):
                 time.sleep(_EMPTY_STEP_SECONDS)
         step_id = self.fence.dispatch()
@@ -142,6 +147,17 @@ class SharedScheduler:
         if self._session is not None:
             _logger.info("The engine leaves the shared pool: %s", self.counts, extra=self.counts)
             self._session.close()
+
+    def _part(self, session: EngineSession) -> None:
+        """Have the ranks keep their memory for this engine, which cannot wait for blocks for ever."""
+        self.parts = True
+        session.close()
+        _logger.error(
+            "The kvlease daemon does not let this engine's scheduler have blocks (%s). The engine goes on with its "
+            "memory for itself, which takes as much again while it is written: restart it at leisure to share again.",
+            session.refusal or "it does not answer",
+            extra={"action": "shared_alone"},
+        )
 
     def _was_reset(self) -> None:
         if self._session is not None:

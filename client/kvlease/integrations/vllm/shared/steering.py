@@ -64,6 +64,8 @@ class Steering:
         self._stand_in = KVCacheBlock(block_id=0, ref_cnt=1)
         self.waiting: dict[str, Any] = {}
         """Requests that are not admitted yet, by id."""
+        self.is_starved = False
+        """Whether blocks were lacking in the step being scheduled, of which the daemon could not be asked."""
         self._step = 1
         self._asked: set[bytes] = set()
         self._blocked = (b"", 0)
@@ -154,6 +156,7 @@ class Steering:
         self._pace.step()
         self._has_exchanged = False
         self._is_held_back = False
+        self.is_starved = False
         self._ahead.clear()
         self._asked.clear()
         self._pool.allowance = 0
@@ -250,6 +253,7 @@ class Steering:
             self._pool.forget(
                 self.books.evict(short, kept=hits) if is_alone else self.books.give_up()
             )
+            self.is_starved = not is_alone and fresh > self.books.num_stock
             return
         if is_running:
             self._provide_running(short)
