@@ -1,12 +1,19 @@
-"""Own which caches' memory could not be had lately, so that it is said, and not sought again at once without end."""
+"""Own which caches' memory could not be had lately, so that it is said, and not sought again at once without end.
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+The supervisor keeps it, too: where the kernel has killed the process that sought the memory, the next one knows.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Final
 
 from kvlease.errors import PoolFullError
 from kvlease.plan import CachePlan
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
+from kvleased.memory import regions
 
 ADVICE: Final = "register it with fewer bytes, delete another cache, or have more memory, or huge pages, for the daemon"
 """What to do about it."""
@@ -18,17 +25,19 @@ TOLD_SECONDS: Final = 600.0
 """Seconds beyond the pause for which a cache is spoken of that nobody registers again."""
 SHORTAGES_MAX: Final = 64
 """Caches whose want of memory is remembered; the one that was noted first is forgotten."""
+_PREFIX: Final = "shortage/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shortage:
-    plan: CachePlan
+    digest: str
+    """That of the cache's plan."""
     reason: str
     bytes_populated: int
     of_bytes: int
     num_failures: int
     until: float
-    """When it may be tried again, in seconds of the clock."""
+    """When it may be tried again, in seconds of the clock, which is the same in all processes of a machine."""
 
     @property
     def told(self) -> str:
@@ -44,6 +53,7 @@ class MemoryShortages:
         """Begin with none; the clock tells seconds."""
         self._clock = clock
         self._of: dict[str, _Shortage] = {}
+        self._keeper: KeeperLink | None = None
 
     def __repr__(self) -> str:
         """Show life: whose memory."""
@@ -63,29 +73,39 @@ class MemoryShortages:
         self, name: str, plan: CachePlan, reason: str, *, bytes_populated: int, of_bytes: int
     ) -> float:
         """Note that a cache was given up; returns the seconds until it may be tried again."""
-        before = self._of.pop(name, None)
-        num_failures = 1 + (before.num_failures if before and before.plan == plan else 0)
+        num_failures = 1 + self.num_failures(name, plan)
+        self._of.pop(name, None)
         pause_seconds = min(PAUSE_SECONDS * (1 << min(num_failures - 1, 12)), PAUSE_SECONDS_MAX)
         self._of[name] = _Shortage(
-            plan=plan,
+            digest=_digest(plan),
             reason=reason,
             bytes_populated=bytes_populated,
             of_bytes=of_bytes,
             num_failures=num_failures,
             until=self._clock() + pause_seconds,
         )
+        self._keep(name)
         if len(self._of) > SHORTAGES_MAX:
-            del self._of[next(iter(self._of))]
+            self.forget(next(iter(self._of)))
         return pause_seconds
 
     def end_pauses(self) -> None:
         """Note that memory has been given back, so that all may try again; what failed is still told."""
         now = self._clock()
-        self._of = {name: replace(one, until=min(one.until, now)) for name, one in self._of.items()}
+        for name, one in self._of.items():
+            if one.until > now:
+                self._of[name] = replace(one, until=now)
+                self._keep(name)
 
     def forget(self, name: str) -> None:
         """Note that a cache has its memory."""
-        self._of.pop(name, None)
+        if self._of.pop(name, None) is not None and self._keeper is not None:
+            self._keeper.drop(_PREFIX + name)
+
+    def num_failures(self, name: str, plan: CachePlan) -> int:
+        """Count how often in a row the memory for this very plan could not be had."""
+        one = self._of.get(name)
+        return 0 if one is None or one.digest != _digest(plan) else one.num_failures
 
     def require_none(self, name: str, plan: CachePlan) -> None:
         """Refuse to try again at once what has just failed; anything else may be tried.
@@ -94,7 +114,7 @@ class MemoryShortages:
             PoolFullError: the memory for this very plan could not be had a moment ago.
         """
         one = self._of.get(name)
-        if one is None or one.plan != plan:
+        if one is None or one.digest != _digest(plan):
             return
         left_seconds = one.until - self._clock()
         if left_seconds > 0:
@@ -106,3 +126,25 @@ class MemoryShortages:
                 available=one.bytes_populated,
                 retry_after_ms=int(left_seconds * 1000) + 1,
             )
+
+    # Restarts
+
+    def recover(self, keeper: KeeperLink, kept: Iterable[Kept]) -> None:
+        """Go on with what was noted in an earlier life, and have kept what is noted from now on."""
+        self._keeper = keeper
+        for item in kept:
+            if item.name.startswith(_PREFIX):
+                self._of[item.name.removeprefix(_PREFIX)] = _Shortage(**item.metadata)
+                os.close(item.fd)
+
+    def _keep(self, name: str) -> None:
+        if self._keeper is not None:
+            # The store keeps descriptors; this one only carries the metadata.
+            stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._keeper.keep(_PREFIX + name, stand_in, asdict(self._of[name]))
+            os.close(stand_in)
+
+
+def _digest(plan: CachePlan) -> str:
+    _, digest = regions.packed_plan(plan)
+    return digest

@@ -73,6 +73,8 @@ class CacheEntry:
     """Whether the disk store was looked through to the end, in this life or an earlier one of the control process."""
     disk_file_id: str = ""
     """The file whose slots the core knows, as the disk mover names it; empty where there was none yet."""
+    num_populatings: int = 0
+    """Lives of the control process in a row in which populating its memory began, and has not come to its end."""
     observer: "Observer | None" = None
     """What is noted of its requests; None where nobody ever wanted to know."""
 

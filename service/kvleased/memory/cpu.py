@@ -14,7 +14,12 @@ from kvlease.geometry import round_up
 
 def is_populated(fd: int, region_bytes: int) -> bool:
     """Tell whether every page of a region exists already, without touching any."""
-    return os.fstat(fd).st_blocks * 512 >= region_bytes
+    return populated_bytes(fd) >= region_bytes
+
+
+def populated_bytes(fd: int) -> int:
+    """Return the bytes of a region whose pages exist already."""
+    return os.fstat(fd).st_blocks * 512
 
 
 def populate_chunks(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:

@@ -163,6 +163,7 @@ class CacheVerbs:
         and `magazines` which ones they share.
         """
         self.name_tenants()
+        self._registry.memory_shortages.recover(self._keeper, kept)
         found: dict[str, dict[str, Kept]] = {}
         for item in kept:
             if item.name.startswith(PREFIX):
@@ -193,6 +194,7 @@ class CacheVerbs:
                 entry.disk_file_id = registration.metadata["disk_file_id"]
                 # A registration that an earlier build kept says nothing of drains.
                 entry.is_draining = registration.metadata.get("is_draining", False)
+                entry.num_populatings = registration.metadata.get("num_populatings", 0)
                 self._go_on(entry)
                 self._maker.populate(entry)
                 return

@@ -259,6 +259,7 @@ class Maker:
             "is_scanned": entry.is_scanned,
             "disk_file_id": entry.disk_file_id,
             "is_draining": entry.is_draining,
+            "num_populatings": entry.num_populatings,
         }
         self._keeper.keep(
             f"{PREFIX}{entry.name}/{regions.PLAN}", entry.fds[regions.PLAN], registration
@@ -297,6 +298,10 @@ class Maker:
         ):
             self._make_ready(entry)
             return
+        if self._populator.gives_up(entry, sizes):
+            return
+        entry.num_populatings += 1
+        self.note_store(entry)
         self._populator.start(entry, sizes)
 
     def _give_up(self, entry: CacheEntry) -> None:
@@ -317,6 +322,9 @@ class Maker:
         self._tiers.map(entry, message, fds)
         entry.bytes_populated = entry.pool_bytes
         entry.status = READY
+        if entry.num_populatings:
+            entry.num_populatings = 0
+            self.note_store(entry)
         self._tiers.introduce(entry)
         self._registry.memory_shortages.forget(entry.name)
         _LOG.info("cache_ready", cache=entry.name, bytes=entry.pool_bytes)

@@ -11,6 +11,8 @@ from kvleased.memory import cpu, regions
 from kvleased.memory_shortages import ADVICE, MemoryShortages
 from kvleased.registry import CacheEntry
 
+_ENDS_MAX: Final = 2
+"""Ends of the control process amid populating, and failures before, after which a cache is given up."""
 _LOG: Final = structlog.get_logger()
 
 
@@ -39,6 +41,29 @@ class Populator:
         self.tasks[entry.name] = task
         task.add_done_callback(lambda ended: self._forget(entry.name, ended))
 
+    def gives_up(self, entry: CacheEntry, sizes: Mapping[str, int]) -> bool:
+        """Give a cache up whose populating has ended the lives before, as where the kernel kills for want of memory.
+
+        One such end may be anything's; another one, or one after a failure that was told, would go on so without end.
+        """
+        num_ends = entry.num_populatings
+        failures = self._memory_shortages.num_failures(entry.name, entry.plan)
+        if not num_ends or num_ends + failures < _ENDS_MAX:
+            return False
+        pool_kinds = regions.pool_kinds(entry.plan)
+        entry.bytes_populated = sum(
+            min(cpu.populated_bytes(entry.fds[kind]), num_bytes)
+            for kind, num_bytes in sizes.items()
+            if kind in pool_kinds
+        )
+        whose = (
+            "the last control process"
+            if num_ends == 1
+            else f"the last {num_ends} control processes"
+        )
+        self._fail(entry, f"{whose} ended amid it, as the kernel ends one for want of memory,")
+        return True
+
     def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
         # Another cache may have the name by now, and be populated.
         if self.tasks.get(name) is ended:
@@ -59,23 +84,25 @@ class Populator:
         try:
             await self._populate_all(entry, sizes)
         except OSError as error:
-            reason = error.strerror or type(error).__name__
-            bytes_populated, of_bytes = entry.bytes_populated, entry.pool_bytes
-            pause_seconds = self._memory_shortages.note(
-                entry.name, entry.plan, reason, bytes_populated=bytes_populated, of_bytes=of_bytes
-            )
-            _LOG.error(
-                "populating_failed",
-                cache=entry.name,
-                error=reason,
-                bytes_populated=bytes_populated,
-                of_bytes=of_bytes,
-                seconds_until_retry=pause_seconds,
-                advice=ADVICE,
-            )
-            self._give_up(entry)
+            self._fail(entry, error.strerror or type(error).__name__)
             return
         self._make_ready(entry)
+
+    def _fail(self, entry: CacheEntry, reason: str) -> None:
+        bytes_populated, of_bytes = entry.bytes_populated, entry.pool_bytes
+        pause_seconds = self._memory_shortages.note(
+            entry.name, entry.plan, reason, bytes_populated=bytes_populated, of_bytes=of_bytes
+        )
+        _LOG.error(
+            "populating_failed",
+            cache=entry.name,
+            error=reason,
+            bytes_populated=bytes_populated,
+            of_bytes=of_bytes,
+            seconds_until_retry=pause_seconds,
+            advice=ADVICE,
+        )
+        self._give_up(entry)
 
     async def _populate_all(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
         pool_kinds = regions.pool_kinds(entry.plan)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.unit.service.registering import request_of
 
 from .conftest import Node, inputs
 
+PAGE_BYTES = 4096
 PLAN = plan(PlanInputs.from_proto(inputs()))
 
 
@@ -161,3 +163,67 @@ async def test_other_registration_is_tried_at_once(
 
         assert info.status == "ready"
         assert daemon.readiness == (True, "ready")
+
+
+def kept_in(node: Node) -> dict[str, Any]:
+    """Return what the supervisor keeps, by name."""
+    return {
+        entry["name"]: entry["metadata"]
+        for message, _ in node.store.handover()
+        for entry in message["entries"]
+    }
+
+
+@pytest.fixture
+def _killing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no life reach the end of populating."""
+    populate = cpu.populate_chunks
+
+    def hang(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
+        is_device = region_bytes == PLAN.device_bytes
+        yield from populate(fd, PAGE_BYTES if is_device else region_bytes, chunk_bytes)
+        while is_device:
+            yield 0
+
+    monkeypatch.setattr(cpu, "populate_chunks", hang)
+
+
+@pytest.mark.usefixtures("_killing")
+async def test_populating_that_ends_lives_is_given_up(node: Node) -> None:
+    """The second end in a row, and each further one after a pause, is told as the reason, and how often it failed."""
+    async with node.life() as daemon:
+        await node.ask("register_cache", request_of())
+    async with node.life() as daemon:
+        while not daemon.registry.cache("main").bytes_populated:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0)
+    async with node.life() as daemon:
+        with pytest.raises(
+            PoolFullError, match=r"the last 2 control processes ended .* when 4096 of"
+        ):
+            await node.ask("register_cache", request_of())
+        assert not daemon.registry.caches
+        daemon.registry.memory_shortages.end_pauses()
+        await node.ask("register_cache", request_of())
+    async with node.life() as daemon:
+        with pytest.raises(
+            PoolFullError, match=r"the last control process ended .* 2 times in a row"
+        ):
+            await node.ask("register_cache", request_of())
+        told = daemon.readiness
+
+    assert [name for name in kept_in(node) if name.startswith("cache/")] == []
+    assert told == (True, "degraded: memory could not be had: main")
+
+
+async def test_cache_that_had_its_memory_is_not_given_up(
+    node: Node, request: pytest.FixtureRequest
+) -> None:
+    """An end amid populating counts until it is over; what was noted of the cache is forgotten then."""
+    request.getfixturevalue("_killing")
+    async with node.life():
+        await node.ask("register_cache", request_of())
+    request.getfixturevalue("monkeypatch").undo()
+    async with node.life():
+        await node.register()
+
+    assert kept_in(node)["cache/main/plan"]["num_populatings"] == 0
