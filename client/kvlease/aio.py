@@ -6,6 +6,7 @@ from typing import Self, TypeVar
 
 from kvlease import _calls, _flows, _late, _operator_calls, tracing
 from kvlease._async_port import AsyncPort
+from kvlease._bound import Bound
 from kvlease._calls import Ask
 from kvlease._link import Link
 from kvlease._unclosed import warn_unclosed
@@ -42,7 +43,7 @@ from kvlease.transports.base import chosen_address
 R = TypeVar("R")
 
 
-class AsyncClient:
+class AsyncClient(Bound):
     """A connection to a daemon for an event loop; the same verbs as `Client`.
 
     It belongs to the loop of its first call until it is closed, or that loop has ended; in another one its calls are

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, Self, TypeVar
 
 from kvlease import _calls, _flows, _operator_calls, tracing
+from kvlease._bound import Bound
 from kvlease._calls import Ask
 from kvlease._checks import check_deadline
 from kvlease._fields import given
@@ -48,7 +49,7 @@ DEADLINE_SECONDS: Final = 5.0
 """Seconds after which a call ends, unless told otherwise; time that the daemon was asked to wait comes on top."""
 
 
-class Client:
+class Client(Bound):
     """A connection to a daemon; a context manager. Operator verbs always raise what went wrong."""
 
     def __init__(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease._bound import Bound
 from kvlease._grants import Grant
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.replies import Committed, Evicted, Explanation, Miss, Reloaded
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from kvlease.worker_view import WorkerView
 
 
-class GrantView:
+class GrantView(Bound):
     """What a lease knows of itself; one thread at a time may use a lease's verbs."""
 
     def __init__(self, worker: "WorkerView", grant: Grant) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease._bound import Bound
 from kvlease._checks import check_deadline, check_keys
 from kvlease._session import Session
 from kvlease.cuda import DeviceMemory
@@ -16,7 +17,7 @@ from kvlease.plan import CachePlan
 from kvlease.tables import RowTable
 
 
-class WorkerView(ABC):
+class WorkerView(Bound, ABC):
     """What a worker knows of itself."""
 
     def __init__(self, session: Session) -> None:
