@@ -37,7 +37,8 @@ TAGS: Final = (
     {
         "name": "workers",
         "description": "Become a worker, stay one, stop being one. Over the Unix socket the worker is the process that "
-        "connected and ends with it, as with each call of curl; over TCP it stays until it is detached.",
+        "connected and ends with it, as with each call of curl; over TCP it stays until it is detached, or "
+        "has no lease and was silent for lease_seconds.",
     },
     {
         "name": "leases",
