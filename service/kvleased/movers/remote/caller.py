@@ -57,7 +57,9 @@ class RemoteCaller:
     def call(
         self, act: Callable[[RemoteStore], Result], seconds: float, *, is_whole_budget: bool = True
     ) -> Result:
-        """Return what the store answers; a call that had its whole budget and was not answered opens the breaker.
+        """Return what the store answers.
+
+        What may not be done opens the breaker, and so does a call that had its whole budget and was not answered.
 
         Raises:
             RemoteError: it did not answer as it should, or is left alone at present.
@@ -88,7 +90,9 @@ class RemoteCaller:
         try:
             result = self._store.call(act, seconds)
         except RemoteError as error:
-            self._breaker.fail(time.monotonic(), is_grave=error.is_timeout and is_whole_budget)
+            # What may not be done does not go well next time, while other calls that do would hide that.
+            is_grave = error.is_forbidden or (error.is_timeout and is_whole_budget)
+            self._breaker.fail(time.monotonic(), is_grave=is_grave)
             if not self._breaker.is_closed:
                 self._say(is_on=False, reason=str(error))
             raise

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redis import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -145,7 +145,8 @@ class RedisStore:
         self._was_answered = True
         for answer in answers[:num_needed]:
             if isinstance(answer, ResponseError) and not str(answer).startswith(_WRONG_TYPE):
-                raise RemoteError(self._said(answer))
+                is_forbidden = isinstance(answer, NoPermissionError)
+                raise RemoteError(self._said(answer), is_forbidden=is_forbidden)
         if num_needed < num_commands:
             refusals = [one for one in answers[num_needed:] if isinstance(one, ResponseError)]
             event = "remote_lives_not_prolonged" if num_needed else "remote_puts_refused"

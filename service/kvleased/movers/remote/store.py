@@ -18,11 +18,15 @@ _REASON_CHARACTERS_MAX: Final = 240
 class RemoteError(Exception):
     """The remote store did not do what it was asked for; its text says why, for people."""
 
-    def __init__(self, reason: str, *, is_timeout: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_timeout: bool = False, is_forbidden: bool = False
+    ) -> None:
         """Keep what can be shown of the reason: a server may have said anything."""
         printable = "".join(letter if letter.isprintable() else "?" for letter in reason)
         super().__init__(printable[:_REASON_CHARACTERS_MAX])
         self.is_timeout = is_timeout
+        self.is_forbidden = is_forbidden
+        """Whether this user may not do it, which no other call changes."""
 
 
 def no_answer(seconds: float, advice: str = "") -> RemoteError:

@@ -294,6 +294,28 @@ def test_trial_asks_for_what_callers_ask(tmp_path: Path, rights: str, said: str)
     assert said in status.reason
 
 
+def test_right_that_is_taken_away_ends_the_store_until_it_is_given_back(tmp_path: Path) -> None:
+    """A user who may no longer read makes no tier that is on and never hits, though other calls go well in between."""
+    rights = "+ping +strlen +getrange +set +expire"
+    server = RedisServer(tmp_path, *f"--user some on nopass ~kvlease:* {rights}".split())
+    try:
+        with server.client() as admin, served(f"redis://some:any@127.0.0.1:{server.port}") as node:
+            assert node.status().is_on
+            admin.execute_command("ACL", "SETUSER", "some", "-getrange")
+
+            assert node.ask([0]) == b"\0"
+            assert node.share([1], [1]).failed == ()
+            assert node.fetch([1], [1]).failed == (0,)
+            off = node.status()
+            admin.execute_command("ACL", "SETUSER", "some", "+getrange")
+
+            assert not off.is_on
+            assert "run the 'getrange' command; give the user +get" in off.reason
+            assert _comes_back(node)
+    finally:
+        server.kill()
+
+
 def test_node_of_a_cluster_is_said_to_be_one(tmp_path: Path) -> None:
     """A server that has a part of the values is off, as it would refuse most names, and the reason is no number."""
     nodes = (tmp_path / "cluster-nodes.conf").resolve()
