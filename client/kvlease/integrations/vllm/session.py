@@ -98,7 +98,8 @@ class EngineSession:
         self._memory: MemoryIdentity = ()
         self._device: NDArray[np.uint8] | None = None
         self._plan: CachePlan | None = None
-        self._answered_at = -math.inf
+        self._off_at = -math.inf
+        """When `poll` found that it is on no more."""
         self._told_on = False
         self._told_gone = False
         self._told_worker_id = 0
@@ -141,8 +142,11 @@ class EngineSession:
 
     @property
     def is_returning(self) -> bool:
-        """Whether the daemon answers, or did so moments ago as `poll` found; a restart is over by then."""
-        return self.is_on or time.monotonic() < self._answered_at + _RETURN_SECONDS
+        """Whether the daemon answers, or `poll` has not found it away for longer than a restart takes.
+
+        An engine that is idle polls nothing, so what counts is when it was found away, not when it was there last.
+        """
+        return self.is_on or self._told_on or time.monotonic() < self._off_at + _RETURN_SECONDS
 
     @property
     def refusal(self) -> str:
@@ -202,12 +206,13 @@ class EngineSession:
                 self._attached = None
         was_on, self._told_on = self._told_on, self.is_on
         if not self._told_on:
+            if was_on:
+                self._off_at = time.monotonic()
             was_gone, self._told_gone = self._told_gone, self._attacher.is_gone
             if self._told_gone and not was_gone and not self.is_closed:
                 return SessionEvent.GONE
             return SessionEvent.LOST if was_on else SessionEvent.NONE
         self._told_gone = False
-        self._answered_at = time.monotonic()
         if self._told_generation != self.generation:
             self._told_generation, self._told_worker_id = self.generation, self._now_worker_id
             return SessionEvent.FRESH

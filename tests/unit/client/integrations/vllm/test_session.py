@@ -115,14 +115,54 @@ def test_exchange_that_may_have_been_carried_out_stops_the_next(
     assert third is ANSWER
 
 
-def test_daemon_that_answered_moments_ago_is_returning(session: EngineSession) -> None:
-    """Where it goes away it is waited for, though nobody asked about it before; one that never was there is not."""
-    terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c", magazine="m")
-    never = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
+class Clock:
+    """What a session takes for the time."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Return the seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that sessions see."""
+    clock = Clock()
+    monkeypatch.setattr("kvlease.integrations.vllm.session.time", clock)
+    return clock
+
+
+def test_daemon_that_goes_away_is_waited_for(session: EngineSession, clock: Clock) -> None:
+    """It counts from when it was found away, however long the engine was idle before, and begins anew each time."""
+    clock.now += 3600.0
 
     session.guard.trip("it went away")
+    waited = [session.is_returning]
+    session.poll()
+    for seconds in (29.0, 2.0):
+        clock.now += seconds
+        session.poll()
+        waited.append(session.is_returning)
+    session.guard.recover()
+    session.poll()
+    session.guard.trip("it went away again")
+    session.poll()
 
-    assert (session.is_on, session.is_returning) == (False, True)
+    assert not session.is_on
+    assert waited == [True, True, False]
+    assert session.is_returning
+
+
+def test_daemon_that_never_was_there_is_not_returning(clock: Clock) -> None:
+    """Nobody waits for one that could not be attached to while the engine started."""
+    terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c", magazine="m")
+    never = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
+    clock.now = 0.0
+
+    never.poll()
+
     assert (never.is_on, never.is_returning) == (False, False)
 
 
