@@ -5,9 +5,11 @@ The supervisor keeps it, too: where the kernel has killed the process that sough
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from time import monotonic
 from typing import Final
+
+import structlog
 
 from kvlease.errors import PoolFullError
 from kvlease.plan import CachePlan
@@ -26,6 +28,7 @@ TOLD_SECONDS: Final = 600.0
 SHORTAGES_MAX: Final = 64
 """Caches whose want of memory is remembered; the one that was noted first is forgotten."""
 _PREFIX: Final = "shortage/"
+_LOG: Final = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +136,26 @@ class MemoryShortages:
         """Go on with what was noted in an earlier life, and have kept what is noted from now on."""
         self._keeper = keeper
         for item in kept:
-            if item.name.startswith(_PREFIX):
+            if not item.name.startswith(_PREFIX):
+                continue
+            os.close(item.fd)
+            # Another build may have kept other fields; what it means is not guessed then.
+            if item.metadata.keys() == {field.name for field in fields(_Shortage)}:
                 self._of[item.name.removeprefix(_PREFIX)] = _Shortage(**item.metadata)
-                os.close(item.fd)
 
     def _keep(self, name: str) -> None:
-        if self._keeper is not None:
-            # The store keeps descriptors; this one only carries the metadata.
+        if self._keeper is None:
+            return
+        # The store keeps descriptors; this one only carries the metadata.
+        try:
             stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            # Memory is short, so this may be, too. Only a next life of the control process would know less.
+            _LOG.warning("shortage_not_kept", cache=name, error=error.strerror)
+            return
+        try:
             self._keeper.keep(_PREFIX + name, stand_in, asdict(self._of[name]))
+        finally:
             os.close(stand_in)
 
 

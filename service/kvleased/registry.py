@@ -75,6 +75,8 @@ class CacheEntry:
     """The file whose slots the core knows, as the disk mover names it; empty where there was none yet."""
     num_populatings: int = 0
     """Lives of the control process in a row in which populating its memory began, and has not come to its end."""
+    was_ready: bool = False
+    """Whether it has had all of its memory before, in this life of the control process or an earlier one."""
     observer: "Observer | None" = None
     """What is noted of its requests; None where nobody ever wanted to know."""
 

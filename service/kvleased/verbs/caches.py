@@ -195,6 +195,7 @@ class CacheVerbs:
                 # A registration that an earlier build kept says nothing of drains.
                 entry.is_draining = registration.metadata.get("is_draining", False)
                 entry.num_populatings = registration.metadata.get("num_populatings", 0)
+                entry.was_ready = registration.metadata.get("was_ready", False)
                 self._go_on(entry)
                 self._maker.populate(entry)
                 return

@@ -68,6 +68,7 @@ class Maker:
         self._populator = Populator(
             settings.populate_chunk_bytes,
             registry.memory_shortages,
+            begin=self._begin,
             make_ready=self._make_ready,
             give_up=self._give_up,
         )
@@ -260,6 +261,7 @@ class Maker:
             "disk_file_id": entry.disk_file_id,
             "is_draining": entry.is_draining,
             "num_populatings": entry.num_populatings,
+            "was_ready": entry.was_ready,
         }
         self._keeper.keep(
             f"{PREFIX}{entry.name}/{regions.PLAN}", entry.fds[regions.PLAN], registration
@@ -300,9 +302,12 @@ class Maker:
             return
         if self._populator.gives_up(entry, sizes):
             return
+        self._populator.start(entry, sizes)
+
+    def _begin(self, entry: CacheEntry) -> None:
+        """Have it kept that populating has begun, for the next life if this one ends amid it."""
         entry.num_populatings += 1
         self.note_store(entry)
-        self._populator.start(entry, sizes)
 
     def _give_up(self, entry: CacheEntry) -> None:
         """Give back the memory of a cache that cannot have all of it."""
@@ -322,8 +327,8 @@ class Maker:
         self._tiers.map(entry, message, fds)
         entry.bytes_populated = entry.pool_bytes
         entry.status = READY
-        if entry.num_populatings:
-            entry.num_populatings = 0
+        if entry.num_populatings or not entry.was_ready:
+            entry.num_populatings, entry.was_ready = 0, True
             self.note_store(entry)
         self._tiers.introduce(entry)
         self._registry.memory_shortages.forget(entry.name)

@@ -24,12 +24,17 @@ class Populator:
         chunk_bytes: int,
         memory_shortages: MemoryShortages,
         *,
+        begin: Callable[[CacheEntry], None],
         make_ready: Callable[[CacheEntry], None],
         give_up: Callable[[CacheEntry], None],
     ) -> None:
-        """Take who hears that a cache has its memory, or cannot have it; each chunk is populated in one go."""
+        """Take who hears that it begins, and that a cache has its memory or cannot have it; a chunk is one go."""
         self._chunk_bytes = chunk_bytes
         self._memory_shortages = memory_shortages
+        self._begin = begin
+        self._turn = asyncio.Lock()
+        """Whose is the turn, of the caches that were populated when an earlier life ended: if that was for one of them,
+        the next end tells of which."""
         self._make_ready = make_ready
         self._give_up = give_up
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -45,13 +50,14 @@ class Populator:
         """Give a cache up whose populating has ended the lives before, as where the kernel kills for want of memory.
 
         One such end may be anything's; another one, or one after a failure that was told, would go on so without end.
+        A cache that was ready once had its memory, and what its workers have there is not ended by a guess.
         """
         num_ends = entry.num_populatings
         failures = self._memory_shortages.num_failures(entry.name, entry.plan)
-        if not num_ends or num_ends + failures < _ENDS_MAX:
+        if not num_ends or num_ends + failures < _ENDS_MAX or entry.was_ready:
             return False
         pool_kinds = regions.pool_kinds(entry.plan)
-        entry.bytes_populated = sum(
+        entry.bytes_populated += sum(
             min(cpu.populated_bytes(entry.fds[kind]), num_bytes)
             for kind, num_bytes in sizes.items()
             if kind in pool_kinds
@@ -82,7 +88,9 @@ class Populator:
 
     async def _populate(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
         try:
-            await self._populate_all(entry, sizes)
+            async with self._turn if entry.num_populatings else contextlib.nullcontext():
+                self._begin(entry)
+                await self._populate_all(entry, sizes)
         except OSError as error:
             self._fail(entry, error.strerror or type(error).__name__)
             return

@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,8 @@ from kvlease.plan import PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import memory_shortages
 from kvleased.daemon import Daemon
+from kvleased.keeper import Kept
+from kvleased.keeper_link import KeeperLink
 from kvleased.memory import cpu
 from kvleased.memory_shortages import (
     PAUSE_SECONDS,
@@ -227,3 +231,83 @@ async def test_cache_that_had_its_memory_is_not_given_up(
         await node.register()
 
     assert kept_in(node)["cache/main/plan"]["num_populatings"] == 0
+
+
+@pytest.mark.usefixtures("_killing")
+async def test_cache_beside_one_that_ends_lives_is_not_given_up(node: Node) -> None:
+    """After an end one cache at a time has its memory populated, so that the next end tells which one it was for."""
+    other = pb.RegisterCacheRequest(cache="other", inputs=inputs())
+    async with node.life() as daemon:
+        await node.ask("register_cache", request_of())
+        await node.ask("register_cache", other)
+        await begun(daemon, "main", "other")
+    async with node.life() as daemon:
+        await begun(daemon, "main")
+        assert not daemon.registry.cache("other").bytes_populated
+    async with node.life() as daemon:
+        await begun(daemon, "other")
+
+        assert list(daemon.registry.caches) == ["other"]
+        assert daemon.registry.memory_shortages.names == ["main"]
+
+
+async def begun(daemon: Daemon, *names: str) -> None:
+    """Wait until some of the caches' memory is there."""
+    while not all(daemon.registry.cache(name).bytes_populated for name in names):  # noqa: ASYNC110 -- nothing tells of it
+        await asyncio.sleep(0)
+
+
+async def test_cache_that_was_ready_before_is_not_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Where its memory looks as if it were not there, as on a file system that compresses, its leases are kept."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach()
+        await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=4), worker)
+    monkeypatch.setattr(cpu, "populated_bytes", lambda fd: 0 * fd)
+    request.getfixturevalue("_killing")
+
+    for _ in range(3):
+        async with node.life() as daemon:
+            await begun(daemon, "main")
+
+            assert daemon.registry.cache("main").num_workers == 1
+
+
+async def test_shortage_of_descriptors_keeps_no_cache_from_being_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """What the supervisor cannot be told of is said all the same, and forgotten with the process."""
+    request.getfixturevalue("_failing")
+    no_descriptors = OSError(errno.EMFILE, "Too many open files")
+    opened = os.open
+
+    def refuse(path: str, flags: int) -> int:
+        if path == os.devnull:
+            raise no_descriptors
+        return opened(path, flags)
+
+    async with node.life() as daemon:
+        with monkeypatch.context() as patched:
+            patched.setattr(memory_shortages.os, "open", refuse)
+            await node.ask("register_cache", request_of())
+            await given_up(daemon)
+
+        assert daemon.registry.memory_shortages.names == ["main"]
+    assert [name for name in kept_in(node) if name.startswith("shortage/")] == []
+
+
+def test_shortage_that_another_build_kept_is_passed_over() -> None:
+    """An upgrade starts, whatever the fields were then."""
+    stand_in = os.open(os.devnull, os.O_RDONLY)
+    kept = Kept(name="shortage/main", fd=stand_in, num_bytes=0, metadata={"of_another_build": 1})
+    ours, theirs = socket.socketpair()
+    noted = MemoryShortages()
+
+    with ours, theirs:
+        noted.recover(KeeperLink(ours), [kept])
+
+    assert noted.names == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(stand_in)
