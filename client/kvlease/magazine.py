@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kvlease import _exchanges, _flows
+from kvlease._bound import Bound
 from kvlease._flows import Flow
 from kvlease.errors import InvalidError, RefusedError, WrongStateError
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
@@ -23,7 +24,7 @@ __all__ = ["AsyncMagazine", "ExchangeOrder", "Exchanged", "Inventory", "Magazine
 NOTHING: Final = ExchangeOrder()
 
 
-class MagazineView:
+class MagazineView(Bound):
     """What a process knows of its magazine: how far its exchanges have come."""
 
     def __init__(self, session: "Session") -> None:

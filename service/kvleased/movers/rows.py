@@ -34,7 +34,7 @@ STRETCH_MIN: Final = 16
 ROWS_MAX: Final = 64
 """Blocks that are copied or gathered at once, however small they are."""
 TRIED_MIN: Final = 256
-"""Blocks of a batch from which on it tells which way is the quickest."""
+"""Blocks of a batch, in stretches that can be copied together, from which on it tells which way is the quickest."""
 
 Pool = NDArray[np.uint8]
 """[blocks, bytes] or [slots, bytes]: a piece of every block, wherever it lies."""
@@ -114,7 +114,7 @@ def copy_and_sum_small(
         )
         stretches = (firsts[is_long], counts[is_long])
         sums = _copy_and_sum_stretches(source, target, sources, targets, stretches, together)
-    if len(targets) >= TRIED_MIN:
+    if int(counts[is_long].sum()) >= TRIED_MIN:
         trial.took(way, (time.thread_time_ns() - began) / len(targets))
     return sums
 

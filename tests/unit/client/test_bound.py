@@ -41,11 +41,11 @@ def address(tmp_path: Path) -> Iterator[str]:
 def test_what_belongs_to_a_process_is_not_taken_elsewhere(
     address: str, taken: Callable[[object], object]
 ) -> None:
-    """A client, a worker and a lease each refuse by name, and say to open a client in each process."""
-    with Client(address) as client, client.attach("c") as worker:
+    """A client, a worker, its magazine and a lease each refuse by name, and say to open a client in each process."""
+    with Client(address) as client, client.attach("c", magazine="m") as worker:
         lease = worker.reserve("r", num_tokens=4)
 
-        for one in (client, AsyncClient(address), worker, lease):
+        for one in (client, AsyncClient(address), worker, worker.magazine(), lease):
             with pytest.raises(
                 TypeError, match=f"{type(one).__name__} can neither .* each process"
             ):

@@ -14,7 +14,7 @@ OPEN_SECONDS_MAX: Final = 30.0
 class Breaker:
     """Count what fails, and say whether to go on; every method is told the time.
 
-    Closed it lets everything through. Some failures in a row open it, or one that took its whole time. Open it lets
+    Closed it lets everything through. Some failures in a row open it, or a grave one. Open it lets
     nothing through but one trial, when its pause is over: that closes it, or makes the next pause twice as long. The
     pauses start anew when a call after the trial has succeeded, too.
     """
