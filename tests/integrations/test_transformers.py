@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 from kvlease import Client, EngineInputs, PlanInputs  # noqa: E402
 from kvlease.errors import InvalidError, KVLeaseError, WrongStateError  # noqa: E402
+from kvlease.integrations._models import cache_argument  # noqa: E402
 from kvlease.integrations.transformers import (  # noqa: E402
     Generation,
     LeasedCache,
@@ -25,7 +26,7 @@ from kvlease.integrations.transformers import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
@@ -38,6 +39,11 @@ TOKENS_PER_BLOCK = 16
 DEVICE_BLOCKS = 24
 NUM_NEW = 40
 START_SECONDS_MAX = 20.0
+
+
+def taking(model: PreTrainedModel, cache: LeasedCache) -> Mapping[str, LeasedCache]:
+    """Return the argument by which a model takes its cache in this version of Transformers."""
+    return {cache_argument(model): cache}
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +244,7 @@ def test_model_generate_takes_a_leased_cache(worker: Worker, model: LlamaForCaus
         with LeasedCache.reserve(worker, token_ids, request_id=request_id) as cache:
             assert cache.get_seq_length() == num_hit
             output = model.generate(
-                input_ids, past_key_values=cache, max_new_tokens=NUM_NEW, do_sample=False
+                input_ids, **taking(model, cache), max_new_tokens=NUM_NEW, do_sample=False
             )
             cache.commit(output[0].tolist())
             said.append(output[0, len(token_ids) :].tolist())
@@ -255,17 +261,17 @@ def test_assisted_decoding_says_the_same_or_is_refused(
     options = {"max_new_tokens": NUM_NEW, "do_sample": False, "prompt_lookup_num_tokens": 3}
 
     with LeasedCache.reserve(worker, token_ids, request_id="miss") as cache:
-        output = model.generate(input_ids, past_key_values=cache, **options)
+        output = model.generate(input_ids, **taking(model, cache), **options)
         cache.commit(output[0].tolist())
     with (
         LeasedCache.reserve(worker, token_ids, request_id="hit") as cache,
         pytest.raises(WrongStateError, match="the 96 tokens"),
     ):
-        model.generate(input_ids, past_key_values=cache, **options)
+        model.generate(input_ids, **taking(model, cache), **options)
     lease = worker.reserve("no keys", num_tokens=len(token_ids))
     lease.map()
     with LeasedCache(worker, lease) as cache:
-        again = model.generate(input_ids, past_key_values=cache, **options)
+        again = model.generate(input_ids, **taking(model, cache), **options)
 
     said = [tokens[0, len(token_ids) :].tolist() for tokens in (output, again)]
     assert said == [plain(model, token_ids)] * 2
@@ -412,7 +418,7 @@ def test_cache_refuses_what_would_write_committed_blocks(
     """Others may read committed blocks, so nothing takes the cache back before them."""
     token_ids = prompt(40)
     with LeasedCache.reserve(worker, token_ids, request_id="crop") as cache:
-        model(torch.tensor([token_ids]), past_key_values=cache)
+        model(torch.tensor([token_ids]), **taking(model, cache))
         cache.commit(token_ids)
 
         cache.crop(-8)
@@ -508,7 +514,7 @@ def test_commit_refuses_layers_that_were_not_written(
         attached(client, unnamed(model)) as worker,
         LeasedCache.reserve(worker, token_ids, request_id="layers") as cache,
     ):
-        other(torch.tensor([token_ids]), past_key_values=cache)
+        other(torch.tensor([token_ids]), **taking(other, cache))
 
         with pytest.raises(WrongStateError) as caught:
             cache.commit(token_ids)
@@ -521,7 +527,7 @@ def test_cache_refuses_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:
     token_ids = prompt(20)
     with LeasedCache.reserve(worker, token_ids, request_id="batch") as cache:
         with pytest.raises(InvalidError):
-            model(torch.tensor([token_ids, token_ids]), past_key_values=cache)
+            model(torch.tensor([token_ids, token_ids]), **taking(model, cache))
 
         assert cache.get_seq_length() == 0
 
@@ -619,11 +625,11 @@ def test_prompt_beyond_its_windows_is_refused_in_one_piece(
     token_ids = prompt(100)
     with LeasedCache.reserve(window_worker, token_ids, request_id="r") as cache:
         with pytest.raises(WrongStateError) as caught:
-            windowed(torch.tensor([token_ids]), past_key_values=cache)
+            windowed(torch.tensor([token_ids]), **taking(windowed, cache))
         assert (caught.value.need, caught.value.available) == (100, 80)
 
-        windowed(torch.tensor([token_ids[:80]]), past_key_values=cache)
+        windowed(torch.tensor([token_ids[:80]]), **taking(windowed, cache))
         cache.commit(token_ids)
-        windowed(torch.tensor([token_ids[80:]]), past_key_values=cache)
+        windowed(torch.tensor([token_ids[80:]]), **taking(windowed, cache))
 
         assert cache.get_seq_length() == 100

@@ -1,4 +1,4 @@
-"""Own what tells models apart: a digest of a model, and the check that a cache was registered for that one.
+"""Own what is to be known of models: a digest of one, whether a cache was registered for it, and how it takes a cache.
 
 What a model computes, and the cache that it computes into, are `transformers`'s business.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import logging
 from typing import TYPE_CHECKING, Final
@@ -96,6 +97,12 @@ def _warn_of_no_name(layout_fingerprint: str) -> None:
         "states. Register it with model_digest=kvlease.integrations.transformers.model_digest(model).",
         extra={"action": "model_unnamed", "layout": layout_fingerprint},
     )
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the name of the argument by which a model takes its cache: Transformers 5.24 gave many another one."""
+    parameters = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def _plain_config(model: PreTrainedModel) -> bytes:

@@ -122,6 +122,8 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
     """One layer's pages, as Transformers sees a layer of a cache."""
 
     supports_early_init = False
+    is_croppable = True
+    """Whether tokens that assisted decoding guessed wrongly can be forgotten; `crop` refuses those that others read."""
 
     def __init__(self, blocks: LeasedBlocks, pages: LayerPages, num_tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # nor constructors

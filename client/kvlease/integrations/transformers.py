@@ -25,7 +25,7 @@ from kvlease.errors import (
 )
 from kvlease.geometry import floor_div
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.integrations._models import model_digest, require_model
+from kvlease.integrations._models import cache_argument, model_digest, require_model
 from kvlease.integrations._pages import WAIT_MS, LayerPages, LeasedBlocks, LeasedLayer
 from kvlease.integrations._token_counts import TokenCounts
 from kvlease.spec import FullAttention, SlidingWindow
@@ -52,7 +52,7 @@ _logger = logging.getLogger(__name__)
 class LeasedCache(Cache):
     """Keep the keys and values of one sequence in the blocks of a lease.
 
-    Pass it as `past_key_values`, to `model.generate` or to a loop of your own. New keys and values are written straight
+    Pass it as `cache` (before Transformers 5.24 as `past_key_values`), to `model.generate` or to a loop of your own. New keys and values are written straight
     into the mapped pages, attention reads them from there, and the prefix that was a hit counts as seen already. The
     lease is extended as tokens come. A call raises `KVLeaseError` when the lease is lost or cannot grow; what was
     computed since is then worth nothing. Assisted decoding begins with an empty cache only: one with a hit refuses it.
@@ -325,6 +325,7 @@ class _GreedyRun:
             raise InvalidError("A prompt has at least one token.")
         self._recomputes = 0
         self._model = model
+        self._cache_argument = cache_argument(model)
         self._tokens = tokens
         self._num_prompt = len(tokens)
         self._num_tokens_max = len(tokens) + max_new_tokens
@@ -394,6 +395,7 @@ class _GreedyRun:
         """Run the model over the tokens up to so many; returns the next one."""
         num_present = cache.get_seq_length()
         ids = torch.tensor([self._tokens[num_present:num_tokens]], device=self._model.device)
-        output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        options = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1}
+        output = self._model(input_ids=ids, **options)
         self._counts.compute(num_present, num_tokens)
         return int(output.logits[0, -1].argmax())
