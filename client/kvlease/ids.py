@@ -1,8 +1,8 @@
 """Own the identifiers that both ends use; arithmetic on them is nobody's business.
 
-Ids of leases, workers, pins and copies start above `epoch << 20` in every life of the daemon, so no
-id is ever issued twice for one kind of thing in one cache, not even over restarts, and all stay below 2**53,
-which JSON carries exactly.
+Ids of leases, workers, pins and copies start above `epoch << 20` in every life of the daemon, and count on over all of
+its caches, so no id is ever issued twice for one kind of thing, not even over restarts or in another cache, and all
+stay below 2**53, which JSON carries exactly.
 """
 
 from typing import Final, NewType
@@ -17,13 +17,13 @@ GroupId = NewType("GroupId", int)
 """The index of a group of layers that share a table."""
 
 LeaseId = NewType("LeaseId", int)
-"""A right to blocks; never issued twice by one cache."""
+"""A right to blocks; never issued twice."""
 
 WorkerId = NewType("WorkerId", int)
 """One attachment of one process to one cache; never issued twice."""
 
 PinId = NewType("PinId", int)
-"""A named hold on cached blocks; never issued twice by one cache."""
+"""A named hold on cached blocks; never issued twice."""
 
 CopyId = NewType("CopyId", int)
 """One batch of copies that a mover carries out."""

@@ -15,6 +15,7 @@ from kvleased.core.checks.sound import Sound
 from kvleased.core.copies import adopting, landing, turning
 from kvleased.core.copies.cleaning import clean
 from kvleased.core.effects import Effect, Outcome, Tier, Wake
+from kvleased.core.ids import IdCount
 from kvleased.core.lease.ranks import NO_PLACES, Place
 from kvleased.core.magazines import NO_MAGAZINES
 from kvleased.core.prefix import explaining
@@ -94,9 +95,15 @@ _VERBS: Final[dict[type[c.Command], _Verb]] = {
 class Cache:
     """The blocks of one registered model, and who may use them."""
 
-    def __init__(self, shape: CacheShape, records: CacheRecords, epoch: Epoch) -> None:
-        """Start a new cache over records that are all zero."""
-        self._state = CacheState(shape, records, epoch)
+    def __init__(
+        self,
+        shape: CacheShape,
+        records: CacheRecords,
+        epoch: Epoch,
+        id_count: IdCount | None = None,
+    ) -> None:
+        """Start a new cache over records that are all zero; caches that ever had one epoch share a count of ids."""
+        self._state = CacheState(shape, records, epoch, id_count)
         self._key_counts = KeyCounts(self._state.pools)
 
     @classmethod
@@ -109,13 +116,15 @@ class Cache:
         now: float,
         places: Mapping[WorkerId, Place] = NO_PLACES,
         magazines: Mapping[WorkerId, int] = NO_MAGAZINES,
+        *,
+        id_count: IdCount | None = None,
     ) -> Self:
         """Go on over the records of an earlier life.
 
         `workers` are those whose processes live, by tenant digest; `places` are what some of them are to their engines,
         `magazines` the names of those that they share.
         """
-        cache = cls(shape, records, epoch)
+        cache = cls(shape, records, epoch, id_count)
         recover(cache._state, workers, places, magazines, now)
         return cache
 

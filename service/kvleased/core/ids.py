@@ -1,9 +1,12 @@
-"""Own how arrays name blocks and slots."""
+"""Own how arrays name blocks and slots, and the count that leases, pins and calls that wait are named by."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvlease.ids import EPOCH_SHIFT, Epoch
 
 Ids = NDArray[np.intp]
 """Ids of blocks or slots, as wide as an address: arrays are indexed with these six times faster than with int32."""
@@ -11,10 +14,21 @@ Ids = NDArray[np.intp]
 ZERO: Final[Ids] = np.array(0, np.intp)
 """What stands for nothing is below: ids are compared with an array of no dimensions in half the time of a number."""
 
-
 _SORTED_MAX: Final = 1024
 """Numbers that are sorted to see whether they differ; of more, each marks a place before."""
 _PLACES_EACH: Final = 8
+
+
+@dataclass(slots=True)
+class IdCount:
+    """The count of all caches of one epoch, so that what was named in a cache means nothing in the next one of its name."""
+
+    newest: int
+    """The largest id that was ever issued."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        """Begin above all earlier epochs."""
+        self.newest = epoch << EPOCH_SHIFT
 
 
 def are_distinct(ids: Ids) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownLeaseError, UnknownWorkerError
 from kvlease.groups import Keeps
-from kvlease.ids import BYTES_PER_KEY, EPOCH_SHIFT, CopyId, Epoch, WorkerId
+from kvlease.ids import BYTES_PER_KEY, CopyId, Epoch, WorkerId
 from kvleased.core.blocks.history import History
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.blocks.records import CacheRecords, key_digests
@@ -24,7 +24,7 @@ from kvleased.core.blocks.states import (
 from kvleased.core.commands import OfLease
 from kvleased.core.effects import Copy, Direction, Effect, Notice, Reply, Tier, Wake
 from kvleased.core.eviction import LeafFirstLRU, make_order
-from kvleased.core.ids import Ids
+from kvleased.core.ids import IdCount, Ids
 from kvleased.core.lease.allowances import Allowances
 from kvleased.core.lease.charges import Charges
 from kvleased.core.lease.covering import Covering
@@ -57,8 +57,14 @@ TIER_NUMBERS: Final = {tier: number for number, tier in enumerate(Tier)}
 class CacheState:
     """Everything that one cache knows."""
 
-    def __init__(self, shape: CacheShape, records: CacheRecords, epoch: Epoch) -> None:
-        """Take over records of which every entry is unused."""
+    def __init__(
+        self,
+        shape: CacheShape,
+        records: CacheRecords,
+        epoch: Epoch,
+        id_count: IdCount | None = None,
+    ) -> None:
+        """Take over records of which every entry is unused; caches of one epoch share a count of ids."""
         self.shape = shape
         self.covering = Covering(shape)
         self.is_simple = shape.is_simple
@@ -107,7 +113,7 @@ class CacheState:
         self.effects: list[Effect] = []
         self.is_draining, self.drains_daemon, self.detail = False, False, Detail.ALL
         """Whether nothing new is granted, by the whole daemon; and how much refusals say."""
-        self._next_id = epoch << EPOCH_SHIFT
+        self.id_count = id_count or IdCount(epoch)
 
     @classmethod
     def fresh(cls, shape: CacheShape, epoch: Epoch) -> Self:
@@ -116,13 +122,9 @@ class CacheState:
 
     def next_id(self) -> int:
         """Return an id that was never issued before."""
-        self._next_id += 1
-        return self._next_id
-
-    @property
-    def newest_id(self) -> int:
-        """The largest id that was ever issued; all ids come from one count, those of leases among them."""
-        return self._next_id
+        count = self.id_count
+        count.newest += 1
+        return count.newest
 
     def leases_by_tenant(self) -> Counter[int]:
         """Count the live leases of each tenant that has any."""

@@ -20,6 +20,7 @@ from kvleased.config.settings import Settings, TenantSettings
 from kvleased.core import commands as c
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
+from kvleased.core.ids import IdCount
 from kvleased.core.lease.ranks import Place
 from kvleased.core.recovery import give_back_retired
 from kvleased.core.shape import CacheShape
@@ -75,6 +76,7 @@ class CacheVerbs:
         """What tenants may have."""
         self._settings = settings
         self._epoch = epoch
+        self._id_count = IdCount(epoch)
         self._keeper = keeper
         self._tiers = tiers
         self._events = events
@@ -311,11 +313,11 @@ class CacheVerbs:
             cpu.map_region(fds[regions.MAGAZINES], magazines_layout(shape).region_bytes),
         )
         if earlier is None:
-            core = Cache(shape, records, self._epoch)
+            core = Cache(shape, records, self._epoch, self._id_count)
         else:
             if is_other_container:
                 give_back_retired(records)
-            core = Cache.recovered(shape, records, self._epoch, *earlier)
+            core = Cache.recovered(shape, records, self._epoch, *earlier, id_count=self._id_count)
         entry = CacheEntry(
             name=name,
             pool=self._registry.take_pool_number(),

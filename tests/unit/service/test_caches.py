@@ -133,3 +133,23 @@ async def test_operator_names_the_cache_when_there_are_several(node: Node) -> No
 
         named = Caller(transport="rest", cache="two")
         await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)), named)
+
+
+async def test_ids_of_one_cache_mean_nothing_in_another(node: Node) -> None:
+    """Nor in the next one of its name: who unpins or explains late harms nobody, and is told of nobody else."""
+    given: list[int] = []
+    async with node.life():
+        for cache in ("main", "other", "main"):
+            await node.register(cache)
+            worker = await node.attach(cache)
+            reserve = pb.ReserveRequest(request_id="r", keys=keys(1, 1), num_tokens=4)
+            lease = await node.ask("reserve", reserve, worker)
+            commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=4, keys=keys(1, 1))
+            await node.ask("commit", commit, worker)
+            pin = await node.ask("pin", pb.PinRequest(keys=keys(1, 1)), worker)
+            given += [lease.lease_id, pin.pin_id]
+            await node.ask("detach", pb.DetachRequest(), worker)
+            if cache == "other":
+                await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+
+    assert len(set(given)) == 6

@@ -271,7 +271,7 @@ def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
         reply=Beat(
             unknown_lease_ids=np.array(unknown, np.int64).tobytes(),
             num_orphans_ended=len(orphans),
-            newest_lease_id=LeaseId(state.newest_id),
+            newest_lease_id=LeaseId(state.id_count.newest),
         )
     )
 

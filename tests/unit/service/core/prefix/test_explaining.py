@@ -594,7 +594,7 @@ def check(log: Log, lease_id: LeaseId) -> None:
 def ask(log: Log, chain: int, count: int, *, may_wait: bool) -> None:
     """Reserve the blocks of a chain, and commit what is granted at once."""
     state, numbers = log.cache._state, numbers_of(chain, count)
-    newest = state.newest_id
+    newest = state.id_count.newest
     request = a_reserve(count, f"at {log.now}", keys(*numbers), wait_ms=WAIT_MS if may_wait else 0)
     log.cache.settle()
     wanted = log.expected(request, numbers)
