@@ -24,7 +24,7 @@ serve: setup ## run the daemon in the foreground on CPU memory
 # What needs a venv, tools or a device of its own, or many minutes, has a target of its own.
 ELSEWHERE := not gpu and not vllm and not deploy
 # Where tests start processes; to look at thousands of others for them takes each of pytest's workers ten seconds.
-PROCESSES := tests/acceptance tests/gpu tests/integrations/test_transformers.py tests/laws/test_sweep.py
+PROCESSES := tests/acceptance tests/gpu tests/integrations/transformers tests/laws/test_sweep.py
 # Where they start none; what else there is belongs to other targets, and costs each of pytest's workers ten seconds to look at.
 UNITS := tests/unit tests/golden
 # Where laws are played; what else is thorough and starts none is a unit.

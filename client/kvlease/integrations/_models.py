@@ -10,7 +10,8 @@ import hashlib
 import inspect
 import json
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +22,7 @@ from kvlease.errors import InvalidError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from kvlease.items import Item
     from kvlease.plan import CachePlan
 
 _PREFIX: Final = "transformers"
@@ -31,6 +33,23 @@ _NO_PART_OF_THE_MODEL: Final = frozenset(
     {"_name_or_path", "transformers_version", "output_attentions", "output_hidden_states", "use_cache"}
 )  # fmt: skip
 """Fields of a config by which no state becomes another."""
+_PLACEHOLDERS: Final = ("image_token_id", "video_token_id", "audio_token_id")
+"""Fields of a config that name the tokens which stand for something else."""
+_NOT_APPLIED: Final = {
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "bad_words_ids": (None,),
+    "sequence_bias": (None,),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1.0),
+}
+"""Fields of a generation config by which a greedy choice becomes another, and the values that change nothing."""
 
 _logger = logging.getLogger(__name__)
 
@@ -65,13 +84,16 @@ def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
     """Refuse a model that a cache was not registered for; warn once where the cache does not say for which it was.
 
     Raises:
-        InvalidError: the cache keeps other layers, or what another model computed.
+        InvalidError: the cache keeps other layers, or what another model computed, or keys of the model depend on how
+            long a request is.
     """
     num_layers = len(DynamicCache(config=model.config).layers)
     if num_layers not in (0, len(plan.layers)):
-        message = (
-            f"The cache keeps {len(plan.layers)} layers, and the model has {num_layers}; register a cache "
-            "from the config of this model."
+        num_shared = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0) or 0
+        message = f"The cache keeps {len(plan.layers)} layers, and the model has {num_layers}; " + (
+            f"{num_shared} of these keep nothing of their own, which a leased cache does not support."
+            if num_layers == len(plan.layers) + num_shared
+            else "register a cache from the config of this model."
         )
         raise InvalidError(
             message,
@@ -80,6 +102,7 @@ def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
             available=len(plan.layers),
             rule="other_model",
         )
+    _require_steady_keys(model, plan.longest_request_tokens)
     if not plan.model_digest:
         _warn_of_no_name(plan.layout_fingerprint)
     elif plan.model_digest.startswith(f"{_PREFIX}:") and plan.model_digest != model_digest(model):
@@ -88,6 +111,87 @@ def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
             f"{model_digest(model)[:24]}...: it has other weights, or another config. Register a cache for this model."
         )
         raise InvalidError(message, resource="model_digest", rule="other_model")
+
+
+def _require_steady_keys(model: PreTrainedModel, longest_request_tokens: int) -> None:
+    """Refuse requests so long that what the model computed for a shorter one is worth nothing to it, or the reverse.
+
+    Some rotary embeddings turn every key by another angle as soon as the request is longer than the model was first
+    trained for; a block of such keys is right for requests on one side of that only.
+    """
+    config = model.config.get_text_config()
+    for rope in _ropes(getattr(config, "rope_parameters", None)):
+        kind = str(rope.get("rope_type", ""))
+        if "dynamic" in kind:
+            steady_tokens = config.max_position_embeddings
+        elif kind == "longrope":
+            steady_tokens = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", config.max_position_embeddings
+            )
+        else:
+            continue
+        if longest_request_tokens > steady_tokens:
+            message = (
+                f"Keys of this model depend on the length of the request beyond {steady_tokens} tokens (rope_type "
+                f"{kind}), so blocks of longer and shorter requests cannot be shared, and the cache allows requests of "
+                f"{longest_request_tokens}; register it with longest_request_tokens={steady_tokens}."
+            )
+            raise InvalidError(
+                message,
+                resource="longest_request_tokens",
+                need=longest_request_tokens,
+                limit=steady_tokens,
+                rule="keys_depend_on_length",
+            )
+
+
+def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """Go through the rotary embeddings of a config: one for all layers, or one by kind of layer."""
+    if isinstance(parameters, Mapping):
+        if "rope_type" in parameters:
+            yield parameters
+        for one in parameters.values():
+            yield from _ropes(one)
+
+
+def require_items(model: PreTrainedModel, token_ids: Sequence[int], items: Sequence[Item]) -> None:
+    """Refuse a prompt with placeholders, such as an image's, of which no item says what they stand for.
+
+    Raises:
+        InvalidError: what was computed for one image would be found for another.
+    """
+    ids = {getattr(model.config, name, None) for name in _PLACEHOLDERS} - {None}
+    if not ids:
+        return
+    covered = [range(item.first_token, item.first_token + item.num_tokens) for item in items]
+    for place, token in enumerate(token_ids):
+        if token in ids and not any(place in one for one in covered):
+            message = (
+                f"Token {place} of the prompt stands for an image, a video or a sound, and no item covers it; "
+                "give items=[ContextItem(digest=..., first_token=..., num_tokens=...)], or what was computed for one "
+                "image would be found for another."
+            )
+            raise InvalidError(message, resource="items", rule="items_missing")
+
+
+def warn_of_what_is_not_applied(model: PreTrainedModel) -> None:
+    """Warn once where a model's own settings want other tokens than the greedy ones."""
+    config = model.generation_config
+    fields = tuple(
+        name for name, idle in _NOT_APPLIED.items() if getattr(config, name, None) not in idle
+    )
+    if fields:
+        _warn_of_fields(fields)
+
+
+@functools.lru_cache(maxsize=_NAMES_REMEMBERED)
+def _warn_of_fields(fields: tuple[str, ...]) -> None:
+    _logger.warning(
+        "The model's generation_config has %s, which kvlease's generate does not apply: it takes the likeliest token. "
+        "Give a LeasedCache to model.generate to have all of it.",
+        ", ".join(fields),
+        extra={"action": "generation_config_not_applied"},
+    )
 
 
 @functools.lru_cache(maxsize=_NAMES_REMEMBERED)

@@ -141,14 +141,24 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new states into their pages and return all states, read from the pool."""
         pages = self._pages
-        if key_states.shape[0] != 1 or key_states.dtype != pages.keys.dtype:
-            message = f"A leased cache holds one sequence of {pages.keys.dtype}, not {key_states.shape[0]} of "
-            raise InvalidError(f"{message}{key_states.dtype}.")
+        if key_states.shape[0] != 1:
+            message = (
+                f"A leased cache holds one sequence, not {key_states.shape[0]}: no batch, no beams, and no more than "
+                "one of num_return_sequences."
+            )
+            raise InvalidError(message, resource="sequences", need=key_states.shape[0], limit=1)
+        if key_states.dtype != pages.keys.dtype:
+            message = (
+                f"The cache keeps {pages.keys.dtype}, and the model has {key_states.dtype}; register it with the "
+                "model's as kv_dtype."
+            )
+            raise InvalidError(message, resource="dtype", rule="other_model")
         for states, kept in ((key_states, pages.keys), (value_states, pages.values)):
             if (states.shape[1], states.shape[3]) != (kept.shape[1], kept.shape[3]):
                 message = (
                     f"The cache keeps {kept.shape[1]} heads of {kept.shape[3]} elements in a layer, and the model has "
-                    f"{states.shape[1]} of {states.shape[3]}; register a cache from the config of this model."
+                    f"{states.shape[1]} of {states.shape[3]}; register a cache from the config of this model. Where it "
+                    "was, Transformers keeps other heads than the config says, which a leased cache does not support."
                 )
                 raise InvalidError(message, resource="heads", rule="other_model")
         num_new = key_states.shape[-2]

@@ -1,0 +1,257 @@
+"""Own a Transformers `Cache` whose keys and values live in the daemon's pool; what computes into it is the caller's."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from transformers import Cache
+
+from kvlease.cuda import DeviceMemory
+from kvlease.errors import (
+    InvalidError,
+    KVLeaseError,
+    UnknownLeaseError,
+    WrongStateError,
+)
+from kvlease.geometry import floor_div
+from kvlease.ids import BYTES_PER_KEY
+from kvlease.integrations._models import (
+    require_items,
+    require_model,
+)
+from kvlease.integrations._pages import WAIT_MS, LayerPages, LeasedBlocks, LeasedLayer
+from kvlease.spec import FullAttention, SlidingWindow
+from kvlease.views import layer_views
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+    from kvlease import Lease, Worker
+    from kvlease.items import Item
+    from kvlease.plan import LayerPlacement
+    from kvlease.views import LayerTensors
+
+
+class LeasedCache(Cache):
+    """Keep the keys and values of one sequence in the blocks of a lease.
+
+    Pass it as `cache` (before Transformers 5.24 `past_key_values`) to `model.generate`, or to a loop of your own. New
+    keys and values are written straight into the mapped pages, attention reads them from there, and the prefix that was
+    a hit counts as seen already. The lease is extended as tokens come. A call raises `KVLeaseError` when the lease is
+    lost or cannot grow; what was computed since is then worth nothing. Assisted decoding begins with an empty cache
+    only: one with a hit refuses it.
+
+    Keys cover tokens and items, and no attention mask: commit what was computed with every token seen, as padding to
+    the left is not. Leave out the images, and other inputs, of items that lie in the hit.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        lease: Lease,
+        *,
+        blocks_ahead: int = 1,
+        num_tokens_max: int | None = None,
+        items: Sequence[Item] = (),
+    ) -> None:
+        """Wrap a lease that was just granted; `num_tokens_max` bounds what it is extended to ahead of need.
+
+        `items` are what stands for tokens of the prompt, counted from its start; the lease was reserved with them, too.
+        """
+        device = _device_of(worker)
+        self._worker = worker
+        self._blocks = LeasedBlocks(worker, lease, blocks_ahead, num_tokens_max)
+        present = lease.hit_tokens
+        self._blocks.shared_tokens = present
+        self._chain = worker.keys.grow(worker.plan.hash_block_tokens)
+        self._unsaid_items = tuple(items)
+        self._pages = [
+            LeasedLayer(self._blocks, _pages_of(tensors, placed), present)
+            for tensors, placed in zip(
+                layer_views(worker.plan, device), worker.plan.layers, strict=True
+            )
+        ]
+        super().__init__(layers=list(self._pages))
+
+    @classmethod
+    def reserve(  # noqa: PLR0913 - each is a fact of the request
+        cls,
+        worker: Worker,
+        token_ids: Sequence[int],
+        *,
+        request_id: str,
+        model: PreTrainedModel | None = None,
+        num_tokens_max: int | None = None,
+        wait_ms: int = WAIT_MS,
+        items: Sequence[Item] = (),
+    ) -> Self:
+        """Lease blocks for a prompt, reusing its longest cached prefix short of the last token.
+
+        Given the model that shall compute into it, a cache that was registered for another is refused (`InvalidError`),
+        and a prompt with placeholders that no item says the meaning of. No hit ends amid an item.
+        Raises the refusal when no lease is granted.
+        """
+        _device_of(worker)
+        if model is not None:
+            require_model(model, worker.plan)
+            require_items(model, token_ids, items)
+        tokens_per_key = worker.plan.hash_block_tokens
+        # The last token's logits are wanted, so at least that token has to be computed.
+        num_keys = floor_div(len(token_ids) - 1, tokens_per_key)
+        hashed = token_ids[: num_keys * tokens_per_key]
+        keys = worker.keys.chain(hashed, tokens_per_key, items=items)
+        longest = worker.plan.longest_request_tokens
+        tokens_ahead = worker.plan.tokens_per_block
+        room_for = min(len(token_ids) + tokens_ahead, num_tokens_max or longest, longest)
+        num_tokens = max(len(token_ids), room_for)
+        lease = worker.reserve(request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms)
+        while (num_usable := _tokens_before_split_item(lease, items)) is not None:
+            # What a model computes of an image it computes of all of it.
+            lease.release()
+            keys = keys[: floor_div(num_usable, tokens_per_key) * BYTES_PER_KEY]
+            lease = worker.reserve(request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms)
+        if not lease.is_live:
+            raise lease.refusal or UnknownLeaseError
+        try:
+            lease.map()
+            return cls(worker, lease, num_tokens_max=num_tokens_max, items=items)
+        except BaseException:
+            lease.release()
+            raise
+
+    @property
+    def lease(self) -> Lease:
+        """The lease under the cache."""
+        return self._blocks.lease
+
+    @property
+    def committed_tokens(self) -> int:
+        """Tokens from the start that others may read, so that they are never written again."""
+        return self._blocks.shared_tokens
+
+    def activate_past_recording(self) -> None:
+        """Take part in assisted decoding, which Transformers announces by this call, unless tokens are there already.
+
+        Raises:
+            WrongStateError: they are; Transformers would give the model the whole prompt, those tokens once more, and
+                what it said then would be other tokens than without the cache.
+        """
+        num_present = self.get_seq_length()
+        if num_present:
+            message = (
+                f"Assisted decoding would compute the {num_present} tokens of the cache once more, behind them; "
+                "generate without assistance, or begin without a hit: LeasedCache(worker, lease), of a lease reserved "
+                "without keys, and mapped."
+            )
+            raise WrongStateError(message, resource="tokens", need=0, available=num_present)
+        super().activate_past_recording()  # type: ignore[no-untyped-call]  # Transformers types no hooks
+
+    def require_live(self) -> None:
+        """Raise unless the lease still holds, which makes everything read from it up to now worth trusting."""
+        self._blocks.require_live()
+
+    def extend(self, num_tokens: int) -> None:
+        """Make the lease cover `num_tokens` in all, and a little more."""
+        self._blocks.cover(num_tokens)
+
+    def reach(self, num_tokens: int) -> int:
+        """Make the lease cover `num_tokens` in all, as far as windows have room; return how many it covers."""
+        return self._blocks.reach(num_tokens)
+
+    def commit(self, token_ids: Sequence[int]) -> int:
+        """Make the blocks that are full findable under the keys of `token_ids`; return how many keys were handed in."""
+        tokens_per_key = self._worker.plan.hash_block_tokens
+        first_key = floor_div(self._blocks.shared_tokens, tokens_per_key)
+        num_keys = floor_div(min(len(token_ids), self.get_seq_length()), tokens_per_key)
+        if num_keys <= first_key:
+            return 0
+        self._require_all_layers()
+        self.require_live()
+        chain = self._chain
+        chain.append(
+            token_ids[chain.num_tokens : num_keys * tokens_per_key], items=self._unsaid_items
+        )
+        self._unsaid_items = ()
+        keys = chain.keys[first_key * BYTES_PER_KEY : num_keys * BYTES_PER_KEY]
+        # From here on the blocks may be read by others, even if the answer is lost on its way.
+        self._blocks.shared_tokens = num_keys * tokens_per_key
+        self.lease.commit(num_keys * tokens_per_key, keys, first_key)
+        self.require_live()
+        return num_keys - first_key
+
+    def _require_all_layers(self) -> None:
+        """Raise where the model computed some of the layers only: others would be served what it did not write."""
+        num_written = sum(layer.get_seq_length() == self.get_seq_length() for layer in self._pages)
+        if num_written < len(self._pages):
+            message = (
+                f"The model wrote {num_written} layers, and the cache keeps {len(self._pages)}."
+            )
+            raise WrongStateError(
+                message, resource="layers", need=len(self._pages), available=num_written
+            )
+
+    def evict(self) -> int:
+        """Move all blocks to the host pool; until `reload` the cache cannot be used. Return the device blocks freed."""
+        return self._blocks.evict()
+
+    def reload(self) -> int:
+        """Bring the blocks back, to other places; return the tokens present, from which on to compute again."""
+        num_tokens = self._blocks.reload()
+        for layer in self._pages:
+            layer.truncate(num_tokens)
+        return self.get_seq_length()
+
+    def release(self) -> None:
+        """End the lease; committed blocks stay findable."""
+        self.lease.release()
+
+    def __enter__(self) -> Self:
+        """Return the cache itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lease; what the daemon does not hear now, the next heartbeat tells it."""
+        with contextlib.suppress(KVLeaseError):
+            self.release()
+
+
+def _tokens_before_split_item(lease: Lease, items: Sequence[Item]) -> int | None:
+    """Return how many tokens come before the item amid which the hit ends; None where it ends amid none."""
+    hit_tokens = lease.hit_tokens if lease.is_live else 0
+    for item in items:
+        if item.first_token < hit_tokens < item.first_token + item.num_tokens:
+            return item.first_token
+    return None
+
+
+def _pages_of(layer: LayerTensors, placed: LayerPlacement) -> LayerPages:
+    """Return where a layer keeps its states; what Transformers could not read is refused."""
+    if layer.keys is None or layer.values is None:
+        message = (
+            f"Layer {layer.name!r} does not keep plain keys and values, which Transformers needs."
+        )
+        raise InvalidError(message, resource="layers", rule="no_keys_and_values")
+    spec = placed.spec
+    if not isinstance(spec, FullAttention | SlidingWindow):
+        message = (
+            f"Layer {layer.name!r} is of kind {spec.kind}; a leased cache holds full attention and sliding "
+            "windows. Plan the cache with one_group, so that every token is kept."
+        )
+        raise InvalidError(message, resource="layers", rule="kind_not_supported")
+    window_tokens = spec.window_tokens if isinstance(spec, SlidingWindow) else 0
+    return LayerPages(
+        keys=layer.keys, values=layer.values, group=placed.group, window_tokens=window_tokens
+    )
+
+
+def _device_of(worker: Worker) -> NDArray[np.uint8] | DeviceMemory:
+    if worker.gpu is not None:
+        return worker.gpu
+    if worker.device is None:
+        raise InvalidError("This worker has no memory mapped; attach over the local socket.")
+    return worker.device
