@@ -7,6 +7,9 @@ from typing import Final
 RUNTIME_VARIABLE: Final = "KVLEASED_RUNTIME_DIR"
 """The environment variable that sets the daemon's directory, and by which others on the node find it."""
 
+ADDRESS_VARIABLE: Final = "KVLEASE_ADDRESS"
+"""The environment variable that names the daemon where a caller does not."""
+
 PAGE_FILE: Final = "page.url"
 """The file in that directory in which a daemon leaves the address of its page, less the path."""
 

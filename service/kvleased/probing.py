@@ -1,5 +1,6 @@
 """Own the question whether a daemon is live, ready or started, asked as cheaply as a container's probes need it."""
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -7,12 +8,17 @@ from pathlib import Path
 from typing import Final
 
 from kvlease._output import written_or_refused
-from kvlease._runtime import runtime_directory
+from kvlease._runtime import ADDRESS_VARIABLE, runtime_directory
 
 PROBES: Final = ("livez", "readyz", "startupz")
 _DEADLINE_SECONDS: Final = 2.0
 _ANSWER_BYTES_MAX: Final = 4096
-_USAGE: Final = f"usage: kvleased probe [{'|'.join(PROBES)}]\n"
+_USAGE: Final = (
+    f"usage: kvleased probe [{'|'.join(PROBES)}]\n"
+    f"It asks the http.sock beside the socket of {ADDRESS_VARIABLE}, where that is unix://..., else the one in the "
+    "runtime directory.\n"
+)
+_LOCAL_SCHEME: Final = "unix://"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -46,4 +52,9 @@ def _ask(probe: str) -> str:
 
 def _socket() -> Path:
     """Return where the settings have the socket by default or by environment, without the cost of reading them all."""
-    return runtime_directory() / "http.sock"
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    is_local = address.startswith(_LOCAL_SCHEME)
+    directory = (
+        Path(address.removeprefix(_LOCAL_SCHEME)).parent if is_local else runtime_directory()
+    )
+    return directory / "http.sock"

@@ -7,12 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
-from kvlease._runtime import PAGE_FILE, runtime_directory
+from kvlease._runtime import ADDRESS_VARIABLE, PAGE_FILE, runtime_directory
 from kvlease.cli.connecting import CONNECT_SECONDS, told
 from kvlease.client import Client
 from kvlease.credentials import from_environment, readers_file, readers_token
 from kvlease.errors import InvalidError, NotYoursError, UnknownWorkerError
-from kvlease.transports.base import ADDRESS_VARIABLE, Address, parse_address
+from kvlease.transports.base import Address, parse_address
 
 DEFAULT: Final = "http://127.0.0.1:7070"
 """Where a daemon serves the page unless told otherwise."""

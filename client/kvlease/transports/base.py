@@ -10,13 +10,10 @@ from urllib.parse import urlsplit
 from google.protobuf.message import Message
 
 from kvlease._checks import check_type
-from kvlease._runtime import runtime_directory
+from kvlease._runtime import ADDRESS_VARIABLE, runtime_directory
 from kvlease.credentials import NO_CREDENTIALS, Bearer, Credentials, from_environment
 from kvlease.errors import DeadlineError, InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
-
-ADDRESS_VARIABLE: Final = "KVLEASE_ADDRESS"
-"""The environment variable that names the daemon where a caller does not."""
 
 _SCHEMES: Final = {
     "unix": True, "http": False, "https": False, "http+unix": True, "grpc": False, "grpcs": False, "grpc+unix": True,

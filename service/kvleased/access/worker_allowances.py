@@ -1,7 +1,8 @@
 """Own how many workers there may be, and how many of those places are kept for whom; who they are is the registry's.
 
-- Callers with a joiner's token or certificate, who come over TCP, have half of the places together at most.
-- Half of the places is divided by `min_percent`: what is a tenant's of them is kept for it.
+- Half of the places is divided by `min_percent`: what is a tenant's of them is kept for it, whoever comes for it.
+- Callers with a joiner's token or certificate, who come over TCP, have half of the places together at most, beside what
+  is kept for their tenants.
 - Where tenants have limits, the last eighth is for tenants that have no worker yet, or are below what is kept for them.
 """
 
@@ -48,10 +49,12 @@ class WorkerAllowances:
         if num_left <= 0:
             message = f"{there_are(has.total(), 'worker')}, the most that are allowed (max_workers); detach one"
             raise _busy(message, self._max_workers, "workers")
-        if num_joiners is not None and num_joiners >= self._max_joiners:
+        is_kept_for = has[tenant] < self._kept.get(tenant, 0)
+        if num_joiners is not None and num_joiners >= self._max_joiners and not is_kept_for:
             message = (
                 f"{counted(num_joiners, 'worker')} came with a joiner's token, the most of {self._max_workers} "
-                "that may; attach over the Unix socket, or detach some"
+                "that may, and no place is kept for this tenant (min_percent); detach some, or attach over the Unix "
+                "socket, which counts for none of these"
             )
             raise _busy(message, self._max_joiners, "joiners")
         num_kept = sum(

@@ -1,6 +1,5 @@
 """Own how arrays name blocks and slots, and the count that leases, pins and calls that wait are named by."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,16 +18,19 @@ _SORTED_MAX: Final = 1024
 _PLACES_EACH: Final = 8
 
 
-@dataclass(slots=True)
 class IdCount:
-    """The count of all caches of one epoch, so that what was named in a cache means nothing in the next one of its name."""
+    """The count of all caches of one epoch: what was named in one means nothing in the next one of its name."""
 
-    newest: int
-    """The largest id that was ever issued."""
+    __slots__ = ("newest",)
 
     def __init__(self, epoch: Epoch) -> None:
         """Begin above all earlier epochs."""
-        self.newest = epoch << EPOCH_SHIFT
+        self.newest: int = epoch << EPOCH_SHIFT
+        """The largest id that was ever issued."""
+
+    def __repr__(self) -> str:
+        """Show how far it is."""
+        return f"<IdCount at {self.newest}>"
 
 
 def are_distinct(ids: Ids) -> bool:

@@ -4,7 +4,6 @@ Whoever waits for a mover that hangs holds blocks of the device, and those that 
 still be written, until the mover is given up. So that they are not all lost to it, few may wait for it for so long.
 """
 
-import logging
 from typing import Final
 
 import structlog
@@ -76,6 +75,9 @@ class MoverWatch:
             return False
         self.is_hanging, self.status = is_hanging, status
         began, ceased = _EVENTS[self._mover]
-        level, event = (logging.WARNING, began) if is_hanging else (logging.INFO, ceased)
-        _LOG.log(level, event, silent_seconds_max=seconds_max)
+        if is_hanging:
+            _LOG.warning(began, silent_seconds_max=seconds_max)
+        elif link.is_answering:
+            # Else it was given up, which is told where that is done.
+            _LOG.info(ceased, silent_seconds_max=seconds_max)
         return True

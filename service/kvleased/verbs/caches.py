@@ -118,22 +118,20 @@ class CacheVerbs:
         name = checks.cache_name(request.cache)
         return asyncio.ensure_future(self._register(name, request.inputs, request.options))
 
-    def get_cache(self, request: pb.GetCacheRequest, _: Caller) -> Answer:
-        """Describe one cache."""
-        return pb.GetCacheResponse(info=self._registry.cache(request.cache).info())
+    def get_cache(self, request: pb.GetCacheRequest, caller: Caller) -> Answer:
+        """Describe one cache, to a worker its own."""
+        name = self._seen_by(caller, request.cache)
+        return pb.GetCacheResponse(info=self._registry.cache(name).info())
 
-    def list_caches(self, _request: pb.ListCachesRequest, _: Caller) -> Answer:
-        """Describe all caches."""
-        return pb.ListCachesResponse(caches=[entry.info() for entry in self._registry])
+    def list_caches(self, _: pb.ListCachesRequest, caller: Caller) -> Answer:
+        """Describe all caches, to a worker its own."""
+        own = self._seen_by(caller, "")
+        infos = [entry.info() for entry in self._registry if own in {"", entry.name}]
+        return pb.ListCachesResponse(caches=infos)
 
     def stats(self, request: pb.StatsRequest, caller: Caller) -> Answer:
         """Describe pools, leases and counters."""
-        name = request.cache or caller.cache
-        if caller.token:
-            own = self._registry.cache_of(caller).name
-            if name not in ("", own):
-                raise NotYoursError(f"cache {name[:63]} is not the worker's own", resource="cache")
-            name = own
+        name = self._seen_by(caller, request.cache or caller.cache)
         if name:
             self._registry.cache(name)
         return pb.StatsResponse(
@@ -142,6 +140,19 @@ class CacheVerbs:
             is_draining=self._registry.is_draining or self._registry.is_stopping,
             is_stopping=self._registry.is_stopping,
         )
+
+    def _seen_by(self, caller: Caller, name: str) -> str:
+        """Return the name of the cache that a caller may look at; for a worker that is its own, named or not.
+
+        Raises:
+            NotYoursError: a worker asks about another one.
+        """
+        if not caller.token:
+            return name
+        own = self._registry.cache_of(caller).name
+        if name not in {"", own}:
+            raise NotYoursError(f"cache {name[:63]} is not the worker's own", resource="cache")
+        return own
 
     def told(self, name: str) -> list[pb.CacheStats]:
         """Describe the cache of a name, if there is one; all of them where there is no name."""

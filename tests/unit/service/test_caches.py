@@ -9,6 +9,7 @@ from kvlease.errors import (
     InvalidError,
     LayoutMismatchError,
     NeverFitsError,
+    NotYoursError,
     UnknownCacheError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
@@ -153,3 +154,20 @@ async def test_ids_of_one_cache_mean_nothing_in_another(node: Node) -> None:
                 await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
 
     assert len(set(given)) == 6
+
+
+async def test_worker_is_told_of_its_own_cache_alone(node: Node) -> None:
+    """What else the daemon serves is none of its business; who has no worker's token sees all."""
+    async with node.life():
+        await node.register()
+        await node.register("other")
+        worker = await node.attach()
+
+        listed = await node.ask("list_caches", pb.ListCachesRequest(), worker)
+        own = await node.ask("get_cache", pb.GetCacheRequest(cache="main"), worker)
+        with pytest.raises(NotYoursError, match="cache other is not the worker's own"):
+            await node.ask("get_cache", pb.GetCacheRequest(cache="other"), worker)
+        everything = await node.ask("list_caches", pb.ListCachesRequest())
+
+    assert [info.cache for info in listed.caches] == [own.info.cache] == ["main"]
+    assert [info.cache for info in everything.caches] == ["main", "other"]

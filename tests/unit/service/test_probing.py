@@ -43,6 +43,16 @@ def test_status_is_the_answer(
     assert asked[0].startswith(b"GET /readyz HTTP/1.1\r\n")
 
 
+def test_address_of_a_client_is_asked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that was told of another directory is found as `kvlease` finds it."""
+    monkeypatch.setenv("KVLEASED_RUNTIME_DIR", "/nowhere")
+    monkeypatch.setenv("KVLEASE_ADDRESS", f"unix://{tmp_path}/kvlease.sock")
+    with _answering(tmp_path, b"HTTP/1.1 200 X\r\n\r\nready\n"):
+        assert probing.run(["readyz"]) == 0
+
+
 def test_no_daemon_is_not_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

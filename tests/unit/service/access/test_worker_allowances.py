@@ -55,6 +55,22 @@ def test_flood_of_workers_leaves_the_places_of_minima_and_of_newcomers() -> None
     assert repr(allowances) == "<WorkerAllowances 16, kept {'chat': 4, 'batch': 1}>"
 
 
+def test_flood_of_joiners_leaves_the_places_of_minima_to_joiners_too() -> None:
+    """A tenant's part is its own also where it comes over TCP, and no more than that once joiners have their half."""
+    allowances = WorkerAllowances({"chat": TenantSettings(min_percent=50)}, 16)
+    has = Counter[str]()
+    flooded, _ = attach_all(allowances, has, "flood", is_joiner=True)
+
+    for _ in range(4):
+        allowances.require_one("chat", has, flooded)
+        has["chat"] += 1
+    with pytest.raises(BusyError, match="no place is kept for this tenant") as caught:
+        allowances.require_one("chat", has, flooded + 4)
+
+    assert flooded == 8
+    assert caught.value.rule == "joiners"
+
+
 def test_refused_tenant_is_told_whose_worker_may_go() -> None:
     """Not its own, where it has none."""
     allowances = WorkerAllowances({"chat": TenantSettings(min_percent=100)}, 4)

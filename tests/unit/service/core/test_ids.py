@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvleased.core.ids import are_distinct, first_of_each
+from kvlease.ids import EPOCH_SHIFT, Epoch
+from kvleased.core.ids import IdCount, are_distinct, first_of_each
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,11 @@ def test_one_that_is_twice_among_many_is_found(ids: Sequence[int]) -> None:
 
     assert not are_distinct(given)
     assert first_of_each(given).tolist() == [one for at, one in enumerate(ids) if at != 4_000]
+
+
+def test_ids_of_an_epoch_are_above_all_before() -> None:
+    """A count shows how far it is."""
+    count = IdCount(Epoch(3))
+    count.newest += 1
+
+    assert repr(count) == f"<IdCount at {(3 << EPOCH_SHIFT) + 1}>"
