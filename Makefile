@@ -11,7 +11,7 @@ help: ## list the targets
 
 setup: .venv/.ready ## make .venv, once
 
-.venv/.ready: pyproject.toml constraints-cpu.txt .ci/setup
+.venv/.ready: pyproject.toml constraints-cpu.txt requirements/dev.lock .ci/setup
 	@bash .ci/setup
 	@touch $@
 
@@ -74,7 +74,7 @@ test-beside-containers:
 build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/containers/base.sh tests/deploy/requirements.txt
 	@bash tests/deploy/setup.sh
 
-lock: setup ## lock what the image is made of, with hashes
+lock: setup ## lock what the image is made of, with hashes, and what is developed and tested with
 	@bash requirements/lock
 
 board: build/venv-deploy/.ready ## write the Grafana board from its panels, and copy it into the chart
@@ -105,7 +105,7 @@ test-vllm-engines:
 bench-vllm: setup .venv-vllm/.ready ## measure vLLM 0.32 with and without kvlease, each figure beside its floor
 	@$(BIN)/python tests/benchmarks/engines.py $(addprefix --only ,$(ONLY))
 
-.venv-vllm/.ready: tests/vllm/setup.sh
+.venv-vllm/.ready: tests/vllm/setup.sh requirements/vllm.lock
 	@bash tests/vllm/setup.sh
 
 check: setup ## run all checks that do not run tests, and the coverage gates

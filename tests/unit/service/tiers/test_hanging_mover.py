@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import numpy as np
+import pytest
 
 from kvlease.ids import CopyId
 from kvleased.core import commands as c
@@ -83,6 +84,24 @@ async def test_nobody_waits_for_a_mover_that_never_says_a_word(node: Node) -> No
     assert (shown, still_off) == (("off", reason), [])
     assert ("shallow", c.TierChanged(tier=Tier.HOST, is_on=True)) in node.take()
     assert _shown(entry) == ("ready", "")
+
+
+async def test_mover_that_was_given_up_is_not_said_to_answer(
+    node: Node, ends: dict[str, socket.socket], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next one starts, which ends the hanging; the log tells who answered, and here nobody did."""
+    assert ends
+    _send(node, node.registry.cache("shallow"), 1, Direction.RELOAD)
+    now = asyncio.get_running_loop().time()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        node.tiers.tick(now + 4)
+        node.tiers.mover_came("mover", theirs, 2)
+        node.tiers.tick(now + 5)
+
+    said = "".join(capsys.readouterr())
+    assert "mover_hangs" in said
+    assert "mover_answers" not in said
 
 
 async def test_cache_that_comes_while_the_mover_hangs_is_told(
