@@ -166,7 +166,7 @@ class Lease(GrantView):
         return self._worker.commit(self, num_tokens, keys, first_block)
 
     def fork(self, request_id: str, num_tokens: int, *, wait_ms: int = 0) -> "Lease":
-        """Lease blocks to a second request that goes on from here; committed ones are shared, written ones copied."""
+        """Lease blocks to a second request that goes on from what is committed; see `Worker.fork`."""
         return self._worker.fork(self, request_id, num_tokens, wait_ms=wait_ms)
 
     def explain(self) -> Explanation:
@@ -229,7 +229,7 @@ class AsyncLease(GrantView):
     def fork(
         self, request_id: str, num_tokens: int, *, wait_ms: int = 0
     ) -> Coroutine[Any, Any, "AsyncLease"]:
-        """Lease blocks to a second request that goes on from here; committed ones are shared, written ones copied."""
+        """Lease blocks to a second request that goes on from what is committed; see `Worker.fork`."""
         return self._worker.fork(self, request_id, num_tokens, wait_ms=wait_ms)
 
     def explain(self) -> Coroutine[Any, Any, Explanation]:

@@ -177,7 +177,7 @@ class WaitingInfo:
     available_blocks: int
     """Blocks that it could have now if nobody were before it."""
     reason: str
-    """Why it waits: "position", "blocks", "copies" or "leases"."""
+    """Why it waits, by the rule of a refusal: "position", "blocks", "copies", "limits", or one of leases."""
     age_ms: int
     left_ms: int
     """Until it is refused."""

@@ -1,7 +1,6 @@
 """Bugs to switch on one by one, and each must be found: those that systems of this field really had, then our own.
 
-`FIELD` lists the former under the numbers that `docs/reliability.md` gives them; a docstring names the public thread
-that a bug is modelled on.
+`FIELD` lists the former; a docstring names the public thread that a bug is modelled on.
 """
 
 from typing import Final

@@ -57,6 +57,8 @@ class SmallWorld(World):
             super().check()
         else:
             self.cache.settle()
+            # What it remembers of the states before decides what it takes for news.
+            self.turns.check(self)
 
     def steps(self) -> list[str]:
         """Return the names of all that can happen now."""

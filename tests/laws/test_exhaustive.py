@@ -20,3 +20,13 @@ def test_no_history_of_a_tiny_world_breaks_a_law(shape: str, root: str) -> None:
 
     assert not found.violation, str(found)
     assert len(found.seen) > 100
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("root", ["cached", "on host"])
+def test_no_longer_history_breaks_a_law_where_calls_start_over(root: str) -> None:
+    """A step deeper a call waits whose blocks were on their way, and one that comes only then."""
+    found = search(SHAPES["tiny"], ROOTS[root], depth=3)
+
+    assert not found.violation, str(found)
+    assert len(found.seen) > 1_000

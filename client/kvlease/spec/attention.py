@@ -252,7 +252,10 @@ class ChunkedLocal(AttentionSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossAttention(AttentionSpec):
-    """A decoder's layer that keeps K and V of the encoder's output, written once."""
+    """A decoder's layer that keeps K and V of the encoder's output, written once.
+
+    A cache with such layers finds no prefixes: what later layers keep of equal tokens depends on what the encoder read.
+    """
 
     kind: ClassVar[str] = "cross_attention"
 

@@ -312,7 +312,8 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fork(self, request, context):
-        """Fork gives a second request the blocks of a running one: committed ones are shared, written ones copied.
+        """Fork gives a second request the blocks of a running one: committed ones are shared, the last, partial one copied.
+        What is behind the last commit stays the parent's alone. A fork waits for its copies, but not for room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

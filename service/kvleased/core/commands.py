@@ -98,7 +98,7 @@ class Commit:
 
 @message
 class Fork:
-    """Lease the blocks of a running request to a second one: READY ones are shared, written ones copied."""
+    """Lease the blocks of a running request to a second one: READY ones are shared, a partial one copied."""
 
     worker_id: WorkerId
     lease_id: LeaseId

@@ -7,7 +7,7 @@ from kvlease.errors import InvalidError
 from kvlease.groups import GroupShape, Keeps
 from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
-from kvlease.spec import StateSpace
+from kvlease.spec import CrossAttention, StateSpace
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.config.settings import Settings
 from kvleased.core.shape import CacheShape, WritePolicy
@@ -81,10 +81,14 @@ def require_null_block(plan: CachePlan) -> None:
 
 
 def _shares_prefixes(plan: CachePlan, groups: Sequence[GroupShape]) -> bool:
-    """Tell whether prefixes can be found: not where nothing is kept of them that another request needs."""
+    """Tell whether prefixes can be found: not where nothing is kept of them that another request needs.
+
+    Nor where layers look at an encoder's output: what all later layers keep of the tokens depends on it, and no key
+    says what it was.
+    """
     for group, shape in zip(plan.groups, groups, strict=True):
         is_fixed = shape.keeps is Keeps.FIXED
-        if is_fixed and isinstance(group.spec, StateSpace):
+        if is_fixed and isinstance(group.spec, StateSpace | CrossAttention):
             return False
         if group.is_prefix_cacheable and not is_fixed and not shape.keys_per_block:
             return False

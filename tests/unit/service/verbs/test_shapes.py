@@ -179,7 +179,8 @@ def test_cross_attention_and_rings_are_fixed() -> None:
     assert [one.keeps for one in found.groups] == [Keeps.EVERYTHING, Keeps.FIXED, Keeps.FIXED]
     assert [one.max_blocks for one in found.groups] == [32, 3, 1]
     assert [one.keys_per_block for one in found.groups] == [1, 0, 0]
-    assert found.shares_prefixes
+    assert not found.shares_prefixes
+    assert shape(layers[0], layers[-1], encoder_tokens_max=40).shares_prefixes
 
 
 def test_nothing_is_shared_where_nothing_has_keys() -> None:
