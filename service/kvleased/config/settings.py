@@ -314,21 +314,16 @@ class Settings(NetworkSettings):
 
     @model_validator(mode="after")
     def _beats_fit(self) -> Self:
-        if self.lease_seconds < 2 * self.heartbeat_seconds:
-            message = (
-                f"lease_seconds ({self.lease_seconds}) must be at least twice "
-                f"heartbeat_seconds ({self.heartbeat_seconds})"
-            )
+        lease_seconds, heartbeat_seconds = self.lease_seconds, self.heartbeat_seconds
+        if lease_seconds < 2 * heartbeat_seconds:
+            message = f"lease_seconds ({lease_seconds}) must be at least twice heartbeat_seconds ({heartbeat_seconds})"
             raise ValueError(message)
         return self
 
     @model_validator(mode="after")
     def _directories_differ(self) -> Self:
-        directories = {
-            "runtime_dir": self.runtime_dir,
-            "host_dir": self.host_dir,
-            "disk_dir": self.disk_dir,
-        }
+        names = ("runtime_dir", "host_dir", "disk_dir")
+        directories = {name: getattr(self, name) for name in names}
         named: dict[Path, str] = {}
         for name, directory in directories.items():
             if directory is not None and directory in named:
@@ -349,8 +344,11 @@ class Settings(NetworkSettings):
         return self
 
     @model_validator(mode="after")
-    def _minima_fit(self) -> Self:
+    def _tenants_fit(self) -> Self:
         check_minima(self.tenants)
+        if len(self.tenants) > self.max_tenants:
+            message = f"max_tenants ({self.max_tenants}) must be at least the {len(self.tenants)} tenants with limits"
+            raise ValueError(message)
         return self
 
     @property

@@ -132,7 +132,7 @@ def check_mates(state: CacheState, command: Reserve) -> None:
             assert isinstance(waiter.command, Reserve), "only new requests have a name"
             if not is_same(waiter.command, command):
                 msg = (
-                    f"request {command.request_id} waits for a lease for other tokens or with another "
+                    f"request {command.request_id} waits for a lease for other keys, another num_tokens or another "
                     "retain_priority; use another id"
                 )
                 raise IdReusedError(msg, resource="request_id")

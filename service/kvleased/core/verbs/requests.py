@@ -55,8 +55,8 @@ def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
 def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:
     if not asks_for(state, lease, command):
         msg = (
-            f"request {command.request_id} has a lease for other tokens or with another retain_priority; "
-            "release it, or use another id"
+            f"request {command.request_id} has a lease for other keys, another num_tokens or another "
+            "retain_priority; release it, or use another id"
         )
         raise IdReusedError(msg, resource="request_id")
     if lease.phase is not Phase.LOADING:

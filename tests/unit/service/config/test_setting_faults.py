@@ -246,3 +246,12 @@ def test_command_line_without_sense_is_told_with_what_to_write(
 ) -> None:
     """A misspelt flag is told with the one that was perhaps meant, and a password in it is not repeated."""
     assert said(capsys, *arguments) == [says]
+
+
+def test_more_tenants_than_may_be_are_told_at_the_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not when the first one's limits are changed."""
+    lines = said(capsys, "--max-tenants=1", '--tenants={"a": {"weight": 1}, "b": {"weight": 1}}')
+
+    assert lines == ["--max-tenants (1) must be at least the 2 tenants with limits"]
