@@ -2,6 +2,7 @@
 # ruff: noqa: ARG001 -- typer reads a command's options off its signature, and keeps what was written in the context
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from kvlease.cli.plan_settings import OWN, VLLM, Spelling
 from kvlease.cli.planner import Planner, find_planner
 from kvlease.cli.records import plain
 from kvlease.cli.vllm_arguments import read_arguments
-from kvlease.cli.vllm_plan import PLATFORMS, Machine, check_defaults, inputs_of
+from kvlease.cli.vllm_plan import ANY_LENGTH_VARIABLE, PLATFORMS, Machine, check_defaults, inputs_of
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
 from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
@@ -151,6 +152,7 @@ def _plan_as_vllm(
         device_bytes=_bytes(words["device_memory"]),
         other_bytes=_bytes(words["other_memory"]),
         layout=words["layout"],
+        takes_any_length=os.environ.get(ANY_LENGTH_VARIABLE, "").strip().lower() in ("1", "true"),
     )
     _refuse_what_vllm_says(context)
     given = read_arguments(context.meta[_VLLM])

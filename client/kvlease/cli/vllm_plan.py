@@ -13,16 +13,22 @@ from typing import Any, Final
 from kvlease.cli import plan_inputs
 from kvlease.cli.vllm_arguments import Given
 from kvlease.errors import InvalidError
+from kvlease.geometry import round_up
 from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs
 from kvlease.spec import ChunkedLocal, LayerSpec, SlidingWindow, StateSpace
 
 PLATFORMS: Final = ("cuda", "cpu")
 """Where engines run whose defaults are known."""
 
+ANY_LENGTH_VARIABLE: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""The variable by which vLLM takes requests beyond the model's positions; those that plan for it set it, too."""
+
 _LAYOUTS: Final = {"cuda": "LBNHC", "cpu": "LBHNC"}
 _BLOCK_TOKENS: Final = {"cuda": 16, "cpu": 128}
 _STEP_TOKENS: Final = {"cuda": 2048, "cpu": 2048}
 """Tokens of a step of `vllm serve`, of every rank on a CPU; large GPUs have more."""
+_BLOCK_MULTIPLE_TOKENS: Final = {"cuda": 1, "cpu": 32}
+"""What blocks of attention are a multiple of; the backends of a GPU differ, and one is chosen there."""
 _REQUESTS_MAX: Final = {"cuda": 256, "cpu": 128}
 _UTILIZATION: Final = 0.92
 _NULL_BLOCKS: Final = 1
@@ -65,6 +71,8 @@ class Machine:
     """What weights, activations and graphs take of it, which an engine logs at its start; 0: not told."""
     layout: str = ""
     """Order of the axes where a backend prefers another than the platform."""
+    takes_any_length: bool = False
+    """Whether vLLM is told to take requests beyond the model's positions."""
 
 
 def inputs_of(given: Given, machine: Machine) -> PlanInputs:
@@ -80,7 +88,7 @@ def inputs_of(given: Given, machine: Machine) -> PlanInputs:
     if not model:
         raise InvalidError("name the model behind --vllm", resource="model")
     config = _config(model, given)
-    longest = _longest_request(model, config, given)
+    longest = _longest_request(model, config, given, takes_any=machine.takes_any_length)
     return PlanInputs(
         model_config=json.dumps(config),
         kv_dtype=_kv_dtype(config, given),
@@ -98,10 +106,10 @@ def inputs_of(given: Given, machine: Machine) -> PlanInputs:
 
 
 def check_defaults(plan: CachePlan, given: Given, machine: Machine) -> None:
-    """Refuse a plan that rests on a default which vLLM chooses by what is not known here.
+    """Refuse a plan that rests on a default which vLLM chooses by what is not known here, or on blocks it refuses.
 
     Raises:
-        InvalidError: such a default was taken; the message names the argument to give.
+        InvalidError: such a default was taken, or such blocks; the message names the argument to give.
     """
     specs = [layer.spec for rank in plan.ranks for layer in rank.layers]
     if "block-size" not in given.values and any(spec.is_latent for spec in specs):
@@ -109,6 +117,12 @@ def check_defaults(plan: CachePlan, given: Given, machine: Machine) -> None:
     if machine.platform == "cpu" and any(_is_special(spec) for spec in specs):
         message = "vLLM chooses blocks of recurrent and latent layers by the processor; plan them for a GPU"
         raise InvalidError(message, resource="platform", rule="argument_left_open")
+    multiple = _BLOCK_MULTIPLE_TOKENS[machine.platform]
+    tokens = given.count("block-size") or multiple
+    least = round_up(tokens, multiple)
+    if tokens != least:
+        message = f"--block-size is {tokens}; vLLM's attention there takes multiples of {multiple}, such as {least}"
+        raise InvalidError(message, resource="block-size", rule="block_not_supported")
     counts_steps = any(isinstance(spec, SlidingWindow | ChunkedLocal) for spec in specs)
     if counts_steps and "max-num-batched-tokens" not in given.values and machine.platform != "cpu":
         raise _open(
@@ -159,21 +173,46 @@ def _kv_dtype(config: Mapping[str, Any], given: Given) -> str:
     return str(config["dtype"])
 
 
-def _longest_request(model: str, config: Mapping[str, Any], given: Given) -> int:
+def _longest_request(
+    model: str, config: Mapping[str, Any], given: Given, *, takes_any: bool
+) -> int:
     """Return the tokens of the longest request: what is given, else what the config and the tokenizer allow."""
-    if "max-model-len" in given.values and not _is_auto(given):
-        return given.count("max-model-len") or 0
     inner = config.get("text_config")
     words = {**config, **inner} if isinstance(inner, dict) else config
+    reach = _reach_tokens(model, words)
+    if "max-model-len" in given.values and not _is_auto(given):
+        tokens = given.count("max-model-len") or 0
+        if reach is not None and not takes_any:
+            _check_reach(tokens, reach, words)
+        return tokens
+    if reach is None:
+        raise _open("max-model-len", "the config does not say plainly how far the model reaches")
+    return reach
+
+
+def _reach_tokens(model: str, words: Mapping[str, Any]) -> int | None:
+    """Return how far vLLM finds that the model reaches; None where the config does not say so plainly."""
     found = [words[name] for name in _POSITIONS if isinstance(words.get(name), int)]
     if not found or not _is_plain_rope(words):
-        raise _open("max-model-len", "the config does not say plainly how far the model reaches")
+        return None
     tokens = int(min(found))
     path = Path(model, "tokenizer_config.json")
     if path.is_file():
         most = json.loads(path.read_text(encoding="utf-8")).get("model_max_length", tokens)
         tokens = min(tokens, int(most))
     return tokens
+
+
+def _check_reach(tokens: int, reach_tokens: int, words: Mapping[str, Any]) -> None:
+    """Refuse what vLLM refuses: more than the model reaches, and than the config says besides that it may have."""
+    most = words.get("model_max_length")
+    allowed = max(reach_tokens, most) if isinstance(most, int) else reach_tokens
+    if tokens > allowed:
+        message = (
+            f"--max-model-len is {tokens}, and the model reaches {allowed} by its config and tokenizer; write at most "
+            f"that, or set {ANY_LENGTH_VARIABLE}=1, for the engine as for this command"
+        )
+        raise InvalidError(message, resource="max-model-len", rule="beyond_the_model")
 
 
 def _is_plain_rope(words: Mapping[str, Any]) -> bool:

@@ -133,6 +133,56 @@ def test_what_cannot_be_planned_is_refused_by_name(
     assert said in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("tokens", [16, 48])
+def test_blocks_that_attention_on_a_cpu_refuses_are_refused(tokens: int, model: Path) -> None:
+    """The engine would not start: they are multiples of 32 there, and the refusal says which to write."""
+    words = ("--vllm", model, *MEMORY, "--block-size")
+
+    refused = run("--platform", "cpu", *words, tokens)
+
+    assert refused.exit_code == 2
+    said = " ".join(refused.output.split())
+    assert f"--block-size is {tokens}; vLLM's attention there takes multiples" in said
+    assert f"such as {(tokens // 32 + 1) * 32}" in said
+    assert run("--platform", "cpu", *words, 96).exit_code == 0
+    assert run(*words, tokens).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "most"),
+    [
+        pytest.param({}, {}, 4096, id="positions"),
+        pytest.param({}, {"model_max_length": 1024}, 1024, id="tokenizer"),
+        pytest.param({"model_max_length": 8192}, {}, 8192, id="told besides"),
+    ],
+)
+def test_requests_beyond_the_model_are_refused(
+    config: dict[str, int], tokenizer: dict[str, int], most: int, model: Path
+) -> None:
+    """As vLLM refuses them, unless it is told to take them; what the model reaches is taken."""
+    (model / "config.json").write_text(json.dumps(CONFIG | config))
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    words = ("plan", "--vllm", str(model), *MEMORY, "--max-model-len")
+
+    refused = run(*words[1:], most + 1)
+    told = CliRunner().invoke(
+        app, [*words, str(most + 1)], env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    )
+
+    assert refused.exit_code == 2
+    assert f"the model reaches {most} by its config" in " ".join(refused.output.split())
+    assert run(*words[1:], most).exit_code == 0
+    assert told.exit_code == 0
+
+
+def test_length_of_a_model_that_does_not_say_how_far_it_reaches_is_taken(model: Path) -> None:
+    """Whether vLLM takes it is not known here."""
+    config = {name: said for name, said in CONFIG.items() if name != "max_position_embeddings"}
+    (model / "config.json").write_text(json.dumps(config))
+
+    assert run("--vllm", model, *MEMORY, "--max-model-len", 9999).exit_code == 0
+
+
 def test_defaults_of_a_gpu_are_asked_for_where_they_count(tmp_path: Path) -> None:
     """Windows keep a step's tokens, whose default is the GPU's own: it must be given."""
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **WINDOWS}))
@@ -199,8 +249,8 @@ def test_missing_model_is_refused() -> None:
     ("words", "remedies"),
     [
         pytest.param(
-            ("--kv-cache-memory-bytes", "64M", "--max-model-len", "99999"),
-            ["--kv-cache-memory-bytes 204832768  (195.34 MiB)", "--max-model-len 32752"],
+            ("--kv-cache-memory-bytes", "4M", "--max-model-len", "4096"),
+            ["--kv-cache-memory-bytes 8421376  (8.03 MiB)", "--max-model-len 2032"],
             id="too long",
         ),
         pytest.param(
