@@ -115,3 +115,35 @@ def test_reset_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path: P
     assert "Traceback" not in told(life)
     assert_nothing_is_left(daemon)
     assert_next_life_is_right(daemon, tmp_path)
+
+
+def test_reset_behind_windows_brings_no_other_request_to_light(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """What a window has left may be another request's by then, and is not stored anew as this one's."""
+    prefixes = [prompt(300, seed=1), prompt(300, seed=2)]
+    lengths = [(100 + 37 * index % 200, 5 + 53 * index % 195) for index in range(40)]
+    prompts = [
+        prompt(before + behind, seed=100 + index, prefix=prefixes[index % 3 == 0][:before])
+        for index, (before, behind) in enumerate(lengths)
+    ]
+    engine = {
+        "num_gpu_blocks_override": 90,
+        "max_model_len": 768,
+        "max_num_batched_tokens": 128,
+        "max_num_seqs": 8,
+    }
+    job = offloading(daemon, "hybrid", engine=engine)
+    order = {"arrivals": [19 * index % 60 for index in range(40)]}
+    wanted = reference(job, prompts)
+    rounds = []
+    with living(job, tmp_path) as life:
+        rounds.append(life.generate(prompts, **order))
+        for step in (30, 60):
+            life.begin(prompts, pause_at_step=step, **order)
+            life.paused()
+            life.reset_prefix_cache()
+            life.go_on()
+            rounds.append(life.result())
+
+    assert [differences(one, wanted) for one in rounds] == [[], [], []]

@@ -8,7 +8,7 @@ refusal can name the fields in which two engines differ.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from blake3 import blake3
 
 FIELDS: Final = (
-    "format", "model", "revision", "weights", "load_format", "dtype", "quantization", "overrides", "kv_dtype",
+    "format", "model", "revision", "weights", "load_format", "dtype", "quantization", "overrides", "config", "kv_dtype",
     "block_tokens", "hash_tokens", "layout", "hash_algorithm", "hash_seed", "ranks", "draft", "device",
 )  # fmt: skip
 """The fields of an identity, in the order of their digests."""
@@ -25,6 +25,8 @@ _PREFIX: Final = "vllm1"
 _FIELD_CHARACTERS: Final = 8
 _DEFAULT_SEED: Final = "vllm-none-hash"
 _RANDOM_SEED: Final = "random"
+_NO_PART_OF_THE_CONFIG: Final = frozenset({"_commit_hash", "_name_or_path", "transformers_version"})
+"""What of a model's configuration moves no byte, or is a field of its own."""
 _WEIGHT_ENDINGS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _NAME_CHARACTERS: Final = 24
 _DIGEST_CHARACTERS: Final = 12
@@ -38,6 +40,8 @@ class Identity:
     """One text for each of FIELDS."""
     refusal: str = ""
     """Why this engine's blocks can be found by nobody, and what to change; empty where they can."""
+    has_adapters: bool = False
+    """Whether requests may name adapters (LoRA), which vLLM's hashes tell apart by name and path alone."""
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any = None, *, weights: str = "") -> Self:
@@ -55,7 +59,8 @@ class Identity:
                 f"prefix_caching_hash_algo {read['hash_algorithm']} has another random seed in every engine; "
                 "use sha256, or set PYTHONHASHSEED to the same value everywhere"
             )
-        return cls(tuple(read[name] for name in FIELDS), refusal)
+        has_adapters = getattr(vllm_config, "lora_config", None) is not None
+        return cls(tuple(read[name] for name in FIELDS), refusal, has_adapters)
 
     def in_mode(self, mode: str) -> Self:
         """Return the identity with the mode in its format, for modes whose engines deal with a pool as no others do.
@@ -120,6 +125,7 @@ def _fields(vllm_config: Any, kv_cache_config: Any, weights: str) -> dict[str, s
         "dtype": str(model.dtype),
         "quantization": str(getattr(model, "quantization", None)),
         "overrides": _plain(getattr(model, "hf_overrides", None)),
+        "config": f"{_config_of(model)}{_rope_of(model)}",
         "kv_dtype": f"{cache.cache_dtype} but {getattr(cache, 'kv_cache_dtype_skip_layers', [])}",
         "block_tokens": _block_tokens(cache, kv_cache_config),
         "hash_tokens": str(getattr(kv_cache_config, "hash_block_size", None)),
@@ -161,6 +167,34 @@ def _vllm_format() -> str:
 def _commit_of(model: Any) -> str:
     commit = getattr(getattr(model, "hf_config", None), "_commit_hash", None)
     return str(commit or getattr(model, "revision", None) or "")
+
+
+def _config_of(model: Any) -> str:
+    """Return a digest of the configuration that was loaded, from wherever that was."""
+    config = getattr(model, "hf_config", None)
+    fields = config.to_dict() if hasattr(config, "to_dict") else {}
+    kept = {name: value for name, value in fields.items() if name not in _NO_PART_OF_THE_CONFIG}
+    return _digest(json.dumps(kept, sort_keys=True, default=_steady)).hex()[:_DIGEST_CHARACTERS]
+
+
+def _steady(value: Any) -> str:
+    """Return a text that is the same in every process."""
+    text = str(value)
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def _rope_of(model: Any) -> str:
+    """Return which factors of a long rope turn the keys: vLLM chooses them once, by the longest request."""
+    text = getattr(model, "hf_text_config", None)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
+    ropes = rope.values() if isinstance(rope, Mapping) and "rope_type" not in rope else (rope,)
+    for one in ropes:
+        if isinstance(one, Mapping) and one.get("rope_type", one.get("type")) == "longrope":
+            short_tokens = one.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", 0
+            )
+            return ", long factors" if model.max_model_len > short_tokens else ", short factors"
+    return ""
 
 
 def _weights_of(model: str) -> str:

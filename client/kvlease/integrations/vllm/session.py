@@ -122,6 +122,8 @@ class EngineSession:
             _logger.error("No kvlease cache for this engine: %s", terms.identity.refusal)
             session.is_closed = True
             return session
+        if terms.identity.has_adapters:
+            session._tell_adapters_apart()
         session._end = weakref.finalize(session, session._attacher.abandon)
         session._end.atexit = False
         session._attacher.start()
@@ -292,6 +294,16 @@ class EngineSession:
     @property
     def _now_worker_id(self) -> int:
         return 0 if self._attached is None else self._attached.worker.worker_id
+
+    def _tell_adapters_apart(self) -> None:
+        """Begin in an era of the adapters: vLLM's hashes name them, and not what they have been trained to."""
+        if not self.settings.adapters:
+            _logger.warning(
+                "Adapters (LoRA) are on, and vLLM tells them apart by name and path alone, so what another engine "
+                "or an earlier one computed is not found: set `adapters` to what they are, such as their revision.",
+                extra={"action": "adapters_unknown"},
+            )
+        self.reset(self.settings.adapters and f"adapters {self.settings.adapters}")
 
     def _wait(self) -> None:
         """Wait for the first attachment, as long as the settings allow."""

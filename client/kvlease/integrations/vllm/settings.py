@@ -29,6 +29,9 @@ class ConnectorSettings(BaseModel):
     """Whose blocks are shared; what one tenant computes is never found by another."""
     weights: str = Field("", max_length=256)
     """What the weights are, such as a digest, said by who knows; empty: commit or files of the model are looked at."""
+    adapters: str = Field("", max_length=256)
+    """What the adapters (LoRA) are, such as their revision, said by who knows; empty: with adapters, what an engine
+    computes is found again by that engine alone, for as long as it lives."""
     pool_bytes: int = Field(0, ge=0)
     """Bytes of the daemon's pool that blocks are offloaded to; 0 takes four times the engine's own cache."""
     host_bytes: int = Field(0, ge=0)

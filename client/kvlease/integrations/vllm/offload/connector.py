@@ -146,8 +146,24 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Begin a new generation of keys; what requests have computed so far is stored under those."""
         self._take_in_started()
         self._progress.restart()
+        self._forget_behind_windows()
         is_done: bool | None = super().reset_cache()
         return is_done
+
+    def _forget_behind_windows(self) -> None:
+        """Have nothing stored anew of what windows had stored: others may have those blocks by now.
+
+        vLLM notes which blocks leave a window only behind what is stored, and stores from the start after a reset.
+        """
+        scheduler = self.scheduler
+        blocks_per_chunk = scheduler.config.blocks_per_chunk
+        for status in scheduler._req_status.values():  # noqa: SLF001 - probed at import
+            for group in scheduler._sliding_window_groups:  # noqa: SLF001 - the same
+                state = status.group_states[group]
+                num_stored = min(
+                    state.next_stored_chunk_idx * blocks_per_chunk, len(state.block_ids)
+                )
+                state.block_ids[:num_stored] = [0] * num_stored
 
     def request_finished(
         self, request: Request, block_ids: list[int]

@@ -13,12 +13,23 @@ CACHE_NAME_CHARACTERS_MAX = 63
 DIGEST_CHARACTERS_MAX = 256
 
 
+LONG_ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 1024}
+
+
+def config_of(**fields: Any) -> SimpleNamespace:
+    """Return a model's configuration, as Transformers has it."""
+    return SimpleNamespace(
+        _commit_hash="abc", to_dict=lambda: {"transformers_version": os.urandom(4).hex(), **fields}
+    )
+
+
 def config(**changes: Any) -> SimpleNamespace:
     """Return what an identity reads of vLLM's configuration; a change is named part__field."""
     parts: dict[str, dict[str, Any]] = {
         "model_config": {
             "model": "org/Tiny-Model_1.5B", "revision": None, "dtype": "torch.bfloat16", "seed": 0,
-            "quantization": None, "hf_overrides": {}, "hf_config": SimpleNamespace(_commit_hash="abc"),
+            "quantization": None, "hf_overrides": {}, "hf_config": config_of(),
+            "hf_text_config": SimpleNamespace(rope_parameters=LONG_ROPE), "max_model_len": 512,
         },
         "cache_config": {
             "prefix_caching_hash_algo": "sha256", "cache_dtype": "auto", "kv_cache_dtype_skip_layers": [],
@@ -69,6 +80,17 @@ def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"model_config__dtype": "torch.float32"}, "dtype", id="dtype"),
         pytest.param({"model_config__quantization": "fp8"}, "quantization", id="quantization"),
         pytest.param({"model_config__hf_overrides": {"rope": 2}}, "overrides", id="overrides"),
+        pytest.param(
+            {"model_config__hf_config": config_of(rope_theta=2.0)}, "config", id="config elsewhere"
+        ),
+        pytest.param(
+            {
+                "model_config__hf_text_config": SimpleNamespace(rope_parameters=LONG_ROPE),
+                "model_config__max_model_len": 2048,
+            },
+            "config",
+            id="factors of a long rope",
+        ),
         pytest.param({"load_config__load_format": "dummy"}, "load_format", id="dummy weights"),
         pytest.param({"cache_config__cache_dtype": "fp8"}, "kv_dtype", id="kv dtype"),
         pytest.param(
@@ -216,3 +238,22 @@ def test_magazine_is_one_life_of_one_engine_in_one_mode() -> None:
 
     assert magazine_name(config(), "owned") == names[0]
     assert len(set(names)) == 4
+
+
+def test_identity_is_the_same_in_every_process() -> None:
+    """Neither Transformers' release nor an address in memory is part of it, nor a length that moves no byte."""
+    fields = {"rope_theta": 1.0, "quantizer": object()}
+    changes = {"model_config__hf_config": config_of(**fields)}
+
+    one = Identity.of(config(**changes), layout())
+    two = Identity.of(
+        config(
+            model_config__hf_config=config_of(rope_theta=1.0, quantizer=object()),
+            model_config__max_model_len=1024,
+        ),
+        layout(),
+    )
+
+    assert one == two
+    assert not one.has_adapters
+    assert Identity.of(config(lora_config=SimpleNamespace()), layout()).has_adapters

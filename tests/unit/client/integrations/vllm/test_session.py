@@ -336,3 +336,27 @@ def test_session_without_an_attachment_gives_defaults() -> None:
 
     assert answers == ("default", None, None, "default", None, None, None)
     assert repr(session) == "<EngineSession off, generation 0, <Guard closed, 0 calls, 0 skipped>>"
+
+
+@pytest.mark.parametrize(("adapters", "is_found"), [("", False), ("revision 3", True)])
+def test_adapters_are_told_apart(
+    adapters: str, is_found: bool, worker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two lives of an engine find each other's blocks where somebody says what the adapters are, and else do not."""
+    keys = []
+    identity = Identity(FIELDS, has_adapters=True)
+    terms = Terms(identity=identity, inputs=None, cache="c", magazine="m")
+    settings = ConnectorSettings(socket="/nowhere.sock", adapters=adapters)
+    plan: Any = SimpleNamespace()
+    for _ in range(2):
+        session = EngineSession(settings, terms)
+        session._tell_adapters_apart()
+        session._attacher.found = session._attacher._current = Attachment(
+            worker=worker, magazine=None, plan=plan, device=None, memory=(), memory_generation=1
+        )
+        session.poll()
+        assert session.rekeyer is not None
+        keys.append(session.rekeyer.keys([bytes(32)]))
+
+    assert (keys[0] == keys[1]) == is_found
+    assert ("`adapters`" in caplog.text) != is_found
