@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from functools import cache as once
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -31,11 +31,15 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 R = TypeVar("R")
 
+_OUR_OWN: Final = frozenset({"refusal"})
+"""Fields that no message has: the client itself fills them where there is no answer."""
+
 
 @once
 def reader(record: Callable[..., R]) -> Callable[[Any], R]:
     """Return a function that makes `record` of a message with fields of the same names."""
-    names = tuple(field.name for field in fields(record))  # type: ignore[arg-type]  # every record is a dataclass
+    every = fields(record)  # type: ignore[arg-type]  # every record is a dataclass
+    names = tuple(field.name for field in every if field.name not in _OUR_OWN)
     return lambda message: record(**{name: getattr(message, name) for name in names})
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Generator
 from contextlib import suppress
 from os import getpid
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from kvlease import _calls
 from kvlease._calls import Ask
@@ -30,6 +30,7 @@ from kvlease.transports.base import Attached, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _logger: Final = logging.getLogger("kvlease")
 
@@ -308,14 +309,27 @@ def _warn_of_leftover(session: Session, error: KVLeaseError) -> None:
     )
 
 
-def missed(session: Session, ask: Ask[R], idle: R) -> Flow[R]:
-    """Send a call that concerns no lease; any failure is a miss, unless the worker wants to know."""
+class Idle(Protocol[R_co]):
+    """What makes the answer that stands for a refusal, such as a reply's class."""
+
+    def __call__(self, *, refusal: KVLeaseError) -> R_co:
+        """Return an answer that says that nothing was done, and why where it has room for that."""
+
+
+def not_there(*, refusal: KVLeaseError) -> bool:
+    """Return what stands for a refusal where the answer is whether there was something to end."""
+    del refusal
+    return False
+
+
+def missed(session: Session, ask: Ask[R], idle: Idle[R]) -> Flow[R]:
+    """Send a call that concerns no lease; any failure is a miss that knows why, unless the worker wants it raised."""
     try:
         response, _ = yield from attempts(session.link, ask)
         return ask.read(response)
     except InvalidError:
         raise
-    except KVLeaseError:
+    except KVLeaseError as error:
         if session.raises:
             raise
-        return idle
+        return idle(refusal=error)

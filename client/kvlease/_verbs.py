@@ -1,6 +1,7 @@
 """Own the course of the verbs of a lease, and what a failure means for it; retries are `_flows`' business."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvlease import _calls, _flows
@@ -193,7 +194,10 @@ def evict(session: Session, grant: Grant, wait_ms: int) -> Flow[Evicted]:
         session.evicted(grant)
         return ask.read(response)
 
-    return _verb(session, grant, ask, apply, idle=Evicted(), doubt=lambda: session.evicted(grant))
+    evicted = yield from _verb(
+        session, grant, ask, apply, idle=Evicted(), doubt=lambda: session.evicted(grant)
+    )
+    return replace(evicted, refusal=grant.refusal)
 
 
 def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
@@ -213,7 +217,7 @@ def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
                 f"lease {grant.lease_id} was not evicted as thought: {grant.refusal.message}"
             ),
         )
-    return reloaded
+    return replace(reloaded, refusal=grant.refusal)
 
 
 def release(session: Session, grant: Grant) -> Flow[bool]:

@@ -162,7 +162,7 @@ class AsyncWorker(WorkerView):
             check_alone(keys=keys, num_blocks=num_blocks)
             return await self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
-        return await self._port.run(_flows.missed(self._session, ask, Evicted()))
+        return await self._port.run(_flows.missed(self._session, ask, Evicted))
 
     async def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
@@ -175,7 +175,7 @@ class AsyncWorker(WorkerView):
             check_alone(keys=keys)
             return await self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return await self._port.run(
-            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
+            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded)
         )
 
     async def map(self, lease: GrantView) -> int:
@@ -187,16 +187,24 @@ class AsyncWorker(WorkerView):
         return await self._port.run(_verbs.release(self._session, lease.grant_of(self)))
 
     async def lookup(self, keys: bytes) -> Found:
-        """Tell how long a prefix is cached, without holding it."""
-        return await self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found()))
+        """Tell how long a prefix is cached, without holding it.
+
+        With on_doubt="miss" a failure finds nothing and says why in `refusal`.
+        """
+        return await self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found))
 
     async def pin(self, keys: bytes) -> Pinned:
-        """Hold cached blocks so that they are not evicted."""
-        return await self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned()))
+        """Hold cached blocks so that they are not evicted.
+
+        With on_doubt="miss" a refusal or a failure gives a pin of no blocks that says why in `refusal`.
+        """
+        return await self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned))
 
     async def unpin(self, pin_id: int) -> bool:
         """End a pin; returns whether it was there."""
-        return await self._port.run(_flows.missed(self._session, _calls.unpin(pin_id), idle=False))
+        return await self._port.run(
+            _flows.missed(self._session, _calls.unpin(pin_id), _flows.not_there)
+        )
 
     async def step(  # noqa: PLR0913 - one parameter a column
         self,

@@ -272,6 +272,8 @@ class Found:
     """Further ones that can be loaded from the disk store; what the remote store has, only a reserve asks it."""
     hit_tokens: int = 0
     """Tokens of the prefix that all groups can serve."""
+    refusal: KVLeaseError | None = None
+    """Why nobody knows, with on_doubt="miss"; then all numbers are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +316,8 @@ class Pinned:
 
     pin_id: int = 0
     num_blocks: int = 0
+    refusal: KVLeaseError | None = None
+    """Why nothing is held, with on_doubt="miss"; None also where nothing was cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +338,8 @@ class Evicted:
     num_evicted: int = 0
     num_offloaded: int = 0
     """Blocks whose bytes were copied to the host pool; some of them may still be on the device for others."""
+    refusal: KVLeaseError | None = None
+    """Why it was not done, with on_doubt="miss"; of a lease the same as its own `refusal`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +349,8 @@ class Reloaded:
     num_reloaded: int = 0
     num_tokens: int = 0
     """Tokens from the start whose bytes are there; the rest must be computed again."""
+    refusal: KVLeaseError | None = None
+    """Why it was not done, with on_doubt="miss"; of a lease the same as its own `refusal`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

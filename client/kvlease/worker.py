@@ -233,7 +233,7 @@ class Worker(WorkerView):
             check_alone(keys=keys, num_blocks=num_blocks)
             return self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
         ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
-        return self._port.run(_flows.missed(self._session, ask, Evicted()))
+        return self._port.run(_flows.missed(self._session, ask, Evicted))
 
     def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
@@ -246,7 +246,7 @@ class Worker(WorkerView):
             check_alone(keys=keys)
             return self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return self._port.run(
-            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded())
+            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded)
         )
 
     def map(self, lease: GrantView) -> int:
@@ -258,16 +258,22 @@ class Worker(WorkerView):
         return self._port.run(_verbs.release(self._session, lease.grant_of(self)))
 
     def lookup(self, keys: bytes) -> Found:
-        """Tell how long a prefix is cached, without holding it."""
-        return self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found()))
+        """Tell how long a prefix is cached, without holding it.
+
+        With on_doubt="miss" a failure finds nothing and says why in `refusal`.
+        """
+        return self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found))
 
     def pin(self, keys: bytes) -> Pinned:
-        """Hold cached blocks so that they are not evicted."""
-        return self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned()))
+        """Hold cached blocks so that they are not evicted.
+
+        With on_doubt="miss" a refusal or a failure gives a pin of no blocks that says why in `refusal`.
+        """
+        return self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned))
 
     def unpin(self, pin_id: int) -> bool:
         """End a pin; returns whether it was there."""
-        return self._port.run(_flows.missed(self._session, _calls.unpin(pin_id), idle=False))
+        return self._port.run(_flows.missed(self._session, _calls.unpin(pin_id), _flows.not_there))
 
     def step(  # noqa: PLR0913 - one parameter a column
         self,

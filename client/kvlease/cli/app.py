@@ -211,7 +211,7 @@ def evict(
     with connected(address) as client:
         gone = client.evict(num_blocks=blocks, wait_ms=wait_ms, cache=cache)
     if as_json:
-        _print_json(dataclasses.asdict(gone))
+        _print_json({"num_evicted": gone.num_evicted, "num_offloaded": gone.num_offloaded})
         return
     typer.echo(
         f"{counted(gone.num_evicted, 'block')} evicted, {gone.num_offloaded:,} copied to the host pool"

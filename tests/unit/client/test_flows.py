@@ -29,7 +29,7 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvlease.memory import Row
-from kvlease.replies import Evicted, Explanation, Found, Reloaded, ReserveSpec
+from kvlease.replies import Evicted, Explanation, Found, Pinned, Reloaded, ReserveSpec
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.played import (
@@ -462,14 +462,49 @@ def test_reload_of_a_lease_elsewhere_in_its_life_loses_it(session: Session, cloc
     assert not grant.is_live
 
 
-def test_failed_lookup_is_a_miss(session: Session, clock: Clock) -> None:
-    """A lookup that failed found nothing."""
-    assert (
-        Played(session, clock, DeadlineError()).run(
-            _flows.missed(session, _calls.lookup(b""), Found())
-        )
-        == Found()
-    )
+@pytest.mark.parametrize(
+    ("ask", "reply"),
+    [
+        pytest.param(_calls.lookup(b""), Found, id="lookup"),
+        pytest.param(_calls.pin(b""), Pinned, id="pin"),
+        pytest.param(_calls.evict(num_blocks=1), Evicted, id="evict"),
+        pytest.param(_calls.reload_keys(b"", 0), Reloaded, id="reload"),
+    ],
+)
+def test_failed_call_about_no_lease_is_a_miss_that_says_why(
+    session: Session, clock: Clock, ask: Any, reply: Any
+) -> None:
+    """What was refused found, held and moved nothing, and is told from what there was nothing of."""
+    error = PoolFullError(need=3, available=1)
+
+    missed = Played(session, clock, error).run(_flows.missed(session, ask, reply))
+
+    assert missed == reply(refusal=error)
+    assert missed != reply()
+
+
+def test_answer_that_came_has_no_refusal(session: Session, clock: Clock) -> None:
+    """Nothing cached is an answer, and no refusal."""
+    played = Played(session, clock, pb.PinResponse())
+
+    assert played.run(_flows.missed(session, _calls.pin(b""), Pinned)) == Pinned()
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply"),
+    [
+        pytest.param(_verbs.evict, Evicted, id="evict"),
+        pytest.param(_verbs.reload, Reloaded, id="reload"),
+    ],
+)
+def test_refused_move_of_a_lease_says_why(
+    session: Session, clock: Clock, verb: Any, reply: Any
+) -> None:
+    """The reply to a verb that was refused has what the lease has."""
+    grant, error = leased(session, clock, 5), PoolFullError(need=3, available=1)
+
+    assert Played(session, clock, error).run(verb(session, grant, 0)) == reply(refusal=error)
+    assert grant.refusal is error
 
 
 def test_cancelled_verb_counts_as_doubtful(session: Session, clock: Clock) -> None:
@@ -723,11 +758,11 @@ def test_closed_worker_says_so_by_itself(session: Session, clock: Clock, raises:
         assert closed in str(played.run(_verbs.reserve(session, SPEC, 0)).refusal)
         columns, _ = played.run(_steps.step(session, step, []))
         assert closed in columns.errors[0].message
-        assert played.run(_flows.missed(session, _calls.unpin(1), idle=False)) is False
+        assert played.run(_flows.missed(session, _calls.unpin(1), _flows.not_there)) is False
     else:
         for flow in (
             _verbs.reserve(session, SPEC, 0), _steps.step(session, step, []), _flows.detach(session),
-            _flows.missed(session, _calls.unpin(1), idle=False), _flows.heartbeat(session),
+            _flows.missed(session, _calls.unpin(1), _flows.not_there), _flows.heartbeat(session),
         ):  # fmt: skip
             with pytest.raises(UnknownWorkerError, match=closed):
                 played.run(flow)
