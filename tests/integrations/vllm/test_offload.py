@@ -241,6 +241,31 @@ def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:
     assert told.returncode == 0, told.stderr
 
 
+def test_spec_below_another_connector_says_that_nothing_is_cached(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """That of vLLM attaches it to no daemon; the log says so once, with the connector that does."""
+    own = offloading(daemon, engine=TINY)
+    transfer = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "socket": daemon.address,
+            "spec_name": "KVLeaseOffloadingSpec",
+            "spec_module_path": "kvlease.integrations.vllm.offload.spec",
+        },
+    }
+
+    with living(replace(own, kv_transfer_config=transfer), tmp_path) as life:
+        got = life.generate(PROMPTS[:2])
+        told = life.told()
+
+    assert differences(got, reference(own, PROMPTS[:2])) == []
+    assert told.count("kv_connector KVLeaseOffloadingConnector") == 1
+    assert "ERROR" in next(line for line in told.splitlines() if "Nothing is cached by" in line)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
