@@ -8,7 +8,7 @@ owner's hands.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -31,8 +31,9 @@ from kvlease.integrations.vllm.guard import ANSWERS, Guard
 from kvlease.integrations.vllm.mapping import mapped_ahead
 from kvlease.integrations.vllm.namespace import Identity
 from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.terms import Terms
 from kvlease.memory import Identity as MemoryIdentity
-from kvlease.plan import CachePlan, PlanInputs
+from kvlease.plan import CachePlan
 from kvlease.replies import CacheInfo
 from kvlease.units import show_bytes
 from kvlease.worker import Worker
@@ -46,35 +47,6 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _STARTING_PAUSE_SECONDS: Final = 0.2
 """Seconds between tries, at most, while the daemon makes the cache's memory."""
 _DOUBLINGS_MAX: Final = 20
-
-
-def _agrees(_: CachePlan) -> Sequence[str]:
-    return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a process of an engine attaches by; the same after every loss."""
-
-    identity: Identity
-    inputs: PlanInputs | None
-    """What the cache is registered with; None where another process does so, and this one waits for it."""
-    cache: str
-    """The cache's name, such as `Identity.cache_name` makes it; the setting `cache` goes before it."""
-    rank: int = 0
-    """The rank whose memory this process maps; the scheduler's process takes 0."""
-    magazine: str = ""
-    """The engine's magazine, by `magazine_name`; empty for a process that has none."""
-    key_counts: bool = False
-    """Whether this process is to know without a call what is surely not cached."""
-    touches: bool = False
-    """Whether this process touches the rank's memory, so that its pages are mapped ahead, in the background."""
-    disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
-    """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
-    had: CachePlan | None = None
-    """The plan of the cache that other processes of the engine have attached to; None where that does not matter."""
-    takes_other_capacity: bool = False
-    """Whether a cache of the same identity but other sizes will do, where `disagreements` has nothing against it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -370,11 +342,20 @@ class Attacher:
             level = logging.INFO
         _logger.log(
             level,
-            "No kvlease cache for this engine, which goes on without; it is tried again every %g s. %s",
-            self._settings.retry_seconds,
+            "No kvlease cache for this engine, which goes on without; it is tried again %s. %s",
+            self._tries,
             error.message,
             extra={"action": "attach", "code": error.code, "seconds": round(seconds, 3)},
         )
+
+    @property
+    def _tries(self) -> str:
+        """When it is tried again, in words."""
+        if self._terms.ends_with_start and self._had is None:
+            return (
+                f"for up to {self._settings.start_seconds:g} s, and then at the engine's next start"
+            )
+        return f"every {self._settings.retry_seconds:g} s"
 
     def _probe(self, current: Attachment) -> None:
         """See whether the daemon answers and still knows us; the worker attaches again by itself where it can."""

@@ -164,5 +164,6 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             disagreements=disagreements,
             had=had,
             takes_other_capacity=self.takes_other_capacity,
+            ends_with_start=is_worker,
         )
         return EngineSession.open(self._settings, terms)

@@ -33,10 +33,11 @@ from numpy.typing import NDArray
 
 from kvlease.errors import DeadlineError, InvalidError, RefusedError
 from kvlease.integrations.vllm import outages
-from kvlease.integrations.vllm.attachment import Attacher, Attachment, Terms
+from kvlease.integrations.vllm.attachment import Attacher, Attachment
 from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.rekey import Rekeyer
 from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.terms import Terms
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 from kvlease.memory import Identity as MemoryIdentity
 from kvlease.plan import CachePlan

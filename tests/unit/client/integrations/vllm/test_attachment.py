@@ -1,0 +1,46 @@
+"""What is said of a try to attach that failed: when the next one is, which depends on who asks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.settings import ConnectorSettings
+
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> Said:
+    """Give what tells what a session's thread says of a daemon that is not there."""
+
+    def of(**words: Any) -> str:
+        socket = str(tmp_path / "k.sock")
+        settings = ConnectorSettings(socket=socket, start_seconds=3, retry_seconds=7)
+        terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c", **words)
+        EngineSession(settings, terms)._attacher._seek()
+        return caplog.text
+
+    return of
+
+
+def test_session_that_goes_on_says_how_often_it_tries(said: Said) -> None:
+    """It does so for as long as the engine lives."""
+    assert "it is tried again every 7 s." in said()
+
+
+def test_session_that_ends_with_the_start_says_for_how_long_it_tries(said: Said) -> None:
+    """Who has memory of its own by then asks no more, and nobody is to wait for that."""
+    told = said(ends_with_start=True)
+
+    assert "tried again for up to 3 s, and then at the engine's next start." in told
+    assert "every" not in told
+
+
+def test_session_that_had_a_cache_goes_on(said: Said) -> None:
+    """What ends with the start is the wait for the first attachment."""
+    assert "every 7 s." in said(had=SimpleNamespace(), ends_with_start=True)
