@@ -2,8 +2,8 @@
 
 `<identity>.slots` has the bytes, `<identity>.records` the columns behind a head that is written last. The identity is a
 digest under the daemon's secret of all that decides what a byte means, so that a file of another cache, geometry or
-secret has another name. What is there under the right name and is not ours is moved aside, never read and never
-deleted.
+secret has another name. What is there under the right name and is not ours is moved aside, never used and never
+deleted. What is ours and cannot be used as it is, or cannot be looked at, stays where it is and is refused.
 """
 
 import errno
@@ -12,7 +12,7 @@ import stat
 import struct
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,9 @@ _FORMAT: Final = 1
 _DIGEST_BYTES: Final = 32
 _FILES_NAMED_MAX: Final = 32
 """Files that one line of the log names."""
+_ASIDE: Final = ".aside-"
+_ASIDE_NAMED_MAX: Final = 4
+"""Files moved aside that one refusal names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,14 @@ class NoRoomError(OSError):
         self.need_bytes, self.free_bytes = need_bytes, free_bytes
 
 
+class UnusableError(OSError):
+    """A file of an earlier life cannot be used as it is; it stays there with its blocks, for when that is mended."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        """Say which file it is and what to do."""
+        super().__init__(number, reason)
+
+
 class _ForeignError(Exception):
     """What is there under the right name is not ours."""
 
@@ -72,15 +83,16 @@ def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
 
     Raises:
         NoRoomError: the directory has no room for them.
+        UnusableError: they are there, and cannot be opened or read, or are not this user's alone.
         OSError: they cannot be made for another reason.
     """
     with _opened(directory) as dir_fd:
         try:
-            found = _find(dir_fd, identity, sizes)
-        except (_ForeignError, OSError) as error:
+            found = _find(directory, dir_fd, identity, sizes)
+        except _ForeignError as error:
             _move_aside(directory, dir_fd, identity, str(error))
             found = None
-        return found or _make(dir_fd, identity, sizes)
+        return found or _make(directory, dir_fd, identity, sizes)
 
 
 def delete_files(directory: Path, identity: bytes) -> None:
@@ -99,6 +111,19 @@ def unclaimed(directory: Path, identities: Collection[bytes]) -> dict[str, int]:
             if is_ours and entry.name not in claimed:
                 found[entry.name] = entry.stat(follow_symlinks=False).st_blocks * 512
     return found
+
+
+def told_aside(directory: Path) -> str:
+    """Return which files moved aside take most, as to delete them makes room; empty where none can be found."""
+    aside: dict[str, int] = {}
+    with suppress(OSError):
+        aside = {name: num for name, num in unclaimed(directory, ()).items() if _ASIDE in name}
+    if not aside:
+        return ""
+    most = sorted(aside.items(), key=lambda one: -one[1])[:_ASIDE_NAMED_MAX]
+    named = ", ".join(f"{directory / name} ({num_bytes} bytes)" for name, num_bytes in most)
+    others = f", and {len(aside) - len(most)} more" if len(aside) > len(most) else ""
+    return f"first delete what was moved aside, as nothing reads it any more: {named}{others}; "
 
 
 def tell_unclaimed(directory: Path, identities: Collection[bytes]) -> None:
@@ -130,33 +155,46 @@ def _name(identity: bytes, kind: str) -> str:
     return identity[:_NAME_BYTES].hex() + kind
 
 
-def _find(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """A plain file that is there under the right name; whose it is shows in what it has."""
+
+    fd: int
+    path: Path
+    status: os.stat_result
+
+
+def _find(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles | None:
     """Return the files of an earlier life; None where there are none, or they were never finished."""
-    records_fd = _open(dir_fd, _name(identity, _RECORDS))
-    try:
-        slots_fd = _open(dir_fd, _name(identity, _SLOTS))
-    except (_ForeignError, OSError):
-        _close([fd for fd in (records_fd,) if fd is not None])
-        raise
-    fds = [fd for fd in (records_fd, slots_fd) if fd is not None]
-    if not fds:
-        return None
-    try:
-        if records_fd is not None and not any(head := os.pread(records_fd, HEAD_BYTES, 0)):
-            # Its maker was killed before the end, so nobody has stored anything yet.
-            _unlink(dir_fd, identity)
-            _close(fds)
+    with ExitStack() as opened:
+        records, slots = (
+            _open(dir_fd, directory / _name(identity, kind), opened) for kind in (_RECORDS, _SLOTS)
+        )
+        if records is None and slots is None:
             return None
-        _require(records_fd is not None and slots_fd is not None, "one of two files is missing")
+        if records is None:
+            raise _ForeignError("one of two files is missing")
+        with _naming(records.path):
+            head = os.pread(records.fd, HEAD_BYTES, 0)
+        if not any(head):
+            # Its maker was killed before the end, so nobody has stored anything yet.
+            for file in (records, slots):
+                _require(file is None or not _fault(file), "it is no file of this user alone")
+            _unlink(dir_fd, identity)
+            return None
+        if slots is None:
+            raise _ForeignError("one of two files is missing")
         _require(head == _head(identity, sizes), "the head is not what was written")
-        for fd, num_bytes in zip(fds, (sizes.records_bytes, sizes.slots_bytes), strict=True):
-            found = os.fstat(fd).st_size
-            wanted = cpu.whole_pages(fd, num_bytes)
+        for file, num_bytes in ((records, sizes.records_bytes), (slots, sizes.slots_bytes)):
+            with _naming(file.path):
+                wanted = cpu.whole_pages(file.fd, num_bytes)
+            found = file.status.st_size
             _require(found == wanted, f"a file has {found} bytes, not {wanted}")
-    except (_ForeignError, OSError):
-        _close(fds)
-        raise
-    return HostFiles(slots_fd=fds[1], records_fd=fds[0], is_found=True)
+        for file in (records, slots):
+            if fault := _fault(file):
+                raise UnusableError(errno.EPERM, fault)
+        opened.pop_all()
+        return HostFiles(slots_fd=slots.fd, records_fd=records.fd, is_found=True)
 
 
 def _require(is_so: bool, otherwise: str) -> None:
@@ -169,25 +207,52 @@ def _close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _open(dir_fd: int, name: str) -> int | None:
-    """Return a file that is there and nobody else's, or None."""
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have what the system says of a file told with its name: that it cannot be had now is no proof of whose it is."""
+    try:
+        yield
+    except OSError as error:
+        reason = (
+            f"{path} cannot be opened or read: {error.strerror}; it is left as it is, with its blocks: mend that, and "
+            "register again"
+        )
+        raise UnusableError(error.errno or errno.EIO, reason) from error
+
+
+def _open(dir_fd: int, path: Path, opened: ExitStack) -> _File | None:
+    """Return a plain file that is there, to be closed with the others, or None."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        fd = os.open(name, flags, dir_fd=dir_fd)
-    except FileNotFoundError:
-        return None
-    status = os.fstat(fd)
-    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o077 and status.st_nlink == 1
-    try:
-        _require(stat.S_ISREG(status.st_mode) and is_ours, "it is no file of this user alone")
-    except _ForeignError:
-        os.close(fd)
-        raise
-    return fd
+    with _naming(path):
+        try:
+            status = os.stat(path.name, dir_fd=dir_fd, follow_symlinks=False)
+            _require(stat.S_ISREG(status.st_mode), "it is no plain file")
+            fd = os.open(path.name, flags, dir_fd=dir_fd)
+        except FileNotFoundError:
+            return None
+        opened.callback(os.close, fd)
+        status = os.fstat(fd)
+    _require(stat.S_ISREG(status.st_mode) and status.st_nlink > 0, "it is no plain file")
+    return _File(fd=fd, path=path, status=status)
 
 
-def _make(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:
-    _require_room(dir_fd, sizes.slots_bytes + sizes.records_bytes)
+def _fault(file: _File) -> str:
+    """Return why a file is not this user's alone and what to do about it; empty where it is."""
+    status, path = file.status, file.path
+    if status.st_uid != os.getuid():
+        fault = f"{path} belongs to user {status.st_uid}, not to user {os.getuid()}; if it is yours, chown it"
+    elif status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        fault = f"the mode of {path} is {mode:04o}, so that others may use it; if it is yours alone, chmod 0600"
+    elif status.st_nlink > 1:
+        fault = f"{path} has another name, too; remove that one"
+    else:
+        return ""
+    return f"{fault}, and register again: it has the cache's blocks; or move it away"
+
+
+def _make(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:
+    _require_room(directory, dir_fd, sizes.slots_bytes + sizes.records_bytes)
     fds: list[int] = []
     try:
         for kind, num_bytes in (
@@ -211,12 +276,15 @@ def _make(dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:
     return HostFiles(slots_fd=slots_fd, records_fd=records_fd, is_found=False)
 
 
-def _require_room(dir_fd: int, num_bytes: int) -> None:
+def _require_room(directory: Path, dir_fd: int, num_bytes: int) -> None:
     """Refuse what does not fit before anything is made; huge pages and tmpfs without a limit tell no size."""
     room = os.fstatvfs(dir_fd)
     free_bytes = room.f_bavail * room.f_frsize
     if room.f_blocks and num_bytes > free_bytes:
-        reason = f"they take {num_bytes} bytes, and it has {free_bytes} free; make it larger, or host_bytes smaller"
+        reason = (
+            f"they take {num_bytes} bytes, and it has {free_bytes} free; {told_aside(directory)}make it larger, or "
+            "host_bytes smaller"
+        )
         raise NoRoomError(reason, need_bytes=num_bytes, free_bytes=free_bytes)
 
 
@@ -226,7 +294,7 @@ def _head(identity: bytes, sizes: HostSizes) -> bytes:
 
 
 def _move_aside(directory: Path, dir_fd: int, identity: bytes, reason: str) -> None:
-    suffix = f".aside-{time.time_ns()}"
+    suffix = f"{_ASIDE}{time.time_ns()}"
     for kind in (_RECORDS, _SLOTS):
         name = _name(identity, kind)
         try:

@@ -30,6 +30,8 @@ from kvleased.verbs.populating import Populator
 
 PREFIX: Final = "cache/"
 """What the names of kept regions start with."""
+HOST_RETRY_MS: Final = 2000
+"""After how long to register again where a host pool's files cannot be used as they are."""
 DISK_SECONDS_MAX: Final = 2.0
 """Seconds that a registration waits for a word of the disk stores' file system, which may hang."""
 _LOG = structlog.get_logger()
@@ -191,11 +193,12 @@ class Maker:
         return [self._identity_of(entry, Tier.HOST) for entry in self._registry]
 
     def _told_files(self, num_bytes: int) -> str:
-        if not num_bytes:
+        if not num_bytes or self._settings.host_dir is None:
             return ""
+        aside = host_files.told_aside(self._settings.host_dir)
         return (
             f"files in {self._settings.host_dir} of caches that are not registered take {num_bytes} more: register "
-            "those caches, or delete the files; "
+            f"those caches, or delete the files; {aside}"
         )
 
     # Regions
@@ -244,10 +247,15 @@ class Maker:
         try:
             files = host_files.open_files(self._settings.host_dir, identity, sizes)
         except OSError as error:
-            message = f"the host pool's files cannot be made in {self._settings.host_dir}: {error.strerror}"
-            need, free = getattr(error, "need_bytes", None), getattr(error, "free_bytes", None)
-            refusal = PoolFullError(message, resource="host_dir", need=need, available=free)
-            raise refusal from error
+            is_there = isinstance(error, host_files.UnusableError)
+            done = "used" if is_there else "made"
+            raise PoolFullError(
+                f"the host pool's files cannot be {done} in {self._settings.host_dir}: {error.strerror}",
+                resource="host_dir",
+                need=getattr(error, "need_bytes", None),
+                available=getattr(error, "free_bytes", None),
+                retry_after_ms=HOST_RETRY_MS if is_there else None,
+            ) from error
         fds[regions.HOST_RECORDS], fds[regions.HOST] = files.records_fd, files.slots_fd
         for kind in (regions.HOST_RECORDS, regions.HOST):
             self._keeper.keep(f"{PREFIX}{name}/{kind}", fds[kind], {})

@@ -19,6 +19,7 @@ from kvleased.config.settings import Settings
 from kvleased.keeper import Store
 from kvleased.memory import cpu
 from kvleased.memory.cpu import map_region
+from kvleased.memory.host_files import HEAD_BYTES
 from tests.unit.service.registering import SLOT_BYTES, request_of
 
 from .conftest import Node, keys
@@ -164,6 +165,47 @@ class TestHostDirectory:
                 await node.ask("register_cache", request_of())
 
         assert refusal.value.available == 0
+
+    async def test_files_moved_aside_are_named_where_the_limit_is_reached(
+        self, node: Node, tmp_path: Path
+    ) -> None:
+        """No registration takes files moved aside up again, so the refusal names them with their bytes."""
+        fd = os.open(tmp_path / "host" / "old.slots.aside-1", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(fd, 0, 1 << 20)
+        os.close(fd)
+
+        async with node.life():
+            with pytest.raises(
+                NeverFitsError, match=r"delete .*old\.slots\.aside-1 \(1048576 bytes"
+            ):
+                await node.ask("register_cache", request_of())
+
+    async def test_file_that_cannot_be_read_once_loses_no_block(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A fault that passes refuses one registration, with the file and the reason; the next one finds all."""
+        async with node.life():
+            await node.register()
+            await self._evict_two(node)
+        node.store.close()
+        node.store = Store()
+        read, faults = os.pread, [OSError(errno.EIO, "Input/output error")]
+
+        def fail_once(fd: int, num_bytes: int, offset: int) -> bytes:
+            if num_bytes == HEAD_BYTES and faults:
+                raise faults.pop()
+            return read(fd, num_bytes, offset)
+
+        async with node.life():
+            monkeypatch.setattr(os, "pread", fail_once)
+            with pytest.raises(
+                PoolFullError, match=r"\.records cannot be .*Input/output"
+            ) as refusal:
+                await node.ask("register_cache", request_of())
+            info = await node.register()
+
+        assert refusal.value.retry_after_ms
+        assert [(tier.status, tier.num_found) for tier in info.tiers] == [("ready", 2)]
 
     async def test_files_left_behind_are_named_at_the_start_and_beside_new_ones(
         self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from kvleased.memory.host_files import (
     HEAD_BYTES,
     HostFiles,
     HostSizes,
+    NoRoomError,
+    UnusableError,
     delete_files,
     open_files,
     unclaimed,
@@ -75,7 +78,7 @@ def test_foreign_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
     """Whichever of the two is not ours, what was opened before that was known is closed again."""
     for kind in ("records", "slots"):
         _open(tmp_path)
-        (tmp_path / f"{NAME}.{kind}").chmod(0o644)
+        os.truncate(tmp_path / f"{NAME}.{kind}", 4096)
         num_fds = len(list(Path("/proc/self/fd").iterdir()))
 
         assert not _open(tmp_path)
@@ -167,14 +170,15 @@ def _link(slots: Path, records: Path) -> None:
     slots.symlink_to("elsewhere")
 
 
-def _second_name(slots: Path, records: Path) -> None:
-    assert records.exists()
-    os.link(slots, slots.with_name("elsewhere"))
+def _share_another(slots: Path, records: Path) -> None:
+    _flip(slots, records)
+    records.chmod(0o640)
 
 
-def _share(slots: Path, records: Path) -> None:
-    assert records.exists()
-    slots.chmod(0o640)
+def _share_unfinished(slots: Path, records: Path) -> None:
+    assert slots.exists()
+    os.truncate(records, 0)
+    records.chmod(0o640)
 
 
 def _directory(slots: Path, records: Path) -> None:
@@ -193,8 +197,8 @@ def _directory(slots: Path, records: Path) -> None:
         pytest.param(_lose_records, id="no records"),
         pytest.param(_lose_slots, id="no slots"),
         pytest.param(_link, id="link"),
-        pytest.param(_second_name, id="second name"),
-        pytest.param(_share, id="others may read it"),
+        pytest.param(_share_another, id="another file that others may read"),
+        pytest.param(_share_unfinished, id="unfinished and others may read it"),
         pytest.param(_directory, id="directory"),
     ],
 )
@@ -212,6 +216,82 @@ def test_what_is_not_ours_is_moved_aside(
     assert before <= after
     assert "host_file_moved_aside" in capsys.readouterr().err
     assert _open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["records", "slots"])
+def test_files_that_others_may_use_are_refused_and_found_once_they_are_private(
+    tmp_path: Path, kind: str
+) -> None:
+    """What is ours by all that it has is not moved aside for its mode: the refusal says what to do."""
+    _open(tmp_path)
+    path = tmp_path / f"{NAME}.{kind}"
+    path.chmod(0o640)
+    num_fds = len(list(Path("/proc/self/fd").iterdir()))
+
+    with pytest.raises(UnusableError, match=f"the mode of {path} is 0640.* chmod 0600"):
+        _open(tmp_path)
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_fds
+    path.chmod(0o600)
+    assert _open(tmp_path)
+
+
+def test_files_with_another_name_are_refused_and_found_without_it(tmp_path: Path) -> None:
+    """Whoever has the other name may write, so nothing relies on the file before it is gone."""
+    _open(tmp_path)
+    other = tmp_path / "elsewhere"
+    other.hardlink_to(tmp_path / f"{NAME}.slots")
+
+    with pytest.raises(UnusableError, match=f"{NAME}.slots has another name, too; remove"):
+        _open(tmp_path)
+
+    other.unlink()
+    assert _open(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_files_of_another_user_are_refused_and_found_once_they_are_ours(tmp_path: Path) -> None:
+    """A file that was given to another user, as by a restored backup, has the cache's blocks still."""
+    _open(tmp_path)
+    os.chown(tmp_path / f"{NAME}.records", 12345, -1)
+
+    with pytest.raises(UnusableError, match="belongs to user 12345, not to user 0"):
+        _open(tmp_path)
+
+    os.chown(tmp_path / f"{NAME}.records", 0, -1)
+    assert _open(tmp_path)
+
+
+def test_files_that_cannot_be_opened_now_are_refused_and_found_later(tmp_path: Path) -> None:
+    """That a process has no descriptors left says nothing of whose the files are."""
+    _open(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free_fd = os.open(tmp_path, os.O_RDONLY)
+    os.close(lowest_free_fd)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free_fd + 1, limits[1]))
+    try:
+        with pytest.raises(UnusableError, match=f"{NAME}.records cannot be opened.* Too many open"):
+            _open(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert sorted(tmp_path.iterdir()) == before
+    assert _open(tmp_path)
+
+
+def test_refusal_for_want_of_room_names_what_was_moved_aside(tmp_path: Path) -> None:
+    """Nothing reads files moved aside and nothing deletes them, so they are what to delete first."""
+    for digit in range(5):
+        (tmp_path / f"{NAME}.slots.aside-{digit}").write_bytes(bytes(4096 * (digit + 1)))
+
+    with pytest.raises(NoRoomError) as refusal:
+        _open(tmp_path, sizes=HostSizes(slots_bytes=1 << 60, records_bytes=SIZES.records_bytes))
+
+    told = str(refusal.value)
+    assert f"as nothing reads it any more: {tmp_path / NAME}.slots.aside-4 (20480 bytes), " in told
+    assert "aside-1 (8192 bytes), and 1 more; make it larger, or host_bytes smaller" in told
 
 
 def test_unfinished_files_are_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
