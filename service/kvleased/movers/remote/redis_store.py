@@ -165,9 +165,8 @@ class RedisStore:
 
     def _said(self, error: Exception) -> str:
         may_want_tls = self._url.scheme == "redis" and not self._was_answered
-        text = redis_faults.said_by_none(error) if may_want_tls else redis_faults.said(error)
-        password = self._url.password
-        return text.replace(password, "***") if password else text
+        said = redis_faults.said_by_none if may_want_tls else redis_faults.said
+        return said(error, self._url.password or "")
 
 
 class _TlsConnection(SSLConnection):

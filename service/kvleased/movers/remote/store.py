@@ -29,10 +29,16 @@ class RemoteError(Exception):
         """Whether this user may not do it, which no other call changes."""
 
 
+def advised(words: str, advice: str) -> str:
+    """Return somebody's words and what to do, the words cut where an error would have no room for all of the advice."""
+    room = _REASON_CHARACTERS_MAX - len(f"; {advice}")
+    return f"{words if len(words) <= room else words[: room - 3] + '...'}; {advice}"
+
+
 def no_answer(seconds: float, advice: str = "") -> RemoteError:
     """Return the error of a store that did not answer in time, and what to do about it where that is known."""
     told = f"no answer within {seconds * 1e3:.0f} ms"
-    return RemoteError(f"{told}; {advice}" if advice else told, is_timeout=True)
+    return RemoteError(advised(told, advice) if advice else told, is_timeout=True)
 
 
 class RemoteStore(Protocol):

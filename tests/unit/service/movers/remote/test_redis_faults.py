@@ -1,9 +1,12 @@
 """What is said of a Redis server that refuses: its words, and what to do where that is known."""
 
+import errno
+
 import pytest
 from redis.connection import DefaultParser
 
-from kvleased.movers.remote.redis_faults import said
+from kvleased.movers.remote.redis_faults import said, said_by_none, unusable_file
+from kvleased.movers.remote.store import RemoteError
 
 CLUSTER = (
     "it is a node of a Redis cluster, which has a part of the values; name a server that has all"
@@ -51,3 +54,38 @@ def test_refusal_is_told_with_what_to_do(answer: str, shown: str) -> None:
 def test_error_without_words_is_told_by_its_name() -> None:
     """Nobody is shown an empty reason."""
     assert said(ConnectionResetError()) == "ConnectionResetError"
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        pytest.param(
+            DefaultParser.parse_error(f"NOPERM {'w' * 300} 'select' command"),
+            "; give the user +select, or name no database but 0 in remote_url",
+            id="server",
+        ),
+        pytest.param(
+            ConnectionError(f"Error while reading from {'w' * 300}"),
+            "; name it by rediss:// in remote_url if its port speaks TLS",
+            id="no server that answered",
+        ),
+        pytest.param(
+            unusable_file("/" + "w" * 300, OSError(errno.ENOENT, "No such file or directory")),
+            "; name PEM files that the daemon may read",
+            id="files",
+        ),
+    ],
+)
+def test_advice_is_whole_behind_words_that_are_cut(error: Exception, advice: str) -> None:
+    """However much a server or a library says, what to do about it is told to its end."""
+    text = str(RemoteError(said_by_none(error)))
+
+    assert len(text) == 240
+    assert text.endswith(f"w...{advice}")
+
+
+def test_secret_is_taken_out_before_words_are_cut() -> None:
+    """A part of a secret that the cut has left would be shown."""
+    told = said(DefaultParser.parse_error(f"READONLY {'w' * 195}secret {'w' * 99}"), "secret")
+
+    assert told.startswith(195 * "w" + "***")
