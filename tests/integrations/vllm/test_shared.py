@@ -331,6 +331,16 @@ def test_engine_of_another_layout_is_refused_by_name(daemon: Daemon, tmp_path: P
     assert differences(got, reference(other, PROMPTS)) == []
 
 
+def test_tier_that_the_mode_has_not_is_named_and_not_made(daemon: Daemon, tmp_path: Path) -> None:
+    """The host's memory is for no block of a shared pool; the log says so once."""
+    with living(sharing(daemon, extra={"host_bytes": 1 << 20, "pool_bytes": 1}), tmp_path) as life:
+        told = life.told()
+        tiers = [pool.tier for cache in daemon.caches() for pool in cache.pools]
+
+    assert tiers == ["device"]
+    assert told.count("pool_bytes, host_bytes do nothing in the shared mode") == 1
+
+
 def test_pool_of_another_mode_is_refused(daemon: Daemon, tmp_path: Path) -> None:
     """An engine of owned memory has all blocks of its pool, so that another one would wait for ever."""
     job = sharing(daemon, engine=TINY, extra={"cache": "one", "start_seconds": 0.5})

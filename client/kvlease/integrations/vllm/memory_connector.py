@@ -4,7 +4,8 @@ The worker's half lays the engine's one allocation into the daemon's pool and sa
 scheduler's half has the account of blocks. No byte is copied, so the hooks of loads and saves have nothing to do.
 """
 
-from typing import Any, ClassVar, Protocol
+import logging
+from typing import Any, ClassVar, Final, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -20,6 +21,8 @@ from kvlease.integrations.vllm.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 from kvlease.plan import CachePlan
+
+_logger: Final = logging.getLogger(__name__)
 
 
 class WorkersHalf(Protocol):
@@ -68,7 +71,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         """Read the settings; memory and daemon come with the hooks that need them."""
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._settings = ConnectorSettings.read(extra)
+        self._settings = _of_mode(self.mode, ConnectorSettings.read(extra), role)
         self._num_ranks = vllm_config.parallel_config.world_size
         self._memory = None
         self._scheduler = None
@@ -167,3 +170,17 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             ends_with_start=is_worker,
         )
         return EngineSession.open(self._settings, terms)
+
+
+def _of_mode(mode: str, settings: ConnectorSettings, role: KVConnectorRole) -> ConnectorSettings:
+    """Return the settings less those that do nothing in a mode; the scheduler's half says which, once an engine."""
+    names = settings.without_effect(mode)
+    if names and role is KVConnectorRole.SCHEDULER:
+        _logger.warning(
+            "Of kv_connector_extra_config, %s %s nothing in the %s mode; leave that out, or use the offload mode.",
+            ", ".join(names),
+            "does" if len(names) == 1 else "do",
+            mode,
+            extra={"action": "setting_without_effect"},
+        )
+    return settings.of_mode(mode)

@@ -14,6 +14,13 @@ _NUMBERS: Final = (
     *("pool_bytes", "host_bytes", "disk_bytes", "remote_bytes", "magazine_blocks"),
     *("deadline_ms", "retry_seconds", "start_seconds", "populate_seconds"),
 )
+_TIERS: Final = ("host_bytes", "disk_bytes", "remote_bytes")
+_WITHOUT_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
+    "offload": (),
+    "owned": ("pool_bytes", *_TIERS, "magazine_blocks"),
+    "shared": ("pool_bytes", *_TIERS),
+}
+"""Settings that do nothing in a mode; of each, 0 says nothing."""
 
 
 class ConnectorSettings(BaseModel):
@@ -76,6 +83,14 @@ class ConnectorSettings(BaseModel):
             )
             raise InvalidError(f"kv_connector_extra_config: {wrong}", resource="settings") from None
         return settings
+
+    def without_effect(self, mode: str) -> list[str]:
+        """Return the names of what is set and does nothing in a mode."""
+        return [name for name in _WITHOUT_EFFECT[mode] if getattr(self, name)]
+
+    def of_mode(self, mode: str) -> Self:
+        """Return the settings less those that do nothing in a mode: the daemon is not asked for their memory."""
+        return self.model_copy(update=dict.fromkeys(_WITHOUT_EFFECT[mode], 0))
 
     @property
     def address(self) -> str:

@@ -79,3 +79,25 @@ def test_address_that_hands_no_memory_over_is_refused() -> None:
     with pytest.raises(InvalidError, match=r"local socket alone.*http.unix:///run/http.sock"):
         _ = elsewhere.local_address
     assert local.local_address == "unix:///run/k.sock"
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        pytest.param("offload", [], id="offload"),
+        pytest.param("owned", ["pool_bytes", "host_bytes", "magazine_blocks"], id="owned"),
+        pytest.param("shared", ["pool_bytes", "host_bytes"], id="shared"),
+    ],
+)
+def test_settings_that_do_nothing_in_a_mode_are_named_and_left_out(
+    mode: str, names: list[str]
+) -> None:
+    """Nobody pays for a tier that no block comes to; all else stays as it was said."""
+    settings = ConnectorSettings(tenant="a", pool_bytes=1, host_bytes=2, magazine_blocks=3)
+
+    left = settings.of_mode(mode)
+
+    assert settings.without_effect(mode) == names
+    assert left.without_effect(mode) == []
+    assert left == settings.model_copy(update=dict.fromkeys(names, 0))
+    assert ConnectorSettings().without_effect(mode) == []
