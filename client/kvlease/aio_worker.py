@@ -135,7 +135,7 @@ class AsyncWorker(WorkerView):
 
         The last, partial block of what is committed is copied, which is what `wait_ms` may be for; what was written
         behind that is not, so commit first, and with recurrent states before the next token is written. No room is
-        waited for, and none is taken while others wait. A refusal gives what it gives of a reserve.
+        waited for, and none is taken while others have waited for long. A refusal gives what it gives of a reserve.
         """
         source = lease.grant_of(self)
         flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)

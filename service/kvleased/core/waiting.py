@@ -8,6 +8,7 @@ The order, from its head:
 3. new requests that were served once and have to start over;
 4. new requests by class (high, normal, low), inside a class by fair share, then in the order of arrival.
 
+A fork waits for nobody's room: it goes before new requests until one of them has waited for `ageing_seconds`.
 Whoever is at the head keeps those behind it waiting, so the small do not starve the large. Nobody in a queue holds
 anything, so nothing can wait in a circle. A new request rises one class for every `ageing_seconds` that it waits, so it
 is in the highest one after two of them at the latest; inside a class each other tenant gets no more before it than it
@@ -51,6 +52,8 @@ class Waiter:
     """What the remote store said that it has."""
     unserved_keys: frozenset[bytes] = NO_KEYS
     """What the remote store had said so of, but not given as it should be."""
+    is_unanswered: bool = False
+    """Whether it asked the remote store what it has, and goes on without an answer."""
     first_hits: TierTokens | None = None
     """What a first try found, part of which it may have brought up."""
     tenant: int = 0
@@ -186,6 +189,17 @@ class WaitingRoom:
         waiter.priority = command.priority
         num_ahead += len(self._again) + sum(len(one) for one in higher)
         return num_ahead + self._classes[command.priority].place(waiter)
+
+    def precedes_forks(self, now: float) -> bool:
+        """Tell whether a fork must take no block: other running requests wait, or a new one has waited for long.
+
+        A fork belongs to a running request, so it need not wait for all that are new; but it begins a request, too, so
+        that forks without end may not keep a new one waiting without end.
+        """
+        if self._extends or self._reloads or self._again:
+            return True
+        waiting_longest = min((waiter.since for waiter in chain(*self._classes)), default=now)
+        return now - waiting_longest >= self._ageing_seconds
 
     def ordered(self, now: float) -> list[Waiter]:
         """Return the waiting calls in the order in which they would be served now."""

@@ -171,8 +171,8 @@ def _commit_of(model: Any) -> str:
 
 def _config_of(model: Any) -> str:
     """Return a digest of the configuration that was loaded, from wherever that was."""
-    config = getattr(model, "hf_config", None)
-    fields = config.to_dict() if hasattr(config, "to_dict") else {}
+    told = getattr(getattr(model, "hf_config", None), "to_dict", None)
+    fields = {} if told is None else told()
     kept = {name: value for name, value in fields.items() if name not in _NO_PART_OF_THE_CONFIG}
     return _digest(json.dumps(kept, sort_keys=True, default=_steady)).hex()[:_DIGEST_CHARACTERS]
 

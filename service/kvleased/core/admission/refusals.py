@@ -49,10 +49,12 @@ def refusal(
     return _full(state, state.workers[waiter.worker_id], lack, (after, then), changes)
 
 
-def fork_full(state: CacheState, tenant: int, need: int, changes: tuple[str, ...]) -> PoolFullError:
+def fork_full(
+    state: CacheState, tenant: int, need: int, num_ahead: int, changes: tuple[str, ...]
+) -> PoolFullError:
     """Explain why a request cannot be forked now: a fork does not wait for room."""
     of_leases = lack_of_leases(state, tenant)
-    lack = lack_of(state, tenant, need, NOTHING, len(state.waiting), of_leases)
+    lack = lack_of(state, tenant, need, NOTHING, num_ahead, of_leases)
     then = "try again after retry_after_ms, or reserve with a wait_ms, for a fork does not wait for room"
     return _full(state, tenant, lack, ("", then), changes)
 

@@ -85,7 +85,7 @@ def fork(state: CacheState, command: Fork, now: float) -> Outcome:
         raise WrongStateError(msg, resource="lease")
     _check(state, parent, command)
     row = _row_of(state, parent, command.num_tokens)
-    fresh = _room_for(state, parent, command, row.num_fresh)
+    fresh = _room_for(state, parent, command, row.num_fresh, now)
     lease = _begin(state, parent, command, now)
     entries = _take(state, lease, row, fresh)
     if lease.pending:
@@ -224,24 +224,28 @@ def _newest_state(
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def _room_for(state: CacheState, parent: Lease, command: Fork, count: int) -> Ids:
+def _room_for(state: CacheState, parent: Lease, command: Fork, count: int, now: float) -> Ids:
     """Return free blocks for a fork, having evicted what was needed, or refuse it with numbers."""
     tenant, fresh = parent.tenant, None
+    num_ahead = len(state.waiting) if state.waiting.precedes_forks(now) else 0
     if not state.leases.free_rows or (state.keeps_rows and lacks_row(state, tenant)):
-        raise fork_full(state, tenant, count, ())
+        raise fork_full(state, tenant, count, num_ahead, ())
     if not count:
         return NOWHERE
-    if not len(state.waiting) and count <= num_available(state, tenant, NOWHERE):
+    if not num_ahead and count <= num_available(state, tenant, NOWHERE):
         fresh = room(state, count, tenant, may_wait=False)
     if fresh is None:
-        raise fork_full(state, tenant, count, _fewer_tokens(state, parent, command.num_tokens))
+        # Whoever comes before a fork leaves it no block at all.
+        at_once = 0 if num_ahead else num_at_once(state, tenant, NOWHERE)
+        changes = _fewer_tokens(state, parent, command.num_tokens, at_once)
+        raise fork_full(state, tenant, count, num_ahead, changes)
     return fresh
 
 
-def _fewer_tokens(state: CacheState, parent: Lease, num_tokens: int) -> tuple[str, ...]:
+def _fewer_tokens(
+    state: CacheState, parent: Lease, num_tokens: int, at_once: int
+) -> tuple[str, ...]:
     """Return the most tokens, fewer than these, for which a fork's blocks are there, if there are any."""
-    # Whoever waits comes before a fork that takes any block.
-    at_once = 0 if state.waiting else num_at_once(state, parent.tenant, NOWHERE)
     least = max(1, int(state.leases.rows.num_computed[parent.row]))
 
     def is_too_much(num_tokens: int) -> bool:

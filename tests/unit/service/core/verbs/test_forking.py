@@ -35,6 +35,7 @@ from tests.unit.service.core.builders import (
     WORKER,
     a_cache,
     a_reserve,
+    an_extend,
     answer,
     cached,
     copies,
@@ -572,16 +573,33 @@ def test_fork_never_sees_another_tenants_bytes() -> None:
     assert cache.check() == []
 
 
-def test_fork_overtakes_nobody() -> None:
-    """Who waits for blocks gets them before a fork does, which is told how many are ahead."""
+def test_fork_overtakes_new_requests_until_one_has_waited_for_long() -> None:
+    """It is a running request's, and yet no forks without end keep a new request waiting without end."""
     cache = a_cache(6)
     parent = computed(cache, 8, 6)
-    wait_for(cache, 5, "first")
+    cache.handle(a_reserve(5, "first", wait_ms=60_000), 0.0)
+    ageing_seconds = cache.shape.ageing_seconds
+
+    granted = cache.handle(a_fork(parent, 8, "early"), ageing_seconds - 0.01)
+    cache.handle(c.Tick(), ageing_seconds)
+    with pytest.raises(PoolFullError, match="1 call waits") as refused:
+        cache.handle(a_fork(parent, 8, "late"), ageing_seconds)
+
+    assert copies(granted)
+    assert refused.value.retry_after_ms == 100
+
+
+def test_fork_overtakes_no_running_request() -> None:
+    """An extend that waits for blocks gets them before a fork does, which is told how many are ahead."""
+    cache = a_cache(6)
+    parent = computed(cache, 8, 6)
+    other = reserve(cache, 2, "other")
+    cache.handle(an_extend(other.lease_id, 5, wait_ms=WAIT_MS), 0.0)
 
     with pytest.raises(PoolFullError, match="1 call waits") as refused:
         fork(cache, parent, 8)
 
-    assert refused.value.retry_after_ms == 100
+    assert (refused.value.need, refused.value.remedies) == (2, ())
 
 
 def test_fork_needs_a_row() -> None:
