@@ -155,7 +155,7 @@ def _plan_as_vllm(
         takes_any_length=os.environ.get(ANY_LENGTH_VARIABLE, "").strip().lower() in ("1", "true"),
     )
     _refuse_what_vllm_says(context)
-    given = read_arguments(context.meta[_VLLM])
+    given = read_arguments(context.meta[_VLLM], _own_options(context))
     inputs = replace(
         inputs_of(given, machine),
         model_digest=words["model_digest"],
@@ -178,6 +178,12 @@ _BESIDE_VLLM: Final = frozenset(
     )
 )
 """Options that mean something beside --vllm; what the others say, vLLM's arguments do."""
+
+
+def _own_options(context: typer.Context) -> set[str]:
+    """Return the options that stand before --vllm, as they are written."""
+    params = [one for one in context.command.params if one.name in _BESIDE_VLLM]
+    return {word for one in params for word in one.opts} - {_VLLM}
 
 
 def _refuse_what_vllm_says(context: typer.Context) -> None:

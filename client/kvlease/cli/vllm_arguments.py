@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -55,8 +55,8 @@ class Given:
         raise InvalidError(message, resource=name, rule="not_json")
 
 
-def read_arguments(words: Sequence[str]) -> Given:
-    """Return what a command line says, with or without `vllm serve` in front.
+def read_arguments(words: Sequence[str], own: Collection[str] = ()) -> Given:
+    """Return what a command line says, with or without `vllm serve` in front; `own` are options of ours beside it.
 
     Raises:
         InvalidError: an argument is not known, may change the plan in a way that is not planned here, or lacks a value.
@@ -69,11 +69,11 @@ def read_arguments(words: Sequence[str]) -> Given:
     if left and not left[0].startswith("-"):
         given.values["model"] = left.pop(0)
     while left:
-        _read(left, given)
+        _read(left, given, own)
     return given
 
 
-def _read(left: list[str], given: Given) -> None:
+def _read(left: list[str], given: Given, own: Collection[str]) -> None:
     """Take one argument off the line."""
     word = left.pop(0)
     if not word.startswith("-"):
@@ -101,7 +101,7 @@ def _read(left: list[str], given: Given) -> None:
             value = _next(left, name)
         _note(given, name, part, value)
     else:
-        raise _refused(name, word)
+        raise _refused(name, word, own)
 
 
 def _note(given: Given, name: str, part: str, value: str) -> None:
@@ -127,7 +127,7 @@ def _drop_list(left: list[str]) -> None:
         left.pop(0)
 
 
-def _refused(name: str, word: str) -> InvalidError:
+def _refused(name: str, word: str, own: Collection[str]) -> InvalidError:
     if name.removeprefix("no-") in table.REFUSED:
         message = (
             f"--{name} may change the layers, pages or tables of a cache in ways that are not planned here; "
@@ -135,6 +135,8 @@ def _refused(name: str, word: str) -> InvalidError:
         )
         return InvalidError(message, resource=name, rule="argument_not_planned")
     message = f"{word[:60]!r} is no argument of vllm serve 0.32"
+    if word.partition("=")[0] in own:
+        message += "; options of kvlease plan stand before --vllm, and all behind it is vLLM's"
     return InvalidError(message, resource="vllm", rule="unknown_argument")
 
 

@@ -203,6 +203,25 @@ def test_own_options_do_not_contradict_vllms(model: Path) -> None:
     assert "--tokens-per-block is for vLLM's own arguments" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("words", [["--json"], ["--platform=cpu"], ["--host-memory", "1GiB"]])
+def test_own_option_behind_vllms_is_told_its_place(words: list[str], model: Path) -> None:
+    """An option that vLLM has not and we have stands in the wrong place, and is taken in the right one."""
+    behind = run("--vllm", model, *MEMORY, *words)
+
+    assert behind.exit_code == 2
+    assert "options of kvlease plan stand before --vllm" in " ".join(behind.output.split())
+    assert run(*words, "--vllm", model, *MEMORY).exit_code == 0
+
+
+@pytest.mark.parametrize("word", ["--tokens-per-block", "--vllm", "--jso"])
+def test_word_that_has_no_place_before_vllms_is_told_none(word: str, model: Path) -> None:
+    """Nobody is sent from one refusal to the next."""
+    refused = run("--vllm", model, *MEMORY, word, 8)
+
+    assert refused.exit_code == 2
+    assert "before --vllm" not in " ".join(refused.output.split())
+
+
 @pytest.mark.parametrize(
     ("written", "count"),
     [("2048", 2048), ("2k", 2000), ("2K", 2048), ("25.6k", 25_600), ("1G", 1 << 30)],
