@@ -69,6 +69,15 @@ class Reason(Enum):
     SHORTER_THAN_A_BLOCK = "shorter_than_a_block"
 
 
+class Silence(Enum):
+    """Why the remote store said nothing of blocks that it may have."""
+
+    OFF = "off"
+    """It does not work."""
+    UNANSWERED = "unanswered"
+    """The call asked it, and had no answer."""
+
+
 @message
 class Missed:
     """A run of blocks of a prefix that were not found, and why; counted in keys of the request's chain."""
@@ -89,8 +98,8 @@ class Missed:
     """The group whose blocks were missing."""
     is_below: bool = False
     """Whether a lower tier had them, which the call could not wait for."""
-    is_remote_off: bool = False
-    """Whether the remote store may have them, which does not work and so says nothing of them."""
+    remote_silence: Silence | None = None
+    """Why the remote store, which may have them, said nothing of them; None where it did, or would not be asked."""
     num_tokens: int = 0
     """Where they fill no block: how many tokens they are."""
     num_remembered: int = 0

@@ -10,7 +10,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
-from kvleased.core.effects import Missed, Reason, Tier
+from kvleased.core.effects import Missed, Reason, Silence, Tier
 from kvleased.core.shape import CacheShape
 from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
@@ -48,9 +48,14 @@ _SENTENCES: Final = {
     ),
 }
 """What is said of the reasons that need no more than numbers put in."""
-_REMOTE_OFF: Final = (
-    "; the remote store may have them, but does not work at present; kvlease caches says why"
-)
+_SILENCES: Final = {
+    None: "",
+    Silence.OFF: "; the remote store may have them, but does not work at present; kvlease caches says why",
+    Silence.UNANSWERED: (
+        "; the remote store may have them, but did not answer this call; kvlease caches says whether it works"
+    ),
+}
+"""What is said of the remote store beside the reason."""
 
 
 def explain(registry: Registry, run: Run, caller: Caller, cache: str, lease_id: LeaseId) -> Answer:
@@ -102,7 +107,7 @@ class Explainer:
             age_ms=None if last is None else max(0, int((now - last) * 1000)),
             why=self._where(miss)
             + _why(miss, now, tenant, self._entry)
-            + (_REMOTE_OFF if miss.is_remote_off else "")
+            + _SILENCES[miss.remote_silence]
             + _left_out(miss),
         )
 

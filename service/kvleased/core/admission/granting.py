@@ -159,8 +159,10 @@ def _begin(
 ) -> Lease:
     """Return a new lease, which has nothing yet."""
     tokens, skipped, unserved_keys = prefix.tier_tokens, NO_TIERS, NO_KEYS
+    is_unanswered = False
     if waiter is not None:
         skipped, unserved_keys = waiter.skipped, waiter.unserved_keys
+        is_unanswered = waiter.is_unanswered
         if waiter.first_hits is not None:
             tokens = attributed(tokens, waiter.first_hits)
     lease_id = state.history.moment = LeaseId(state.next_id())
@@ -176,6 +178,7 @@ def _begin(
         tier_tokens=tokens,
         skipped=skipped,
         unserved_keys=unserved_keys,
+        is_unanswered=is_unanswered,
         moving_to=NOWHERE,
         members=state.ranks.members_for(command.worker_id) if state.ranks.places else None,
     )

@@ -168,6 +168,7 @@ def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:
         deadline=lease.ticket_deadline,
         skipped=lease.skipped,
         unserved_keys=lease.unserved_keys,
+        is_unanswered=lease.is_unanswered,
         first_hits=lease.tier_tokens,
     )
     waiters = []

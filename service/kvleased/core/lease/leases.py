@@ -57,6 +57,8 @@ class Lease:
     """Tiers from which a copy for its prefix has failed."""
     unserved_keys: frozenset[bytes] = frozenset()
     """Keys of copies from the remote store, which has no index, that failed."""
+    is_unanswered: bool = False
+    """Whether its call asked the remote store what it has, and had no answer."""
     num_left_before: int = 0
     """Departures, as the history counts them, before its prefix was looked for."""
     misses: tuple[Missed, ...] | None = None

@@ -7,7 +7,8 @@ what is cached now and became findable before, and what the history says to have
 - a lower tier had it, which does not work, or which the call could not wait for;
 - it had left, and the history knows why;
 - nothing is known of it.
-The remote store has no index here. While it does not work, it may have any block that no tier had.
+The remote store has no index here. While it does not work, or where it did not answer the call, it may have any block
+that no tier had.
 """
 
 from dataclasses import replace
@@ -24,7 +25,7 @@ from kvleased.core.blocks.history import Digests, Numbers, Parting
 from kvleased.core.blocks.marks import WORDS_PER_KEY, key_words
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Explain, Reserve
-from kvleased.core.effects import Explained, Missed, Outcome, Reason, Tier
+from kvleased.core.effects import Explained, Missed, Outcome, Reason, Silence, Tier
 from kvleased.core.lease.leases import Lease
 from kvleased.core.state import TIER_NUMBERS, CacheState, split_keys
 
@@ -145,8 +146,11 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
     if len(ends):
         units = _units(state, lease, request, ends)
         runs = _runs(state, units, hit_tokens // hash_tokens, unit_tokens // hash_tokens)
-        if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in state.tiers_off:
-            runs = [replace(run, is_remote_off=run.reason not in _NOT_LOOKED_FOR) for run in runs]
+        silence = _silence(state, lease, request)
+        runs = [
+            run if run.reason in _NOT_LOOKED_FOR else replace(run, remote_silence=silence)
+            for run in runs
+        ]
         hit_tokens = int(ends[-1])
     # Whoever sends no key for whole blocks does not look for them.
     num_sent = len(words) * hash_tokens
@@ -162,6 +166,13 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
             )
         )
     return _at_most(runs)
+
+
+def _silence(state: CacheState, lease: Lease, request: Reserve) -> Silence | None:
+    """Return why the remote store says nothing of what it would be asked for; None where it does, or is not asked."""
+    if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in state.tiers_off:
+        return Silence.OFF
+    return Silence.UNANSWERED if lease.is_unanswered else None
 
 
 def _at_most(runs: list[Missed]) -> tuple[Missed, ...]:

@@ -125,7 +125,10 @@ def probed(state: CacheState, command: Probed, now: float) -> Outcome:
     if asking is None:
         state.counters["probes_unknown"] += 1
         return Outcome(reply=Done())
-    # What is cut short, or says nothing, tells of nothing.
+    if not command.is_present:
+        _go_on_unanswered(state, asking, now)
+        return Outcome(reply=Done())
+    # What is cut short tells nothing of the rest.
     told = zip(asking.keys, command.is_present, strict=False)
     keys = frozenset(key for key, is_present in told if is_present)
     state.counters["remote_present"] += len(keys)
@@ -146,14 +149,19 @@ def _go_on(state: CacheState, asking: Asking, remote_keys: frozenset[bytes], now
         state.wake(waiter.ticket, outcome.reply)
 
 
+def _go_on_unanswered(state: CacheState, asking: Asking, now: float) -> None:
+    asking.waiter.is_unanswered = True
+    _go_on(state, asking, frozenset(), now)
+
+
 def end_asking(state: CacheState, now: float) -> None:
     """Let those calls go on without an answer whose time is up: what they lack is told as to any other."""
     for asking in list(state.asking.values()):
         if asking.waiter.deadline <= now:
-            _go_on(state, asking, frozenset(), now)
+            _go_on_unanswered(state, asking, now)
 
 
 def end_all_asking(state: CacheState, now: float) -> None:
     """Let all calls go on without an answer, for there will be none."""
     for asking in list(state.asking.values()):
-        _go_on(state, asking, frozenset(), now)
+        _go_on_unanswered(state, asking, now)

@@ -18,7 +18,7 @@ from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.config.settings import Settings
-from kvleased.core.effects import Missed, Reason, Reserved, Tier
+from kvleased.core.effects import Missed, Reason, Reserved, Silence, Tier
 from kvleased.verbs.explaining import ANOTHER_TENANT, Explainer
 from tests.unit.service.conftest import Node, inputs, keys
 
@@ -227,10 +227,16 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
             id="left out",
         ),
         pytest.param(
-            {"reason": Reason.DROPPED, "tier": Tier.HOST, "is_remote_off": True},
+            {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.OFF},
             "the host tier had them, but they could not be copied from there; compute them again; "
             "the remote store may have them, but does not work at present; kvlease caches says why",
             id="remote store off",
+        ),
+        pytest.param(
+            {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.UNANSWERED},
+            "the host tier had them, but they could not be copied from there; compute them again; "
+            "the remote store may have them, but did not answer this call; kvlease caches says whether it works",
+            id="remote store silent",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Laws of the miss explainer: every block that was not found has a reason, which is true as of the grant."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ from kvleased.core.effects import (
     Outcome,
     Reason,
     Reserved,
+    Silence,
     Tier,
 )
 from kvleased.core.prefix.explaining import RUNS_MAX
@@ -208,14 +210,16 @@ def test_tier_that_is_off_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait_ms", "is_on", "told"),
+    ("wait_ms", "is_on", "silence"),
     [
-        pytest.param(WAIT_MS, False, True, id="would be asked"),
-        pytest.param(0, False, False, id="no time to ask"),
-        pytest.param(WAIT_MS, True, False, id="was asked"),
+        pytest.param(WAIT_MS, False, Silence.OFF, id="would be asked"),
+        pytest.param(0, False, None, id="no time to ask"),
+        pytest.param(WAIT_MS, True, None, id="works again"),
     ],
 )
-def test_remote_store_that_is_off_is_told(wait_ms: int, is_on: bool, told: bool) -> None:
+def test_remote_store_that_is_off_is_told(
+    wait_ms: int, is_on: bool, silence: Silence | None
+) -> None:
     """Of what nothing that works has, it is said that the remote store may have it, where it would have been asked."""
     cache = a_remote_cache()
     cached(cache, keys(1, 3))
@@ -226,8 +230,61 @@ def test_remote_store_that_is_off_is_told(wait_ms: int, is_on: bool, told: bool)
 
     unknown, behind = explain(cache, lease.lease_id).misses
 
-    assert (unknown.reason, unknown.is_remote_off) == (Reason.NEVER_COMMITTED, told)
-    assert (behind.reason, behind.is_remote_off) == (Reason.BEHIND_A_MISS, False)
+    assert (unknown.reason, unknown.remote_silence) == (Reason.NEVER_COMMITTED, silence)
+    assert (behind.reason, behind.remote_silence) == (Reason.BEHIND_A_MISS, None)
+
+
+def ends_without_an_answer(cache: Cache, outcome: Outcome) -> Outcome:
+    """Let the remote store not answer."""
+    return probed(cache, the_probe(outcome))
+
+
+def ends_by_its_time(cache: Cache, outcome: Outcome) -> Outcome:
+    """Let a call's time be over before there is an answer."""
+    the_probe(outcome)
+    return cache.handle(c.Tick(), WAIT_MS / 1000)
+
+
+def ends_with_an_answer(cache: Cache, outcome: Outcome) -> Outcome:
+    """Let the remote store have nothing."""
+    return probed(cache, the_probe(outcome), 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "silence"),
+    [
+        pytest.param(ends_without_an_answer, Silence.UNANSWERED, id="no answer"),
+        pytest.param(ends_by_its_time, Silence.UNANSWERED, id="none in time"),
+        pytest.param(ends_with_an_answer, None, id="answered"),
+    ],
+)
+def test_remote_store_that_did_not_answer_is_told(
+    end: Callable[[Cache, Outcome], Outcome], silence: Silence | None
+) -> None:
+    """Of what a call asked the remote store for in vain, it is said that the store may have it, off or not."""
+    cache = a_remote_cache()
+    cached(cache, keys(1, 3))
+    outcome = cache.handle(replace(a_patient_reserve(keys(1, 2, 3), "asked"), explain=True), 0.0)
+
+    ended = end(cache, outcome)
+
+    unknown, behind = woken(ended, outcome.ticket, Reserved).misses
+    assert (unknown.reason, unknown.remote_silence) == (Reason.NEVER_COMMITTED, silence)
+    assert (behind.reason, behind.remote_silence) == (Reason.BEHIND_A_MISS, None)
+
+
+def test_who_starts_over_is_told_that_the_remote_store_did_not_answer() -> None:
+    """A copy that fails takes nothing from what is known of the question, which is asked once."""
+    cache = a_remote_cache()
+    on_host(cache, keys(1))
+    outcome = cache.handle(replace(a_patient_reserve(keys(1, 2), "asked"), explain=True), 0.0)
+    loading = ends_without_an_answer(cache, outcome)
+
+    ended = fail(cache, the_copy(loading))
+
+    dropped, unknown = woken(ended, outcome.ticket, Reserved).misses
+    assert (dropped.reason, dropped.tier) == (Reason.DROPPED, Tier.HOST)
+    assert (unknown.reason, unknown.remote_silence) == (Reason.NEVER_COMMITTED, Silence.UNANSWERED)
 
 
 def test_cache_without_a_remote_store_tells_of_none() -> None:
@@ -238,7 +295,7 @@ def test_cache_without_a_remote_store_tells_of_none() -> None:
 
     (miss,) = answer(after.handle(command, 0.0), Reserved).misses
 
-    assert not miss.is_remote_off
+    assert miss.remote_silence is None
 
 
 def test_damaged_slot_is_a_checksum_miss() -> None:
