@@ -12,10 +12,11 @@ import pytest
 from kvlease.cli import vllm_table as table
 from tests.integrations.vllm.births import ran
 from tests.integrations.vllm.engine import Job, living
-from tests.integrations.vllm.models import path_of
+from tests.integrations.vllm.models import POSITIONS_MAX, path_of
 
 pytestmark = pytest.mark.vllm
 
+PROGRAM = str(Path(sys.executable).with_name("kvlease"))
 CASES = [
     pytest.param(
         "llama", "--kv-cache-memory-bytes 200M --port 8001 --enforce-eager", id="its defaults"
@@ -73,8 +74,7 @@ def test_plan_of_a_command_line_is_the_engines(model: str, line: str, tmp_path: 
 
 def planned(arguments: list[str]) -> dict[str, Any]:
     """Return the plan that the command line prints."""
-    program = str(Path(sys.executable).with_name("kvlease"))
-    command = [program, "plan", "--platform", "cpu", "--json", "--vllm", "serve", *arguments]
+    command = [PROGRAM, "plan", "--platform", "cpu", "--json", "--vllm", "serve", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     plan: dict[str, Any] = json.loads(run.stdout)["plan"]
@@ -84,6 +84,53 @@ def planned(arguments: list[str]) -> dict[str, Any]:
 def indexes(names: list[str]) -> list[int]:
     """Return the indexes of layers, which are all that their names have in common."""
     return [int(re.findall(r"\d+", name)[0]) for name in names]
+
+
+_ASK_LIMITS = """
+import json
+import sys
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+def is_taken(tokens):
+    try:
+        EngineArgs(model=sys.argv[1], max_model_len=tokens).create_model_config()
+    except ValueError as error:
+        assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in str(error), error
+        return False
+    return True
+
+sizes = [one.base for one in CPUAttentionBackend.get_supported_kernel_block_sizes()]
+print(json.dumps([sizes, [is_taken(int(tokens)) for tokens in sys.argv[2:]]]))
+"""
+
+
+def test_engine_refuses_what_is_not_planned(tmp_path: Path) -> None:
+    """Blocks on CPUs and the longest requests have vLLM's own limits."""
+    script = tmp_path / "ask_limits.py"
+    script.write_text(_ASK_LIMITS)
+    model, lengths = str(path_of("llama")), [POSITIONS_MAX, POSITIONS_MAX + 1]
+    told = ran(script, model, *map(str, lengths), environment=Job().environ())
+    assert told.returncode == 0, told.stderr
+    multiples, taken = json.loads(told.stdout.splitlines()[-1])
+
+    (multiple,) = multiples
+    blocks = [multiple, multiple + multiple // 2]
+    plans = [is_planned(model, "--block-size", tokens) for tokens in blocks]
+    lengths_planned = [is_planned(model, "--max-model-len", tokens) for tokens in lengths]
+
+    assert plans == [True, False]
+    assert lengths_planned == taken == [True, False]
+
+
+def is_planned(model: str, option: str, tokens: int) -> bool:
+    """Tell whether a plan is printed for an engine with much memory on a CPU."""
+    words = ["--platform", "cpu", "--vllm", model, "--kv-cache-memory-bytes", "8G"]
+    command = [PROGRAM, "plan", *words, option, str(tokens)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0 or option in run.stderr, run.stderr
+    return run.returncode == 0
 
 
 _LIST_ARGUMENTS = """
