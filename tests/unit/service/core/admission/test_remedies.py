@@ -370,10 +370,10 @@ def test_fork_learns_how_far_it_can_reach() -> None:
 
 
 def test_fork_behind_others_learns_what_takes_no_block() -> None:
-    """While others wait, a fork gets what it shares and no block more."""
-    cache = a_cache(4)
-    parent = committed(cache, keys(1, 2))
-    wait_for(cache, 3, "before")
+    """While other running requests wait, a fork gets what it shares and no block more."""
+    cache = a_cache(5)
+    parent, other = committed(cache, keys(1, 2)), reserve(cache, 2, "other")
+    cache.handle(an_extend(other.lease_id, 4, wait_ms=1_000), 0.0)
 
     error = refused(cache, a_fork(parent, 12))
 
