@@ -208,6 +208,19 @@ class Attacher:
         """Begin to seek."""
         self._thread.start()
 
+    def wait(self) -> None:
+        """Wait for the first attachment, as long as the settings allow."""
+        started_at = time.monotonic()
+        while self.found is None:
+            most = self._settings.start_seconds
+            if self.is_starting:
+                most = max(most, self._settings.populate_seconds)
+            left = started_at + most - time.monotonic()
+            if left <= 0:
+                break
+            self.changed.wait(left)
+            self.changed.clear()
+
     def take(self) -> Attachment | None:
         """Return the attachment that was found since the last call."""
         found, self.found = self.found, None

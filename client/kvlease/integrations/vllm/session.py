@@ -128,7 +128,7 @@ class EngineSession:
         session._end = weakref.finalize(session, session._attacher.abandon)
         session._end.atexit = False
         session._attacher.start()
-        session._wait()
+        session._attacher.wait()
         session._pick_up()
         return session
 
@@ -305,20 +305,6 @@ class EngineSession:
                 extra={"action": "adapters_unknown"},
             )
         self.reset(self.settings.adapters and f"adapters {self.settings.adapters}")
-
-    def _wait(self) -> None:
-        """Wait for the first attachment, as long as the settings allow."""
-        attacher, settings = self._attacher, self.settings
-        started_at = time.monotonic()
-        while attacher.found is None:
-            most = settings.start_seconds
-            if attacher.is_starting:
-                most = max(most, settings.populate_seconds)
-            left = started_at + most - time.monotonic()
-            if left <= 0:
-                break
-            attacher.changed.wait(left)
-            attacher.changed.clear()
 
     def _pick_up(self) -> None:
         """Make what the thread has found the attachment."""
