@@ -1,11 +1,12 @@
 """Own how a command is told which cache it is about: by `--cache NAME`, or by the name alone; both are the same."""
 
+from contextlib import suppress
 from typing import Annotated, TypeAlias
 
 import typer
 
 from kvlease.client import Client
-from kvlease.errors import InvalidError, UnknownLeaseError
+from kvlease.errors import UnknownLeaseError
 from kvlease.replies import Explanation
 
 _HINT = "'--cache'"
@@ -39,21 +40,12 @@ def explained(client: Client, lease_id: int, cache: str) -> Explanation:
 
     Raises:
         UnknownLeaseError: no cache has it.
-        InvalidError: several have one of this number, as each cache counts its own.
     """
     names = [] if cache else [one.cache for one in client.list_caches()]
     if len(names) <= 1:
         return client.explain_lease(lease_id, cache=cache)
-    found: dict[str, Explanation] = {}
     for name in names:
-        try:
-            found[name] = client.explain_lease(lease_id, cache=name)
-        except UnknownLeaseError:
-            continue
-    if not found:
-        message = f"none of the caches {', '.join(names)} has a lease {lease_id}, or it has ended"
-        raise UnknownLeaseError(message, resource="lease_id")
-    if len(found) > 1:
-        message = f"the caches {', '.join(found)} have a lease {lease_id} each; name one by --cache"
-        raise InvalidError(message, resource="cache")
-    return next(iter(found.values()))
+        with suppress(UnknownLeaseError):
+            return client.explain_lease(lease_id, cache=name)
+    message = f"none of the caches {', '.join(names)} has a lease {lease_id}, or it has ended"
+    raise UnknownLeaseError(message, resource="lease_id")

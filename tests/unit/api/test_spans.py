@@ -1,5 +1,6 @@
 """Spans of requests: FastAPI's own over REST, the interceptor's over gRPC; neither says what callers wrote."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -120,6 +121,10 @@ async def test_grpc_span_tells_method_and_code(traced: Served, spans: Spans, fil
             await stub.Pin(pb.PinRequest(), metadata=metadata)
         watch = stub.Watch(pb.WatchRequest())
         watch.cancel()
+        # A span ends behind the answer.
+        async with asyncio.timeout(10):
+            while len(spans()) < 2:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0)
     found = spans()
 
     method = "kvlease.v1.KVLeaseService/"
