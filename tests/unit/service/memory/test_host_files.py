@@ -1,13 +1,17 @@
 """Files of a host pool are found again by their cache alone; what is not certainly ours is never read nor deleted."""
 
+import errno
 import os
 import re
 import resource
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvleased.memory import cpu, host_files
 from kvleased.memory.cpu import map_region
 from kvleased.memory.host_files import (
     HEAD_BYTES,
@@ -337,3 +341,61 @@ def test_nothing_is_left_of_files_that_cannot_be_made(tmp_path: Path) -> None:
         )
 
     assert not list(tmp_path.iterdir())
+
+
+class FailingOs:
+    """The system, whose call of some number fails; `os` for a module that asks it."""
+
+    def __init__(self, failing_call: int) -> None:
+        self._left = failing_call
+        self.has_failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the system has of a name; what is let go of is let go of, whatever it says."""
+        real = getattr(os, name)
+        if name == "close" or not callable(real):
+            return real
+
+        def called(*arguments: Any, **words: Any) -> Any:
+            self._left -= 1
+            if not self._left:
+                self.has_failed = True
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **words)
+
+        return called
+
+
+@pytest.mark.parametrize("had_files", [True, False], ids=["found", "made"])
+def test_no_failing_call_loses_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had_files: bool
+) -> None:
+    """Whichever call fails, the next registration finds what was there, or makes what was not; no descriptor stays."""
+    num_failed = 0
+    for failing_call in range(1, 100):
+        directory = tmp_path / str(failing_call)
+        directory.mkdir()
+        if had_files:
+            files = open_files(directory, ONE, SIZES)
+            os.pwrite(files.slots_fd, b"bytes", 4096)
+            _close(files)
+        fds = len(list(Path("/proc/self/fd").iterdir()))
+        failing = FailingOs(failing_call)
+        with monkeypatch.context() as patched, suppress(OSError):
+            patched.setattr(host_files, "os", failing)
+            patched.setattr(cpu, "os", failing)
+            _open(directory)
+
+        again = open_files(directory, ONE, SIZES)
+
+        is_made_anew = failing.has_failed and not had_files
+        assert again.is_found == (had_files or not is_made_anew)
+        assert os.pread(again.slots_fd, 5, 4096) == (b"bytes" if had_files else bytes(5))
+        _close(again)
+        assert len(list(Path("/proc/self/fd").iterdir())) == fds
+        assert len(list(directory.iterdir())) == 2
+        num_failed += failing.has_failed
+        if not failing.has_failed:
+            break
+
+    assert num_failed > 5
