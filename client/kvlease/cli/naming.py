@@ -49,3 +49,11 @@ def explained(client: Client, lease_id: int, cache: str) -> Explanation:
             return client.explain_lease(lease_id, cache=name)
     message = f"none of the caches {', '.join(names)} has a lease {lease_id}, or it has ended"
     raise UnknownLeaseError(message, resource="lease_id")
+
+
+def unpinned(client: Client, pin_id: int, cache: str) -> bool:
+    """End a pin, of whichever cache has it where none is named; returns whether there was one."""
+    names = [] if cache else [one.cache for one in client.list_caches()]
+    if len(names) <= 1:
+        return client.unpin(pin_id, cache=cache)
+    return any(client.unpin(pin_id, cache=name) for name in names)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvlease.cli.connecting import Address, Json, connected
-from kvlease.cli.naming import Named, OneCache, OnlyCache, either, required
+from kvlease.cli.naming import Named, OneCache, either, required, unpinned
 from kvlease.cli.printing import counted, say
 from kvlease.client import Client, Resizable
 from kvlease.errors import InvalidError
@@ -261,13 +261,15 @@ def unpin(
         int, typer.Argument(metavar="PIN", min=1, help="The pin, as kvlease pins names it.")
     ],
     *,
-    cache: OnlyCache = "",
+    cache: Annotated[
+        str, typer.Option(help="The cache.", show_default="the one that has the pin")
+    ] = "",
     address: Address = "",
     as_json: Json = False,
 ) -> None:
     """End a pin, whoever made it: its blocks stay cached, and may leave when their room is needed."""
     with connected(address) as client:
-        was_there = client.unpin(pin_id, cache=cache)
+        was_there = unpinned(client, pin_id, cache)
     if as_json:
         typer.echo(json.dumps({"pin_id": pin_id, "released": was_there}, indent=2))
     elif was_there:

@@ -384,7 +384,7 @@ def test_unpin_ends_the_pin_that_is_named(daemon: type[Daemon]) -> None:
     assert run("unpin", "7", "--cache", "a") == (0, "pin 7 has ended\n", "")
     status, _, errors = run("unpin", "8")
     assert (status, "there is no pin 8" in errors) == (1, True)
-    assert daemon.asked == [("unpin", 7, "a"), ("unpin", 8, "")]
+    assert daemon.asked == [("unpin", 7, "a"), ("unpin", 8, "a"), ("unpin", 8, "b")]
     assert json.loads(run("unpin", "7", "--json")[1]) == {"pin_id": 7, "released": True}
 
 
