@@ -28,10 +28,10 @@ class _HastyKeeper(Keeper):
 class _HastyScheduler(OwnedScheduler):
     keeper_class = _HastyKeeper
 
-    def dispatch(self) -> int:
+    def dispatch(self, *, is_empty: bool) -> int:
         if self.keeper is not None:
             self.keeper.exchange(0)
-        return super().dispatch()
+        return super().dispatch(is_empty=is_empty)
 
 
 class HastyConnector(KVLeaseOwnedConnector):

@@ -96,6 +96,8 @@ def _live(descriptors: list[int], words: dict[str, Any]) -> None:
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    # What is run in the background of a shell may ignore it, and a life that is signalled shall not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = words["environment"]
     os.environ.clear()
     os.environ.update(environment)
