@@ -3,13 +3,14 @@
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvlease import Client
-from kvlease.cli.top import Top, read
+from kvlease.cli.top import Moment, Top, read
 from tests.deploy.ui.browsing import Eyes, loaded
 
 pytestmark = pytest.mark.deploy
@@ -208,12 +209,21 @@ async def test_terminal_shows_the_same_load(
 ) -> None:
     """`kvlease top` has pools, timelines, leases and tenants on one screen, which is drawn here by the browser."""
     *_, address = http
+    reading = threading.Lock()
+
+    def look(cache: str) -> Moment:
+        with reading:
+            return read(client, cache)
+
     with Client(address, on_doubt="raise") as client:
-        top = Top(lambda cache: read(client, cache), "llama-8b", 0.5)
+        top = Top(look, "llama-8b", 0.5)
         async with top.run_test(size=(120, 46)) as pilot, asyncio.timeout(120):
             while len(top.moments) < MOMENTS:
                 await pilot.pause(0.5)
             drawing = top.export_screenshot(title="kvlease top")
+        # A read that the screen waits for no more ends before its connection.
+        with reading:
+            client.close()
 
     # Its letters would come from another host.
     drawing = re.sub(r"@font-face *{.*?}", "", drawing, flags=re.DOTALL)
