@@ -47,9 +47,8 @@ from kvleased.waiting_calls import WaitingCalls
 _NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
 DRAINING: Final = "draining"
 _STOPS: Final = f"{DRAINING}: it was told to stop, and ends with its leases, or after drain_seconds"
-"""Why a daemon that was told to stop is not ready."""
 _DRAINED: Final = f"{DRAINING}: an operator drains it; kvlease drain --undo grants again"
-"""Why one that is drained is not."""
+"""Why a daemon that was told to stop, or is drained, is not ready."""
 _DRAIN_POLL_SECONDS: Final = 0.05
 _LOG = structlog.get_logger()
 

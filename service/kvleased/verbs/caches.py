@@ -9,7 +9,6 @@ import structlog
 from kvlease.errors import (
     InvalidError,
     LayoutMismatchError,
-    NotYoursError,
 )
 from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
@@ -120,18 +119,18 @@ class CacheVerbs:
 
     def get_cache(self, request: pb.GetCacheRequest, caller: Caller) -> Answer:
         """Describe one cache, to a worker its own."""
-        name = self._seen_by(caller, request.cache)
+        name = inspecting.seen_by(self._registry, caller, request.cache)
         return pb.GetCacheResponse(info=self._registry.cache(name).info())
 
     def list_caches(self, _: pb.ListCachesRequest, caller: Caller) -> Answer:
         """Describe all caches, to a worker its own."""
-        own = self._seen_by(caller, "")
+        own = inspecting.seen_by(self._registry, caller, "")
         infos = [entry.info() for entry in self._registry if own in {"", entry.name}]
         return pb.ListCachesResponse(caches=infos)
 
     def stats(self, request: pb.StatsRequest, caller: Caller) -> Answer:
         """Describe pools, leases and counters."""
-        name = self._seen_by(caller, request.cache or caller.cache)
+        name = inspecting.seen_by(self._registry, caller, request.cache or caller.cache)
         if name:
             self._registry.cache(name)
         return pb.StatsResponse(
@@ -140,19 +139,6 @@ class CacheVerbs:
             is_draining=self._registry.is_draining or self._registry.is_stopping,
             is_stopping=self._registry.is_stopping,
         )
-
-    def _seen_by(self, caller: Caller, name: str) -> str:
-        """Return the name of the cache that a caller may look at; for a worker that is its own, named or not.
-
-        Raises:
-            NotYoursError: a worker asks about another one.
-        """
-        if not caller.token:
-            return name
-        own = self._registry.cache_of(caller).name
-        if name not in {"", own}:
-            raise NotYoursError(f"cache {name[:63]} is not the worker's own", resource="cache")
-        return own
 
     def told(self, name: str) -> list[pb.CacheStats]:
         """Describe the cache of a name, if there is one; all of them where there is no name."""

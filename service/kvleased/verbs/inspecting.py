@@ -47,6 +47,20 @@ def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> p
     return _LISTINGS[what](registry, entry, _Page(own, request.after_id, limit))
 
 
+def seen_by(registry: Registry, caller: Caller, name: str) -> str:
+    """Return the name of the cache that a caller may look at; for a worker that is its own, named or not.
+
+    Raises:
+        NotYoursError: a worker asks about another one.
+    """
+    if not caller.token:
+        return name
+    own = registry.cache_of(caller).name
+    if name not in {"", own}:
+        raise NotYoursError(f"cache {name[:63]} is not the worker's own", resource="cache")
+    return own
+
+
 class _Page(NamedTuple):
     """Which entries are asked for."""
 
