@@ -8,9 +8,9 @@ from kvleased.core.eviction import POLICIES
 from tests.laws.acts import live
 from tests.laws.limited import LimitedWorld
 
-_HISTORIES: Final = 8
+_HISTORIES: Final = 12
 _STEPS: Final = 300
-_THOROUGH = [pytest.param(chunk, marks=pytest.mark.thorough) for chunk in range(1, 6)]
+_THOROUGH = [pytest.param(chunk, marks=pytest.mark.thorough) for chunk in range(1, 4)]
 
 
 @pytest.mark.parametrize("chunk", [0, *_THOROUGH])
@@ -23,5 +23,4 @@ def test_no_law_of_tenants_breaks_under_faults(chunk: int) -> None:
         live(world, _STEPS)
         pinned += world.seen["pinned"]
 
-    # That the first histories meet a budget of pins is certain; any others may not.
-    assert pinned or chunk
+    assert pinned
