@@ -96,29 +96,32 @@ class Grant:
         check_range("group", group, 0, 0)
         return self.block_ids
 
-    def put(self, packed: bytes, num_places: Sequence[int] = ()) -> None:  # noqa: ARG002 - of groups
+    def put(self, packed: bytes | bytearray, num_places: Sequence[int] = ()) -> None:  # noqa: ARG002 - of groups
         """Replace the blocks by packed int32 ids; `num_places` says how many each of several groups has."""
         self._packed = bytearray(packed)
         self.num_blocks = num_blocks = len(packed) // _BYTES_PER_BLOCK_ID
         self.covered_tokens = num_blocks * self._tokens_per_block
 
-    def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:  # noqa: ARG002 - of groups
-        """Append packed int32 ids, so many to each group, which an extend to `num_tokens` brought."""
-        held = self._packed
-        held += packed
-        self.num_blocks = num_blocks = len(held) // _BYTES_PER_BLOCK_ID
-        self.covered_tokens = num_blocks * self._tokens_per_block
+    def grow(self, packed: bytes, covered_tokens: int) -> bool:
+        """Append packed int32 ids unless as many tokens are covered already; tell whether they are then."""
+        covered = self.covered_tokens
+        if covered < covered_tokens:
+            held = self._packed
+            held += packed
+            self.num_blocks = num_blocks = len(held) // _BYTES_PER_BLOCK_ID
+            self.covered_tokens = covered = num_blocks * self._tokens_per_block
+        return covered >= covered_tokens
 
     def add_unknown(
         self,
         packed: bytes,
-        num_added: Sequence[int],
-        num_tokens: int,
+        num_added: Sequence[int],  # noqa: ARG002 - of groups
+        num_tokens: int,  # noqa: ARG002 - of groups
         num_places: Sequence[int] = (),  # noqa: ARG002 - of groups
     ) -> None:
         """Add what an extend brought less what is known from the table, which has other ranks' blocks, too."""
         ids = np.frombuffer(packed, "<i4")
-        self.add(ids[~np.isin(ids, self.block_ids)].tobytes(), num_added, num_tokens)
+        self.put(self._packed + ids[~np.isin(ids, self.block_ids)].tobytes())
 
     def reach(self, num_tokens: int) -> int:
         """Return how many of so many tokens an extend covers at once."""
@@ -195,10 +198,6 @@ class GroupedGrant(Grant):
         self._places = self._split(packed, num_places)
         self._firsts = [0] * len(self._places)
         self._settle(sum(map(self._held, self._groups, self._places)))
-
-    def add(self, packed: bytes, num_added: Sequence[int], num_tokens: int) -> None:
-        """Add blocks to the groups, as `add_unknown` does."""
-        self.add_unknown(packed, num_added, num_tokens)
 
     def add_unknown(
         self,

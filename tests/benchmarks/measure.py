@@ -1,7 +1,8 @@
 """Own how figures are taken, in turns with their floors; what is measured is the other modules' business."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Final
@@ -37,22 +38,34 @@ def in_turns(
     sides: Sequence[Once], *, calls_a_round: int, rounds: int = ROUNDS, warm_up: int = WARM_UP_CALLS
 ) -> list[list[float]]:
     """Return the median nanoseconds of every round of each side, the sides taking turns (A B A B)."""
-    for side in sides:
-        for _ in range(warm_up):
-            side()
     medians: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for side, found in zip(sides, medians, strict=True):
-            found.append(median_of(side, calls_a_round))
+    with _without_collector():
+        for side in sides:
+            for _ in range(warm_up):
+                side()
+        for _ in range(rounds):
+            for side, found in zip(sides, medians, strict=True):
+                found.append(median([side() for _ in range(calls_a_round)]))
     return medians
 
 
 def median_of(once: Once, num_calls: int) -> float:
-    """Return the median nanoseconds of a call, with the garbage collector out of the way."""
+    """Return the median nanoseconds of a call."""
+    with _without_collector():
+        return median([once() for _ in range(num_calls)])
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Collect garbage once, and not again until the end.
+
+    A collection leaves the caches of a processor cold for some forty calls: one before each round would be measured in
+    most of its calls, and the longer the code the more.
+    """
     gc.collect()
     gc.disable()
     try:
-        return median([once() for _ in range(num_calls)])
+        yield
     finally:
         gc.enable()
 

@@ -76,7 +76,7 @@ def test_extend_appends_to_each_group() -> None:
     grant.put(packed(1, 4), [1, 1])
     first = tables(grant, 2)
 
-    grant.add(packed(2, 3, 5), [2, 1], 48)
+    grant.add_unknown(packed(2, 3, 5), [2, 1], 48)
 
     assert (first, tables(grant, 2)) == ([[1], [4]], [[1, 2, 3], [4, 5]])
     assert (grant.num_blocks, grant.covered_tokens) == (5, 32)
@@ -87,7 +87,7 @@ def test_states_stand_at_the_end_of_what_is_covered() -> None:
     grant = grant_of(FULL, STATE)
     grant.put(packed(1, 9), [1, 1])
 
-    grant.add(packed(2, 3, 4, 8), [3, 1], 60)
+    grant.add_unknown(packed(2, 3, 4, 8), [3, 1], 60)
 
     assert tables(grant, 2) == [[1, 2, 3, 4], [9, 0, 0, 8]]
     assert (grant.num_blocks, grant.covered_tokens) == (6, 64)
@@ -98,7 +98,7 @@ def test_speculative_states_lie_behind_the_newest() -> None:
     grant = grant_of(replace(STATE, extra_blocks=1, max_blocks=3))
     grant.put(packed(1, 2))
 
-    grant.add(packed(3, 4), (), 64)
+    grant.add_unknown(packed(3, 4), (), 64)
 
     assert tables(grant, 1) == [[1, 2, 0, 3, 4]]
     assert grant.covered_tokens == 64
@@ -108,10 +108,10 @@ def test_speculative_states_lie_behind_the_newest() -> None:
 def test_speculative_states_give_way_at_the_end_of_the_table(num_tokens: int) -> None:
     """An extend that brings no block any more covers its tokens all the same, as there is a place for their states."""
     grant = grant_of(replace(STATE, extra_blocks=2, max_blocks=4))
-    grant.add(packed(1, 2, 3), (), 976)
+    grant.add_unknown(packed(1, 2, 3), (), 976)
 
-    grant.add(packed(4), (), 992)
-    grant.add(b"", (), num_tokens)
+    grant.add_unknown(packed(4), (), 992)
+    grant.add_unknown(b"", (), num_tokens)
 
     assert tables(grant, 1)[0][-4:] == [1, 2, 3, 4]
     assert grant.covered_tokens == num_tokens

@@ -130,7 +130,7 @@ def test_extend_of_groups_is_checked_by_what_is_covered(hybrid: Session, clock: 
 def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Clock) -> None:
     """Blocks that a commit gives back are not ours any more."""
     grant = reserved(hybrid, clock)
-    grant.add(ids(5, 6, 7, 8), [2, 2], 64)
+    grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
     answer = pb.CommitResponse(num_committed=8, num_given_back=2)
 
     committed = Played(hybrid, clock, answer).run(_verbs.commit(hybrid, grant, 64, bytes(128), 0))
@@ -142,7 +142,7 @@ def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Cloc
 def test_commit_in_doubt_gives_back_all_the_same(hybrid: Session, clock: Clock) -> None:
     """What no later token needs is not used again, whether the daemon has taken it or not."""
     grant = reserved(hybrid, clock)
-    grant.add(ids(5, 6, 7, 8), [2, 2], 64)
+    grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
 
     Played(hybrid, clock, DeadlineError()).run(_verbs.commit(hybrid, grant, 64, bytes(128), 0))
 
