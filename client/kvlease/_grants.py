@@ -193,7 +193,7 @@ class GroupedGrant(Grant):
             self._tables[group] = (version, table)
         return table
 
-    def put(self, packed: bytes, num_places: Sequence[int] = ()) -> None:
+    def put(self, packed: bytes | bytearray, num_places: Sequence[int] = ()) -> None:
         """Replace the places of all groups."""
         self._places = self._split(packed, num_places)
         self._firsts = [0] * len(self._places)
@@ -279,7 +279,7 @@ class GroupedGrant(Grant):
     def _end(self, group: GroupShape, num_tokens: int) -> int:
         return int(last_covered(group, np.array(self.num_computed), np.array(num_tokens)))
 
-    def _split(self, packed: bytes, counts: Sequence[int]) -> list[list[int]]:
+    def _split(self, packed: bytes | bytearray, counts: Sequence[int]) -> list[list[int]]:
         """Return ids by group; one group has them all, whatever is said."""
         ids: list[int] = np.frombuffer(packed, "<i4").tolist()
         if len(self._groups) == 1 or not ids:

@@ -22,6 +22,7 @@ from kvleased.config.settings import PATHS, Settings, TenantSettings
 from kvleased.daemon import Daemon
 from kvleased.descriptors import ADVICE
 from kvleased.directories import UnusableError
+from kvleased.heap import keep_freed_memory
 from kvleased.keeper_link import HandoverError, KeeperLink
 from kvleased.movers.batches import Moved
 from kvleased.movers.link import START_SECONDS_MAX
@@ -74,6 +75,7 @@ def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    keep_freed_memory()
     settings = read_settings(settings_fd)
     logs.configure(settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -14,7 +14,7 @@ from time import monotonic, perf_counter_ns
 from typing import Final
 
 import numpy as np
-from measure import Figure, in_turns, median_of, paired
+from measure import Figure, in_turns, paired, without_collector
 from reference import Process, ask, figure, reference
 
 from kvlease.groups import GroupShape, keeps_everything
@@ -23,14 +23,15 @@ from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.blocks.records import CacheRecords
 from kvleased.core.effects import Evicted, Reserved, Stepped
 from kvleased.core.verbs.stepping import StepVerb
+from kvleased.heap import keep_freed_memory
 
 TOKENS_PER_BLOCK: Final = 16
 POOL_PER_REQUEST: Final = 4
 NUM_RUNNING: Final = 64
 BLOCKS_TO_GROW: Final = 4_096
 ROUNDS: Final = 7
-CALLS: Final = {64: 30, 512: 12, 8_192: 3}
-"""Blocks of a request, and how often it is measured in a round."""
+CALLS: Final = {64: 60, 512: 30, 8_192: 9}
+"""Blocks of a request, and how often it is measured in a round, of which the first few find the caches cold."""
 TIMES: Final = {
     "reserve": ("reserve, no hit", 3),
     "hit": ("reserve, all hit", 3),
@@ -61,6 +62,7 @@ _names = map(str, itertools.count())
 
 def manager(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark gets one
     """Measure requests of each size beside their floor, then pools of each size."""
+    keep_freed_memory()  # as the process does whose state this is
     with reference() as process:
         figures = [one for num_blocks in CALLS for one in _beside(num_blocks, process)]
     return figures + _over_pools() + [_memory(POOL_AT_WORST)]
@@ -213,19 +215,14 @@ class Sizes:
 
     def round(self) -> dict[str, float]:
         """Return the median nanoseconds of each figure."""
-        num_calls = CALLS[self.num_blocks]
-        lives: list[dict[str, int]] = []
-
-        def live() -> int:
-            lives.append(self.life())
-            return 0
-
-        median_of(live, num_calls)
-        figures: dict[str, float] = {
-            name: median([life[name] for life in lives]) for name in lives[0]
-        }
-        figures["churn"] = median_of(self.churn, num_calls)
-        figures["extend"] = median_of(self.extend, num_calls) / NUM_RUNNING
+        calls = range(CALLS[self.num_blocks])
+        with without_collector():
+            lives = [self.life() for _ in calls]
+            figures: dict[str, float] = {
+                name: median([life[name] for life in lives]) for name in lives[0]
+            }
+            figures["churn"] = median([self.churn() for _ in calls])
+            figures["extend"] = median([self.extend() for _ in calls]) / NUM_RUNNING
         self.shrink()
         return figures
 

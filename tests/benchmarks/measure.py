@@ -39,7 +39,7 @@ def in_turns(
 ) -> list[list[float]]:
     """Return the median nanoseconds of every round of each side, the sides taking turns (A B A B)."""
     medians: list[list[float]] = [[] for _ in sides]
-    with _without_collector():
+    with without_collector():
         for side in sides:
             for _ in range(warm_up):
                 side()
@@ -51,12 +51,12 @@ def in_turns(
 
 def median_of(once: Once, num_calls: int) -> float:
     """Return the median nanoseconds of a call."""
-    with _without_collector():
+    with without_collector():
         return median([once() for _ in range(num_calls)])
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Collect garbage once, and not again until the end.
 
     A collection leaves the caches of a processor cold for some forty calls: one before each round would be measured in

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+import cores
 from measure import NS_PER_US, Figure, paired
 
 ROOT: Final = Path(__file__).parents[2]
@@ -23,10 +24,15 @@ Process = subprocess.Popen[str]
 
 @contextmanager
 def reference() -> Iterator[Process | None]:
-    """Start the process that has the floor, if it can be had."""
-    if not REFERENCE.exists():
-        yield None
-        return
+    """Start the process that has the floor, if it can be had, on the core that this one keeps to meanwhile."""
+    with cores.shared():
+        if REFERENCE.exists():
+            yield from _started()
+        else:
+            yield None
+
+
+def _started() -> Iterator[Process]:
     process = subprocess.Popen(
         [REFERENCE, ROOT / "tests" / "vllm" / "manager.py"],
         stdin=subprocess.PIPE,

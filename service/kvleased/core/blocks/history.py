@@ -4,6 +4,7 @@ A block goes by 64 bits of its key here. What leaves is put aside as it comes, a
 form chains by place of a table, the newest first, and an entry is overwritten when it is the oldest of all.
 """
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -27,7 +28,6 @@ _PUT_ASIDE_MAX: Final = 1 << 11
 """Departures that are put aside before they are entered."""
 _STEPS_MAX: Final = 256
 """Entries of a chain that are looked at; keys that somebody made collide are not worth more."""
-_SHARED: Final = -1
 
 
 class Parting(IntEnum):
@@ -117,6 +117,8 @@ class History:
         idle_at: NDArray[np.float64] | None = None,
     ) -> None:
         """Note that blocks left a tier, in which they were findable `since` so new a lease, and who was `idle_at`."""
+        if not len(digests):
+            return
         if idle_at is None:
             idle_at = np.zeros(len(digests))
         self._aside.append(_Batch(digests, since, idle_at, self.now, self.tenant, tier << 4 | why))
@@ -213,15 +215,25 @@ class History:
         kept = slice(max(0, self._num_aside - len(self._digest)), None)
         numbers = np.arange(self.num_left - self._num_aside + 1, self.num_left + 1)[kept]
         self._num_aside = 0
-        places = numbers & self._mask
         digests = np.concatenate([batch.digests for batch in batches])[kept]
-        self._digest[places] = digests
-        self._since[places] = since[kept]
-        self._when[places] = when[kept]
-        tenants = np.array([batch.tenant for batch in batches], np.uint64)
-        self._tenant[places] = np.repeat(tenants, counts)[kept]
-        self._code[places] = codes[kept]
-        self._before[places] = self._chain(numbers, digests & (len(self._table) - 1))
+        tenants = np.array([batch.tenant for batch in batches], np.uint64).repeat(counts)[kept]
+        since, when, codes = since[kept], when[kept], codes[kept]
+        before = self._chain(numbers, digests & (len(self._table) - 1))
+        for to, of in self._places_of(numbers):
+            self._digest[to] = digests[of]
+            self._since[to] = since[of]
+            self._when[to] = when[of]
+            self._tenant[to] = tenants[of]
+            self._code[to] = codes[of]
+            self._before[to] = before[of]
+
+    def _places_of(self, numbers: Numbers) -> Iterator[tuple[slice, slice]]:
+        """Yield where consecutive departures are entered, and which of them: in one piece, or round the end in two."""
+        begin, count, size = int(numbers[0]) & self._mask, len(numbers), len(self._digest)
+        num_first = min(count, size - begin)
+        yield slice(begin, begin + num_first), slice(0, num_first)
+        if num_first < count:
+            yield slice(0, count - num_first), slice(num_first, count)
 
     def _chain(self, numbers: Numbers, buckets: NDArray[np.int64]) -> Numbers:
         """Put entries at the heads of their chains, and return what comes behind each."""
@@ -232,8 +244,10 @@ class History:
         if not len(lost):
             return behind
         # Several want one place: they come one behind the other.
-        table[buckets[lost]] = _SHARED
-        (shared,) = (table[buckets] == _SHARED).nonzero()
+        is_shared = np.zeros(len(numbers), np.bool_)
+        is_shared[lost] = True
+        is_shared[table[buckets[lost]] - numbers[0]] = True
+        (shared,) = is_shared.nonzero()
         order = shared[buckets[shared].argsort(kind="stable")]
         ordered = buckets[order]
         follows = ordered[1:] == ordered[:-1]
