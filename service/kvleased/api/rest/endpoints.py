@@ -41,6 +41,8 @@ _INTEGER_MIN: Final = -(2**63)
 """What the protocol has for an id; as the text of a path it is exact, where JSON would lose digits."""
 _SLACK_BYTES: Final = 1 << 20
 """Bytes above the limit up to which the rest of a body is read, so that who sends it gets to see its refusal."""
+_LARGE_BYTES: Final = 1 << 17
+"""Bytes of a body from which on it is read in one turn and understood in another."""
 _SHOWN_MAX: Final = 40
 """Characters of what is no integer that are repeated."""
 _NOBODY: Final = Peer()
@@ -355,7 +357,11 @@ async def _body(request: Request, bytes_max: int) -> bytes:
             raise InvalidError("the body did not arrive in time", resource="body") from error
     if num_bytes > bytes_max:
         raise TooLargeError.of_message(max(num_bytes, announced), bytes_max)
-    return b"".join(pieces)
+    body = b"".join(pieces)
+    if num_bytes > _LARGE_BYTES:
+        # To put it together was enough for one turn.
+        await asyncio.sleep(0)
+    return body
 
 
 def _body_seconds_max(request: Request) -> float:

@@ -28,6 +28,7 @@ from kvleased.api.rest.health import Probes
 from kvleased.api.rest.http_server import HttpLimits, HttpServer
 from kvleased.api.rest.routes import ROUTES, Route
 from kvleased.api.rest.table import Answers, TableApp
+from kvleased.api.rest.whole import in_pieces
 from kvleased.api.seam import Backend, Beside, Limits, Observer
 from kvleased.api.sockets import is_loopback, listen_tcp, listen_unix, remove_unix
 from kvleased.api.tls import TlsFiles, tls_files
@@ -188,7 +189,7 @@ class _Documents:
             # All who waited are woken at once, and each is sent hundreds of kilobytes.
             await self._line.breathe()
         documents = made.result()
-        await documents[scope["path"]].handle(scope, receive, send)
+        await documents[scope["path"]].handle(scope, receive, in_pieces(send, self._line))
 
     def made(self) -> "asyncio.Future[Mapping[str, BaseRoute]]":
         """Return their routes, or the promise of them: the import takes half a second, in which calls go on."""
