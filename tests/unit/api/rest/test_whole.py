@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
+from starlette.types import Message
 
-from kvleased.api.rest.whole import Whole
+from kvleased.api.rest.whole import Whole, in_pieces
+from kvleased.api.turns import Line
 
 
 class Wire(asyncio.Transport):
@@ -85,3 +87,37 @@ async def test_nothing_is_written_to_who_has_gone(wire: Wire) -> None:
     await asyncio.sleep(0)
 
     assert wire.written == []
+
+
+async def test_large_body_leaves_in_pieces_between_which_others_are_heard() -> None:
+    """A piece a turn, all of them in order; the last one says that it is the last."""
+    sent: list[Message] = []
+    between: list[int] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        asyncio.get_running_loop().call_soon(lambda: between.append(len(sent)))
+
+    body = bytes(range(256)) * 300
+    send_on = in_pieces(send, Line())
+
+    await send_on({"type": "http.response.start", "status": 200})
+    await send_on({"type": "http.response.body", "body": body})
+
+    assert sent[0] == {"type": "http.response.start", "status": 200}
+    assert b"".join(one["body"] for one in sent[1:]) == body
+    assert [one.get("more_body", False) for one in sent[1:]] == [True, True, False]
+    assert between[1:] == [2, 3], "a piece left before others were heard"
+
+
+@pytest.mark.parametrize("body", [b"", b"short"])
+async def test_short_body_leaves_as_it_is(body: bytes) -> None:
+    """In one piece, in the turn in which it is sent."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await in_pieces(send, Line())({"type": "http.response.body", "body": body, "more_body": True})
+
+    assert sent == [{"type": "http.response.body", "body": body, "more_body": True}]
