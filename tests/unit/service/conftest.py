@@ -99,6 +99,12 @@ class Node:
         )
         return Caller(transport="rest", token=reply.token)
 
+    async def until_kept(self, count: int) -> None:
+        """Wait until so many things are kept: what is to be kept or dropped is told, and not answered."""
+        async with asyncio.timeout(10):
+            while len(self.store) != count:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0.001)
+
     def _keep(self, link: socket.socket) -> None:
         mover_end, daemon_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mover = threading.Thread(target=_move, args=(mover_end,), daemon=True)

@@ -72,7 +72,7 @@ async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
     """A cache goes only when no worker is attached, and then all its memory goes with it."""
     async with node.life() as daemon:
         await node.register()
-        kept_before = len(node.store)
+        await node.until_kept(1 + 7)
         worker = await node.attach()
         with pytest.raises(CacheInUseError):
             await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
@@ -82,8 +82,7 @@ async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
 
         with pytest.raises(UnknownCacheError):
             daemon.registry.cache("main")
-        await node.register("other")
-        assert len(node.store) == kept_before
+        await node.until_kept(1)
 
 
 async def test_deleted_cache_tells_how_many_pins_ended_with_it(node: Node) -> None:

@@ -93,7 +93,7 @@ async def test_half_made_cache_is_forgotten(node: Node) -> None:
         await node.register("other")
 
         assert list(daemon.registry.caches) == ["other"]
-        assert len(node.store) == 1 + 7
+        await node.until_kept(1 + 7)
 
 
 async def test_token_of_another_process_does_not_resume(node: Node) -> None:
