@@ -1,10 +1,15 @@
 """The chart knows the daemon's settings: each by its name, none that there is not."""
 
 import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from helm.write_schema import MADE_BY_THE_CHART, schema
+from kvleased.config.addresses import RemoteUrl, RemoteUrlError
 from kvleased.config.settings import Settings
 
 _SCHEMA: Final = Path(__file__).parents[3] / "helm" / "kvlease" / "values.schema.json"
@@ -45,6 +50,41 @@ def test_every_object_of_the_chart_is_closed() -> None:
         "prometheusRule.groups[]",
         "tolerations[]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_taken"),
+    [
+        pytest.param("redis://store:6379/2", True, id="database"),
+        pytest.param("rediss://user@[::1]:7000?ssl_ca_certs=/tls/ca.pem&db=4", True, id="options"),
+        pytest.param("mooncake://master:50051?metadata=P2PHANDSHAKE", True, id="mooncake"),
+        pytest.param("unix:///run/redis/redis.sock?db=1", True, id="socket"),
+        pytest.param("http://store", False, id="other scheme"),
+        pytest.param("redis://", False, id="no host"),
+        pytest.param("unix://", False, id="no path"),
+        pytest.param("redis://store/one", False, id="database without a number"),
+        pytest.param("redis://store?socket_timeout=999", False, id="deadline got round"),
+        pytest.param("rediss://store?ssl_cert_reqs=none", False, id="certificate not looked at"),
+    ],
+)
+def test_chart_takes_an_address_that_the_daemon_takes(*, address: str, is_taken: bool) -> None:
+    """A remote store's address that the daemon would refuse at each start is refused by Helm."""
+    pattern = json.loads(_SCHEMA.read_text())["properties"]["remote"]["properties"]["url"][
+        "pattern"
+    ]
+
+    with nullcontext() if is_taken else pytest.raises(RemoteUrlError):
+        RemoteUrl.parse(address)
+    assert bool(re.search(pattern, address)) == is_taken
+
+
+def test_chart_takes_no_address() -> None:
+    """Without an address there is no remote store."""
+    pattern = json.loads(_SCHEMA.read_text())["properties"]["remote"]["properties"]["url"][
+        "pattern"
+    ]
+
+    assert re.search(pattern, "")
 
 
 def _open_objects(schema: dict[str, object], path: str) -> list[str]:
