@@ -46,6 +46,8 @@ def from_zero(num_tokens: Any) -> Any:
     Raises:
         InvalidError: it is no number, or out of range.
     """
+    if isinstance(num_tokens, int) and num_tokens < 0:
+        check_range("num_tokens", num_tokens, 0, TOKENS_MAX)
     if isinstance(num_tokens, float) or num_tokens != 0:
         given(num_tokens=num_tokens)
     return num_tokens

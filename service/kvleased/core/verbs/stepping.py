@@ -246,11 +246,15 @@ def _check_keys(command: Step, count: int) -> None:
     if command.num_keys:
         _check("num_keys", command.num_keys, _BYTES_PER_NUMBER, count)
         num_keys = np.frombuffer(command.num_keys, np.int32)
-        # One that is negative makes the sum one that cannot be.
-        named = int(num_keys.sum()) * BYTES_PER_KEY if num_keys.min() >= 0 else -1
-    if named != len(command.keys):
-        msg = f"keys has {len(command.keys)} bytes, but num_keys adds up to {named}"
-        raise InvalidError(msg, resource="keys", need=named, available=len(command.keys))
+        at = int(num_keys.argmin())
+        if num_keys[at] < 0:
+            msg = f"num_keys[{at}] is {num_keys[at]}; it must be at least 0"
+            raise InvalidError(msg, resource=f"num_keys[{at}]", need=int(num_keys[at]))
+        named = int(num_keys.sum())
+    need = named * BYTES_PER_KEY
+    if need != len(command.keys):
+        msg = f"keys has {len(command.keys)} bytes, but num_keys adds up to {counted(named, 'key')} of {BYTES_PER_KEY}"
+        raise InvalidError(msg, resource="keys", need=need, available=len(command.keys))
 
 
 def _check(name: str, packed: bytes, bytes_per_item: int, count: int) -> None:

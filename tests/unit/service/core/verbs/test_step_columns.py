@@ -55,6 +55,14 @@ def test_columns_that_disagree_are_refused(column: str, packed: bytes, need: int
     assert refusal.value.available == len(packed)
 
 
+def test_keys_that_are_missing_are_counted() -> None:
+    """How many keys were named, and how many bytes each has."""
+    with pytest.raises(
+        InvalidError, match=r"^keys has 0 bytes, but num_keys adds up to 1 key of 32$"
+    ):
+        a_cache().handle(columns(keys=b""), 0.0)
+
+
 def test_one_verb_is_counted_in_the_singular() -> None:
     """A step of one operation is told what one verb takes."""
     with pytest.raises(InvalidError, match=r"has 0 bytes, but 1 verb takes 8$"):
@@ -65,8 +73,12 @@ def test_negative_key_counts_are_refused() -> None:
     """Counts that cancel each other out are not believed."""
     counts = np.array([2, -1], np.int32).tobytes()
 
-    with pytest.raises(InvalidError, match="num_keys"):
+    with pytest.raises(
+        InvalidError, match=r"^num_keys\[1\] is -1; it must be at least 0$"
+    ) as refusal:
         a_cache().handle(columns(num_keys=counts), 0.0)
+
+    assert (refusal.value.resource, refusal.value.need) == ("num_keys[1]", -1)
 
 
 def test_malformed_step_changes_nothing() -> None:

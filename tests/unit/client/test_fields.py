@@ -1,0 +1,28 @@
+"""What a caller gives is refused in the words of its own bounds."""
+
+import pytest
+
+from kvlease import InvalidError
+from kvlease._fields import from_zero
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 4_096])
+def test_number_of_tokens_may_be_none(num_tokens: int) -> None:
+    """A commit or a trim of nothing is one."""
+    assert from_zero(num_tokens) == num_tokens
+
+
+@pytest.mark.parametrize("num_tokens", [-1, -(2**40)])
+def test_negative_number_of_tokens_is_told_that_none_may_be(num_tokens: int) -> None:
+    """The bound is that of a commit, which begins at 0, not that of a reserve."""
+    with pytest.raises(
+        InvalidError, match=rf"^num_tokens must be from 0 to 2147483647, not {num_tokens}"
+    ):
+        from_zero(num_tokens)
+
+
+@pytest.mark.parametrize("num_tokens", [2**31, 0.0, True, "5"])
+def test_what_is_no_number_of_tokens_is_refused(num_tokens: object) -> None:
+    """Also where it equals one."""
+    with pytest.raises(InvalidError, match="num_tokens"):
+        from_zero(num_tokens)
