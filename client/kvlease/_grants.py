@@ -103,7 +103,7 @@ class Grant:
         self.covered_tokens = num_blocks * self._tokens_per_block
 
     def grow(self, packed: bytes, covered_tokens: int) -> bool:
-        """Append packed int32 ids unless as many tokens are covered already; tell whether they are then."""
+        """Append packed int32 ids of the one group, unless so many tokens are covered; tell whether they are then."""
         covered = self.covered_tokens
         if covered < covered_tokens:
             held = self._packed
@@ -350,3 +350,8 @@ def _room(group: GroupShape, num_places: int, num_tokens: int) -> int:
     if group.extra_blocks and num_places == group.table_blocks:
         return max(room, min(num_tokens, num_places * group.tokens_per_block))
     return room
+
+
+def unpacked(counts: bytes) -> list[int]:
+    """Return counts of blocks by group; none where there is one group."""
+    return np.frombuffer(counts, "<i4").tolist() if counts else []

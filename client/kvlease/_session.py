@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from kvlease._answers import misses
-from kvlease._grants import Grant, GroupedGrant
+from kvlease._grants import Grant, GroupedGrant, unpacked
 from kvlease._link import Link
 from kvlease.errors import (
     IdReusedError,
@@ -254,12 +254,10 @@ class Session:
             else:
                 grant.grow(packed, covered_tokens)
             # Blocks that we were not told of leave no hole to be seen where places may be empty.
-            if grant.covered_tokens < covered_tokens or (
-                doubtful and grant.has_groups and lease_id in doubtful
-            ):
+            is_doubtful = grant.has_groups and lease_id in doubtful
+            if grant.covered_tokens < covered_tokens or is_doubtful:
                 self._make_up(grant, num_tokens, covered_tokens)
-            if doubtful:
-                doubtful.discard(lease_id)
+            doubtful.discard(lease_id)
 
     def computed(self, grant: Grant, num_tokens: int) -> None:
         """Note that so many of a lease's tokens are computed, so that it has given back what no later one needs."""
@@ -395,11 +393,6 @@ def _held_already(grant: Grant) -> IdReusedError:
     return IdReusedError(
         f"{message}use that one, release it, or give the request another id", resource="request_id"
     )
-
-
-def unpacked(counts: bytes) -> list[int]:
-    """Return counts of blocks by group; none where there is one group."""
-    return np.frombuffer(counts, "<i4").tolist() if counts else []
 
 
 def is_doubt(error: KVLeaseError) -> bool:

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from kvlease import _calls, _flows
 from kvlease._calls import Ask
 from kvlease._flows import Flow
-from kvlease._grants import Grant
-from kvlease._session import Floor, Session, is_doubt, unpacked
+from kvlease._grants import Grant, unpacked
+from kvlease._session import Floor, Session, is_doubt
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
