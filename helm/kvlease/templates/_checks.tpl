@@ -50,6 +50,8 @@
 
 {{- define "kvlease.checkTenants" -}}
 {{- $percent := 0.0 -}}
+{{- $minima := 0.0 -}}
+{{- $poolBytes := include "kvlease.bytes" .Values.pools.deviceMiB | int64 -}}
 {{- range $name, $limits := .Values.tenants -}}
 {{- if hasPrefix "(" $name -}}
 {{- fail (printf "tenants has %q, and names that begin with ( are those that metrics use themselves; choose another" $name) -}}
@@ -68,9 +70,14 @@
 {{- fail (printf "tenants: min_bytes of %q (%v) must be at most its max_bytes (%v)" $name $limits.min_bytes $limits.max_bytes) -}}
 {{- end -}}
 {{- $percent = addf $percent $least -}}
+{{- $minima = addf $minima (maxf (divf (mulf $least $poolBytes) 100) $leastBytes) -}}
 {{- end -}}
 {{- if gt $percent 100.0 -}}
 {{- fail (printf "the min_percent of all tenants add up to %v, which must be at most 100" $percent) -}}
+{{- end -}}
+{{- /* On a GPU a cache may name a larger pool than this. */}}
+{{- if and (eq .Values.pools.device "cpu") (gt $minima (float64 $poolBytes)) -}}
+{{- fail (printf "the minima of all tenants are %d bytes together, and pools.deviceMiB (%d) is %d bytes, so that no cache could be registered; lower min_bytes or min_percent, or raise pools.deviceMiB" (ceil $minima | int64) (int64 .Values.pools.deviceMiB) $poolBytes) -}}
 {{- end -}}
 {{- end -}}
 

@@ -116,6 +116,11 @@ COMBINATIONS: Final[dict[str, Values]] = {
         "podMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "60s"}},
     "labels beside ours": {"podLabels": {"app.kubernetes.io/part-of": "x"}},
     "a dotted name without a service": {**_DAEMONSET, "fullnameOverride": "x.y"},
+    "minima as large as the pool": {"tenants": {
+        "chat": {"min_bytes": "4GiB"}, "batch": {"min_percent": 49.9}, "rest": {"min_percent": 0.1, "min_bytes": 1}}},
+    "minima on a GPU": {
+        **_DAEMONSET, "gpu": {"kind": "runtimeClass"}, "pools": {"device": "cuda:0"},
+        "tenants": {"chat": {"min_bytes": "64GiB"}}},
     "closed sidecar": {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
 }  # fmt: skip
 
@@ -195,6 +200,11 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "drain longer than the pod": ({"settings": {"drain_seconds": 60}}, "terminationGracePeriodSeconds (60)"),
     "minima above all": (
         {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 60}}}, "add up to 120"),
+    "least bytes above the pool": (
+        {"tenants": {"chat": {"min_bytes": "8GiB"}, "batch": {"min_bytes": 1}}},
+        "8589934593 bytes together, and pools.deviceMiB (8192) is 8589934592 bytes"),
+    "least bytes and percents above the pool": (
+        {"tenants": {"chat": {"min_bytes": "5GiB"}, "batch": {"min_percent": 50}}}, "raise pools.deviceMiB"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
     "password in the clear": ({**_HOST, "remote": {"url": "redis://u:secret@x"}}, "remote.existingSecret"),
