@@ -131,6 +131,34 @@ def test_containers_are_locked(helm: Helm, values: Values) -> None:
 
 
 @_every
+def test_numbers_are_written_out(helm: Helm, values: Values) -> None:
+    """No number has an exponent, which Kubernetes takes for no whole number, and the daemon's tools for none at all."""
+    rendered = helm.render(values)
+
+    assert re.findall(r"\b[0-9.]+e[+-][0-9]+", "".join(rendered.texts.values())) == []
+
+
+@_every
+def test_variable_is_there_once(helm: Helm, values: Values) -> None:
+    """No container has a variable twice, which server-side apply refuses."""
+    for pod in helm.render(values).pods:
+        for container in containers_of(pod):
+            names = [variable["name"] for variable in container.get("env", ())]
+            assert len(names) == len(set(names))
+
+
+@_every
+def test_names_are_names(helm: Helm, values: Values) -> None:
+    """Each document has a name, and each label a value, that Kubernetes takes."""
+    part = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    for document in helm.render(values).documents:
+        metadata = document["metadata"]
+        assert re.fullmatch(rf"{part}(\.{part})*", metadata["name"])
+        for label in metadata["labels"].values():
+            assert re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", label)
+
+
+@_every
 def test_pods_are_modest(helm: Helm, values: Values) -> None:
     """A pod has no token, no variables of services, no namespace of the host, and a group for its volumes."""
     for pod in helm.render(values).pods:
@@ -296,6 +324,15 @@ def test_notes_say_what_was_made(helm: Helm) -> None:
     assert "sharedSecret" in rendered.notes
     assert "of pools.hostMiB, remote it uses nothing otherwise" in rendered.notes
     assert f"{8192 << 20}, {64 << 20} and 0 bytes" in rendered.notes
+
+
+def test_test_pod_runs_where_a_daemon_does(helm: Helm) -> None:
+    """It is bound to the nodes that the daemons are bound to."""
+    node = COMBINATIONS["placed"]["affinity"]
+
+    rendered = helm.render({"mode": "daemonset", "affinity": {**node, "podAntiAffinity": {}}})
+
+    assert rendered.one("Pod")["spec"]["affinity"] == node
 
 
 def test_own_schemas_find_mistakes(helm: Helm) -> None:

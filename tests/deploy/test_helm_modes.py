@@ -59,6 +59,22 @@ def test_engine_asks_for_every_tier_that_is_paid_for(helm: Helm) -> None:
     ConnectorSettings.read(extra)
 
 
+def test_words_of_the_engine_arrive(helm: Helm) -> None:
+    """Signs that mean something in YAML are the user's own; a variable of the user's counts in place of the chart's."""
+    (words,) = _engines(helm, "words with signs")
+    (variables,) = _engines(helm, "variables of the chart's own")
+
+    assert "--model=/models/x: y # z" in words["args"]
+    assert _transfer_config(words)["kv_connector_extra_config"]["tenant"] == "it's"
+    assert {one["name"]: one["value"] for one in variables["env"]} == {
+        "HOME": "/tmp",
+        "HF_HOME": "/models/hf",
+        "KVLEASE_ADDRESS": "/run/kvlease/kvlease/kvlease.sock",
+        "NVIDIA_VISIBLE_DEVICES": "0",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
+
+
 def test_daemon_gates_no_engine_unless_told_to(helm: Helm) -> None:
     """The kubelet waits for no probe of the sidecar, and liveness gives a start as long as the start's probe would."""
     default, gated = helm.render({}).daemon, helm.render({"probes": {"gateEngine": True}}).daemon
@@ -276,6 +292,14 @@ def test_rules_keep_their_own_templates(helm: Helm) -> None:
     rule = helm.render({"prometheusRule": {"enabled": True}}).one("PrometheusRule")
 
     assert "{{ $labels.instance }}" in json.dumps(rule)
+
+
+def _engines(helm: Helm, name: str) -> list[Document]:
+    """Return the containers of a combination's engine."""
+    found: list[Document] = helm.render(COMBINATIONS[name]).one("Deployment")["spec"]["template"][
+        "spec"
+    ]["containers"]
+    return found
 
 
 def _transfer_config(engine: Document) -> dict[str, Any]:

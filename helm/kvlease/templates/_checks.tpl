@@ -6,6 +6,28 @@
 {{- fail (printf "podLabels has %s, by which pods are found and which is the chart's own; use another label, or nameOverride" $label) -}}
 {{- end -}}
 {{- end -}}
+{{- $given := dict "podLabels" .Values.podLabels -}}
+{{- if .Values.podMonitor.enabled }}{{ $_ := set $given "podMonitor.labels" .Values.podMonitor.labels }}{{ end -}}
+{{- if .Values.prometheusRule.enabled }}{{ $_ := set $given "prometheusRule.labels" .Values.prometheusRule.labels }}{{ end -}}
+{{- if .Values.dashboards.enabled }}{{ $_ := set $given "dashboards.label" (dict .Values.dashboards.label "") }}{{ end -}}
+{{- range $value, $labels := $given -}}
+{{- $own := eq $value "podLabels" | ternary (dict "app.kubernetes.io/component" "") (include "kvlease.labels" $ | fromYaml) -}}
+{{- range $label, $_ := $own -}}
+{{- if hasKey $labels $label -}}
+{{- fail (printf "%s has %s, which is the chart's own and would be there twice; use another label" $value $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $named := list -}}
+{{- range .Values.engine.env -}}
+{{- if has .name $named -}}
+{{- fail (printf "engine.env has %s twice; leave one of them out" .name) -}}
+{{- end -}}
+{{- if and .value .valueFrom -}}
+{{- fail (printf "engine.env: %s has a value and a valueFrom; leave one of them out" .name) -}}
+{{- end -}}
+{{- $named = append $named .name -}}
+{{- end -}}
 {{- if and (eq .Values.mode "sidecar") .Values.engine.enabled .Values.engine.service.enabled -}}
 {{- $name := include "kvlease.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}

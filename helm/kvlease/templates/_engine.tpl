@@ -17,32 +17,43 @@
 {{- dict "kv_connector" (include "kvlease.connectorName" .) "kv_connector_module_path" "kvlease.integrations.vllm" "kv_role" "kv_both" "kv_load_failure_policy" "recompute" "kv_connector_extra_config" $extra | toJson -}}
 {{- end -}}
 
+{{/* What the engine is told by the chart; engine.env counts more, and a name that is there twice is refused by some who apply it. */}}
+{{- define "kvlease.engineEnv" -}}
+{{ include "kvlease.clientEnv" . }}
+- {name: HOME, value: /tmp}
+- {name: HF_HOME, value: /models}
+{{- if eq .Values.gpu.kind "runtimeClass" }}
+- {name: NVIDIA_VISIBLE_DEVICES, value: {{ .Values.gpu.visibleDevices | quote }}}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: {{ .Values.gpu.driverCapabilities | quote }}}
+{{- end }}
+{{- end -}}
+
 {{- define "kvlease.engine" -}}
 {{- $engine := .Values.engine -}}
 - name: engine
   image: {{ include "kvlease.image" (dict "image" $engine.image "default" "latest") }}
   imagePullPolicy: {{ $engine.image.pullPolicy }}
   args:
-    - --model={{ $engine.model }}
-    - --port={{ $engine.port }}
+    - {{ printf "--model=%s" $engine.model | quote }}
+    - --port={{ int64 $engine.port }}
     - --kv-cache-memory-bytes={{ include "kvlease.bytes" $engine.kvCacheMiB }}
-    - {{ printf "--kv-transfer-config=%s" (include "kvlease.transferConfig" .) | squote }}
+    - '--kv-transfer-config={{ include "kvlease.transferConfig" . | replace "'" "''" }}'
     {{- range $engine.args }}
     - {{ . | quote }}
     {{- end }}
   env:
-    {{- include "kvlease.clientEnv" . | nindent 4 }}
-    - {name: HOME, value: /tmp}
-    - {name: HF_HOME, value: /models}
-    {{- if eq .Values.gpu.kind "runtimeClass" }}
-    - {name: NVIDIA_VISIBLE_DEVICES, value: {{ .Values.gpu.visibleDevices | quote }}}
-    - {name: NVIDIA_DRIVER_CAPABILITIES, value: {{ .Values.gpu.driverCapabilities | quote }}}
+    {{- $named := list }}
+    {{- range $engine.env }}{{ $named = append $named .name }}{{ end }}
+    {{- range include "kvlease.engineEnv" . | fromYamlArray }}
+    {{- if not (has .name $named) }}
+    - {{ toJson . }}
+    {{- end }}
     {{- end }}
     {{- with $engine.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   ports:
-    - {name: http, containerPort: {{ $engine.port }}, protocol: TCP}
+    - {name: http, containerPort: {{ int64 $engine.port }}, protocol: TCP}
   startupProbe:
     httpGet: {path: /health, port: http}
     periodSeconds: 5
@@ -60,18 +71,18 @@
   resources:
     requests:
       cpu: {{ $engine.resources.cpuRequest | quote }}
-      memory: {{ $engine.resources.memoryMiB }}Mi
+      memory: {{ int64 $engine.resources.memoryMiB }}Mi
       ephemeral-storage: {{ add $engine.tmpMiB (eq $engine.models.kind "emptyDir" | ternary $engine.models.capacityMiB 0) }}Mi
       {{- if eq .Values.gpu.kind "devicePlugin" }}
-      {{ .Values.gpu.resourceName }}: {{ .Values.gpu.count }}
+      {{ .Values.gpu.resourceName | quote }}: {{ int64 .Values.gpu.count }}
       {{- end }}
     limits:
       {{- with $engine.resources.cpuLimit }}
       cpu: {{ . | quote }}
       {{- end }}
-      memory: {{ $engine.resources.memoryMiB }}Mi
+      memory: {{ int64 $engine.resources.memoryMiB }}Mi
       {{- if eq .Values.gpu.kind "devicePlugin" }}
-      {{ .Values.gpu.resourceName }}: {{ .Values.gpu.count }}
+      {{ .Values.gpu.resourceName | quote }}: {{ int64 .Values.gpu.count }}
       {{- end }}
     {{- if eq .Values.gpu.kind "dra" }}
     claims: [{name: kvlease-gpu}]
@@ -86,13 +97,13 @@
 {{- end -}}
 
 {{- define "kvlease.engineVolumes" -}}
-- {name: engine-tmp, emptyDir: {sizeLimit: {{ .Values.engine.tmpMiB }}Mi}}
-- {name: engine-shm, emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.shmMiB }}Mi}}
+- {name: engine-tmp, emptyDir: {sizeLimit: {{ int64 .Values.engine.tmpMiB }}Mi}}
+- {name: engine-shm, emptyDir: {medium: Memory, sizeLimit: {{ int64 .Values.engine.shmMiB }}Mi}}
 - name: engine-models
   {{- if eq .Values.engine.models.kind "persistentVolumeClaim" }}
-  persistentVolumeClaim: {claimName: {{ .Values.engine.models.claimName }}}
+  persistentVolumeClaim: {claimName: {{ .Values.engine.models.claimName | quote }}}
   {{- else }}
-  emptyDir: {sizeLimit: {{ .Values.engine.models.capacityMiB }}Mi}
+  emptyDir: {sizeLimit: {{ int64 .Values.engine.models.capacityMiB }}Mi}
   {{- end }}
 {{- end -}}
 
@@ -101,21 +112,23 @@
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.serviceAccountName }}
-serviceAccountName: {{ . }}
+serviceAccountName: {{ . | quote }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- if eq .Values.gpu.kind "runtimeClass" }}
-runtimeClassName: {{ .Values.gpu.runtimeClassName }}
+{{- with .Values.gpu.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
 {{- end }}
 {{- with include "kvlease.resourceClaims" . }}
 resourceClaims: {{- . | nindent 2 }}
 {{- end }}
-terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+terminationGracePeriodSeconds: {{ int64 .Values.terminationGracePeriodSeconds }}
 securityContext: {{- include "kvlease.podSecurityContext" . | nindent 2 }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}

@@ -1,21 +1,26 @@
 {{/* Names, labels, and numbers that are computed. */}}
 
+{{/* A name that was cut, without the - or . at which it may have been. */}}
+{{- define "kvlease.ended" -}}
+{{- regexReplaceAll "[-.]+$" . "" -}}
+{{- end -}}
+
 {{- define "kvlease.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | include "kvlease.ended" -}}
 {{- end -}}
 
 {{- define "kvlease.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 50 | include "kvlease.ended" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | trimSuffix "-" -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | include "kvlease.ended" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "kvlease.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "kvlease.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "kvlease.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "kvlease.labels" -}}
@@ -55,9 +60,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "kvlease.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.securityContext.runAsUser }}
-runAsGroup: {{ .Values.securityContext.runAsGroup }}
-fsGroup: {{ .Values.securityContext.runAsGroup }}
+runAsUser: {{ int64 .Values.securityContext.runAsUser }}
+runAsGroup: {{ int64 .Values.securityContext.runAsGroup }}
+fsGroup: {{ int64 .Values.securityContext.runAsGroup }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
@@ -67,8 +72,8 @@ allowPrivilegeEscalation: false
 privileged: false
 readOnlyRootFilesystem: true
 runAsNonRoot: true
-runAsUser: {{ .Values.securityContext.runAsUser }}
-runAsGroup: {{ .Values.securityContext.runAsGroup }}
+runAsUser: {{ int64 .Values.securityContext.runAsUser }}
+runAsGroup: {{ int64 .Values.securityContext.runAsGroup }}
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
@@ -97,7 +102,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "kvlease.tokenSecrets" -}}
 {{- range $role := list "operator" "joiner" "reader" -}}
 {{- with get $.Values.tokens (printf "%sSecret" $role) }}
-{{ $role }}: {{ . }}
+{{ $role }}: {{ . | quote }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -34,7 +34,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
   {{- if or .Values.metrics.enabled .Values.tls.existingSecret }}
   ports:
     {{- if .Values.metrics.enabled }}
-    - {name: kvlease-metrics, containerPort: {{ .Values.metrics.port }}, protocol: TCP}
+    - {name: kvlease-metrics, containerPort: {{ int64 .Values.metrics.port }}, protocol: TCP}
     {{- end }}
     {{- if .Values.tls.existingSecret }}
     {{- range include "kvlease.apiPorts" . | fromJsonArray }}
@@ -116,7 +116,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 - {name: KVLEASED_DEVICE_BYTES_DEFAULT, value: {{ include "kvlease.bytes" .Values.pools.deviceMiB | quote }}}
 {{- if .Values.metrics.enabled }}
 - {name: KVLEASED_PROBE_HOST, value: {{ .Values.metrics.host | quote }}}
-- {name: KVLEASED_PROBE_PORT, value: {{ .Values.metrics.port | quote }}}
+- {name: KVLEASED_PROBE_PORT, value: {{ int64 .Values.metrics.port | quote }}}
 {{- end }}
 {{- if include "kvlease.hasHostDir" . }}
 - {name: KVLEASED_HOST_DIR, value: /var/lib/kvlease/host/pools}
@@ -130,7 +130,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{- end }}
 {{- if .Values.remote.existingSecret }}
 - name: KVLEASED_REMOTE_URL
-  valueFrom: {secretKeyRef: {name: {{ .Values.remote.existingSecret }}, key: {{ .Values.remote.key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .Values.remote.existingSecret | quote }}, key: {{ .Values.remote.key | quote }}}}
 {{- end }}
 {{- if .Values.sharedSecret.existingSecret }}
 - {name: KVLEASED_SECRET_FILE, value: /var/lib/kvlease/own/secret}
@@ -206,7 +206,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{- if eq .Values.mode "sidecar" -}}
 - {name: kvlease-run, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
 {{ else -}}
-- {name: kvlease-run, hostPath: {path: {{ .Values.daemonset.hostPath }}, type: {{ ternary "DirectoryOrCreate" "Directory" .Values.daemonset.prepareHostPath }}}}
+- {name: kvlease-run, hostPath: {path: {{ .Values.daemonset.hostPath | quote }}, type: {{ ternary "DirectoryOrCreate" "Directory" .Values.daemonset.prepareHostPath }}}}
 {{ end -}}
 - {name: kvlease-tmp, emptyDir: {sizeLimit: 64Mi}}
 {{- if include "kvlease.hasHostDir" . }}
@@ -215,9 +215,9 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{- if include "kvlease.hasDisk" . }}
 - name: kvlease-disk
   {{- if eq .Values.disk.kind "persistentVolumeClaim" }}
-  persistentVolumeClaim: {claimName: {{ .Values.disk.claimName }}}
+  persistentVolumeClaim: {claimName: {{ .Values.disk.claimName | quote }}}
   {{- else if eq .Values.disk.kind "hostPath" }}
-  hostPath: {path: {{ .Values.disk.path }}, type: Directory}
+  hostPath: {path: {{ .Values.disk.path | quote }}, type: Directory}
   {{- else }}
   emptyDir: {sizeLimit: {{ add .Values.pools.diskMiB 64 }}Mi}
   {{- end }}
@@ -225,11 +225,11 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{- if .Values.sharedSecret.existingSecret }}
 - {name: kvlease-own, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
 - name: kvlease-secret
-  secret: {secretName: {{ .Values.sharedSecret.existingSecret }}, defaultMode: 0440, items: [{key: {{ .Values.sharedSecret.key }}, path: secret}]}
+  secret: {secretName: {{ .Values.sharedSecret.existingSecret | quote }}, defaultMode: 0440, items: [{key: {{ .Values.sharedSecret.key | quote }}, path: secret}]}
 {{- end }}
 {{- /* Whole directories and no subPath: so a renewed secret comes to the daemon, which takes it while it runs. */}}
 {{- if .Values.tls.existingSecret }}
-- {name: kvlease-tls, secret: {secretName: {{ .Values.tls.existingSecret }}, defaultMode: 0440}}
+- {name: kvlease-tls, secret: {secretName: {{ .Values.tls.existingSecret | quote }}, defaultMode: 0440}}
 {{- end }}
 {{- with include "kvlease.tokenSecrets" . | fromYaml }}
 - name: kvlease-tokens
@@ -237,7 +237,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
     defaultMode: 0440
     sources:
       {{- range $role, $secret := . }}
-      - secret: {name: {{ $secret }}, items: [{key: {{ $.Values.tokens.key }}, path: {{ $role }}.token}]}
+      - secret: {name: {{ $secret | quote }}, items: [{key: {{ $.Values.tokens.key | quote }}, path: {{ $role }}.token}]}
       {{- end }}
 {{- end }}
 {{- end -}}

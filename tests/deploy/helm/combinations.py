@@ -116,11 +116,36 @@ COMBINATIONS: Final[dict[str, Values]] = {
         "podMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "60s"}},
     "labels beside ours": {"podLabels": {"app.kubernetes.io/part-of": "x"}},
     "a dotted name without a service": {**_DAEMONSET, "fullnameOverride": "x.y"},
+    "large numbers of Kubernetes": {
+        "securityContext": {"runAsUser": 1000700000, "runAsGroup": 1000700000}, "engine": {
+            "progressDeadlineSeconds": 2000000, "tmpMiB": 1 << 20, "shmMiB": 1 << 20,
+            "resources": {"memoryMiB": 1 << 21}, "models": {"capacityMiB": 1 << 21}}},
+    "daemonset with large numbers": {
+        **_DAEMONSET, "securityContext": {"runAsUser": 1000700000, "runAsGroup": 1000700000}},
+    "names that look like numbers": {
+        **_DAEMONSET, **_HOST, "nameOverride": "123", "fullnameOverride": "1e3", "serviceAccountName": "7",
+        "priorityClassName": "0x1", "remote": {"existingSecret": "1", "key": "0755"}, "sharedSecret": {
+            "existingSecret": "1e3", "key": "null"}, "tls": {"existingSecret": "2"}, "tokens": {
+            "readerSecret": "007", "key": "123"}, "podMonitor": {"enabled": True}, "dashboards": {"enabled": True}},
+    "claims that look like numbers": {
+        **_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "1e3"},
+        "engine": {"models": {"kind": "persistentVolumeClaim", "claimName": "123"}}},
+    "names that are cut": {**_DAEMONSET, "nameOverride": "a" * 70, "fullnameOverride": "a" * 48 + "--b"},
+    "names that are cut at a dot": {**_DAEMONSET, "nameOverride": "a" * 62 + ".b", "fullnameOverride": "a" * 49 + ".b"},
+    "paths with signs": {**_DAEMONSET, **_DISK, "daemonset": {"hostPath": "/run/a, b: c #d"}, "disk": {
+        "kind": "hostPath", "path": "/mnt/{a}, b"}},
+    "words with signs": {"engine": {"model": "/models/x: y # z", "connectorConfig": {"tenant": "it's"}}},
+    "variables of the chart's own": {
+        "gpu": {"kind": "runtimeClass"}, "engine": {"env": [
+            {"name": "HF_HOME", "value": "/models/hf"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"},
+            {"name": "KVLEASE_ADDRESS", "value": "/run/kvlease/kvlease/kvlease.sock"}]}},
+    "the default runtime": {"gpu": {"kind": "runtimeClass", "runtimeClassName": ""}},
     "minima as large as the pool": {"tenants": {
         "chat": {"min_bytes": "4GiB"}, "batch": {"min_percent": 49.9}, "rest": {"min_percent": 0.1, "min_bytes": 1}}},
     "minima on a GPU": {
         **_DAEMONSET, "gpu": {"kind": "runtimeClass"}, "pools": {"device": "cuda:0"},
         "tenants": {"chat": {"min_bytes": "64GiB"}}},
+    "a registry with a port": {"image": {"repository": "registry.example.com:5000/team/kvlease"}},
     "closed sidecar": {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
 }  # fmt: skip
 
@@ -205,6 +230,29 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         "8589934593 bytes together, and pools.deviceMiB (8192) is 8589934592 bytes"),
     "least bytes and percents above the pool": (
         {"tenants": {"chat": {"min_bytes": "5GiB"}, "batch": {"min_percent": 50}}}, "raise pools.deviceMiB"),
+    "user that is none": ({"securityContext": {"runAsUser": 1 << 31}}, "/securityContext/runAsUser"),
+    "name of two dots": ({"fullnameOverride": "a..b"}, "/fullnameOverride"),
+    "secret of two dots": ({"tls": {"existingSecret": "a.-b"}}, "/tls/existingSecret"),
+    "key that no secret has": ({"tokens": {"readerSecret": "r", "key": "a/b"}}, "/tokens/key"),
+    "label that is none": ({"podLabels": {"team": "a b"}}, "/podLabels/team"),
+    "name of a label that is none": ({"podLabels": {"a b": "c"}}, "a b"),
+    "node's label that is none": ({"nodeSelector": {"disk": "a b"}}, "/nodeSelector/disk"),
+    "image with two tags": ({"image": {"repository": "kvlease:0.1"}}, "/image/repository"),
+    "tag that is none": ({"image": {"tag": "-x"}}, "/image/tag"),
+    "label of pods that is there": (
+        {"podLabels": {"app.kubernetes.io/component": "x"}}, "podLabels has app.kubernetes.io/component, which is"),
+    "label of the monitor that is there": (
+        {"podMonitor": {"enabled": True, "labels": {"helm.sh/chart": "x"}}}, "podMonitor.labels has helm.sh/chart"),
+    "label of rules that is there": (
+        {"prometheusRule": {"enabled": True, "labels": {"app.kubernetes.io/name": "x"}}}, "prometheusRule.labels has"),
+    "label of boards that is there": (
+        {"dashboards": {"enabled": True, "label": "app.kubernetes.io/name"}}, "dashboards.label has app.kubernetes.io"),
+    "variable that is there twice": (
+        {"engine": {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}}, "engine.env has A twice"),
+    "variable of two values": (
+        {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
+        "A has a value and a valueFrom"),
+    "no way to upgrade, written long": ({"engine": {"maxSurge": 0, "maxUnavailable": "00%"}}, "/engine/maxUnavailable"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
     "password in the clear": ({**_HOST, "remote": {"url": "redis://u:secret@x"}}, "remote.existingSecret"),
