@@ -326,6 +326,32 @@ def test_notes_say_what_was_made(helm: Helm) -> None:
     assert f"{8192 << 20}, {64 << 20} and 0 bytes" in rendered.notes
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        pytest.param(
+            {"podMonitor": {"enabled": True}, "networkPolicy": {"metricsFrom": []}},
+            "Prometheus in\nnetworkPolicy.metricsFrom",
+            id="monitor",
+        ),
+        pytest.param(
+            {"networkPolicy": {"engineFrom": []}}, "networkPolicy.engineFrom", id="engine"
+        ),
+        pytest.param(
+            {"mode": "daemonset", "settings": {"trace_endpoint": "http://collector:4318"}},
+            "not its settings.trace_endpoint either",
+            id="spans",
+        ),
+    ],
+)
+def test_notes_say_whom_the_policy_keeps_out(helm: Helm, values: Values, says: str) -> None:
+    """They do where the chart makes a policy, and not where a chart of the user's own makes the pod."""
+    library = {"mode": "sidecar", "engine": {"enabled": False}}
+
+    assert says in helm.render(values).notes
+    assert "network policy" not in helm.render(values | library).notes
+
+
 def test_test_pod_runs_where_a_daemon_does(helm: Helm) -> None:
     """It is bound to the nodes that the daemons are bound to."""
     node = COMBINATIONS["placed"]["affinity"]

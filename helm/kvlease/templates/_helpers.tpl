@@ -44,6 +44,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "kvlease.image" (dict "image" .Values.image "default" .Chart.AppVersion) -}}
 {{- end -}}
 
+{{/* Whether there is a network policy: it is for pods that the chart makes. */}}
+{{- define "kvlease.hasPolicy" -}}
+{{- if and .Values.networkPolicy.enabled (or (ne .Values.mode "sidecar") .Values.engine.enabled) }}true{{ end -}}
+{{- end -}}
+
 {{/* The memory of all pools together, MiB. */}}
 {{- define "kvlease.poolsMiB" -}}
 {{- add (eq .Values.pools.device "cpu" | ternary .Values.pools.deviceMiB 0) .Values.pools.hostMiB -}}
