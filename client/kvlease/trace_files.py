@@ -7,7 +7,7 @@ passed over.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +26,14 @@ _NUMBER_MAX: Final = 2**63 - 1
 _SHOWN_CHARACTERS: Final = 40
 
 
-def read_trace(path: Path, num_requests: int | None = None) -> Trace:
+def read_trace(
+    path: Path,
+    num_requests: int | None = None,
+    tell_cut: Callable[[str], None] | None = None,
+) -> Trace:
     """Read a trace, or its first requests.
+
+    `tell_cut` is told of a last line that ends amid a request, as whoever wrote it was killed: it is passed over then.
 
     Raises:
         InvalidError: the file cannot be read, or a line of it is none of a trace; the message names line and field.
@@ -36,7 +42,13 @@ def read_trace(path: Path, num_requests: int | None = None) -> Trace:
     try:
         with path.open("rb") as file:
             for number, line in _lines(file):
-                fields = _parsed(number, line)
+                try:
+                    fields = _parsed(number, line)
+                except InvalidError as error:
+                    if tell_cut is None or line.endswith(b"\n") or not columns.times_ms:
+                        raise
+                    tell_cut(f"{error.message}; it is the last one and cut off, and is passed over")
+                    break
                 if number == 1 and "kvlease_trace" in fields:
                     columns.tokens_per_key = _tokens_per_key(fields)
                     continue

@@ -56,7 +56,7 @@ def simulate_command(
     with told(status=2):
         simulator = find_simulator()
         plotting = None if plot is None else drawing("kvlease.cli.trace_plot", plot)
-        read = read_trace(trace, requests)
+        read = _read(trace, requests)
         results = list(simulator.simulate(read, policy or (), blocks or ()))
         if as_json:
             typer.echo(json.dumps(_answer(read, results), indent=2))
@@ -118,7 +118,7 @@ def replay_command(
     trace is of, or too small.
     """
     with told(status=2):
-        read = read_trace(trace, requests)
+        read = _read(trace, requests)
     with connected(address, "raise") as client:
         replayed = replay(client, cache, read, speed=speed, tenant=tenant)
     if as_json:
@@ -129,6 +129,22 @@ def replay_command(
             console.print(part, highlight=False)
     if replayed.has_refused_for_good:
         raise typer.Exit(1)
+
+
+def _read(path: Path, num_requests: int | None) -> Trace:
+    """Read a trace that asks for something, and say on stderr where its last line was cut off.
+
+    Raises:
+        InvalidError: it is no trace, or asks for nothing.
+    """
+    trace = read_trace(path, num_requests, lambda said: typer.echo(f"warning: {said}", err=True))
+    if not len(trace.key_ids):
+        what = "requests with keys (hash_ids)" if len(trace) else "requests"
+        message = (
+            f"{path} has no {what}, so that there is nothing to ask for; record a trace for longer"
+        )
+        raise InvalidError(message, resource="trace")
+    return trace
 
 
 def _answer(trace: Trace, results: list[Simulated]) -> dict[str, object]:

@@ -262,6 +262,42 @@ def test_keys_are_found_where_the_traces_are() -> None:
     assert trace_replay.keys_of(trace, 0, bytes([1] * 32)) != mine[0]
 
 
+@pytest.mark.parametrize("command", [("simulate",), ("replay", "--cache", "demo")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param("", "trace.jsonl has no requests, so that there is nothing", id="empty"),
+        pytest.param(
+            '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": []}\n',
+            "trace.jsonl has no requests with keys (hash_ids)",
+            id="no keys",
+        ),
+    ],
+)
+def test_trace_that_asks_for_nothing_is_refused(
+    tmp_path: Path, command: tuple[str, ...], text: str, says: str
+) -> None:
+    """It is named, with what it lacks, before any daemon is asked."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+
+    status, output, said = run(*command, str(path))
+
+    assert (status, output) == (2, "")
+    assert says in said
+
+
+def test_trace_that_is_cut_off_is_simulated(tmp_path: Path) -> None:
+    """The last line costs its request, and stderr says so, so that JSON stays JSON."""
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(CUT.read_bytes()[:-9])
+
+    status, output, said = run("simulate", str(path), "--blocks", "100", "--json")
+
+    assert (status, json.loads(output)["num_requests"]) == (0, 999)
+    assert said.startswith("warning: line 1000 is no JSON")
+
+
 def test_interrupted_simulation_leaves_no_traceback(tmp_path: Path) -> None:
     """Whoever has had enough gets the prompt back, without a story."""
     program = (

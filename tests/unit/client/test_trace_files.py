@@ -124,6 +124,38 @@ def test_header_of_another_kind_is_refused(tmp_path: Path, header: object, why: 
         read_trace(written(tmp_path / "trace.jsonl", header, GOOD))
 
 
+@pytest.mark.parametrize("num_bytes", [1, 20, len(json.dumps(GOOD)) - 1])
+def test_last_line_that_is_cut_off_is_passed_over(tmp_path: Path, num_bytes: int) -> None:
+    """What a kill leaves costs one request, and whoever asks is told; who does not is refused."""
+    path = written(tmp_path / "trace.jsonl", GOOD, GOOD)
+    with path.open("a") as file:
+        file.write(json.dumps(GOOD)[:num_bytes])
+    said: list[str] = []
+
+    assert len(read_trace(path, None, said.append)) == 2
+    (told,) = said
+    assert told.startswith("line 3 is no JSON")
+    assert "cut off" in told
+    with pytest.raises(InvalidError, match="line 3 is no JSON"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(f'{json.dumps(GOOD)}\n{{"ti\n{json.dumps(GOOD)}\n', id="in the middle"),
+        pytest.param(f'{json.dumps(GOOD)}\n{{"ti\n', id="at the end, and ended"),
+        pytest.param('\n{"ti', id="alone"),
+    ],
+)
+def test_broken_line_that_no_kill_left_is_refused(tmp_path: Path, text: str) -> None:
+    """It is no trace, or one that somebody changed: the refusal names the line."""
+    (tmp_path / "trace.jsonl").write_text(text)
+
+    with pytest.raises(InvalidError, match="line 2 is no JSON"):
+        read_trace(tmp_path / "trace.jsonl", None, pytest.fail)
+
+
 def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
     """The refusal names the line, empty ones counted."""
     (tmp_path / "trace.jsonl").write_text("\nhello\n")
