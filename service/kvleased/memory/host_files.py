@@ -34,6 +34,8 @@ _DIGEST_BYTES: Final = 32
 _FILES_NAMED_MAX: Final = 32
 """Files that one line of the log names."""
 _ASIDE: Final = ".aside-"
+_LEFT: Final = ", and register again: it has the cache's blocks; or move it away"
+"""What follows what to do about a file of an earlier life."""
 _ASIDE_NAMED_MAX: Final = 4
 """Files moved aside that one refusal names."""
 
@@ -179,7 +181,10 @@ def _find(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> Ho
         if not any(head):
             # Its maker was killed before the end, so nobody has stored anything yet.
             for file in (records, slots):
-                _require(file is None or not _fault(file), "it is no file of this user alone")
+                _require(
+                    file is None or not _fault(file.path, file.status),
+                    "it is no file of this user alone",
+                )
             _unlink(dir_fd, identity)
             return None
         if slots is None:
@@ -191,8 +196,8 @@ def _find(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> Ho
             found = file.status.st_size
             _require(found == wanted, f"a file has {found} bytes, not {wanted}")
         for file in (records, slots):
-            if fault := _fault(file):
-                raise UnusableError(errno.EPERM, fault)
+            if fault := _fault(file.path, file.status):
+                raise UnusableError(errno.EPERM, f"{fault}{_LEFT}")
         opened.pop_all()
         return HostFiles(slots_fd=slots.fd, records_fd=records.fd, is_found=True)
 
@@ -212,6 +217,8 @@ def _naming(path: Path) -> Iterator[None]:
     """Have what the system says of a file told with its name: that it cannot be had now is no proof of whose it is."""
     try:
         yield
+    except UnusableError:
+        raise
     except OSError as error:
         reason = (
             f"{path} cannot be opened or read: {error.strerror}; it is left as it is, with its blocks: mend that, and "
@@ -230,25 +237,37 @@ def _open(dir_fd: int, path: Path, opened: ExitStack) -> _File | None:
             fd = os.open(path.name, flags, dir_fd=dir_fd)
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            fault = _fault(path, status) or _shut(path, status)
+            raise UnusableError(errno.EACCES, f"{fault}{_LEFT}") from error
         opened.callback(os.close, fd)
         status = os.fstat(fd)
     _require(stat.S_ISREG(status.st_mode) and status.st_nlink > 0, "it is no plain file")
     return _File(fd=fd, path=path, status=status)
 
 
-def _fault(file: _File) -> str:
+def _fault(path: Path, status: os.stat_result) -> str:
     """Return why a file is not this user's alone and what to do about it; empty where it is."""
-    status, path = file.status, file.path
+    mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.getuid():
-        fault = f"{path} belongs to user {status.st_uid}, not to user {os.getuid()}; if it is yours, chown it"
-    elif status.st_mode & 0o077:
-        mode = stat.S_IMODE(status.st_mode)
-        fault = f"the mode of {path} is {mode:04o}, so that others may use it; if it is yours alone, chmod 0600"
-    elif status.st_nlink > 1:
-        fault = f"{path} has another name, too; remove that one"
-    else:
-        return ""
-    return f"{fault}, and register again: it has the cache's blocks; or move it away"
+        also = " and chmod 0600" if mode & 0o077 else ""
+        return (
+            f"{path} belongs to user {status.st_uid}, not to user {os.getuid()}, and only root can give it; if it is "
+            f"yours, chown {os.getuid()}{also}"
+        )
+    if mode & 0o077:
+        return f"the mode of {path} is {mode:04o}, so that others may use it; if it is yours alone, chmod 0600"
+    if status.st_nlink > 1:
+        return f"{path} has another name, too; remove that one"
+    return ""
+
+
+def _shut(path: Path, status: os.stat_result) -> str:
+    """Return why a file of this user's alone cannot be opened, and what to do about it."""
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o600 != 0o600:  # noqa: PLR2004 - to read and write
+        return f"the mode of {path} is {mode:04o}, by which its owner cannot read and write it; chmod 0600"
+    return f"{path} may not be opened, by what guards this machine beside modes; let the daemon read and write it"
 
 
 def _make(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:

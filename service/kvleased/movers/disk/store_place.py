@@ -315,8 +315,8 @@ def _check_private(status: os.stat_result, path: Path) -> None:
         raise StoreError(f"{path} is in the way: it is no file; move it away")
     if status.st_uid != os.geteuid():
         message = (
-            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}; chown it, or "
-            "choose another disk_dir"
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}, and only root can "
+            "give it: have it chowned, or choose another disk_dir"
         )
         raise StoreError(message)
     if status.st_mode & 0o077:

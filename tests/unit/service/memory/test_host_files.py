@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -264,6 +266,56 @@ def test_files_of_another_user_are_refused_and_found_once_they_are_ours(tmp_path
 
     os.chown(tmp_path / f"{NAME}.records", 0, -1)
     assert _open(tmp_path)
+
+
+_OF_NOBODY = """
+import os, sys
+from pathlib import Path
+from kvleased.memory.host_files import HostSizes, UnusableError, open_files
+
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+sizes = HostSizes(slots_bytes=int(sys.argv[2]), records_bytes=int(sys.argv[3]))
+try:
+    open_files(Path("."), bytes.fromhex(sys.argv[1]), sizes)
+except UnusableError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("owner", "mode", "says"),
+    [
+        pytest.param(0, 0o600, "belongs to user 0, not to user 65534.* chown 65534, and", id="his"),
+        pytest.param(
+            0, 0o644, "belongs to user 0, not to user 65534.* chown 65534 and chmod 0600", id="open"
+        ),
+        pytest.param(65534, 0o400, "mode of .* is 0400, by which its owner.* chmod 0600", id="own"),
+    ],
+)
+def test_files_that_may_not_be_opened_are_refused_with_what_mends_it(
+    tmp_path: Path, owner: int, mode: int, says: str
+) -> None:
+    """The kernel's own word is one for all: whose a file is, and its mode, tell what to do."""
+    _open(tmp_path)
+    for path in (tmp_path, *tmp_path.iterdir()):
+        os.chown(path, 65534, 65534)
+    records = tmp_path / f"{NAME}.records"
+    os.chown(records, owner, owner)
+    records.chmod(mode)
+    numbers = [str(SIZES.slots_bytes), str(SIZES.records_bytes)]
+
+    done = subprocess.run(
+        [sys.executable, "-c", _OF_NOBODY, ONE.hex(), *numbers],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert re.search(says, done.stdout)
+    assert "register again" in done.stdout
+    assert records.exists()
 
 
 def test_files_that_cannot_be_opened_now_are_refused_and_found_later(tmp_path: Path) -> None:
