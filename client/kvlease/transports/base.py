@@ -147,7 +147,8 @@ class Address:
 
     def __str__(self) -> str:
         """Write the address as it is given."""
-        return f"{self.scheme}://{self.path or f'{self.host}:{self.port}'}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{self.path or f'{host}:{self.port}'}"
 
 
 def parse_address(written: str) -> Address:

@@ -16,6 +16,8 @@ from kvleased.config.sources import load
     [
         "unix:///run/kvlease.sock",
         "http://127.0.0.1:7070",
+        "http://[::1]:7070",
+        "grpcs://[fd00::7]:7071",
         "http+unix:///run/http.sock",
         "grpc://localhost:7071",
         "grpc+unix:///run/grpc.sock",
