@@ -1,11 +1,13 @@
 """Own `make observability`: a real Prometheus over a daemon on this machine, with the rules and alerts that lie here.
 
-If no daemon answers, one is started; what was started here ends with this program.
+It is the daemon that KVLEASE_ADDRESS names, where it names one. If none is named and none answers, one is started; what
+was started here ends with this program.
 """
 
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,10 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvlease._runtime import runtime_directory
+from kvlease._runtime import ADDRESS_VARIABLE, PAGE_FILE, runtime_directory
+from kvlease.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, from_environment
+from kvlease.errors import InvalidError
+from kvlease.transports.base import parse_address
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = Path(__file__).parent
+DEFAULT: Final = "http://127.0.0.1:7070"
+"""Where REST of a daemon listens that nobody has told otherwise, such as one that is started here."""
 SECONDS_TO_START: Final = 60.0
 _POLL_SECONDS: Final = 0.1
 
@@ -28,21 +35,35 @@ def main() -> int:
     """Run until a signal comes."""
     parser = argparse.ArgumentParser(description="Run Prometheus over a daemon on this machine.")
     parser.add_argument(
-        "--daemon", default="http://127.0.0.1:7070", help="where its REST listens on TCP"
+        "--daemon",
+        default="",
+        help=f"where its REST, or its probes, listen on TCP; else {ADDRESS_VARIABLE}, where that is http or https, or "
+        f"what the daemon left beside its socket; else {DEFAULT}",
     )
     parser.add_argument(
         "--token-file",
         type=Path,
-        default=runtime_directory() / "reader.token",
-        help="file of the token by which Prometheus reads",
+        help=f"file of the token by which Prometheus reads; else {TOKEN_FILE_VARIABLE}, else reader.token beside the "
+        "socket",
     )
     parser.add_argument("--port", type=int, default=9090, help="port of Prometheus on loopback")
     parser.add_argument("--interval-seconds", type=int, default=5, help="seconds between scrapes")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "observability")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    known = "" if arguments.daemon else os.environ.get(ADDRESS_VARIABLE, "")
+    try:
+        _choose(arguments, known)
+    except InvalidError as error:
+        raise SystemExit(error.message) from error
     with contextlib.ExitStack() as stack:
         if not _answers(f"{arguments.daemon}/livez"):
+            if known:
+                message = (
+                    f"no daemon answers at {arguments.daemon}, by {ADDRESS_VARIABLE}={known}; start it or name "
+                    f"another, and where it has TLS, name who signed its certificate by {CA_FILE_VARIABLE}"
+                )
+                raise SystemExit(message)
             command = [sys.executable, "-m", "kvleased", "serve"]
             stack.enter_context(_running(command, f"{arguments.daemon}/readyz"))
         command = _prometheus(arguments)
@@ -55,11 +76,51 @@ def main() -> int:
     return 0
 
 
+def _choose(arguments: argparse.Namespace, known: str) -> None:
+    """Write down where the daemon is and where its reader's token, as far as the command line does not say.
+
+    Raises:
+        InvalidError: the address of the environment is none, or not where Prometheus can read.
+    """
+    address = parse_address(known) if known else None
+    directory = Path(address.path).parent if address and address.path else runtime_directory()
+    if arguments.token_file is None:
+        arguments.token_file = Path(
+            os.environ.get(TOKEN_FILE_VARIABLE) or directory / "reader.token"
+        )
+    if arguments.daemon:
+        return
+    if address and address.protocol == "http" and not address.path:
+        arguments.daemon = known.rstrip("/")
+        return
+    left = "" if address and not address.path else _left_in(directory)
+    if known and not left:
+        message = (
+            f"{ADDRESS_VARIABLE} is {known}, and Prometheus reads over HTTP on TCP alone: start the daemon with "
+            f"--listen-tcp, or write where its REST or its probes listen, as {ADDRESS_VARIABLE}=http://HOST:PORT"
+        )
+        raise InvalidError(message, resource="address")
+    # What an earlier daemon left is no reason to look for the next one there.
+    arguments.daemon = left if left and (known or _answers(f"{left}/livez")) else DEFAULT
+
+
+def _left_in(directory: Path) -> str:
+    """Return the address of REST on TCP that a daemon left beside its sockets; empty where it left none."""
+    try:
+        return (directory / PAGE_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def _prometheus(arguments: argparse.Namespace) -> list[str]:
     directory: Path = arguments.directory
     directory.mkdir(parents=True, exist_ok=True)
     configuration = directory / "prometheus.yml"
     seconds = f"{arguments.interval_seconds}s"
+    scheme, _, target = arguments.daemon.partition("://")
+    shown = from_environment()
+    files = {"ca_file": shown.ca_file, "cert_file": shown.cert_file, "key_file": shown.key_file}
+    tls = {name: os.path.abspath(path) for name, path in files.items() if path}  # noqa: PTH100 - no link is followed
     # JSON is YAML, too.
     configuration.write_text(
         json.dumps(
@@ -73,8 +134,10 @@ def _prometheus(arguments: argparse.Namespace) -> list[str]:
                 "scrape_configs": [
                     {
                         "job_name": "kvlease",
-                        "authorization": {"credentials_file": str(arguments.token_file)},
-                        "static_configs": [{"targets": [arguments.daemon.removeprefix("http://")]}],
+                        "scheme": scheme,
+                        "authorization": {"credentials_file": str(arguments.token_file.absolute())},
+                        **({"tls_config": tls} if scheme == "https" and tls else {}),
+                        "static_configs": [{"targets": [target]}],
                     }
                 ],
             }
@@ -118,8 +181,9 @@ def _running(command: list[str], url: str) -> "Iterator[subprocess.Popen[bytes]]
 
 
 def _answers(url: str) -> bool:
+    context = from_environment().tls() if url.startswith("https:") else None
     try:
-        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - loopback
+        with urllib.request.urlopen(url, timeout=2, context=context):  # noqa: S310 - as it was named
             return True
     except OSError:
         return False

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.acceptance.serving import ROOT, Serving
+from tests.acceptance.serving import ROOT, Serving, served
 from tests.deploy.prometheus.load import loaded
 from tests.deploy.prometheus.test_rules import BY_ALERT, BY_RECORD, RULES
 from tests.servers.processes import free_port
@@ -128,6 +129,62 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             assert observing.wait(SECONDS_MAX) == 0
     finally:
         serving.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        pytest.param(
+            "unix:///nowhere/kvlease.sock", "start the daemon with --listen-tcp", id="socket"
+        ),
+        pytest.param("grpc://127.0.0.1:7071", "as KVLEASE_ADDRESS=http://HOST:PORT", id="gRPC"),
+        pytest.param(
+            "http://127.0.0.1:9", "no daemon answers at http://127.0.0.1:9, by", id="none"
+        ),
+        pytest.param("nonsense", "'nonsense' is no address", id="nonsense"),
+    ],
+)
+def test_address_that_prometheus_cannot_read_is_refused(address: str, says: str) -> None:
+    """Nothing is started in place of the daemon that is named; what to write instead is told."""
+    done = subprocess.run(
+        [sys.executable, OBSERVE],
+        env={**os.environ, "KVLEASE_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize("is_by_socket", [True, False], ids=["by its socket", "by its address"])
+def test_daemon_that_is_named_is_observed(tmp_path: Path, is_by_socket: bool) -> None:
+    """Its socket or its REST, over TLS, is all that Prometheus needs to be told; its token lies beside the socket."""
+    authority = Authority(tmp_path)
+    pair = authority.sign("server")
+    options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
+    options += ["--tls-cert-file", str(pair.cert_file), "--tls-key-file", str(pair.key_file)]
+    with served(tmp_path / "run", *options) as serving:
+        rest = (tmp_path / "run" / "page.url").read_text().strip()
+        env = {
+            **os.environ,
+            "KVLEASE_ADDRESS": serving.address("unix") if is_by_socket else rest,
+            "KVLEASE_CA_FILE": str(authority.cert_file),
+        }
+        if not is_by_socket:
+            env["KVLEASE_TOKEN_FILE"] = str(tmp_path / "run" / "reader.token")
+        port = free_port()
+        command = [sys.executable, str(OBSERVE), "--port", str(port)]
+        command += ["--interval-seconds", "1", "--directory", str(tmp_path / "prometheus")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as observing:
+            try:
+                assert observing.stdout is not None
+                assert f"Prometheus over {rest}: ".encode() in observing.stdout.readline()
+                asked = Prometheus(f"http://127.0.0.1:{port}")
+                until(lambda: asked.values("up") == [1.0], "it is not scraped")
+            finally:
+                observing.terminate()
 
 
 @pytest.mark.parametrize("panel", QUERIES)
