@@ -352,6 +352,14 @@ def test_notes_say_whom_the_policy_keeps_out(helm: Helm, values: Values, says: s
     assert "network policy" not in helm.render(values | library).notes
 
 
+@_every
+def test_notes_speak_of_a_test_that_there_is(helm: Helm, values: Values) -> None:
+    """They say to try it exactly where there is a pod to try it with."""
+    rendered = helm.render(values)
+
+    assert ("helm test rel" in rendered.notes) is bool(rendered.of_kind("Pod"))
+
+
 def test_test_pod_runs_where_a_daemon_does(helm: Helm) -> None:
     """It is bound to the nodes that the daemons are bound to."""
     node = COMBINATIONS["placed"]["affinity"]

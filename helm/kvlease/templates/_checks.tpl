@@ -53,6 +53,10 @@
 {{- if and .Values.tls.existingSecret (include "kvlease.isLoopback" .Values.tls.host) -}}
 {{- fail (printf "tls.host is %s, which nobody beyond the pod reaches; name ::, or leave tls.existingSecret out: loopback needs no TLS" .Values.tls.host) -}}
 {{- end -}}
+{{- $port := regexFind ":[0-9]+([/?]|$)" .Values.remote.url | regexFind "[0-9]+" -}}
+{{- if gt (int64 $port) 65535 -}}
+{{- fail (printf "remote.url has port %s, and 65535 is the last there is" $port) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* A number of bytes that may be written with a unit, as kvlease reads it: 8GiB, "1.5 GB", 4096. */}}

@@ -49,6 +49,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.networkPolicy.enabled (or (ne .Values.mode "sidecar") .Values.engine.enabled) }}true{{ end -}}
 {{- end -}}
 
+{{/* Whether there is a pod for helm test: it asks a daemon of a node, or the service. */}}
+{{- define "kvlease.hasTest" -}}
+{{- if and .Values.tests.enabled (or (ne .Values.mode "sidecar") (and .Values.engine.enabled .Values.engine.service.enabled)) }}true{{ end -}}
+{{- end -}}
+
 {{/* The memory of all pools together, MiB. */}}
 {{- define "kvlease.poolsMiB" -}}
 {{- add (eq .Values.pools.device "cpu" | ternary .Values.pools.deviceMiB 0) .Values.pools.hostMiB -}}

@@ -146,6 +146,8 @@ COMBINATIONS: Final[dict[str, Values]] = {
         **_DAEMONSET, "gpu": {"kind": "runtimeClass"}, "pools": {"device": "cuda:0"},
         "tenants": {"chat": {"min_bytes": "64GiB"}}},
     "a registry with a port": {"image": {"repository": "registry.example.com:5000/team/kvlease"}},
+    "a store without a port": {**_HOST, "remote": {"url": "redis://[fd00::9999]"}},
+    "the last port of a store": {**_HOST, "remote": {"url": "redis://[::1]:65535?db=70000"}},
     "closed sidecar": {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
 }  # fmt: skip
 
@@ -252,6 +254,13 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "variable of two values": (
         {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
         "A has a value and a valueFrom"),
+    "block of addresses with pods": (
+        {"networkPolicy": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}},
+        "/networkPolicy/metricsFrom/0"),
+    "block of addresses with pods, outwards": (
+        {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "namespaceSelector": {}}]}]}},
+        "/networkPolicy/egress/0/to/0"),
+    "port of the store that is none": ({**_HOST, "remote": {"url": "redis://x:65536/0"}}, "remote.url has port 65536"),
     "no way to upgrade, written long": ({"engine": {"maxSurge": 0, "maxUnavailable": "00%"}}, "/engine/maxUnavailable"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
