@@ -17,6 +17,7 @@ from kvleased.core import Cache, commands
 from kvleased.core.effects import Copy, Effect, Outcome, Stepped, Wake
 from kvleased.core.tier.flights import Flight
 from tests.laws.actors import ViolationError
+from tests.laws.shapes import obeys
 
 if TYPE_CHECKING:
     from tests.laws.world import World
@@ -40,6 +41,8 @@ def keep_their_word(
 
     What begins behind the refusals of a step may hold what they name.
     """
+    if not obeys(world.seed):
+        return
     refusals = [one for one in _refusals(world, command, outcome, effects) if one[1].remedies]
     if not refusals:
         return

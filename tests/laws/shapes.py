@@ -144,6 +144,16 @@ def hangs(seed: int) -> bool:
     return seed % period == which
 
 
+_OBEYED: Final = (3, 0)
+"""Of this many histories in a row, in which remedies are obeyed: to copy the process takes half of the time."""
+
+
+def obeys(seed: int) -> bool:
+    """Tell whether remedies are obeyed in a history; nothing else that it is chosen by has this divisor."""
+    period, which = _OBEYED
+    return seed % period == which
+
+
 TIERS: Final = ("evict", "through", "hits", "remote", "disk")
 """The stores that a cache may have below its host pool, and when blocks go there."""
 _TIERED: Final = (1, 3)
