@@ -107,6 +107,11 @@ def private_directory(path: Path) -> None:
         raise PermissionError(f"{path} belongs to user {owner}; name a directory of your own")
 
 
+def address_of(host: str, port: int) -> str:
+    """Return a host and a port as one, as URLs have them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def peer_of(sock: socket.socket) -> Peer:
     """Return who connected to a Unix socket; nobody for other sockets."""
     if sock.family != socket.AF_UNIX:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kvleased.api.places import Places, no_place_of_member
+from kvleased.api.sockets import address_of
 
 STRANGERS_MAX: Final = 256
 """Connections of strangers to gRPC's TCP port; of one more the oldest gives way, when it is looked at."""
@@ -195,4 +196,4 @@ def _written(peer: tuple[Any, ...]) -> str:
         host = host.removeprefix(_MAPPED)
     elif rest and rest[1]:
         host = f"{host}%{rest[1]}"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_of(host, port)

@@ -1,10 +1,10 @@
 """Own how a connection of HTTP ends: what refuses it, and the passing over of what still comes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from kvlease.errors import InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
@@ -25,6 +25,15 @@ class Lingering:
     def __getattr__(self, name: str) -> object:
         """Be the other one in everything else."""
         return getattr(self._transport, name)
+
+
+def told_of(extensions: Mapping[str, Any]) -> dict[str, object]:
+    """Return what the log says of a peer, by what is known of his connection."""
+    if "address" in extensions:
+        return {"peer": extensions["address"]}
+    if "peercred" in extensions:
+        return {"peer_pid": extensions["peercred"].pid, "peer_uid": extensions["peercred"].uid}
+    return {}
 
 
 def refusal(error: KVLeaseError, status: int | None = None) -> bytes:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvlease.errors import TooLargeError
@@ -20,9 +19,12 @@ from kvleased.api.rest.endings import (
     head_too_large,
     no_http,
     no_place,
+    told_of,
 )
+from kvleased.api.rest.half_closed import HalfClosed, has_left, next_of
+from kvleased.api.rest.heads import body_bytes, head_bytes, name_host, token_of
 from kvleased.api.rest.whole import Whole
-from kvleased.api.sockets import peer_of, role_of
+from kvleased.api.sockets import address_of, peer_of, role_of
 from kvleased.api.tls import role_in
 from kvleased.api.turns import Line
 
@@ -31,8 +33,6 @@ _LOGGER: Final = logging.getLogger("kvleased.http")
 _LOGGER.setLevel(logging.ERROR)
 _GRACE_SECONDS: Final = 1.0
 """Seconds by which a body may be late, so that whoever waits for it can say so first; and for the rest of a head."""
-_BYTES_BESIDE: Final = 4
-"""Bytes of a line of a head beside name and value: the colon, the space and the end of the line."""
 _FED_BYTES: Final = 256
 """Bytes that the parser is fed at once, but for a body, which it takes whole: heads of some 10 requests at most."""
 _PIECES_A_TURN: Final = 16
@@ -86,6 +86,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """What has not been looked at: it came in another's turn, or behind requests that wait already."""
     _bytes_left = 0
     """Bytes that are still passed over; 0 where the head was not refused."""
+    _half_closed: HalfClosed | None = None
+    """What there is once the peer has closed his sending side, and is still answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """Learn who connected."""
@@ -110,8 +112,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif certificate := transport.get_extra_info("peercert"):
             role = role_in(certificate)
         if self.client is not None and not is_local:
-            host, port = self.client
-            self._extensions["address"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self._extensions["address"] = address_of(*self.client)
         self._extensions["role"] = role
         self._is_member = role is not Role.STRANGER
         if self._is_member and not self.places.let_in(self):
@@ -150,6 +151,18 @@ class GuardedProtocol(HttpToolsProtocol):
             if not self.line.take(self._feed_on):
                 self.flow.pause_reading()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # as uvicorn declares it
+        """End with who says no more, but not before whatever he asked is answered; TLS ends both ways at once."""
+        if self._bytes_left or self.scheme == "https" or has_left(self.transport):
+            return False
+        if not self._unfed and next_of(self._unanswered) is None:
+            # Behind what the last answer may still hold of itself; see `Whole`.
+            self.loop.call_soon(self.transport.close)
+        elif self._half_closed is None:
+            self._half_closed = HalfClosed(self.transport, self._unanswered)
+            self._half_closed.watch()
+        return True
+
     def _feed(self, data: bytes | memoryview) -> None:
         """Feed the parser a little at a time, until a request waits behind another; a head may neither grow nor last.
 
@@ -184,6 +197,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._disarm()
             else:
                 self.line.wait(self._feed_on)
+        elif self._half_closed is not None and next_of(self._unanswered) is None:
+            self.transport.close()
         elif self._deadline is None and self._is_in_head:
             self._arm(self.head_seconds_max)
         elif self._deadline is None and self._is_in_body:
@@ -215,6 +230,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             if not self.pipeline:
                 self.line.wait(self._feed_on)
+        elif self._half_closed is not None and next_of(self._unanswered) is None:
+            # The same.
+            self.loop.call_soon(self.transport.close)
 
     def on_message_begin(self) -> None:
         """Begin a head."""
@@ -225,16 +243,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """End a head."""
-        if self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX and self._is_head_too_large():
+        is_near = self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX
+        # What came with it may be what is above the limit.
+        if is_near and head_bytes(self.url, self.headers) > HEAD_BYTES_MAX:
             # The parser ends with it as with what is no HTTP.
             raise TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
         if not self._is_member:
             self._look_who_asks()
         if not self.url.startswith(b"/"):
-            self._name_host()
+            name_host(self.url, self.headers)
         self._is_in_head = False
         self._is_in_body = True
-        self._body_bytes_left = int(_first(self.headers, b"content-length") or 0)
+        self._body_bytes_left = body_bytes(self.headers)
         self._disarm()
         super().on_headers_complete()
         if self._is_of_stranger and self.loop.time() > self._made_at + self.idle_seconds_max:
@@ -294,13 +314,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _tell(self, reason: str) -> None:
         """Have it told, now and then, that somebody does not speak as he should."""
         port = 0 if self.server is None else self.server[1] or 0
-        fields: dict[str, object] = {"reason": reason, "port": port}
-        if "address" in self._extensions:
-            fields["peer"] = self._extensions["address"]
-        elif "peercred" in self._extensions:
-            peer = self._extensions["peercred"]
-            fields |= {"peer_pid": peer.pid, "peer_uid": peer.uid}
-        self.strangers.tell(**fields)
+        self.strangers.tell(reason=reason, port=port, **told_of(self._extensions))
 
     def _look_who_asks(self) -> None:
         """Give the connection the place of whoever sends this head: a member, or one without a token that is known.
@@ -308,33 +322,17 @@ class GuardedProtocol(HttpToolsProtocol):
         Raises:
             BusyError: it is a member, and there is no place; the parser ends with it as with what is no HTTP.
         """
-        shown = [value for name, value in self.headers if name == b"authorization"]
-        scheme, _, token = (shown[0] if len(shown) == 1 else b"").partition(b" ")
-        is_known = scheme.lower() == b"bearer" and self.is_known(token.decode("latin-1").strip())
-        self._is_of_stranger = not is_known
-        if not is_known:
+        token = token_of(self.headers)
+        self._is_of_stranger = token is None or not self.is_known(token)
+        if self._is_of_stranger:
             self.places.show_out(self)
         elif not self.places.let_in(self):
             self._has_no_place = True
             raise no_place_of_member(self.places.members_max)
 
-    def _name_host(self) -> None:
-        """Put the host that a whole address names in the place of the header's, which means nothing beside it."""
-        named = httptools.parse_url(self.url)
-        host = named.host or b""
-        host = b"[%b]" % host if b":" in host else host
-        if named.port is not None:
-            host += b":%d" % named.port
-        self.headers[:] = [one for one in self.headers if one[0] != b"host"] + [(b"host", host)]
-
     def _refuse(self, answer: bytes) -> None:
         self.transport.write(answer)
         self.transport.close()
-
-    def _is_head_too_large(self) -> bool:
-        """Tell whether a head that is whole is above the limit, which what came with it may have been."""
-        num_bytes = sum(len(name) + len(value) + _BYTES_BESIDE for name, value in self.headers)
-        return num_bytes + len(self.url) > HEAD_BYTES_MAX
 
     def _refuse_head(self) -> None:
         """Refuse a head, and pass over the rest of it."""
@@ -354,6 +352,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def _let_go(self) -> None:
         """Hold nothing that holds this: what the garbage collector has to find holds up all others meanwhile."""
         self._unset_keepalive_if_required()
+        if self._half_closed is not None:
+            self._half_closed.end()
+            self._half_closed = None
         self._unanswered.clear()
         self.pipeline.clear()
         self._unfed = b""
@@ -389,11 +390,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-def _first(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
-    """Return the value of the first header of a name; empty where there is none."""
-    return next((value for one, value in headers if one == name), b"")
 
 
 def _nothing() -> None:

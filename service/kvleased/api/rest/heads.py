@@ -1,0 +1,38 @@
+"""Own what is read from a head of HTTP before anybody answers it; what the headers ask for is the app's."""
+
+from typing import Final
+
+import httptools
+
+Headers = list[tuple[bytes, bytes]]
+"""Names, in lower case, and values."""
+
+_BYTES_BESIDE: Final = 4
+"""Bytes of a line of a head beside name and value: the colon, the space and the end of the line."""
+
+
+def head_bytes(url: bytes, headers: Headers) -> int:
+    """Return how many bytes a head has that is whole, but for its method and version."""
+    return len(url) + sum(len(name) + len(value) + _BYTES_BESIDE for name, value in headers)
+
+
+def body_bytes(headers: Headers) -> int:
+    """Return how many bytes a body is said to have; 0 where it comes in chunks, or there is none."""
+    return int(next((value for name, value in headers if name == b"content-length"), b"") or 0)
+
+
+def token_of(headers: Headers) -> str | None:
+    """Return the bearer token that a head shows; None where it shows none, or several."""
+    shown = [value for name, value in headers if name == b"authorization"]
+    scheme, _, token = (shown[0] if len(shown) == 1 else b"").partition(b" ")
+    return token.decode("latin-1").strip() if scheme.lower() == b"bearer" else None
+
+
+def name_host(url: bytes, headers: Headers) -> None:
+    """Put the host that a whole address names in the place of the header's, which means nothing beside it."""
+    named = httptools.parse_url(url)
+    host = named.host or b""
+    host = b"[%b]" % host if b":" in host else host
+    if named.port is not None:
+        host += b":%d" % named.port
+    headers[:] = [one for one in headers if one[0] != b"host"] + [(b"host", host)]
