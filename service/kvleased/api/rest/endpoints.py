@@ -39,8 +39,6 @@ _INTEGER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _INTEGER_MAX: Final = 2**63 - 1
 _INTEGER_MIN: Final = -(2**63)
 """What the protocol has for an id; as the text of a path it is exact, where JSON would lose digits."""
-_SLACK_BYTES: Final = 1 << 20
-"""Bytes above the limit up to which the rest of a body is read, so that who sends it gets to see its refusal."""
 _LARGE_BYTES: Final = 1 << 17
 """Bytes of a body from which on it is read in one turn and understood in another."""
 _SHOWN_MAX: Final = 40
@@ -78,8 +76,6 @@ def refusal(error: KVLeaseError, status: int | None = None) -> Answer:
     """Return the problem document of an error; `status` overrules the table."""
     body = faults.problem(error, status)
     headers = faults.problem_headers(error, body)
-    if _is_boundless(error):
-        headers.append((b"connection", b"close"))
     return Answer(status or error.http_status, headers, body)
 
 
@@ -339,7 +335,8 @@ async def _body(request: Request, bytes_max: int) -> bytes:
         TooLargeError: it is longer; `need` is its length where the head tells it, else what was read of it.
     """
     announced = _announced_bytes(request)
-    if announced > bytes_max + _SLACK_BYTES:
+    if announced > bytes_max:
+        # Also where the rest of it may never come: who asks whether to send it is told by the refusal alone.
         request.scope["extensions"]["pass_over_body"]()
         raise TooLargeError.of_message(announced, bytes_max)
     message = await request.receive()
@@ -356,7 +353,7 @@ async def _body(request: Request, bytes_max: int) -> bytes:
         except TimeoutError as error:
             raise InvalidError("the body did not arrive in time", resource="body") from error
     if num_bytes > bytes_max:
-        raise TooLargeError.of_message(max(num_bytes, announced), bytes_max)
+        raise TooLargeError.of_message(num_bytes, bytes_max)
     body = b"".join(pieces)
     if num_bytes > _LARGE_BYTES:
         # To put it together was enough for one turn.
@@ -366,13 +363,6 @@ async def _body(request: Request, bytes_max: int) -> bytes:
 
 def _body_seconds_max(request: Request) -> float:
     return float(request.scope["extensions"]["body_seconds_max"])
-
-
-def _is_boundless(error: KVLeaseError) -> bool:
-    """Tell whether a body was so large that nothing of it was read: its connection ends instead."""
-    if not isinstance(error, TooLargeError) or error.need is None or error.limit is None:
-        return False
-    return error.need > error.limit + _SLACK_BYTES
 
 
 def _announced_bytes(request: Request) -> int:

@@ -302,8 +302,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(no_http(msg))
 
     def pass_over_body(self) -> None:
-        """Have the answer that comes next close the connection only after the body, which nobody wants to read."""
+        """Have the answer that comes next end the connection, but behind the body, which nobody wants to read."""
         if self._is_in_body and self.cycle is not None:
+            self.cycle.keep_alive = False
             self.cycle.transport = cast(
                 asyncio.Transport, Lingering(self.cycle.transport, self._linger)
             )

@@ -22,7 +22,9 @@ async def raw(served: Served, sent: bytes) -> HttpAnswer:
     received = await asyncio.wait_for(reader.read(), 10)
     writer.close()
     head, _, body = received.partition(b"\r\n\r\n")
-    return HttpAnswer(int(head.split()[1]) if head else 0, {}, body)
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return HttpAnswer(int(first.split()[1]) if head else 0, headers, body)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +94,34 @@ async def test_connections_are_bounded(served: Served, monkeypatch: pytest.Monke
     assert (answer.status, answer.json["code"]) == (429, "BUSY")
 
 
-async def test_boundless_body_is_refused_unread(served: Served) -> None:
-    """A body far above the limit is refused by its head, and its connection ends: not even to pass it over is free."""
-    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+@pytest.mark.parametrize("num_bytes", [65537, 1 << 20, 1 << 40])
+@pytest.mark.parametrize("asks", [b"", b"Expect: 100-continue\r\n"], ids=["sends", "asks first"])
+async def test_body_above_the_limit_is_refused_unread(
+    served: Served, num_bytes: int, asks: bytes
+) -> None:
+    """A body that says that it is too large is refused by its head, not invited, and its connection ends."""
+    head = (
+        b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + asks
+    )
 
-    answer = await raw(served, head + b"Content-Length: 1099511627776\r\n\r\n")
+    answer = await raw(served, head + b"Content-Length: %d\r\n\r\n" % num_bytes)
 
-    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1 << 40, 65536)
+    assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, num_bytes, 65536)
+    assert answer.headers["connection"] == "close"
+
+
+async def test_body_as_long_as_may_be_is_invited(served: Served) -> None:
+    """Who asks before he sends a body of the limit is told to."""
+    body = b"{}" + b" " * 65534
+    head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+
+    writer.write(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+    async with asyncio.timeout(10):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert b"HTTP/1.1 200 OK" in await reader.read()
+    writer.close()
 
 
 async def test_who_sends_a_boundless_body_sees_its_refusal(served: Served) -> None:
