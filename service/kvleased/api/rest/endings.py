@@ -6,12 +6,17 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
+import httptools
+
 from kvlease.errors import InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
 from kvleased.api.places import no_place_of_member, no_place_of_stranger
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Bytes of a request's head."""
+
+_REASONS: Final = {"Pause on PRI/Upgrade": "it begins HTTP/2"}
+"""What is said in place of what the parser says for itself."""
 
 
 class Lingering:
@@ -67,7 +72,19 @@ def head_too_large() -> bytes:
     return refusal(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
 
+def no_http(error: BaseException | None) -> bytes:
+    """Return the whole answer to what is no HTTP, by the error that the parser ended with."""
+    if isinstance(error, httptools.HttpParserCallbackError):
+        # What the callbacks read is the address.
+        return _no_http("its address cannot be read")
+    # The parser's own words, of which there are few, and none is the peer's.
+    return _no_http(_REASONS.get(str(error), str(error)))
+
+
 @cache
-def no_http(message: str) -> bytes:
-    """Return the whole answer to what is no HTTP; the one message is uvicorn's."""
-    return refusal(InvalidError(message), HTTPStatus.BAD_REQUEST)
+def _no_http(reason: str) -> bytes:
+    message = (
+        f"what came is no request of HTTP/1.1 ({reason}); send one, over another connection: this one ends. "
+        "gRPC, and TLS where there is any, have listeners of their own"
+    )
+    return refusal(InvalidError(message, resource="request"), HTTPStatus.BAD_REQUEST)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -290,7 +291,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._unread = None
             super().resume_writing()
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 -- uvicorn's one sentence for all
         """Refuse what is not HTTP, a head that came to its end above the limit, or whom there is no place for."""
         if self._has_no_place:
             self._refuse(no_place(self.places.members_max))
@@ -299,7 +300,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse_head()
             return
         self._tell("it is no HTTP")
-        self._refuse(no_http(msg))
+        self._refuse(no_http(sys.exception()))
 
     def pass_over_body(self) -> None:
         """Have the answer that comes next end the connection, but behind the body, which nobody wants to read."""
