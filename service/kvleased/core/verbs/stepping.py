@@ -42,6 +42,8 @@ class StepVerb(IntEnum):
     RELEASE = 3
 
 
+_BARE: Final[dict[int, str]] = {StepVerb.EXTEND: "an extend", StepVerb.RELEASE: "a release"}
+"""The verbs that take neither keys nor a first block."""
 _EXTEND: Final = bytes([StepVerb.EXTEND])
 _EXTENDS: Final = np.array(StepVerb.EXTEND, np.uint8)
 _ZERO: Final = np.array(0, np.int32)
@@ -105,6 +107,11 @@ def _extend_together(
     # Nearly always all are extends of active leases.
     if command.verbs != _EXTEND * len(rows):
         is_done &= np.frombuffer(command.verbs, np.uint8) == _EXTENDS
+    # An extend with what only commits take is refused in its turn; where there are no keys, num_keys has none either.
+    if command.keys:
+        is_done &= np.frombuffer(command.num_keys, np.int32) == _ZERO
+    if command.first_blocks:
+        is_done &= np.frombuffer(command.first_blocks, np.int32) == _ZERO
     if not named.are_active:
         is_done &= named.is_active
     # An extend of a lease of which the step says more than that is done, or refused, in its turn.
@@ -209,7 +216,9 @@ def _one_by_one(
         operation = (lease_id, int(num_tokens[at]), int(first_blocks[at]), keys)
         state.detail = Detail.FIGURES if len(errors) < ERRORS_MAX else Detail.CODE
         try:
-            added = _carry_out(state, command.worker_id, command.verbs[at], operation, now)
+            verb = command.verbs[at]
+            _check_bare(verb, operation, at)
+            added = _carry_out(state, command.worker_id, verb, operation, now)
         except KVLeaseError as error:
             codes[at] = error.number
             if len(errors) < ERRORS_MAX:
@@ -255,6 +264,17 @@ def _check_keys(command: Step, count: int) -> None:
     if need != len(command.keys):
         msg = f"keys has {len(command.keys)} bytes, but num_keys adds up to {counted(named, 'key')} of {BYTES_PER_KEY}"
         raise InvalidError(msg, resource="keys", need=need, available=len(command.keys))
+
+
+def _check_bare(verb: int, operation: _Operation, at: int) -> None:
+    """Refuse what only commits take beside another verb, which would have passed over it."""
+    _, _, first_block, keys = operation
+    if not (keys or first_block) or verb not in _BARE:
+        return
+    column = f"num_keys[{at}]" if keys else f"first_blocks[{at}]"
+    number = len(keys) // BYTES_PER_KEY if keys else first_block
+    msg = f"{column} is {number}; {_BARE[verb]} takes none, only a commit does, so send 0 there"
+    raise InvalidError(msg, resource=column, need=number, limit=0)
 
 
 def _check(name: str, packed: bytes, bytes_per_item: int, count: int) -> None:

@@ -1,9 +1,13 @@
 """Laws of the columns of Step: they agree with each other, or nothing is done."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
 from kvlease.errors import InvalidError
+from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Stepped
 from kvleased.core.verbs.stepping import StepVerb
@@ -16,6 +20,7 @@ from tests.unit.service.core.builders import (
     keys,
     reserve,
 )
+from tests.unit.service.core.grouped import FULL, WINDOW, cache_of
 
 EXTEND, COMMIT, RELEASE = StepVerb.EXTEND, StepVerb.COMMIT, StepVerb.RELEASE
 
@@ -79,6 +84,41 @@ def test_negative_key_counts_are_refused() -> None:
         a_cache().handle(columns(num_keys=counts), 0.0)
 
     assert (refusal.value.resource, refusal.value.need) == ("num_keys[1]", -1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"), [(EXTEND, "an extend"), (RELEASE, "a release")], ids=["extend", "release"]
+)
+@pytest.mark.parametrize("column", ["num_keys", "first_blocks"])
+@pytest.mark.parametrize(
+    "make", [a_cache, partial(cache_of, FULL, WINDOW)], ids=["one group", "two groups"]
+)
+def test_keys_beside_another_verb_than_commit_are_refused(
+    verb: StepVerb, name: str, column: str, make: Callable[[], Cache]
+) -> None:
+    """Who gives keys, or a first block, meant a commit: that operation is refused and changes nothing, others go on."""
+    cache = make()
+    leases = [reserve(cache, 1, each) for each in "ab"]
+    given = {column: np.array([1, 0], np.int32).tobytes()}
+    command = c.Step(
+        worker_id=WORKER,
+        verbs=bytes([verb, EXTEND]),
+        lease_ids=np.array([one.lease_id for one in leases], np.int64).tobytes(),
+        num_tokens=np.array([12, 12], np.int32).tobytes(),
+        keys=keys(1) if column == "num_keys" else b"",
+        **given,
+    )
+
+    reply = answer(cache.handle(command, 0.0), Stepped)
+
+    assert ids(reply.codes) == [InvalidError.number, 0]
+    ((at, error),) = reply.errors
+    assert (at, error.resource, error.need, error.limit) == (0, f"{column}[0]", 1, 0)
+    assert str(error) == f"{column}[0] is 1; {name} takes none, only a commit does, so send 0 there"
+    added = np.frombuffer(reply.num_blocks, np.int32).reshape(2, -1)
+    assert (added[0].sum(), cache.census().num_leases) == (0, 2)
+    assert added[1].sum() > 0
+    assert cache.check() == []
 
 
 def test_malformed_step_changes_nothing() -> None:
