@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from kvlease._checks import check_encodable, check_range, wrong_type
 from kvlease.errors import InvalidError
+from kvlease.ids import ID_MAX, SEQUENCE_MAX
 from kvlease.replies import SECONDS_RETAINED_MAX
 from kvlease.units import TOKENS_MAX
 from kvlease.v1 import kvlease_pb2 as pb
@@ -87,6 +88,8 @@ _INTEGERS: Final = {name: _BOUNDS[kind] for name, kind in _fields(*_BOUNDS).item
     "num_tokens": (1, TOKENS_MAX),
     "first_block": (0, TOKENS_MAX),
     "num_blocks": (0, TOKENS_MAX),
+    "after_sequence": (0, SEQUENCE_MAX),
+    "after_id": (0, ID_MAX),
     "retain_seconds": (0, SECONDS_RETAINED_MAX),
 }
 """By name; where the daemon takes less than the wire carries, what it takes; of tokens, where it wants some."""

@@ -37,5 +37,11 @@ BlockKey = NewType("BlockKey", bytes)
 BYTES_PER_KEY: Final = 32
 """Bytes of one block key."""
 
+ID_MAX: Final = 2**63 - 1
+"""The largest number that the protocol carries as an id; none that is issued comes near it."""
+
+SEQUENCE_MAX: Final = 2**53 - 1
+"""The largest number that an event may have; JSON carries it exactly."""
+
 EPOCH_SHIFT: Final = 20
 """Bits that an epoch leaves for the ids of its life."""

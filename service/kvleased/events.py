@@ -5,9 +5,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
-from kvlease.errors import BusyError, InvalidError, UnknownCacheError
-from kvlease.ids import EPOCH_SHIFT
+from kvlease.errors import BusyError, UnknownCacheError
+from kvlease.ids import EPOCH_SHIFT, SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased import checks
 
 GAP: Final = "gap"
 """The kind of the event that stands for events which are no longer kept."""
@@ -92,9 +93,7 @@ class Events:
             UnknownCacheError: there is no such cache, nor is any event kept of one that was there.
             BusyError: there are as many watchers as are allowed, or the last places are kept for operators.
         """
-        if after_sequence < 0:
-            message = f"after_sequence is {after_sequence}; it must be 0 or the number of an event"
-            raise InvalidError(message, resource="after_sequence", need=after_sequence)
+        checks.count("after_sequence", after_sequence, 0, SEQUENCE_MAX)
         if cache and not self.is_known(cache) and not self._tells_of(cache):
             message = (
                 f"there is no cache {cache[:64]!r}, nor is any event of it kept; list the caches"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from kvlease.errors import NotYoursError
+from kvlease.ids import ID_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.access.callers import Caller
@@ -31,7 +32,7 @@ def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> p
 
     Raises:
         UnknownCacheError: there is no such cache, or it is none of the worker's business.
-        InvalidError: there is no such list, or the limit is above that of a page.
+        InvalidError: there is no such list, the limit is above that of a page, or the id before it is negative.
         UnknownWorkerError: the token is nobody's.
     """
     asking = registry.worker(caller.token) if caller.token else None
@@ -41,6 +42,7 @@ def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> p
     own = None if asking is None else asking.tenant_digest
     what = checks.one_of("what", request.what, (*_LISTINGS, *_OF_TENANTS))
     limit = checks.count("limit", request.limit, 0, ENTRIES_MAX) or ENTRIES_MAX
+    checks.count("after_id", request.after_id, 0, ID_MAX)
     if what in _OF_TENANTS:
         places = range(request.after_id, request.after_id + limit)
         return _OF_TENANTS[what](registry, entry, own, places)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvlease import InvalidError
-from kvlease._fields import from_zero
+from kvlease._fields import from_zero, given
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 4_096])
@@ -26,3 +26,19 @@ def test_what_is_no_number_of_tokens_is_refused(num_tokens: object) -> None:
     """Also where it equals one."""
     with pytest.raises(InvalidError, match="num_tokens"):
         from_zero(num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "most"),
+    [
+        ("after_sequence", -1, 2**53 - 1),
+        ("after_sequence", 2**53, 2**53 - 1),
+        ("after_sequence", 2**63, 2**53 - 1),
+        ("after_id", -1, 2**63 - 1),
+        ("after_id", 2**63, 2**63 - 1),
+    ],
+)
+def test_number_behind_which_a_list_begins_is_refused(name: str, number: int, most: int) -> None:
+    """It is that of an event or of an entry, or 0: what is above what the wire carries is not told to be negative."""
+    with pytest.raises(InvalidError, match=rf"^{name} must be from 0 to {most}, not {number}$"):
+        given(**{name: number})

@@ -81,10 +81,12 @@ async def test_number_before_the_first_event_needs_no_resync() -> None:
     assert await _take(events.watch(FIRST - 1, ""), 1) == [(0, "a")]
 
 
-async def test_number_that_no_event_has_is_refused() -> None:
-    """Events are numbered from above zero."""
-    with pytest.raises(InvalidError, match="after_sequence"):
-        Events(5, 8, 1).watch(-1, "")
+@pytest.mark.parametrize("number", [-1, 2**53, 2**63 - 1])
+async def test_number_that_no_event_has_is_refused(number: int) -> None:
+    """Events are numbered from above zero, as far as JSON carries numbers, and the refusal says so."""
+    words = f"^after_sequence is {number}; it must be from 0 to 9007199254740991$"
+    with pytest.raises(InvalidError, match=words):
+        Events(5, 8, 1).watch(number, "")
 
 
 def _snapshots(cache: str) -> list[pb.CacheStats]:

@@ -121,12 +121,18 @@ async def test_page_has_no_more_than_asked_for(node: Node) -> None:
             "limit",
             id="limit",
         ),
+        pytest.param(
+            pb.InspectRequest(cache="main", what="tenants", after_id=-1),
+            InvalidError,
+            "after_id",
+            id="id",
+        ),
     ],
 )
 async def test_senseless_inspect_is_refused(
     node: Node, request_: pb.InspectRequest, error: type[KVLeaseError], resource: str
 ) -> None:
-    """A cache or list that is not there, and a page above the limit, are refused by name."""
+    """A cache or list that is not there, and a page that is too long or begins before all, are refused by name."""
     async with node.life():
         await node.register()
 

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from kvlease import wire
+from kvlease.ids import SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.roles import Role
 from kvleased.api.rest.conversion import Json, schemas_of, to_json
@@ -68,7 +69,10 @@ _PATH: Final = {
 _QUERY: Final = {
     "cache": (Annotated[str, Query(description="Only this cache; empty means all.")], ""),
     "after_sequence": (
-        Annotated[int, Query(ge=0, description="The last sequence number seen.")],
+        Annotated[
+            int,
+            Query(ge=0, le=SEQUENCE_MAX, description="The last sequence number seen."),
+        ],
         0,
     ),
     "limit": (
@@ -79,7 +83,7 @@ _QUERY: Final = {
         Annotated[bool, Query(description="Whether a snapshot of each cache comes first.")],
         False,
     ),
-    "after_id": (Annotated[int, Query(description="The last id of the page before.")], 0),
+    "after_id": (Annotated[int, Query(ge=0, description="The last id of the page before.")], 0),
     "force": (
         Annotated[bool, Query(description="Whether it may be one whose process is watched.")],
         False,

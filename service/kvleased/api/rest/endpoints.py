@@ -256,17 +256,18 @@ def _epoch(written: str) -> int:
     return epoch
 
 
-def _integer(name: str, written: str) -> int:
+def _integer(name: str, written: str, least: int = _INTEGER_MIN) -> int:
+    """Read what the protocol carries; `least` is only told, for what is below it the daemon refuses itself."""
     if _INTEGER.fullmatch(written) and _INTEGER_MIN <= int(written) <= _INTEGER_MAX:
         return int(written)
     shown = _shown(written)
-    message = f"{name} must be an integer from {_INTEGER_MIN} to {_INTEGER_MAX}, not {shown}"
+    message = f"{name} must be an integer from {least} to {_INTEGER_MAX}, not {shown}"
     raise InvalidError(message, resource=name, limit=_INTEGER_MAX)
 
 
 def _number(name: str, written: str) -> int:
     if name not in _FLAGS:
-        return _integer(name, written)
+        return _integer(name, written, 0)
     if written not in _TRUTHS:
         message = f"{name} must be true or false, or 1 or 0, not {_shown(written)}"
         raise InvalidError(message, resource=name, limit=1)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvlease.errors import KVLeaseError
+from kvlease.ids import SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
 from kvleased.api.rest.conversion import to_json
@@ -107,4 +108,4 @@ def _resume(message: pb.WatchRequest, request: Request) -> None:
     """Go on where a browser that reconnects says that it was."""
     seen = request.headers.get("last-event-id", "")
     if seen.isascii() and seen.isdigit() and not message.after_sequence:
-        message.after_sequence = min(int(seen), 2**53)
+        message.after_sequence = min(int(seen), SEQUENCE_MAX)

@@ -122,6 +122,25 @@ async def test_flag_says_how_it_is_written(served: Served, written: str) -> None
     )
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/events?after_sequence=", "/v1/caches/main/leases?after_id="],
+    ids=["events", "page"],
+)
+@pytest.mark.parametrize("written", ["-9223372036854775809", "9223372036854775808"])
+async def test_number_where_a_list_begins_is_told_that_it_begins_at_zero(
+    served: Served, path: str, written: str
+) -> None:
+    """What is too long to be carried is not told that it may be negative, which would be refused, too."""
+    answer = await http(served, "GET", path + written)
+
+    name = path.partition("?")[2].removesuffix("=")
+    assert (answer.status, answer.json["resource"]) == (422, name)
+    assert answer.json["detail"] == (
+        f"{name} must be an integer from 0 to 9223372036854775807, not {written!r}"
+    )
+
+
 @pytest.mark.parametrize("written", ["9" * 19, "9" * 20, "9" * 5_000, "one"])
 async def test_number_of_a_path_is_refused_with_its_bounds(served: Served, written: str) -> None:
     """A number too long to be an id is told as that, and not that it is none; only its beginning is repeated."""
