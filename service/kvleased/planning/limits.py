@@ -4,7 +4,7 @@ from typing import Final
 
 from kvlease.errors import InvalidError
 from kvlease.plan import PlanInputs
-from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count
+from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count, show_bytes
 
 PLANNED_RANKS_MAX: Final = 1024
 """Ranks of the widest engine that is planned; one daemon serves those of one host, which are RANKS_MAX at most."""
@@ -48,3 +48,20 @@ def check_inputs(inputs: PlanInputs) -> None:
             need=len(inputs.model_digest),
             limit=_DIGEST_CHARACTERS_MAX,
         )
+
+
+def check_number(number: int, name: str, given_bytes: int, bytes_each: int, *, unit: str) -> None:
+    """Refuse more blocks, or slots, than ids count; `name` is what the caller gave their bytes as.
+
+    Raises:
+        InvalidError: there are more; `limit` is the bytes of as many as there may be.
+    """
+    if number <= BLOCKS_MAX:
+        return
+    limit = BLOCKS_MAX * bytes_each
+    larger = "tokens_per_block" if unit == "blocks" else "blocks_per_slot"
+    message = (
+        f"{name} is {given_bytes} ({show_bytes(given_bytes)}), enough for {number} {unit} of {bytes_each} bytes; there "
+        f"may be {BLOCKS_MAX}, which take {limit} bytes ({show_bytes(limit)}); lower it, or raise {larger}"
+    )
+    raise InvalidError(message, resource=name, need=given_bytes, limit=limit)

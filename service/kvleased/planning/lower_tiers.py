@@ -19,13 +19,13 @@ from kvlease.layout import Layout
 from kvlease.plan import CachePlan, Extent, ParallelInputs, RankPlan
 from kvlease.spec import LayerSpec
 from kvlease.units import (
-    BLOCKS_MAX,
     BYTES_MAX,
     BYTES_PER_SECTOR,
     checked_count,
     show_bytes,
 )
 from kvleased.planning.groups.grouping import Group
+from kvleased.planning.limits import check_number
 
 BLOCKS_PER_SLOT_MAX: Final = 2**16
 """Blocks of the largest slot."""
@@ -127,7 +127,8 @@ def num_slots(name: str, tier_bytes: int, bytes_per_slot: int, *, others_bytes: 
     need = bytes_per_slot + others_bytes
     if tier_bytes >= need:
         slots = floor_div(tier_bytes - others_bytes, bytes_per_slot)
-        return checked_count(f"slots of {name}", slots, most=BLOCKS_MAX)
+        check_number(slots, name, tier_bytes, bytes_per_slot, unit="slots")
+        return slots
     message = (
         f"{name} is {tier_bytes} ({show_bytes(tier_bytes)}) and one slot takes {need} bytes "
         f"({show_bytes(need)}); give at least that, or 0 for no such tier"

@@ -8,11 +8,12 @@ from kvlease.geometry import floor_div
 from kvlease.layout import Layout
 from kvlease.plan import PlanInputs
 from kvlease.spec import LayerSpec
-from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count, show_bytes
+from kvlease.units import BYTES_MAX, TOKENS_MAX, checked_count, show_bytes
 from kvleased.planning.capacity import Capacity, RankMemory, fewest_blocks
 from kvleased.planning.demand import Demand
 from kvleased.planning.groups.grouping import Group
 from kvleased.planning.layers import RankLayers
+from kvleased.planning.limits import check_number
 from kvleased.planning.pool import bytes_per_block
 
 
@@ -81,7 +82,11 @@ def sized(
         null_blocks=inputs.null_blocks,
     )
     longest = _longest_request(inputs, capacity)
-    num_blocks = checked_count("num_blocks", capacity.memory.num_blocks, most=BLOCKS_MAX)
+    memory, num_blocks = capacity.memory, capacity.memory.num_blocks
+    # Only what bytes hold can be too many: blocks that are given as such are counted before.
+    check_number(
+        num_blocks, "device_bytes", memory.device_bytes, memory.bytes_per_block, unit="blocks"
+    )
     by_rank = {memory.rank: memory.num_blocks for memory in memories}
     return Pools(
         layout=layout,

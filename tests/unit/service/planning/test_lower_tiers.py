@@ -151,9 +151,18 @@ def test_tier_below_one_slot_is_refused() -> None:
 
 
 def test_slots_are_no_more_than_their_ids_count() -> None:
-    """Slot ids are int32, as block ids are."""
-    with pytest.raises(InvalidError, match="slots of remote_bytes"):
+    """Slot ids are int32, as block ids are; the refusal names the bytes that were given, and those that may be."""
+    with pytest.raises(InvalidError) as refusal:
         num_slots("remote_bytes", 2**40, 64)
+
+    limit = (2**31 - 1) * 64
+    assert refusal.value.message == (
+        "remote_bytes is 1099511627776 (1.00 TiB), enough for 17179869184 slots of 64 bytes; there may be 2147483647, "
+        f"which take {limit} bytes (127.99 GiB); lower it, or raise blocks_per_slot"
+    )
+    told = (refusal.value.resource, refusal.value.need, refusal.value.limit)
+    assert told == ("remote_bytes", 2**40, limit)
+    assert num_slots("remote_bytes", limit, 64) == 2**31 - 1
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,9 @@ def test_memory_without_a_usable_block_is_refused(null_blocks: int, device_bytes
             "device_blocks",
             id="bytes",
         ),
-        pytest.param({"device_bytes": 2**53 - 1, "tokens_per_block": 1}, "num_blocks", id="blocks"),
+        pytest.param(
+            {"device_bytes": 2**53 - 1, "tokens_per_block": 1}, "device_bytes", id="blocks"
+        ),
         pytest.param({"host_bytes": -1}, "host_bytes", id="negative host budget"),
         pytest.param({"null_blocks": -1}, "null_blocks", id="negative null blocks"),
         pytest.param({"block_multiple_bytes": 0}, "block_multiple_bytes", id="no multiple"),
@@ -326,6 +328,19 @@ def test_malformed_inputs_are_refused_by_name(changes: dict[str, object], resour
         plan(inputs(**changes))
 
     assert refusal.value.resource == resource
+
+
+def test_more_bytes_than_blocks_are_counted_is_told_in_bytes() -> None:
+    """The refusal speaks of the bytes that were given, and those that may be, which are planned."""
+    with pytest.raises(InvalidError) as refusal:
+        plan(inputs(device_bytes=2**50))
+
+    error = refusal.value
+    block = plan(inputs(device_bytes=0, device_blocks=1)).device_bytes
+    assert (error.resource, error.need, error.limit) == ("device_bytes", 2**50, (2**31 - 1) * block)
+    assert error.message.startswith("device_bytes is 1125899906842624 (1024.00 TiB), enough for ")
+    assert error.message.endswith("; lower it, or raise tokens_per_block")
+    assert plan(inputs(device_bytes=error.limit)).num_blocks == 2**31 - 1
 
 
 def test_model_config_gives_the_layers() -> None:
