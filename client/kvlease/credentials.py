@@ -25,6 +25,9 @@ WANTS_CERTIFICATE: Final = (
 )
 """What a client is told whose connection ended just after TLS's handshake, without a reason."""
 
+_OUT_OF_DATE: Final = ("expired", "not yet valid")
+_OF_ANOTHER_HOST: Final = ("mismatch", "Hostname")
+"""What the reasons are known by for which a certificate is not taken, whichever library tells of it."""
 _OPERATORS: Final = "operator.token"
 _READERS: Final = "reader.token"
 """Files that a daemon of this user makes in its runtime directory."""
@@ -164,6 +167,17 @@ class Bearer:
             return self._file.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError):
             return ""
+
+
+def not_taken(address: object, reason: str) -> str:
+    """Say that a daemon's certificate is not taken, for the reason of a library of TLS, and what to change."""
+    if any(sign in reason for sign in _OUT_OF_DATE):
+        advice = "have the daemon's certificate renewed, or this machine's clock set"
+    elif any(sign in reason for sign in _OF_ANOTHER_HOST):
+        advice = "name the host as the certificate has it"
+    else:
+        advice = f"name the file of who signed it by {CA_FILE_VARIABLE}"
+    return f"the certificate of {address} is not taken ({reason.rstrip('.')}); {advice}"
 
 
 def _is_own(port: int) -> bool:

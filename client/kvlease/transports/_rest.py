@@ -11,7 +11,7 @@ from urllib.parse import quote
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kvlease.credentials import CA_FILE_VARIABLE, WANTS_CERTIFICATE
+from kvlease.credentials import WANTS_CERTIFICATE, not_taken
 from kvlease.errors import (
     InternalError,
     InvalidError,
@@ -244,10 +244,7 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
     # aiohttp has the error of the certificate in its own.
     refused = getattr(error, "certificate_error", error)
     if isinstance(refused, ssl.SSLCertVerificationError):
-        return UnavailableError(
-            f"the certificate of {address} is not taken ({refused.verify_message}); name the file of who signed it by "
-            f"{CA_FILE_VARIABLE}, and the host as the certificate has it"
-        )
+        return UnavailableError(not_taken(address, refused.verify_message))
     is_hung_up = isinstance(error, ConnectionResetError) or "disconnected" in str(error)
     is_hung_up |= "certificate required" in str(error)
     also = ""

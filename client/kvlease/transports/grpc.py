@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it
 )
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
 
-from kvlease.credentials import CA_FILE_VARIABLE, WANTS_CERTIFICATE, Bearer
+from kvlease.credentials import CA_FILE_VARIABLE, WANTS_CERTIFICATE, Bearer, not_taken
 from kvlease.errors import (
     BusyError,
     InvalidError,
@@ -52,7 +52,11 @@ OPTIONS: Final = (
 """Options of every channel."""
 
 _SIGNS_OF_NO_HANDSHAKE: Final = ("CERTIFICATE_VERIFY_FAILED", "TSI_PROTOCOL_FAILURE", "andshake")
-"""What gRPC says where TLS came to nothing; why is in its own log only."""
+"""What gRPC says where TLS came to nothing."""
+_CERTIFICATE: Final = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED: ([^:(]+)|(Hostname Verification Check failed)"
+)
+"""What it says where that is for the daemon's certificate."""
 _DETAILS: Final = "grpc-status-details-bin"
 _LARGER: Final = re.compile(r"SERVER: .*larger than max \((\d+) vs\. (\d+)\)")
 _NUMBERS: Final = ("need", "available", "limit", "retry_after_ms")
@@ -256,17 +260,19 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
         return hung(address)
     if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return InvalidError(message)
-    return UnavailableError(message + (_why_without_tls(message) if address.has_tls else ""))
+    return UnavailableError(_without_tls(message, address) if address.has_tls else message)
 
 
-def _why_without_tls(message: str) -> str:
-    """Return what gRPC does not say of a connection over TLS that came to nothing."""
+def _without_tls(message: str, address: Address) -> str:
+    """Say what gRPC does not of a connection over TLS that came to nothing."""
+    if refused := _CERTIFICATE.search(message):
+        return not_taken(address, refused[1] or refused[2])
     if any(sign in message for sign in _SIGNS_OF_NO_HANDSHAKE):
         return (
-            f"; if its certificate is not taken, name the file of who signed it by {CA_FILE_VARIABLE}, and the host as "
-            "the certificate has it"
+            f"{message}; if its certificate is not taken, name the file of who signed it by {CA_FILE_VARIABLE}, and "
+            "the host as the certificate has it"
         )
-    return WANTS_CERTIFICATE if "Socket closed" in message else ""
+    return message + WANTS_CERTIFICATE if "Socket closed" in message else message
 
 
 def _too_large(message: str) -> TooLargeError:

@@ -140,6 +140,37 @@ async def test_certificate_that_is_not_taken_is_told_with_what_to_name(
                 await client.stats()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason", "advice"),
+    [
+        ("authority", "unable to get local issuer certificate", "who signed it by KVLEASE_CA_FILE"),
+        ("time", "certificate has expired", "have the daemon's certificate renewed, or"),
+        ("host", "(IP address mismatch|Hostname)[^)]*", "name the host as the certificate has it"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [0, 1], ids=["rest", "grpc"])
+async def test_certificate_is_refused_with_what_is_wrong_about_it(
+    authority: Authority, tmp_path: Path, wrong: str, reason: str, advice: str, protocol: int
+) -> None:
+    """Over either protocol, by either client: another's, one of the past, and another host's, each with its remedy."""
+    changes: dict[str, Any] = {"tcp_host": "127.0.0.2" if wrong == "host" else "127.0.0.1"}
+    trusted = authority
+    if wrong == "authority":
+        trusted = await asyncio.to_thread(Authority, tmp_path, "other")
+    if wrong == "time":
+        past = await asyncio.to_thread(authority.sign_between, "past", -2, -1)
+        changes |= {"tls_cert_file": past.cert_file, "tls_key_file": past.key_file}
+    async with serving(authority, **changes) as found:
+        address = addresses(found)[protocol].replace("127.0.0.1", changes["tcp_host"])
+        shown = Credentials(ca_file=str(trusted.cert_file), token=found.tokens[Role.READER])
+        words = rf"^the certificate of {address} is not taken \({reason}\); .*{advice}"
+        with pytest.raises(UnavailableError, match=words):
+            await asyncio.to_thread(epoch, address, shown)
+        async with AsyncClient(address, credentials=shown, deadline_seconds=10) as client:
+            with pytest.raises(UnavailableError, match=words):
+                await client.stats()
+
+
 async def test_plain_client_of_a_daemon_with_tls_is_told_of_https(authority: Authority) -> None:
     """Who wrote http:// for a port of TLS is told so, by either client."""
     async with serving(authority) as found:
