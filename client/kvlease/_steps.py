@@ -39,11 +39,13 @@ def step(
     """Carry out one scheduler step; where it is in doubt, every operation has failed with that error."""
     request = ask.request
     assert isinstance(request, pb.StepRequest)
-    floor = Floor()
+    # Without reserves no lease is on its way, and a step is made too often to note that.
+    floor = Floor() if len(reserves) else None
     try:
         if _COMMIT_BYTE in request.verbs and (error := _verbs.other_memory(session)):
             raise error
-        session.begin_reserve(floor)
+        if floor is not None:
+            session.begin_reserve(floor)
         response, epoch = yield from _flows.attempts(session.link, ask)
         columns = apply_step(session, request, response, epoch)
         grants = []
@@ -62,7 +64,8 @@ def step(
             raise
         return columns, [session.fresh_grant(spec.request_id, error) for spec in reserves]
     finally:
-        session.end_reserve(floor)
+        if floor is not None:
+            session.end_reserve(floor)
     return columns, grants
 
 
