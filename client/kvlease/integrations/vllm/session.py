@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 from kvlease.errors import DeadlineError, InvalidError, RefusedError
 from kvlease.integrations.vllm import outages
-from kvlease.integrations.vllm.attachment import Attacher, Attachment
+from kvlease.integrations.vllm.attacher import Attacher
+from kvlease.integrations.vllm.attachment import Attachment
 from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.rekey import Rekeyer
 from kvlease.integrations.vllm.settings import ConnectorSettings
