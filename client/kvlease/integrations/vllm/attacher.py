@@ -27,6 +27,7 @@ from kvlease.integrations.vllm.guard import ANSWERS, Guard
 from kvlease.integrations.vllm.mapping import mapped_ahead
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.terms import Terms
+from kvlease.memory import Identity as MemoryIdentity
 from kvlease.units import show_bytes
 
 _logger: Final = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _STARTING_PAUSE_SECONDS: Final = 0.2
 """Seconds between tries, at most, while the daemon makes the cache's memory."""
 _DOUBLINGS_MAX: Final = 20
+_ENDED: Final = "the daemon has lost the memory of this engine's cache"
 
 
 class Attacher:
@@ -57,6 +59,8 @@ class Attacher:
         self._terms = terms
         self._guard = guard
         self._name = settings.cache or terms.cache
+        self.kept: MemoryIdentity = ()
+        """The memory that the engine's cache lies in, where it can be no other: then nothing is sought in its place."""
         self._wake = threading.Event()
         self._current: Attachment | None = None
         self._is_seeking = True
@@ -156,29 +160,46 @@ class Attacher:
         try:
             attachment = attach(self._settings, self._terms)
         except KVLeaseError as error:
-            self._refused(error, time.monotonic() - started_at)
-            if isinstance(error, ANSWERS) and not self.is_starting:
-                self.is_gone = self.is_gone or self._sees_end()
+            is_answer = isinstance(error, ANSWERS) and not isinstance(error, StartingError)
+            is_end = is_answer and self._sees_end()
+            if is_end and self.kept:
+                self._give_up()
+            else:
+                self._refused(error, time.monotonic() - started_at)
+                self.is_gone = self.is_gone or is_end
         except Exception as error:  # noqa: BLE001 - a thread that ends silently would never attach again
             self._refused(KVLeaseError(f"{type(error).__name__}: {error}"), 0)
         else:
-            self.refusal, self.is_starting, self.is_gone, self._is_seeking = "", False, False, False
-            self._had = attachment.plan
-            self._num_failures = 0
-            self._guard.recover()
-            self._current = self.found = attachment
-            if self._terms.touches:
-                self._mapping = _mapping_of(attachment)
-            _logger.info(
-                "Attached to the kvlease daemon as worker %d of cache %s, rank %d: %d blocks of %d tokens, %s.",
-                attachment.worker.worker_id,
-                self._name,
-                self._terms.rank,
-                attachment.plan.num_blocks,
-                attachment.plan.tokens_per_block,
-                show_bytes(attachment.plan.device_bytes),
-                extra={"action": "attached"},
-            )
+            if self.kept in {(), attachment.memory}:
+                self._attached(attachment)
+            else:
+                attachment.worker.close()
+                self._give_up()
+
+    def _attached(self, attachment: Attachment) -> None:
+        """Hand an attachment over, and say so."""
+        self.refusal, self.is_starting, self.is_gone, self._is_seeking = "", False, False, False
+        self._had = attachment.plan
+        self._num_failures = 0
+        self._guard.recover()
+        self._current = self.found = attachment
+        if self._terms.touches:
+            self._mapping = _mapping_of(attachment)
+        _logger.info(
+            "Attached to the kvlease daemon as worker %d of cache %s, rank %d: %d blocks of %d tokens, %s.",
+            attachment.worker.worker_id,
+            self._name,
+            self._terms.rank,
+            attachment.plan.num_blocks,
+            attachment.plan.tokens_per_block,
+            show_bytes(attachment.plan.device_bytes),
+            extra={"action": "attached"},
+        )
+
+    def _give_up(self) -> None:
+        """Seek no more: the kept memory has ended at the daemon, which the session's owner says, in its own words."""
+        self.refusal, self.is_starting, self.is_gone, self._is_seeking = _ENDED, False, True, False
+        self._guard.recover()
 
     def _sees_end(self) -> bool:
         """Ask a daemon that refused to attach us whether it still has the cache that we had."""

@@ -16,7 +16,7 @@ How a loss looks to an owner, case by case:
   an inventory is owed), or FRESH where it is other memory: `generation` has grown, `device` and `plan` are new.
 - Another layout is registered: `refusal` says what differs; the session stays off until that is changed.
 - The daemon answers, but the cache is no more, and no other one can be attached to, such as one of another layout that
-  has its name now: after LOST `poll` tells GONE, once.
+  has its name now, or one of other memory than what was to be kept: after LOST `poll` tells GONE, once.
 """
 
 import enum
@@ -138,11 +138,9 @@ class EngineSession:
     @property
     def is_on(self) -> bool:
         """Whether calls are worth making: attached, by this process, to a daemon that answered lately."""
-        return (
-            self._attached is not None
-            and not self.guard.is_open
-            and self._process_id == os.getpid()
-        )
+        attached = self._attached
+        is_there = attached is not None and self._attacher.has(attached)
+        return is_there and not self.guard.is_open and self._process_id == os.getpid()
 
     @property
     def is_returning(self) -> bool:
@@ -195,6 +193,10 @@ class EngineSession:
         return {**self.guard.counts.as_dict(), "generation": self.generation}
 
     # What it does
+
+    def keep(self, memory: MemoryIdentity) -> None:
+        """Seek no other memory from now on: the engine's cache lies in this one. Where it ends, `poll` tells GONE."""
+        self._attacher.kept = memory
 
     def poll(self) -> SessionEvent:
         """Take over what the background has found, and tell what became of the session; cheap, once a step.

@@ -60,6 +60,7 @@ class OwnedMemory:
             session.close()
             return None
         self.claim = claim
+        session.keep(claim.memory)
         self._arena = arena_tensor(session.device)
         self._context = ArenaContext(self._arena)
         return self._context

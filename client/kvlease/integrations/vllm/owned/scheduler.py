@@ -96,6 +96,8 @@ class OwnedScheduler:
         """
         session = self._session = self._open_session(claims[0].plan if claims else None)
         self._memory = claims[0].memory if claims else None
+        if claims:
+            session.keep(claims[0].memory)
         pool = self._pool
         event, inventory = self._first_inventory(session)
         if event.ends_memory:

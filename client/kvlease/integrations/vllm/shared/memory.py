@@ -52,6 +52,7 @@ class RankMemory:
             return None
         self._arena = arena_tensor(session.device)
         self.mapped = Mapped(self._rank, session.memory)
+        session.keep(session.memory)
         return ArenaContext(self._arena)
 
     def check(self, kv_caches: dict[str, Any]) -> None:

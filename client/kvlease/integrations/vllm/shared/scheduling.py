@@ -66,6 +66,7 @@ class SharedScheduler:
         pool = SharedBlockPool.share(manager.block_pool, books, self._was_reset)
         # The scheduler maps what rank 0 maps; ranks of one cache live and die together.
         memory = min(mapped, key=lambda one: one.rank).memory
+        session.keep(memory)
         self.dealer = Dealer(session, books, pool.forget, memory)
         self.steering = Steering(
             manager.coordinator, pool, self.dealer, self._supply, self._engine_id
