@@ -25,6 +25,7 @@ from kvlease.errors import (
 from kvlease.integrations.vllm.attachment import Attachment, attach
 from kvlease.integrations.vllm.guard import ANSWERS, Guard
 from kvlease.integrations.vllm.mapping import mapped_ahead
+from kvlease.integrations.vllm.sayings import Sayings
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.terms import Terms
 from kvlease.memory import Identity as MemoryIdentity
@@ -42,7 +43,9 @@ _ENDED: Final = "the daemon has lost the memory of this engine's cache"
 class Attacher:
     """The background thread of one session: seeks an attachment while there is none, and probes the one there is."""
 
-    def __init__(self, settings: ConnectorSettings, terms: Terms, guard: Guard) -> None:
+    def __init__(
+        self, settings: ConnectorSettings, terms: Terms, guard: Guard, sayings: Sayings
+    ) -> None:
         """Remember how to attach; `start` begins."""
         self.found: Attachment | None = None
         """An attachment that nobody has taken yet."""
@@ -58,6 +61,7 @@ class Attacher:
         self._settings = settings
         self._terms = terms
         self._guard = guard
+        self._sayings = sayings
         self._name = settings.cache or terms.cache
         self.kept: MemoryIdentity = ()
         """The memory that the engine's cache lies in, where it can be no other: then nothing is sought in its place."""
@@ -182,6 +186,7 @@ class Attacher:
         self._had = attachment.plan
         self._num_failures = 0
         self._guard.recover()
+        self._sayings.forget()
         self._current = self.found = attachment
         if self._terms.touches:
             self._mapping = _mapping_of(attachment)
@@ -228,8 +233,9 @@ class Attacher:
         self.refusal = refusal
         if not is_new or self.is_starting:
             return
-        if not isinstance(error, ANSWERS) and not self._guard.begin_outage():
-            # Another session of this process has said that the daemon is away.
+        is_answer = isinstance(error, ANSWERS)
+        if not (self._sayings.is_news(error.code) if is_answer else self._guard.begin_outage()):
+            # Another session of this process has said so.
             return
         level = logging.WARNING
         if isinstance(error, LayoutMismatchError | InvalidError):

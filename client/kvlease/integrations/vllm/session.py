@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.errors import DeadlineError, InvalidError, RefusedError
-from kvlease.integrations.vllm import outages
+from kvlease.integrations.vllm import outages, sayings
 from kvlease.integrations.vllm.attacher import Attacher
 from kvlease.integrations.vllm.attachment import Attachment
 from kvlease.integrations.vllm.guard import Guard
@@ -87,7 +87,8 @@ class EngineSession:
         )
         self.generation = 0
         """Grows whenever memory or namespace became another: then views, keys and what is known of blocks are void."""
-        self._attacher = Attacher(settings, terms, self.guard)
+        self._sayings = sayings.of(terms.magazine)
+        self._attacher = Attacher(settings, terms, self.guard, self._sayings)
         self._attached: Attachment | None = None
         self._process_id = os.getpid()
         self.is_closed = False
@@ -121,7 +122,8 @@ class EngineSession:
         """
         session = cls(settings, terms)
         if terms.identity.refusal:
-            _logger.error("No kvlease cache for this engine: %s", terms.identity.refusal)
+            if session._sayings.is_news(terms.identity.refusal):
+                _logger.error("No kvlease cache for this engine: %s", terms.identity.refusal)
             session.is_closed = True
             return session
         if terms.identity.has_adapters:
@@ -301,7 +303,7 @@ class EngineSession:
 
     def _tell_adapters_apart(self) -> None:
         """Begin in an era of the adapters: vLLM's hashes name them, and not what they have been trained to."""
-        if not self.settings.adapters:
+        if not self.settings.adapters and self._sayings.is_news("adapters"):
             _logger.warning(
                 "Adapters (LoRA) are on, and vLLM tells them apart by name and path alone, so what another engine "
                 "or an earlier one computed is not found: set `adapters` to what they are, such as their revision.",
