@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.client import Client
-from kvlease.errors import LayoutMismatchError, StaleError, StartingError
+from kvlease.errors import LayoutMismatchError, NeverFitsError, StaleError, StartingError
 from kvlease.integrations.vllm.namespace import Identity
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.terms import Terms
@@ -108,6 +108,10 @@ def _register(client: Client, name: str, settings: ConnectorSettings, terms: Ter
     )
     try:
         return client.register(name, inputs, settings.options)
+    except NeverFitsError as error:
+        if error.resource != "memory_bytes":
+            raise
+        raise NeverFitsError(terms.no_room(error), resource=error.resource) from error
     except LayoutMismatchError as error:
         with suppress(StaleError):
             there = client.get_cache(name)

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from kvlease.errors import NeverFitsError
 from kvlease.integrations.vllm.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
 from kvlease.integrations.vllm.session import EngineSession, Terms
@@ -165,11 +166,20 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             key_counts=self.asks_by_request and not is_worker,
             touches=is_worker,
             disagreements=disagreements,
+            no_room=_no_room,
             had=had,
             takes_other_capacity=self.takes_other_capacity,
             ends_with_start=is_worker,
         )
         return EngineSession.open(self._settings, terms)
+
+
+def _no_room(error: NeverFitsError) -> str:
+    return (
+        f"the engine's cache takes {error.need} bytes; of the {error.limit} bytes of memory that the daemon may use, "
+        f"{error.available} are left: lower kv_cache_memory_bytes or num_gpu_blocks_override, delete a cache with "
+        "`kvlease delete`, or raise the daemon's memory_bytes_max"
+    )
 
 
 def _of_mode(mode: str, settings: ConnectorSettings, role: KVConnectorRole) -> ConnectorSettings:

@@ -3,12 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvlease.errors import NeverFitsError
 from kvlease.integrations.vllm.namespace import Identity
 from kvlease.plan import CachePlan, PlanInputs
 
 
 def _agrees(_: CachePlan) -> Sequence[str]:
     return ()
+
+
+def _as_said(error: NeverFitsError) -> str:
+    return error.message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,8 @@ class Terms:
     """Whether this process touches the rank's memory, so that its pages are mapped ahead, in the background."""
     disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
     """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
+    no_room: Callable[[NeverFitsError], str] = _as_said
+    """Says that the daemon has no memory for the cache, by the names of the settings that decide how much it takes."""
     had: CachePlan | None = None
     """The plan of the cache that other processes of the engine have attached to; None where that does not matter."""
     takes_other_capacity: bool = False

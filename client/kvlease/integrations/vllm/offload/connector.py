@@ -33,7 +33,13 @@ from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
 from kvlease.integrations.vllm.offload.manager import PoolManager
 from kvlease.integrations.vllm.offload.newcomers import Newcomers
-from kvlease.integrations.vllm.offload.pool import pool_inputs, row_disagreements, too_small
+from kvlease.integrations.vllm.offload.pool import (
+    chunk_mark,
+    no_room,
+    pool_inputs,
+    row_disagreements,
+    too_small,
+)
 from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import VLLM_SETTINGS, KVLeaseOffloadingSpec
@@ -331,12 +337,13 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         terms = Terms(
             identity=identity,
             inputs=inputs,
-            cache=f"{identity.cache_name(MODE)}{_chunk_mark(config)}",
+            cache=f"{identity.cache_name(MODE)}{chunk_mark(config)}",
             rank=rank,
             magazine=magazine_name(vllm_config, MODE),
             key_counts=True,
             touches=self.role is KVConnectorRole.WORKER,
             disagreements=row_disagreements(config),
+            no_room=no_room(config, inputs, settings.pool_bytes),
             takes_other_capacity=True,
         )
         return EngineSession.open(settings, terms)
@@ -384,12 +391,6 @@ def _mapping(session: EngineSession, rank: int) -> Callable[[], MappedPool | Non
         return known[0]
 
     return mapped
-
-
-def _chunk_mark(config: OffloadingConfig) -> str:
-    """Return what tells caches of larger chunks apart."""
-    blocks = config.cache.blocks_per_chunk
-    return "" if blocks == 1 else f"-x{blocks}"
 
 
 def _rows_per_step(vllm_config: VllmConfig, config: OffloadingConfig) -> int:

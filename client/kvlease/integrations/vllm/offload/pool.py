@@ -5,10 +5,12 @@ from typing import Final
 
 from vllm.v1.kv_offload.config import OffloadingConfig
 
+from kvlease.errors import NeverFitsError
 from kvlease.geometry import ceil_div, floor_div, round_up
 from kvlease.integrations.vllm.offload.copies import HEAD_BYTES
 from kvlease.plan import CachePlan, ParallelInputs, PlanInputs
 from kvlease.spec import FullAttention
+from kvlease.units import BLOCKS_MAX, BYTES_MAX
 
 ENGINE_CACHES: Final = 4
 """How many times the engine's own cache the pool has, where nobody says."""
@@ -34,6 +36,12 @@ def bytes_per_row(config: OffloadingConfig) -> int:
     return round_up(bytes_per_state(config) * tokens_per_chunk(config), ROW_MULTIPLE_BYTES)
 
 
+def chunk_mark(config: OffloadingConfig) -> str:
+    """Return what tells caches of larger chunks apart."""
+    blocks = config.cache.blocks_per_chunk
+    return "" if blocks == 1 else f"-x{blocks}"
+
+
 def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: int) -> PlanInputs:
     """Return what the cache is registered with; `pool_bytes` are for all ranks, 0 takes ENGINE_CACHES.
 
@@ -41,9 +49,12 @@ def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: in
     """
     tokens = tokens_per_chunk(config)
     ranks = config.parallel.world_size
-    num_rows = floor_div(pool_bytes, bytes_per_row(config) * ranks) or ceil_div(
+    row = bytes_per_row(config) * ranks
+    num_rows = floor_div(pool_bytes, row) or ceil_div(
         ENGINE_CACHES * num_engine_blocks, config.cache.blocks_per_chunk
     )
+    # More than any plan has is more than any machine has, which the daemon says with what it has.
+    num_rows = min(num_rows, BLOCKS_MAX, floor_div(BYTES_MAX, row))
     layer = FullAttention(
         name="chunks",
         num_kv_heads=1,
@@ -71,6 +82,33 @@ def too_small(config: OffloadingConfig, pool_bytes: int) -> str:
         f"pool_bytes is {pool_bytes}, and one chunk takes {need} bytes; give many times that, or leave it out for "
         f"{ENGINE_CACHES} times the engine's own cache"
     )
+
+
+def no_room(
+    config: OffloadingConfig, inputs: PlanInputs, pool_bytes: int
+) -> Callable[[NeverFitsError], str]:
+    """Return what says that the daemon has no memory for the pool and the tiers below, and what would fit."""
+
+    def said(error: NeverFitsError) -> str:
+        row = bytes_per_row(config) * config.parallel.world_size
+        need, available = inputs.device_blocks * row, error.available or 0
+        below = max(0, (error.need or 0) - need)
+        most = floor_div(max(0, available - below), row) * row
+        asked = (
+            f"pool_bytes is {pool_bytes}"
+            if pool_bytes
+            else f"without pool_bytes the pool is {ENGINE_CACHES} times the engine's own cache, {need} bytes"
+        )
+        beside = f", and the host pool takes {below}" if below else ""
+        lower = (
+            f"set pool_bytes to {most} at most, " if most else "lower host_bytes, " * bool(below)
+        )
+        return (
+            f"{asked}{beside}; of the {error.limit} bytes of memory that the daemon may use, {available} are left: "
+            f"{lower}delete a cache with `kvlease delete`, or raise the daemon's memory_bytes_max"
+        )
+
+    return said
 
 
 def row_disagreements(config: OffloadingConfig) -> Callable[[CachePlan], Sequence[str]]:
