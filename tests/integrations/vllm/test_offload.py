@@ -270,16 +270,21 @@ def test_spec_below_another_connector_says_that_nothing_is_cached(
     ("settings", "said"),
     [
         pytest.param({"pool_bytes": 1}, "pool_bytes is 1, and one chunk takes", id="small pool"),
-        pytest.param({"socket": "http.sock"}, "by its local socket alone", id="other address"),
+        pytest.param(
+            {"socket": "http+unix:///nowhere/http.sock"},
+            "by its local socket alone",
+            id="other address",
+        ),
+        pytest.param(
+            {"socket": "nowhere.sock"}, "/nowhere.sock cannot be reached", id="path from here"
+        ),
     ],
 )
 def test_setting_that_leads_nowhere_is_explained(
     settings: dict[str, object], said: str, daemon: Daemon, tmp_path: Path
 ) -> None:
     """The engine goes on without a cache, and its log says what to change, once."""
-    if name := settings.get("socket"):
-        settings = {"socket": f"http+unix://{daemon.runtime_dir}/{name}", "start_seconds": 0.5}
-    job = offloading(daemon, engine=TINY, **settings)
+    job = offloading(daemon, engine=TINY, start_seconds=0.5, **settings)
 
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS[:1])

@@ -1,10 +1,12 @@
 """Own what a user may set of a connector, as vLLM's `kv_connector_extra_config` brings it."""
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from kvlease._runtime import ADDRESS_VARIABLE
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.transports.base import default_address, parse_address
@@ -29,7 +31,8 @@ class ConnectorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     socket: str = ""
-    """The daemon's address, or the path of its local socket; empty: KVLEASE_ADDRESS, else the user's own."""
+    """The daemon's address, or the path of its local socket, which may begin at the engine's working directory; empty:
+    KVLEASE_ADDRESS, else the user's own."""
     cache: str = Field("", max_length=63)
     """The cache's name; empty: one made of mode, model and identity, so that only equal engines meet."""
     tenant: str = Field("default", min_length=1, max_length=128)
@@ -76,12 +79,12 @@ class ConnectorSettings(BaseModel):
         own = {name: value for name, value in (extra or {}).items() if name not in others}
         try:
             settings = cls(**own)
-            settings.address  # noqa: B018 - a malformed one is refused now
         except ValidationError as error:
             wrong = "; ".join(
                 f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
             )
             raise InvalidError(f"kv_connector_extra_config: {wrong}", resource="settings") from None
+        settings._check_address()
         return settings
 
     def without_effect(self, mode: str) -> list[str]:
@@ -112,6 +115,20 @@ class ConnectorSettings(BaseModel):
             )
             raise InvalidError(message, resource="socket")
         return self.address
+
+    def _check_address(self) -> None:
+        """Refuse a malformed address now, by the name of what it comes from."""
+        try:
+            self.address  # noqa: B018
+        except InvalidError as error:
+            where = "kv_connector_extra_config: socket" if self.socket else ADDRESS_VARIABLE
+            raise InvalidError(f"{where}: {error.message}", resource="socket") from None
+
+    @field_validator("socket")
+    @classmethod
+    def _is_whole(cls, value: str) -> str:
+        """Have a path begin at the root, also where the working directory becomes another."""
+        return str(Path(value).absolute()) if value and "://" not in value else value
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod

@@ -1,5 +1,7 @@
 """Settings of a connector: what is unknown or out of range is refused with its name."""
 
+from pathlib import Path
+
 import pytest
 
 from kvlease.errors import InvalidError
@@ -26,7 +28,7 @@ def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.param({"retry_seconds": -1}, "retry_seconds", id="negative"),
         pytest.param({"pool_bytes": "much"}, "pool_bytes", id="no number"),
         pytest.param({"write_policy": "never"}, "write_policy", id="no policy"),
-        pytest.param({"socket": "kvlease.sock"}, "address", id="no address"),
+        pytest.param({"socket": "unix://k.sock"}, "socket: 'unix://k.sock' is no", id="no address"),
         pytest.param(
             {"deadline_ms": True}, "deadline_ms: .*not true or false", id="no number but 1"
         ),
@@ -64,6 +66,28 @@ def test_settings_that_the_engine_reads_are_left_to_it() -> None:
 def test_socket_may_be_a_path(socket: str, address: str) -> None:
     """A path means the local socket there."""
     assert ConnectorSettings.read({"socket": socket}).address == address
+
+
+@pytest.mark.parametrize("socket", ["k.sock", "./k.sock"])
+def test_path_may_begin_at_the_working_directory(
+    socket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is that of the engine's start, whatever becomes of it later."""
+    monkeypatch.chdir(tmp_path)
+    settings = ConnectorSettings.read({"socket": socket})
+    monkeypatch.chdir("/")
+
+    assert settings.address == f"unix://{tmp_path}/k.sock"
+
+
+def test_malformed_address_of_the_environment_is_named_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has set `socket` then."""
+    monkeypatch.setenv("KVLEASE_ADDRESS", "kvlease.sock")
+
+    with pytest.raises(InvalidError, match=r"KVLEASE_ADDRESS: 'kvlease\.sock' is no address"):
+        ConnectorSettings.read({})
 
 
 def test_checks_can_be_left_off() -> None:
