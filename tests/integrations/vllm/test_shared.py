@@ -194,6 +194,20 @@ def test_engine_with_much_to_do_lets_another_have_its_share(daemon: Daemon, tmp_
         greedy.result()
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_engine_that_rests_leaves_room(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
+    """What it had in stock for the next step goes back when no request is left; it keeps an eighth of the room."""
+    engine = {**TINY, "num_gpu_blocks_override": 200, "max_num_batched_tokens": 512}
+    job = sharing(daemon, engine=engine, is_async=is_async)
+    room = 199 - 1024 // 32
+
+    with living(job, tmp_path) as life:
+        got = life.generate(MANY)
+        until(lambda: daemon.in_use() <= room // 8, "it keeps more", 20)
+
+    assert differences(got, reference(job, MANY)) == []
+
+
 def test_killed_engine_harms_nobody(daemon: Daemon, tmp_path: Path) -> None:
     """Its blocks are back at once, what it published is a hit, and the others say what they should."""
     job = sharing(daemon, engine={**TINY, "num_gpu_blocks_override": 97})

@@ -42,6 +42,8 @@ class SharedScheduler:
         self._manager: Any = None
         self._session: EngineSession | None = None
         self._active: set[str] = set()
+        self._last_full_id = 0
+        """The newest step that went out with something to do."""
         self.fence = Fence()
         self.dealer: Dealer | None = None
         self.steering: Steering | None = None
@@ -96,6 +98,8 @@ class SharedScheduler:
             if is_empty and (self.steering.waiting or not self._session.is_on):
                 time.sleep(_EMPTY_STEP_SECONDS)
         step_id = self.fence.dispatch()
+        if not is_empty:
+            self._last_full_id = step_id
         if self.steering is not None:
             self.steering.books.dispatched(step_id)
         return step_id
@@ -108,7 +112,8 @@ class SharedScheduler:
         self._session.guard.shield(self.dealer.poll, None, "poll")
         if is_apart and not self.dealer.is_alone:
             self._session.guard.shield(self.dealer.go_alone, None, "going alone")
-        if not self._active and self.fence.is_quiet:
+        # Where steps are scheduled ahead, the next one, which is empty, is always out by now.
+        if not self._active and self.fence.returned_id >= self._last_full_id:
             self._session.guard.shield(self.steering.rest, None, "rest")
 
     # Requests
