@@ -24,6 +24,8 @@ WANTS_CERTIFICATE: Final = (
     f"{KEY_FILE_VARIABLE}"
 )
 """What a client is told whose connection ended just after TLS's handshake, without a reason."""
+PLAIN_PEER: Final = "WRONG_VERSION_NUMBER"
+"""What OpenSSL and BoringSSL say of who answers a handshake of TLS without TLS."""
 
 _OUT_OF_DATE: Final = ("expired", "not yet valid")
 _OF_ANOTHER_HOST: Final = ("mismatch", "Hostname")
@@ -121,8 +123,9 @@ def readers_file(named: str, host: str, port: int, directory: Path) -> str:
     # As for an operator's token: what listens there might be anybody's.
     if host not in _LOOPBACK or not _is_own(port):
         message = (
-            f"no daemon of this user listens at {host}:{port}; start it, name its port by --address http://HOST:PORT, "
-            f"or the file of a reader's token there by --token-file or {TOKEN_FILE_VARIABLE}"
+            f"no daemon of this user listens at {host}:{port}; start it, without --no-listen-tcp, name its port by "
+            "--address http://HOST:PORT, or the file of a reader's token there by --token-file or "
+            f"{TOKEN_FILE_VARIABLE}"
         )
         raise InvalidError(message, resource="address")
     return str(directory / _READERS)

@@ -20,6 +20,11 @@ FRAME_BYTES_MAX: Final = 64 * 2**20
 """Bytes of the largest reply that is believed."""
 PING_NUMBER: Final = 2**32 - 1
 """The number of the frame that follows a stream's call: a stream may have nothing to tell, but this is answered."""
+_NOT_OURS: Final = "the peer does not speak kvlease"
+_SCHEMES: Final = (
+    "behind unix:// goes kvlease.sock, behind http+unix:// http.sock, behind grpc+unix:// grpc.sock"
+)
+"""Which of a daemon's sockets is whose: they lie beside each other."""
 _BYTES_PER_FD: Final = array("i").itemsize
 FDS_MAX: Final = 8
 """Descriptors that may come beside one reply."""
@@ -61,9 +66,11 @@ def frame_bytes(head: bytes | bytearray | memoryview) -> int:
     """
     body_bytes = int.from_bytes(head[:BYTES_OF_LENGTH], "little")
     if body_bytes > FRAME_BYTES_MAX:
-        message = "the peer does not speak kvlease: it announced a frame above the limit"
         raise UnavailableError(
-            message, resource="frame_bytes", need=body_bytes, limit=FRAME_BYTES_MAX
+            f"{_NOT_OURS}: it announced a frame above the limit; {_SCHEMES}",
+            resource="frame_bytes",
+            need=body_bytes,
+            limit=FRAME_BYTES_MAX,
         )
     return BYTES_OF_LENGTH + body_bytes
 
@@ -77,8 +84,7 @@ def decode(body: bytes | bytearray | memoryview) -> pb.Reply:
     try:
         return pb.Reply.FromString(body)  # type: ignore[arg-type]  # it takes any buffer
     except DecodeError as error:
-        message = "the peer does not speak kvlease: a frame held no reply"
-        raise UnavailableError(message) from error
+        raise UnavailableError(f"{_NOT_OURS}: a frame held no reply; {_SCHEMES}") from error
 
 
 def response_of(reply: pb.Reply) -> Message:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kvlease.credentials import WANTS_CERTIFICATE, not_taken
+from kvlease.credentials import PLAIN_PEER, WANTS_CERTIFICATE, not_taken
 from kvlease.errors import (
     InternalError,
     InvalidError,
@@ -248,7 +248,9 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
     is_hung_up = isinstance(error, ConnectionResetError) or "disconnected" in str(error)
     is_hung_up |= "certificate required" in str(error)
     also = ""
-    if is_hung_up and address.has_tls:
+    if address.has_tls and PLAIN_PEER in str(error):
+        also = "; one without a certificate is at http://"
+    elif is_hung_up and address.has_tls:
         also = WANTS_CERTIFICATE
     elif is_hung_up and address.protocol == "http" and not address.path:
         also = "; one that has a certificate is at https://"

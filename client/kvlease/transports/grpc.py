@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it
 )
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
 
-from kvlease.credentials import CA_FILE_VARIABLE, WANTS_CERTIFICATE, Bearer, not_taken
+from kvlease.credentials import CA_FILE_VARIABLE, PLAIN_PEER, WANTS_CERTIFICATE, Bearer, not_taken
 from kvlease.errors import (
     BusyError,
     InvalidError,
@@ -57,6 +57,8 @@ _CERTIFICATE: Final = re.compile(
     r"CERTIFICATE_VERIFY_FAILED: ([^:(]+)|(Hostname Verification Check failed)"
 )
 """What it says where that is for the daemon's certificate."""
+_NO_GRPC: Final = "parsing HTTP/2"
+"""What gRPC says of whoever answers in another protocol."""
 _DETAILS: Final = "grpc-status-details-bin"
 _LARGER: Final = re.compile(r"SERVER: .*larger than max \((\d+) vs\. (\d+)\)")
 _NUMBERS: Final = ("need", "available", "limit", "retry_after_ms")
@@ -252,7 +254,8 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
     status = error.code()
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return past_deadline(call.verb)
-    message = f"{error.details() or status.name} ({address})"
+    details = error.details() or status.name
+    message = f"{details} ({address})"
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # gRPC itself gives up on what is far above the limit, and on calls above its number.
         return _too_large(message) if "larger" in message else BusyError(message)
@@ -260,19 +263,25 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
         return hung(address)
     if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return InvalidError(message)
-    return UnavailableError(_without_tls(message, address) if address.has_tls else message)
+    if status is grpc.StatusCode.UNAVAILABLE:
+        # gRPC's own words for it are frames and settings.
+        reason = "what answers there does not speak gRPC" if _NO_GRPC in details else details
+        message = f"the daemon at {address} cannot be reached ({reason}); check that it runs and the address"
+    return UnavailableError(_without_tls(message, details, address) if address.has_tls else message)
 
 
-def _without_tls(message: str, address: Address) -> str:
+def _without_tls(message: str, details: str, address: Address) -> str:
     """Say what gRPC does not of a connection over TLS that came to nothing."""
-    if refused := _CERTIFICATE.search(message):
+    if refused := _CERTIFICATE.search(details):
         return not_taken(address, refused[1] or refused[2])
-    if any(sign in message for sign in _SIGNS_OF_NO_HANDSHAKE):
+    if PLAIN_PEER in details:
+        return f"{message}; one without a certificate is at grpc://"
+    if any(sign in details for sign in _SIGNS_OF_NO_HANDSHAKE):
         return (
             f"{message}; if its certificate is not taken, name the file of who signed it by {CA_FILE_VARIABLE}, and "
             "the host as the certificate has it"
         )
-    return message + WANTS_CERTIFICATE if "Socket closed" in message else message
+    return message + WANTS_CERTIFICATE if "Socket closed" in details else message
 
 
 def _too_large(message: str) -> TooLargeError:

@@ -171,6 +171,20 @@ async def test_certificate_is_refused_with_what_is_wrong_about_it(
                 await client.stats()
 
 
+async def test_client_with_tls_of_a_daemon_without_is_told_of_the_plain_scheme(
+    tmp_path: Path,
+) -> None:
+    """Whoever wrote an s too many reads which address there is, over either protocol."""
+    async with guarded(tmp_path / "run") as found:
+        for address in addresses(found):
+            plain = f"is at {address.split(':')[0][:-1]}://"
+            async with AsyncClient(address) as client:
+                with pytest.raises(UnavailableError, match=plain):
+                    await client.stats()
+            with pytest.raises(UnavailableError, match=plain):
+                await asyncio.to_thread(epoch, address, Credentials())
+
+
 async def test_plain_client_of_a_daemon_with_tls_is_told_of_https(authority: Authority) -> None:
     """Who wrote http:// for a port of TLS is told so, by either client."""
     async with serving(authority) as found:

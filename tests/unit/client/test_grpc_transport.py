@@ -2,6 +2,7 @@
 # ruff: noqa: ARG002, N802 - names and parameters are those of the generated service
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -156,8 +157,36 @@ def test_absent_service_is_unavailable(tmp_path: Path) -> None:
     """Where nothing listens, the call fails at once and says where."""
     transport = GrpcTransport(parse_address(f"grpc+unix://{tmp_path}/none.sock"))
 
-    with pytest.raises(UnavailableError, match=r"none\.sock"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"none\.sock cannot be reached .*; check that it runs and the address",
+    ):
         transport.send(call("lookup", pb.LookupRequest()))
+    transport.close()
+
+
+def answer_in_http(listener: socket.socket) -> socket.socket:
+    """Answer one connection as a server of HTTP/1.1 does whom it makes no sense to; return it, still open."""
+    connection = listener.accept()[0]
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    return connection
+
+
+def test_service_of_another_protocol_is_told(tmp_path: Path) -> None:
+    """What answers without gRPC is told in words, and not in gRPC's own of frames."""
+    transport = GrpcTransport(parse_address(f"grpc+unix://{tmp_path}/http.sock"))
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "http.sock"))
+        listener.listen()
+        with ThreadPoolExecutor(1) as pool:
+            answered = pool.submit(answer_in_http, listener)
+            with pytest.raises(
+                UnavailableError, match=r"does not speak gRPC\); check that it runs"
+            ):
+                transport.send(call("lookup", pb.LookupRequest()))
+    answered.result().close()
     transport.close()
 
 

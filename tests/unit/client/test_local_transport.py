@@ -241,6 +241,28 @@ def test_what_lies_where_a_socket_should_be_is_named(is_directory: bool, tmp_pat
         client.stats()
 
 
+def answer_in_http(listener: socket.socket) -> socket.socket:
+    """Answer one connection as a server of HTTP/1.1 does whom it makes no sense to; return it, still open."""
+    connection = listener.accept()[0]
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    return connection
+
+
+def test_socket_of_another_protocol_is_told_with_the_right_one(tmp_path: Path) -> None:
+    """Whoever took the socket of REST for the local one reads which of a daemon's sockets is whose."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "http.sock"))
+        listener.listen()
+        with ThreadPoolExecutor(1) as pool:
+            answered = pool.submit(answer_in_http, listener)
+            transport = LocalTransport(str(tmp_path / "http.sock"))
+            with pytest.raises(UnavailableError, match=r"behind http\+unix:// http\.sock"):
+                transport.send(call())
+    answered.result().close()
+    transport.close()
+
+
 def test_broken_connection_is_unavailable_and_replaced(tmp_path: Path) -> None:
     """A connection that breaks under a call is told; the next call opens another."""
     with FrameServer(path=tmp_path / "s", answer=in_turn(drop, released)) as server:
