@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         return probing.run(argv[1:])
     if role == "--version":
         return _print_version()
-    return _print_usage(is_asked=role in {"-h", "--help"})
+    return _print_usage(role)
 
 
 def _serve(argv: Sequence[str]) -> int:
@@ -159,12 +159,13 @@ def _warn_of(unknown: Mapping[str, str], log_level: str) -> None:
         logs.line("warning", "unknown_variable_ignored", variable=variable, reason=reason)
 
 
-def _print_usage(*, is_asked: bool) -> int:
-    if is_asked:
+def _print_usage(role: str) -> int:
+    if role in {"-h", "--help"}:
         with written_or_refused("kvleased"):
             sys.stdout.write(_USAGE)
         return 0
-    sys.stderr.write(_USAGE)
+    wrong = f"kvleased: there is no command {role!r}\n" if role else ""
+    sys.stderr.write(wrong + _USAGE)
     return 2
 
 

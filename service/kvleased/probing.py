@@ -25,7 +25,12 @@ def run(argv: Sequence[str]) -> int:
     """Ask one probe, `livez` by default, over the Unix socket of REST; the status is 0 where the answer is good."""
     probe = argv[0] if argv else PROBES[0]
     if probe not in PROBES or len(argv) > 1:
-        sys.stderr.write(_USAGE)
+        wrong = (
+            f"there is no probe {probe!r}"
+            if probe not in PROBES
+            else "one probe is asked at a time"
+        )
+        sys.stderr.write(f"kvleased probe: {wrong}\n{_USAGE}")
         return 2
     try:
         answer = _ask(probe)

@@ -221,7 +221,8 @@ def evict(
 @app.command()
 def detach(
     worker_id: Annotated[
-        int, typer.Argument(min=1, help="The worker, as `kvlease workers` names it.")
+        int,
+        typer.Argument(metavar="WORKER", min=1, help="The worker, as `kvlease workers` names it."),
     ],
     *,
     force: Annotated[

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from kvlease.cli.printing import printable
 from kvlease.client import Client, OnDoubt
-from kvlease.errors import InvalidError, KVLeaseError
+from kvlease.errors import InvalidError, KVLeaseError, UnknownCacheError
 
 CONNECT_SECONDS: Final = 5.0
 """Seconds that a command waits for the daemon."""
@@ -43,6 +43,8 @@ def told(*, status: int) -> Iterator[None]:
         yield
     except KVLeaseError as error:
         said = printable(f"{error.code}: {error.message}")
+        if isinstance(error, UnknownCacheError):
+            said += "; kvlease caches lists those that there are"
         # A log or a search has the sentence in one line; a terminal breaks it by itself.
         Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_STATUS_INVALID if isinstance(error, InvalidError) else status) from error

@@ -23,7 +23,9 @@ trace_app = typer.Typer(
     no_args_is_help=True, help="Record requests, replay them, and simulate policies on them."
 )
 
-File = Annotated[Path, typer.Argument(help="A trace, one request a line, in Mooncake's format.")]
+File = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A trace, one request a line, in Mooncake's format.")
+]
 Cache = Annotated[str, typer.Option(help="The cache.")]
 First = Annotated[
     int | None, typer.Option("--requests", min=1, help="Only the first ones.", show_default="all")

@@ -141,11 +141,12 @@ class WorkerVerbs:
             return own
         worker = self._registry.by_id.get(WorkerId(worker_id))
         if worker is None:
-            raise NoSuchWorkerError(f"there is no worker {worker_id}", resource="worker_id")
+            message = f"there is no worker {worker_id}, or it has ended; kvlease workers lists them"
+            raise NoSuchWorkerError(message, resource="worker_id")
         if worker.pidfd is not None and not request.force:
             raise WrongStateError(
                 f"the process of worker {worker_id} is watched; end the process, and the worker ends with it, or force "
-                "its end where that process is certain to write no more",
+                "its end (kvlease detach --force) where that process is certain to write no more",
                 resource="worker_id",
                 rule="watched",
             )

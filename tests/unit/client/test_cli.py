@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kvlease.cli import app as cli
 from kvlease.cli import connecting
 from kvlease.cli.tables import event_line
-from kvlease.errors import InvalidError, PoolFullError
+from kvlease.errors import InvalidError, PoolFullError, UnknownCacheError
 from kvlease.options import CacheOptions
 from kvlease.plan import PlanInputs
 from kvlease.replies import (
@@ -499,6 +499,21 @@ def test_refusal_is_a_sentence() -> None:
 
     assert (status, output) == (1, "")
     assert errors.startswith("POOL_FULL: More is asked for")
+
+
+def test_cache_that_there_is_not_is_told_with_what_lists_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who types a command registers no cache, but may have misspelt one."""
+
+    def refuse(*_: object, **__: object) -> Explanation:
+        raise UnknownCacheError("there is no cache 'dmo'; register it first", resource="dmo")
+
+    monkeypatch.setattr(ScriptedClient, "explain_lease", refuse)
+
+    errors = run("explain", "9")[2]
+
+    assert errors.endswith("; kvlease caches lists those that there are\n")
 
 
 @pytest.mark.parametrize("arguments", [["evict", "--blocks", "0"], ["nonsense"], ["evict"]])

@@ -73,7 +73,7 @@ async def test_operator_can_force_the_end_of_a_watched_worker(node: Node) -> Non
         os.close(pidfd)
         request = pb.DetachRequest(worker_id=worker.worker_id)
 
-        with pytest.raises(WrongStateError, match="force"):
+        with pytest.raises(WrongStateError, match="kvlease detach --force"):
             await node.ask("detach", request)
         request.force = True
         await node.ask("detach", request)
@@ -87,7 +87,7 @@ async def test_operator_is_told_that_a_worker_is_not_there(node: Node) -> None:
         await node.register()
         own = await node.attach()
 
-        with pytest.raises(UnknownWorkerError) as caught:
+        with pytest.raises(UnknownWorkerError, match="kvlease workers lists them") as caught:
             await node.ask("detach", pb.DetachRequest(worker_id=99))
         with pytest.raises(NotYoursError, match="another one than the caller"):
             await node.ask("detach", pb.DetachRequest(worker_id=99), own)

@@ -64,7 +64,16 @@ def test_no_daemon_is_not_live(
     assert str(tmp_path / "kvlease" / "http.sock") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [["v1/stats"], ["livez", "readyz"]])
-def test_other_paths_are_refused(argv: list[str]) -> None:
-    """Only the three probes are asked."""
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["v1/stats"], "there is no probe 'v1/stats'"),
+        (["livez", "readyz"], "one probe is asked at a time"),
+    ],
+)
+def test_other_paths_are_refused(
+    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    """Only the three probes are asked, and what is wrong comes before how it is written."""
     assert probing.run(argv) == 2
+    assert capsys.readouterr().err.startswith(f"kvleased probe: {said}\nusage: ")

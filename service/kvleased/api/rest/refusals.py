@@ -102,7 +102,7 @@ _EXAMPLES: Final = (
     InvalidError("num_tokens must be from 1 to 2147483647, not 0", resource="num_tokens", limit=2**31 - 1),
     LayoutMismatchError("the cache has 16 tokens a block, asked for are 8", resource="tokens_per_block"),
     NeverFitsError(resource="blocks", need=5000, limit=4096),
-    NoSuchWorkerError("there is no worker 99", resource="worker_id"),
+    NoSuchWorkerError("there is no worker 99, or it has ended; kvlease workers lists them", resource="worker_id"),
     NotYoursError("a reader may not do this", resource="role", rule="role"),
     PoolFullError(resource="blocks", need=12, available=3, limit=4096, retry_after_ms=40),
     StaleEpochError("the call speaks of epoch 7, this is 8; attach again", resource="epoch", need=7, available=8),

@@ -162,6 +162,12 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == f"kvleased {version('kvlease')}\n"
 
 
+def test_command_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was typed is told before how it is written."""
+    assert run(["serv"]) == 2
+    assert capsys.readouterr().err.startswith("kvleased: there is no command 'serv'\nusage: ")
+
+
 def test_file_that_is_no_toml_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
