@@ -59,7 +59,10 @@ def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
         return UnknownWorkerError(resource="token")
     if caller.role is Role.STRANGER:
         return _unknown("the token is none that this daemon knows", allowed)
-    message = f"{_one(caller.role)} may not do this"
+    message = (
+        f"{_one(caller.role)} may not do this: it takes {_any_of(allowed)}; docs/security.md tells who "
+        "may call what"
+    )
     return NotYoursError(message, resource="role", rule="role")
 
 
@@ -73,12 +76,15 @@ def _words_to_unknown(what: str, allowed: Roles) -> str:
     """Return the words that say whose token it takes, and where that is; a flood of strangers hears the same few."""
     if allowed == OWN:
         return f"{what}: attach first and send the token that attach returned"
-    wanted = " or ".join(map(_one, sorted(allowed, key=lambda role: role.value)))
     where = "kvlease reads it from the file that KVLEASE_TOKEN_FILE names"
     if Role.WORKER in allowed:
         where = "attach returns a worker's, and kvlease reads any other from the file that KVLEASE_TOKEN_FILE names"
     where += "; docs/security.md tells where it is"
-    return f"{what}: this needs that of {wanted}; {where}"
+    return f"{what}: this needs that of {_any_of(allowed)}; {where}"
+
+
+def _any_of(allowed: Roles) -> str:
+    return " or ".join(map(_one, sorted(allowed, key=lambda role: role.value)))
 
 
 def _one(role: Role) -> str:

@@ -103,7 +103,11 @@ _EXAMPLES: Final = (
     LayoutMismatchError("the cache has 16 tokens a block, asked for are 8", resource="tokens_per_block"),
     NeverFitsError(resource="blocks", need=5000, limit=4096),
     NoSuchWorkerError("there is no worker 99, or it has ended; kvlease workers lists them", resource="worker_id"),
-    NotYoursError("a reader may not do this", resource="role", rule="role"),
+    NotYoursError(
+        "a reader may not do this: it takes an operator; docs/security.md tells who may call what",
+        resource="role",
+        rule="role",
+    ),
     PoolFullError(resource="blocks", need=12, available=3, limit=4096, retry_after_ms=40),
     StaleEpochError("the call speaks of epoch 7, this is 8; attach again", resource="epoch", need=7, available=8),
     StaleRevisionError("the limits have revision 9, the call has 9", resource="revision", need=10, available=9),

@@ -215,6 +215,8 @@ async def _refused_by_http(request: Request, error: Exception) -> Response:
     detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         detail += "; /docs lists all paths, and /ui is the page"
+    elif taken := (error.headers or {}).get("Allow"):
+        detail += f"; it takes {taken}"
     wrong = _wrong_argument(request.method, request.scope["path"])
     answer = refusal(wrong or InvalidError(detail, resource="path"), error.status_code)
     for name, value in (error.headers or {}).items():

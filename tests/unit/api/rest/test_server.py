@@ -146,6 +146,15 @@ async def test_path_that_is_none_leads_to_those_that_are(served: Served) -> None
     assert answer.json["detail"] == "GET /: Not Found; /docs lists all paths, and /ui is the page"
 
 
+async def test_method_that_a_path_does_not_take_is_told_with_those_that_it_takes(
+    served: Served,
+) -> None:
+    """Who reads the answer's body alone has the header's methods, too."""
+    answer = await http(served, "PUT", "/v1/stats")
+
+    assert answer.json["detail"] == "PUT /v1/stats: Method Not Allowed; it takes GET"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status", "code"),
     [pytest.param(*bad, id=f"{bad[1]} {str(bad[2])[:20]} {bad[3]}") for bad in BAD],

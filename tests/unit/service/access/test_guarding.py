@@ -73,6 +73,8 @@ def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
 
 
 def test_known_caller_is_told_who_it_is(guard: Guard) -> None:
-    """A role that may not is named with its article."""
-    with pytest.raises(NotYoursError, match=r"^an operator may not"):
+    """A role that may not is named with its article, and so are those that may."""
+    with pytest.raises(
+        NotYoursError, match=r"^an operator may not do this: it takes a reader; docs/"
+    ):
         guard.admit(roles.LOOK_AT_ALL - roles.RULE, Caller(transport="rest", role=Role.OPERATOR))
