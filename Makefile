@@ -38,7 +38,7 @@ test-processes test-laws test-units: setup
 # The threads of torch wait for one another in loops, and others have the processors; tiny models take a third less with one.
 test-processes test-thorough-processes: export OMP_NUM_THREADS := 1
 test-processes:
-	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "acceptance and not thorough and $(ELSEWHERE)" $(PROCESSES)
 # Laws have a process of their own, because they copy it to try what is promised, and one that has read all units' tests is ten
 # times as large. It takes as long as all else together; what starts processes waits for them half of its time; units take what is left.
 test-laws:
