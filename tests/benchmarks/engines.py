@@ -276,7 +276,7 @@ def throughput(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
 
 
 _MODELS: Final = {
-    "llama": ("4 layers of 64", 15),
+    "llama": ("4 layers of 64", 31),
     "stout": ("8 layers of 512", 5),
 }
 """Models, and in how many rounds each is measured; beside the first no connector's work is small."""
