@@ -113,7 +113,9 @@ def evict_and_reload(directory: Path) -> list[Figure]:
 def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
     """Measure with a daemon and a cache of its own."""
     figures = []
-    with attached(case, directory) as (node, worker), Floor(copy, case) as floor:
+    # What copies takes turns with its floor on one core: another may be half as fast for minutes.
+    with attached(case, directory) as (node, worker), Floor(copy, case) as floor, cores.shared():
+        node.put_movers_on(cores.SHARED)
         figures += both_ways(node, worker, floor, case, case.num_blocks)
         if case.bytes_per_block == 64 * KIB:
             figures += both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)

@@ -14,6 +14,8 @@ from typing import Final
 
 ALL: Final = frozenset(os.sched_getaffinity(0))
 """The cores of this process."""
+SHARED: Final = max(ALL)
+"""The core of those that take turns."""
 
 _SPIN: Final = """
 import os
@@ -71,7 +73,7 @@ def shared() -> Iterator[None]:
     The cores of a virtual machine share theirs with others' work, each with another's: two processes on two of them are
     slowed down by what has nothing to do with them, for minutes, to half their speed.
     """
-    os.sched_setaffinity(0, {max(ALL)})
+    os.sched_setaffinity(0, {SHARED})
     try:
         yield
     finally:

@@ -120,10 +120,9 @@ class Node:
 
     def control_pid(self, *, other_than: int = 0) -> int:
         """Wait for the control process, and return its id."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         give_up_at = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < give_up_at:
-            for pid in map(int, children.read_text().split()):
+            for pid in self._children():
                 if pid != other_than and b"\0control\0" in _command_line(pid):
                     return pid
             time.sleep(POLL_SECONDS)
@@ -145,10 +144,18 @@ class Node:
 
     def processor_seconds(self) -> float:
         """Return what the processes that live now have used of the cores."""
+        return sum(map(_processor_seconds, (self._process.pid, *self._children())))
+
+    def put_movers_on(self, core: int) -> None:
+        """Keep those that copy on one core."""
+        for pid in self._children():
+            if b"\0mover\0" in _command_line(pid):
+                os.sched_setaffinity(pid, {core})
+
+    def _children(self) -> list[int]:
         supervisor = self._process.pid
-        children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
-        pids = [supervisor, *map(int, children.read_text().split())]
-        return sum(map(_processor_seconds, pids))
+        found = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text()
+        return [int(pid) for pid in found.split()]
 
     def wait_idle(self) -> None:
         """Wait until its processes have done what a start leaves to be done after "ready"."""
