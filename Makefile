@@ -42,9 +42,9 @@ test-processes:
 # Laws have a process of their own, because they copy it to try what is promised, and one that has read all units' tests is ten
 # times as large. What starts processes waits for them half of its time, so it goes first where it does not.
 test-laws:
-	@nice -n 5 $(BIN)/python -m pytest -q -n 0 $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" tests/laws
+	@nice -n 2 $(BIN)/python -m pytest -q -n 0 $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" tests/laws
 test-units:
-	@nice -n 5 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" $(UNITS)
+	@nice -n 2 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) -m "not acceptance and not thorough and $(ELSEWHERE)" $(UNITS)
 
 test-thorough: setup ## play on what `make test` plays for seconds: a million commands, every system call, all tiers at once, rarer faults
 	@$(MAKE) --no-print-directory -j 3 test-thorough-histories test-thorough-units test-thorough-processes

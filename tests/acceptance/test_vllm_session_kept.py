@@ -54,5 +54,6 @@ def test_kept_memory_that_ended_is_replaced_by_no_other(
 
 
 def _register(serving: Serving) -> None:
+    serving.wait_until_ready()
     with Client(serving.address("unix"), on_doubt="raise") as client:
         client.register("vllm-test", replace(INPUTS, model_digest=IDENTITY.model_digest))
