@@ -31,7 +31,9 @@ def test_kept_memory_that_ended_is_replaced_by_no_other(
     serving.runtime_dir, serving.options = tmp_path / "run", ()
     serving.start()
     try:
-        with opened(settings(serving), terms(inputs=None if is_made_anew else INPUTS)) as session:
+        # There is no cache yet that the start could wait for.
+        patience = settings(serving, start_seconds=0.5)
+        with opened(patience, terms(inputs=None if is_made_anew else INPUTS)) as session:
             _register(serving)
             until(lambda: session.poll() is SessionEvent.FRESH, "the first memory")
             session.keep(session.memory)
