@@ -157,8 +157,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._bytes_left or self.scheme == "https" or has_left(self.transport):
             return False
         if not self._unfed and next_of(self._unanswered) is None:
-            # Behind what the last answer may still hold of itself; see `Whole`.
-            self.loop.call_soon(self.transport.close)
+            self._close_behind()
         elif self._half_closed is None:
             self._half_closed = HalfClosed(self.transport, self._unanswered)
             self._half_closed.watch()
@@ -232,8 +231,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if not self.pipeline:
                 self.line.wait(self._feed_on)
         elif self._half_closed is not None and next_of(self._unanswered) is None:
-            # The same.
-            self.loop.call_soon(self.transport.close)
+            self._close_behind()
 
     def on_message_begin(self) -> None:
         """Begin a head."""
@@ -331,6 +329,10 @@ class GuardedProtocol(HttpToolsProtocol):
         elif not self.places.let_in(self):
             self._has_no_place = True
             raise no_place_of_member(self.places.members_max)
+
+    def _close_behind(self) -> None:
+        """Close behind what the last answer may still hold of itself; see `Whole`."""
+        self.loop.call_soon(self.transport.close)
 
     def _refuse(self, answer: bytes) -> None:
         self.transport.write(answer)

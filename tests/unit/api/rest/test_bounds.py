@@ -1,6 +1,7 @@
 """Laws of REST's bounds: bodies, heads, answers and connections have sizes, deadlines and numbers."""
 
 import asyncio
+import re
 import socket
 import threading
 
@@ -43,7 +44,7 @@ async def test_what_is_no_request_is_a_problem_document(
 
     assert (answer.status, answer.json["status"]) == (status, status)
     assert caplog.records == []
-    assert answer.body.count(b"HTTP/1.1 4") == 0
+    assert re.search(rb"HTTP/1\.1 \d", answer.body) is None, "there is one answer"
 
 
 @pytest.mark.parametrize(
