@@ -5,7 +5,7 @@ import mmap
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,13 @@ from kvlease import Client, Lease, Worker
 from kvlease.replies import ReserveSpec
 from kvlease.v1 import kvlease_pb2 as pb
 
+CACHE: Final = "bench"
 KIB: Final = 1 << 10
-SIZES: Final = ((16 * KIB, 4096), (64 * KIB, 4096), (256 * KIB, 1024))
-"""Bytes of a block, and blocks of either pool: far more than a core's cache, so none is still there afterwards."""
+SIZES: Final = ((16 * KIB, 16384), (64 * KIB, 4096), (256 * KIB, 1024))
+"""Bytes of a block, and blocks of either pool: 256 MiB, so that hardly one is in a cache when it is copied again."""
 BLOCKS_PER_SMALL_LEASE: Final = 512
 """Blocks of leases that are moved one after the other, to show what a call costs beside its copies."""
-RESERVES_A_STEP: Final = 512
+OPERATIONS_A_STEP: Final = 512
 ROUNDS: Final = 15
 SHARE_OF_FLOOR_MIN: Final = 0.9
 SHARE_OF_FLOOR_MIN_SMALL: Final = 0.75
@@ -76,10 +77,17 @@ class Case:
     num_blocks: int
     integrity: str
     note: str
+    slots_are_apart: bool = False
+    """Whether every second slot is in use, so that none is free next to another; else all are, as after a start."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots, of which as many are free as there are blocks."""
+        return 2 * self.num_blocks if self.slots_are_apart else self.num_blocks
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of either pool."""
+        """Bytes of all blocks."""
         return self.bytes_per_block * self.num_blocks
 
     @property
@@ -97,12 +105,14 @@ def evict_and_reload(directory: Path) -> list[Figure]:
         figure
         for bytes_per_block, num_blocks in SIZES
         for integrity in ("none", "xxh3")
+        for slots_are_apart in (False, True)
         for figure in _figures(
             Case(
                 bytes_per_block=bytes_per_block,
                 num_blocks=num_blocks,
                 integrity=integrity,
                 note=note,
+                slots_are_apart=slots_are_apart,
             ),
             copy,
             directory,
@@ -114,39 +124,47 @@ def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
     """Measure with a daemon and a cache of its own."""
     figures = []
     # What copies takes turns with its floor on one core: another may be half as fast for minutes.
-    with attached(case, directory) as (node, worker), Floor(copy, case) as floor, cores.shared():
+    with (
+        attached(case, directory) as (node, worker),
+        SameMemory(copy, case, node) as floor,
+        cores.shared(),
+    ):
         node.put_movers_on(cores.SHARED)
         figures += both_ways(node, worker, floor, case, case.num_blocks)
-        if case.bytes_per_block == 64 * KIB:
+        if case.bytes_per_block == 64 * KIB and not case.slots_are_apart:
             figures += both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)
     return figures
 
 
 @contextmanager
 def attached(case: Case, directory: Path, *options: str) -> Iterator[tuple[Node, Worker]]:
-    """Give a daemon of a case's own, with its cache and a worker."""
+    """Give a daemon of a case's own, with its cache, whose free blocks are scattered, and a worker."""
     with ExitStack() as stack:
         stack.enter_context(cores.awake())
-        own_directory = directory / f"{case.bytes_per_block}-{case.integrity}"
+        apart = "apart" if case.slots_are_apart else "together"
+        own_directory = directory / f"{case.bytes_per_block}-{case.integrity}-{apart}"
         node = stack.enter_context(
-            Node(own_directory, "--max-leases", str(case.num_blocks), *options)
+            Node(own_directory, "--max-leases", str(3 * case.num_blocks), *options)
         )
         node.register(
-            "bench",
+            CACHE,
             bytes_per_token=case.bytes_per_block // TOKENS_PER_BLOCK,
             num_blocks=case.num_blocks,
-            num_slots=case.num_blocks,
+            num_slots=case.num_slots,
             integrity=case.integrity,
         )
         client = stack.enter_context(Client(node.local, deadline_seconds=20, on_doubt="raise"))
-        yield node, stack.enter_context(client.attach("bench"))
+        worker = stack.enter_context(client.attach(CACHE))
+        if case.slots_are_apart:
+            part_slots(worker, case.num_blocks)
+        scatter(worker, case.num_blocks)
+        yield node, worker
 
 
 def both_ways(
     node: Node, worker: Worker, floor: Copies, case: Case, blocks_per_lease: int
 ) -> list[Figure]:
     """Measure evict and reload of leases of so many blocks each, in turns with the floor."""
-    scatter(worker, case.num_blocks)
     num_tokens = blocks_per_lease * TOKENS_PER_BLOCK
     leases = [
         worker.reserve(f"lease-{index}", num_tokens=num_tokens)
@@ -168,9 +186,9 @@ def both_ways(
     evict, floor_evict, reload, floor_reload = (found[1:] for found in turns)
     for lease in leases:
         lease.release()
-    what = (
-        f"{blocks_per_lease} scattered {case.bytes_per_block // KIB} KiB blocks, {case.integrity}"
-    )
+    size = f"{case.bytes_per_block // KIB} KiB"
+    slots = ", slots apart" if case.slots_are_apart else ""
+    what = f"{blocks_per_lease} scattered {size} blocks{slots}, {case.integrity}"
     has_goal = blocks_per_lease == case.num_blocks
     figures = [
         _speed(f"evict of {what}", evict, floor_evict, case, has_goal=has_goal),
@@ -178,7 +196,9 @@ def both_ways(
     ]
     if has_goal:
         gb = 2 * (ROUNDS + 1) * case.pool_bytes / 1e9
-        figures.append(_cost(f"cores' time of the same, {case.integrity}", seconds, floor, gb))
+        figures.append(
+            _cost(f"cores' time of the same{slots}, {case.integrity}", seconds, floor, gb)
+        )
     return figures
 
 
@@ -221,29 +241,47 @@ def _timed(leases: list[Lease], move: Callable[[Lease], object]) -> int:
 
 
 def scatter(worker: Worker, num_blocks: int) -> None:
-    """Have both free lists in no order: lease every block alone, and let go of them in a random one."""
-    randomly = np.random.default_rng(1)
-    for is_host in (True, False):
-        leases: list[Lease] = []
-        for first in range(0, num_blocks, RESERVES_A_STEP):
-            names = range(first, first + RESERVES_A_STEP)
-            _, granted = worker.step(
-                verbs=[pb.STEP_VERB_RELEASE],
-                lease_ids=[1],
-                num_tokens=[0],
-                reserves=[
-                    ReserveSpec(request_id=f"{is_host}-{name}", num_tokens=1) for name in names
-                ],
-            )
-            leases += granted
-        if is_host:
-            for lease in leases:
-                lease.evict()
-        leases = [leases[index] for index in randomly.permutation(num_blocks)]
+    """Have blocks be free in a random order; of slots a daemon takes those that come first, in their order."""
+    leases = singles(worker, "random", num_blocks)
+    release(worker, [leases[at] for at in np.random.default_rng(1).permutation(num_blocks)])
+
+
+def part_slots(worker: Worker, num_blocks: int) -> None:
+    """Have every second slot be in use."""
+    in_slots: list[Lease] = []
+    for half in "first", "second":
+        leases = singles(worker, f"{half} half", num_blocks)
+        for lease in leases:
+            lease.evict()
+        in_slots += leases
+    release(worker, in_slots[::2])
+
+
+def singles(worker: Worker, name: str, num_blocks: int) -> list[Lease]:
+    """Lease every block alone."""
+    leases: list[Lease] = []
+    for first in range(0, num_blocks, OPERATIONS_A_STEP):
+        _, granted = worker.step(
+            verbs=[pb.STEP_VERB_RELEASE],
+            lease_ids=[1],
+            num_tokens=[0],
+            reserves=[
+                ReserveSpec(request_id=f"{name} {number}", num_tokens=1)
+                for number in range(first, first + OPERATIONS_A_STEP)
+            ],
+        )
+        leases += granted
+    return leases
+
+
+def release(worker: Worker, leases: Sequence[Lease]) -> None:
+    """Release leases in this order."""
+    for first in range(0, len(leases), OPERATIONS_A_STEP):
+        some = leases[first : first + OPERATIONS_A_STEP]
         worker.step(
-            verbs=np.full(num_blocks, pb.STEP_VERB_RELEASE),
-            lease_ids=[lease.lease_id for lease in leases],
-            num_tokens=np.zeros(num_blocks, np.int32),
+            verbs=np.full(len(some), pb.STEP_VERB_RELEASE),
+            lease_ids=[lease.lease_id for lease in some],
+            num_tokens=np.zeros(len(some), np.int32),
         )
 
 
@@ -253,12 +291,18 @@ class Floor:
     def __init__(self, copy: Copy, case: Case) -> None:
         self._copy = copy
         self._bytes_per_block = case.bytes_per_block
-        self._pools = [_Pool(name, case.pool_bytes) for name in ("device", "host")]
+        self._pools = [_Pool(fd, case.bytes_per_block) for fd in self._descriptors(case)]
         self._host_ids = np.random.default_rng(1).permutation(case.num_blocks).astype(np.int32)
+
+    def _descriptors(self, case: Case) -> tuple[int, int]:
+        """Return those of the device pool and of the host pool, whose memory is all there."""
+        device, host = (os.memfd_create(f"bench:{name}") for name in ("device", "host"))
+        for fd in device, host:
+            os.posix_fallocate(fd, 0, case.pool_bytes)
+        return device, host
 
     def __enter__(self) -> Self:
         """Have the pools."""
-        self._device, self._host = (pool.open() for pool in self._pools)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -273,38 +317,75 @@ class Floor:
 
     def evict(self) -> int:
         """Copy from the device pool to the host pool."""
-        return self._timed(self._host, self._device, self._host_ids, self.device_ids)
+        device, host = self._pools
+        return self._timed(host, device, self._host_ids, self.device_ids)
 
     def reload(self) -> int:
         """Copy from the host pool to the device pool."""
-        return self._timed(self._device, self._host, self.device_ids, self._host_ids)
+        device, host = self._pools
+        return self._timed(device, host, self.device_ids, self._host_ids)
 
-    def _timed(self, target: int, source: int, target_ids: Ids, source_ids: Ids) -> int:
+    def _timed(self, target: "_Pool", source: "_Pool", target_ids: Ids, source_ids: Ids) -> int:
+        addresses = target.address, source.address
         seconds, start = process_time(), perf_counter_ns()
-        self._copy(target, source, target_ids, source_ids, self._bytes_per_block)
+        self._copy(*addresses, target_ids, source_ids, self._bytes_per_block)
         taken = perf_counter_ns() - start
         self.processor_seconds += process_time() - seconds
         return taken
 
 
+class SameMemory(Floor):
+    """The very copies that a daemon has just made: in its pools, of the same blocks, in the order of the lease.
+
+    Which pages memory happens to get makes copies from pool to pool differ by a sixth, each for as long as it lives.
+    """
+
+    def __init__(self, copy: Copy, case: Case, node: Node) -> None:
+        self._node = node
+        self._mark = 1 << 32
+        super().__init__(copy, case)
+
+    def _descriptors(self, case: Case) -> tuple[int, int]:  # noqa: ARG002 - the daemon knows how many bytes
+        device, host = (self._node.open_memory(CACHE, name) for name in ("device.0", "host"))
+        return device, host
+
+    def begin(self, device_ids: Ids) -> None:
+        """Mark these blocks with numbers, which copies of them carry along: each is found by its own."""
+        super().begin(device_ids)
+        self._mark += len(device_ids)
+        self._pools[0].mark(device_ids, self._mark)
+
+    def _timed(self, target: "_Pool", source: "_Pool", target_ids: Ids, source_ids: Ids) -> int:
+        target_ids, source_ids = target.marked(self._mark), source.marked(self._mark)
+        assert len(target_ids) == len(source_ids) == len(self.device_ids), "copies are not found"
+        return super()._timed(target, source, target_ids, source_ids)
+
+
 class _Pool:
-    """A pool in shared memory, all of it there."""
+    """A pool in shared memory, as blocks of so many bytes."""
 
-    def __init__(self, name: str, pool_bytes: int) -> None:
-        self._name, self._pool_bytes = name, pool_bytes
-
-    def open(self) -> int:
-        """Return its address."""
-        fd = os.memfd_create(f"bench:{self._name}", os.MFD_CLOEXEC)
-        os.posix_fallocate(fd, 0, self._pool_bytes)
-        self._mapping = mmap.mmap(fd, self._pool_bytes, mmap.MAP_SHARED)
+    def __init__(self, fd: int, bytes_per_block: int) -> None:
+        num_bytes = os.fstat(fd).st_size
+        self._mapping = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         os.close(fd)
-        mapped = np.frombuffer(self._mapping, np.uint8)
-        mapped[:] = 1
-        return mapped.ctypes.data
+        words = np.frombuffer(self._mapping, np.int64).reshape(-1, bytes_per_block // 8)
+        self.address = words.ctypes.data
+        self._marks: NDArray[np.int64] | None = words[:, 0]
+
+    def mark(self, ids: Ids, first: int) -> None:
+        """Number blocks in this order."""
+        assert self._marks is not None, "closed"
+        self._marks[ids] = np.arange(first, first + len(ids))
+
+    def marked(self, first: int) -> Ids:
+        """Return the blocks that are numbered, in the order of their numbers."""
+        assert self._marks is not None, "closed"
+        (found,) = (self._marks >= first).nonzero()
+        return found[self._marks[found].argsort()].astype(np.int32)
 
     def close(self) -> None:
         """Give its memory back."""
+        self._marks = None
         self._mapping.close()
 
 

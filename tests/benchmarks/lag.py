@@ -53,7 +53,7 @@ def lag(directory: Path) -> list[Figure]:
             "bench",
             bytes_per_token=CASE.bytes_per_block // TOKENS_PER_BLOCK,
             num_blocks=CASE.num_blocks,
-            num_slots=CASE.num_blocks,
+            num_slots=CASE.num_slots,
             integrity=CASE.integrity,
         )
         with floor.noted():

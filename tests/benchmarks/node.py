@@ -152,6 +152,13 @@ class Node:
             if b"\0mover\0" in _command_line(pid):
                 os.sched_setaffinity(pid, {core})
 
+    def open_memory(self, cache: str, region: str) -> int:
+        """Return a descriptor of a cache's memory, which the supervisor keeps; `region` is host or device.0."""
+        kept = Path(f"/proc/{self._process.pid}/fd")
+        wanted = f"/memfd:kvlease:cache/{cache}/{region} "
+        (fd,) = (each for each in kept.iterdir() if str(each.readlink()).startswith(wanted))
+        return os.open(fd, os.O_RDWR | os.O_CLOEXEC)
+
     def _children(self) -> list[int]:
         supervisor = self._process.pid
         found = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text()

@@ -5,6 +5,7 @@ from itertools import pairwise
 from kvlease.errors import KVLeaseError, WrongStateError
 from kvleased.core import commands
 from kvleased.core.effects import Explained, Missed, Tier
+from tests.laws.turns import let_nothing_happen
 from tests.laws.world import World
 
 _ALL = 1_000
@@ -12,6 +13,8 @@ _ALL = 1_000
 
 def look_around(world: World) -> None:
     """Look at everything that there is to see."""
+    # What is due since a restart begins with the first command, whatever that is.
+    let_nothing_happen(world)
     before, cache, now = world.digest(), world.cache, world.now
     census = cache.survey(now).census
     leases = cache.list_leases(0, _ALL, now)

@@ -9,7 +9,7 @@ from kvleased.core.commands import Reload
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.state import CacheState
-from kvleased.core.verbs import prefetching
+from kvleased.core.verbs import prefetching, seating
 from tests.laws.mended import Mutation
 
 
@@ -26,6 +26,11 @@ def shared_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
         return held[0] if held else NOWHERE
 
     patch.setattr(coming, "_let_go", let_go)
+
+
+def what_lost_copies_keep_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait is named for blocks that a lease leaves to a lost copy, and takes anew when it comes back."""
+    patch.setattr(coming, "_num_kept", lambda *_: 0)
 
 
 def owed_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
@@ -57,11 +62,18 @@ def keys_are_taken_for_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(prefetching, "_fewer_keys", fewer_keys)
 
 
+def those_are_passed_who_no_longer_are(patch: pytest.MonkeyPatch) -> None:
+    """Fewer tokens are named to who was before others, and comes behind them since room is made for it."""
+    patch.setattr(seating, "_num_ahead_since", lambda *_: 0)
+
+
 OF_REMEDIES: tuple[tuple[Mutation, str], ...] = (
     (lease_that_comes_back_is_taken_for_room, "one"),
     (shared_blocks_are_taken_for_room, "one"),
+    (what_lost_copies_keep_is_taken_for_room, "one"),
     (owed_blocks_are_taken_for_room, "limited"),
     (blocks_to_be_zeroed_are_named_as_ready, "one"),
     (keys_are_taken_for_blocks, "full, window and chunk"),
+    (those_are_passed_who_no_longer_are, "limited"),
 )
 """Every bug of remedies that the simulation can find, and the cache in which it does within fewer histories."""

@@ -1,11 +1,12 @@
 """The law of turns: who waits keeps its place, who starts over comes first, and nobody waits who could be served."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import CopyId
 from kvleased.core import commands
-from kvleased.core.effects import Wake
+from kvleased.core.effects import Effect, Wake
 
 if TYPE_CHECKING:
     from tests.laws.world import World
@@ -60,13 +61,19 @@ def _check_shares(world: "World") -> None:
                 world.fail(f"call {waiter.ticket} counts {waiter.cost} for {num_blocks} blocks")
 
 
-def leave_nobody_waiting(world: "World") -> None:
-    """Let something happen that changes nothing: whoever waits could not be served before."""
+def let_nothing_happen(world: "World") -> Iterable[Effect]:
+    """Tell of something that changes nothing; returns what was due, and so has begun with it."""
     outcome = world.cache.handle(commands.CopyDone(copy_id=_NO_COPY), world.now)
     world.carry_out(outcome.effects)
+    return outcome.effects
+
+
+def leave_nobody_waiting(world: "World") -> None:
+    """Let something happen that changes nothing: whoever waits could not be served before."""
+    effects = let_nothing_happen(world)
     served = [
         effect.ticket
-        for effect in outcome.effects
+        for effect in effects
         if isinstance(effect, Wake) and not isinstance(effect.result, KVLeaseError)
     ]
     if served:

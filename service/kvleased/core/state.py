@@ -266,7 +266,8 @@ class CacheState:
             lease_id=None if lease is None else lease.lease_id,
         )
         self.flights[copy_id] = flight
-        if direction in SOURCE_TIERS and flight.keyed.any():
+        if direction in SOURCE_TIERS and keyed.any():
+            flight.is_joinable = True
             self._list_loading(flight)
         self.effects.append(
             Copy(

@@ -33,6 +33,7 @@ from kvleased.movers.rows import (
     copy_and_sum,
     copy_and_sum_each,
     copy_and_sum_small,
+    copy_each,
     copy_runs,
     runs_from,
 )
@@ -189,24 +190,27 @@ class CpuPools:
             return
         source, target = self._whole_ends(is_offload=is_offload)
         firsts = self._firsts(sources, targets)
-        is_small = self.bytes_per_block <= SMALL_BYTES and self._is_scattered(firsts, targets)
-        if not (is_small and copied_at_once(source, target, sources, targets)):
+        if not self._is_scattered(firsts, targets):
             copy_runs(source, target, runs_from(firsts, sources, targets))
+        elif self.bytes_per_block > SMALL_BYTES or not copied_at_once(
+            source, target, sources, targets
+        ):
+            copy_each(source, target, sources, targets)
 
     def _copy_and_sum(
         self, sources: NDArray[np.int32], targets: NDArray[np.int32], *, is_offload: bool
     ) -> list[int]:
-        """Copy, and return the checksum of each block's bytes in a slot."""
+        """Copy, and return the xxh3 of each block's bytes in a slot."""
         if not self._is_whole:
             runs = self._runs(sources, targets)
             return self._copy_and_sum_pieces(runs, is_offload=is_offload)
         source, target = self._whole_ends(is_offload=is_offload)
         firsts = self._firsts(sources, targets)
-        if self.bytes_per_block <= SMALLEST_BYTES_MAX and self._is_scattered(firsts, targets):
+        if self.bytes_per_block > RUN_BYTES_MAX or not self._is_scattered(firsts, targets):
+            return copy_and_sum(source, target, runs_from(firsts, sources, targets))
+        if self.bytes_per_block <= SMALLEST_BYTES_MAX:
             return copy_and_sum_small(source, target, sources, targets)
-        if len(firsts) == len(targets) and target.shape[1] <= RUN_BYTES_MAX:
-            return copy_and_sum_each(source, target, sources, targets)
-        return copy_and_sum(source, target, runs_from(firsts, sources, targets))
+        return copy_and_sum_each(source, target, sources, targets)
 
     @staticmethod
     def _is_scattered(firsts: NDArray[np.intp], targets: NDArray[np.int32]) -> bool:
@@ -228,7 +232,7 @@ class CpuPools:
                 target[target_id : target_id + count] = source[source_id : source_id + count]
 
     def _copy_and_sum_pieces(self, runs: Iterable[Run], *, is_offload: bool) -> list[int]:
-        """Copy block by block, and return the checksum of each one's bytes in a slot."""
+        """Copy block by block, and return the xxh3 of each one's bytes in a slot."""
         sums = []
         for source_id, target_id, count in runs:
             for source, target in zip(
@@ -244,7 +248,7 @@ class CpuPools:
         return sums
 
     def _copy_and_sum_parts(self, source_id: int, target_id: int, *, is_offload: bool) -> int:
-        """Copy one block and return its checksum, to which each piece adds while it is in the cache."""
+        """Copy one block and return its xxh3, to which each piece adds while it is in the cache."""
         summing = xxhash.xxh3_64()
         for part in self.parts_of_slot:
             pools = (part.device, part.host) if is_offload else (part.host, part.device)
@@ -255,7 +259,7 @@ class CpuPools:
             for track in self.tracks:
                 if track.is_replica:
                     track.device[target_id] = track.host[source_id]
-        return summing.intdigest() or 1
+        return summing.intdigest()
 
     @property
     def _is_whole(self) -> bool:
@@ -309,7 +313,8 @@ def _scrub(tracks: Iterable[_Track], runs: Sequence[Run]) -> None:
 
 
 def _in_order(order: NDArray[np.intp], sums: list[int]) -> NDArray[np.uint64]:
-    """Return what was found in another order in the order of the batch."""
+    """Return the sums in the order of the batch, in which they were not found, as checksums, of which none is 0."""
     found = np.empty(len(order), np.uint64)
     found[order] = sums
+    found[found == 0] = 1
     return found

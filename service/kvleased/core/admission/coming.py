@@ -7,6 +7,7 @@ import numpy as np
 
 from kvleased.core.admission.room import num_available, num_slots_available
 from kvleased.core.blocks.pool import Pool
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Direction
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import NOWHERE, Lease
@@ -80,7 +81,8 @@ def _num_taken_back(state: CacheState) -> int:
     """Count the blocks that leases take when they come back besides those that they left.
 
     What they share with others stays with those. They need it once more where another copy brings it down at the same
-    time: of two slots one has no key, and may be theirs.
+    time: of two slots one has no key, and may be theirs; and what nobody else could find they need once more where a
+    copy that is lost keeps it.
     """
     num_taken = 0
     for lease in state.leases.by_id.values():
@@ -88,7 +90,17 @@ def _num_taken_back(state: CacheState) -> int:
             blocks = state.leases.blocks_of(lease)
             doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
             num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
+            num_taken += _num_kept(state, lease, blocks)
     return num_taken
+
+
+def _num_kept(state: CacheState, lease: Lease, blocks: Ids) -> int:
+    """Count the blocks that only a lease knows, and that do not come free when it leaves them."""
+    device = state.device
+    unfindable = blocks[device.records.state[blocks] != State.READY]
+    own = [one.sources for one in _under_way(state) if one.lease_id == lease.lease_id]
+    num_ends = 1 + np.isin(unfindable, np.concatenate([NOWHERE, *own]))
+    return int(np.count_nonzero(device.holds[unfindable] > num_ends))
 
 
 def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:

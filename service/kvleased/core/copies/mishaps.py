@@ -30,7 +30,11 @@ from kvleased.core.waiting import Waiter
 
 def waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
     """Return the leases that wait for a copy."""
-    return [lease for lease in state.leases.by_id.values() if flight.copy_id in lease.pending]
+    leases = state.leases.by_id
+    if flight.is_joinable or flight.lease_id is None:
+        return [lease for lease in leases.values() if flight.copy_id in lease.pending]
+    lease = leases.get(flight.lease_id)
+    return [lease] if lease is not None and flight.copy_id in lease.pending else []
 
 
 def retire_sources(

@@ -111,6 +111,8 @@ class Flight:
     remote_keys: bytes = b""
     """The keys of the targets, where the remote store is the source."""
     lease_id: LeaseId | None = None
+    is_joinable: bool = False
+    """Whether other leases may wait for it, too: from its start its targets are found by their keys."""
     ticket: int | None = None
     """The call that waits for this copy, and perhaps for others, rather than for a lease's phase."""
     ticket_deadline: float = 0.0

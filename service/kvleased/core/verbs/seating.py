@@ -99,7 +99,7 @@ def seat_waiter(state: CacheState, waiter: Waiter, now: float) -> Outcome:
         num_ahead = _num_ahead(state, waiter, now)
     result = None if num_ahead else _ATTEMPTS[type(command)](state, waiter, now)
     if result is None:
-        return _wait(state, waiter, num_ahead)
+        return _wait(state, waiter, num_ahead or _num_ahead_since(state, waiter, now))
     if state.waiting.by_ticket:
         state.waiting.serve(waiter)
         _answer_mates(state, waiter, now)
@@ -211,6 +211,14 @@ def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
         state.workers[other.worker_id] == tenant or not _is_passed(state, other)
         for other in islice(state.waiting.ordered(now), num_ahead)
     )
+
+
+def _num_ahead_since(state: CacheState, waiter: Waiter, now: float) -> int:
+    """Count them once more after a try in vain: blocks that are made ready for it are not there for others meanwhile.
+
+    Then these are not held back by limits alone, and the next call comes behind them.
+    """
+    return _num_ahead(state, waiter, now) if state.waiting.by_ticket else 0
 
 
 def _is_passed(state: CacheState, waiter: Waiter) -> bool:
