@@ -38,6 +38,7 @@ from tests.unit.service.core.builders import (
     evicted,
     keys,
     land,
+    lose,
     on_host,
     release,
     reload_keys,
@@ -124,6 +125,22 @@ def test_lease_that_comes_back_takes_more_than_it_left() -> None:
 
     # Of the two that come free, it takes one: for the block that is being written through meanwhile.
     assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ("num_tokens=4 wait_ms=2000",))
+
+
+def test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps() -> None:
+    """What a copy may still be reading is not free when the lease has left it, and the lease needs as much elsewhere."""
+    cache = a_cache(6)
+    lease = reserve(cache, 2, "moved twice")
+    other = reserve(cache, 2, "other")
+    reserve(cache, 2, "held")
+    lose(cache, the_copy(evict(cache, lease.lease_id)))
+    evict(cache, lease.lease_id)
+    evict(cache, other.lease_id)
+    assert why(refused(cache, a_reserve(2, "r"))) == ("copies", ("wait_ms=2000",))
+
+    cache.handle(a_reload(lease.lease_id), 0.0)
+
+    assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ())
 
 
 def test_blocks_that_others_hold_stay_when_a_lease_leaves() -> None:
