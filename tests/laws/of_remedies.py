@@ -70,7 +70,6 @@ def those_are_passed_who_no_longer_are(patch: pytest.MonkeyPatch) -> None:
 OF_REMEDIES: tuple[tuple[Mutation, str], ...] = (
     (lease_that_comes_back_is_taken_for_room, "one"),
     (shared_blocks_are_taken_for_room, "one"),
-    (what_lost_copies_keep_is_taken_for_room, "one"),
     (owed_blocks_are_taken_for_room, "limited"),
     (blocks_to_be_zeroed_are_named_as_ready, "one"),
     (keys_are_taken_for_blocks, "full, window and chunk"),

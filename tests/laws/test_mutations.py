@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.laws import mended, of_groups, of_ranks
+from tests.laws import mended, of_groups, of_ranks, of_remedies
 from tests.laws.exhaustive import ROOTS, TINY, search
 from tests.laws.histories import breaks_a_law
 from tests.laws.known_seeds import KNOWN_SEEDS, searched
@@ -14,6 +14,7 @@ from tests.laws.mended import Mutation
 from tests.laws.mutations import MUTATIONS, NEAR
 from tests.unit.client import test_extends_at_once as extends_at_once
 from tests.unit.service.core.admission import test_group_guesses as group_guesses
+from tests.unit.service.core.admission import test_remedies as remedies
 from tests.unit.service.core.admission import test_room as room
 from tests.unit.service.core.grouped import STATE
 from tests.unit.service.core.lease import test_rank_parts as rank_parts
@@ -59,6 +60,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_ranks.rank_that_never_learned_of_a_lease_has_come: (
         rank_parts.test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come
+    ),
+    of_remedies.what_lost_copies_keep_is_taken_for_room: (
+        remedies.test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps
     ),
 }
 """The laws of the core that notice what the simulation comes to seldom."""

@@ -128,7 +128,7 @@ def test_lease_that_comes_back_takes_more_than_it_left() -> None:
 
 
 def test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps() -> None:
-    """What a copy may still be reading is not free when the lease has left it, and the lease needs as much elsewhere."""
+    """What a copy may still be reading is not free when the lease has left it, which needs as much elsewhere."""
     cache = a_cache(6)
     lease = reserve(cache, 2, "moved twice")
     other = reserve(cache, 2, "other")
