@@ -41,7 +41,9 @@ def test_quick_demo_ends_with_status_0() -> None:
     assert "worker killed, control process killed" in done.stdout
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "ending", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
+)
 def test_demo_that_is_told_to_end_leaves_no_process(ending: signal.Signals) -> None:
     """Whoever stops it, or closes its terminal, gets the daemon's memory back at once."""
     with subprocess.Popen([sys.executable, str(DEMO), "--quick"], stderr=subprocess.PIPE) as demo:

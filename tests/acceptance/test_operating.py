@@ -443,7 +443,13 @@ def test_watch_begins_with_a_snapshot_and_tells_what_an_operator_did(client: Cli
     assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.parametrize("is_whole", [False, True], ids=["control process", "daemon"])
+@pytest.mark.parametrize(
+    "is_whole",
+    [
+        pytest.param(False, id="control process", marks=pytest.mark.thorough),
+        pytest.param(True, id="daemon"),
+    ],
+)
 def test_watcher_that_comes_again_after_a_restart_is_told_to_begin_anew(
     own: Serving, *, is_whole: bool
 ) -> None:

@@ -269,7 +269,17 @@ def test_certificate_is_taken_while_the_daemon_runs(secured: Secured) -> None:
         lease.extend(32)
 
 
-@pytest.mark.parametrize("broken", ["garbage", "key of another", "nothing", "ended", "not begun"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "garbage",
+        "ended",
+        *(
+            pytest.param(other, marks=pytest.mark.thorough)
+            for other in ("key of another", "nothing", "not begun")
+        ),
+    ],
+)
 def test_certificate_that_cannot_be_used_leaves_the_old_in_force(
     secured: Secured, broken: str
 ) -> None:

@@ -80,9 +80,17 @@ def test_driver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.fixture(
     params=[
         pytest.param({}, id="all is well"),
-        pytest.param({"KVLEASE_STANDIN_NO_BATCH": "1"}, id="no batched copies"),
-        pytest.param({"KVLEASE_STANDIN_FAIL": "cuMemHostRegister_v2"}, id="nothing can be pinned"),
-        pytest.param({"KVLEASE_STANDIN_MICROSECONDS": "2000"}, id="slow copies"),
+        pytest.param(
+            {"KVLEASE_STANDIN_NO_BATCH": "1"}, id="no batched copies", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            {"KVLEASE_STANDIN_FAIL": "cuMemHostRegister_v2"},
+            id="nothing can be pinned",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {"KVLEASE_STANDIN_MICROSECONDS": "2000"}, id="slow copies", marks=pytest.mark.thorough
+        ),
     ]
 )
 def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:

@@ -67,7 +67,10 @@ def test_bound_is_the_most_that_can_be_found() -> None:
             assert bound == most_hits(requests, num_blocks), (seed, num_blocks)
 
 
-@pytest.mark.parametrize("num_blocks", [6, 12, 24])
+@pytest.mark.parametrize(
+    "num_blocks",
+    [pytest.param(6, marks=pytest.mark.thorough), pytest.param(12, marks=pytest.mark.thorough), 24],
+)
 def test_no_policy_finds_more_than_the_bound(num_blocks: int) -> None:
     """Whoever does not know the future finds no more than who does, in a pool of the same size."""
     for seed in range(60):
