@@ -77,20 +77,19 @@ def test_driver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
         look_at("cuda:0", seconds_max=0.001)
 
 
+THOROUGH = pytest.mark.thorough
+
+
 @pytest.fixture(
     params=[
         pytest.param({}, id="all is well"),
-        pytest.param(
-            {"KVLEASE_STANDIN_NO_BATCH": "1"}, id="no batched copies", marks=pytest.mark.thorough
-        ),
+        pytest.param({"KVLEASE_STANDIN_NO_BATCH": "1"}, id="no batched copies", marks=THOROUGH),
         pytest.param(
             {"KVLEASE_STANDIN_FAIL": "cuMemHostRegister_v2"},
             id="nothing can be pinned",
-            marks=pytest.mark.thorough,
+            marks=THOROUGH,
         ),
-        pytest.param(
-            {"KVLEASE_STANDIN_MICROSECONDS": "2000"}, id="slow copies", marks=pytest.mark.thorough
-        ),
+        pytest.param({"KVLEASE_STANDIN_MICROSECONDS": "2000"}, id="slow copies", marks=THOROUGH),
     ]
 )
 def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:

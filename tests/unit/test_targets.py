@@ -19,7 +19,8 @@ def test_make_looks_for_processes_where_they_are_started() -> None:
 
 def test_make_looks_for_what_is_thorough_where_it_is() -> None:
     """Every thorough test that starts no process lies below a path that `make test-thorough` looks in for such."""
-    looked_in = [*_named("HISTORIES"), ROOT / "tests" / "unit"]
+    # What is tested over a stand-in of a GPU starts processes, and is marked there.
+    looked_in = [*_named("HISTORIES"), ROOT / "tests" / "unit", ROOT / "tests" / "gpu"]
     marked = [path for path in _marked("thorough") if path not in _marked("acceptance")]
 
     assert marked
