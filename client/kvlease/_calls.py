@@ -18,7 +18,6 @@ from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.plan_report import ExplainedPlan, PlanReport, WhatIf
 from kvlease.replies import (
-    RETAIN_PRIORITY_MAX,
     CacheInfo,
     Committed,
     Event,
@@ -32,6 +31,7 @@ from kvlease.replies import (
     ReserveSpec,
     Stats,
 )
+from kvlease.retention import RETAIN_PRIORITY_MAX
 from kvlease.traces import TracedRequest
 from kvlease.v1 import kvlease_pb2 as pb
 

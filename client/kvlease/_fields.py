@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from kvlease._checks import check_encodable, check_range, wrong_type
 from kvlease.errors import InvalidError
 from kvlease.ids import ID_MAX, SEQUENCE_MAX
-from kvlease.replies import SECONDS_RETAINED_MAX
+from kvlease.retention import SECONDS_RETAINED_MAX
 from kvlease.units import TOKENS_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 

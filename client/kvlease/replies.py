@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,6 @@ from kvlease.plan import CachePlan
 
 Priority = Literal["low", "normal", "high"]
 """How soon a request is served, and how long its blocks stay cached."""
-RETAIN_PRIORITY_MAX: Final = 100
-"""The largest number that says how long blocks stay cached; 0 is what low is, 50 normal, 100 high."""
-SECONDS_RETAINED_MAX: Final = 7 * 86_400
-"""Seven days: no block is worth more patience."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

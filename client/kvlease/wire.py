@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvlease.options import WRITE_AFTER_HITS_MAX
-from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
+from kvlease.retention import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
 from kvlease.wire_fields import Body, Bytes, Count, Millis, Name, Number, Percent
 from kvlease.wire_plans import PlanInputs
 

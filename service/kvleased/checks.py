@@ -8,7 +8,7 @@ from typing import Final
 from kvlease._checks import shown
 from kvlease.errors import InvalidError, TooLargeError
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.replies import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
+from kvlease.retention import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
 from kvleased.access.tenant_names import RULE, is_reserved
 from kvleased.counted import counted
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlease.errors import IdReusedError, InvalidError
 from kvlease.ids import Epoch, WorkerId
-from kvlease.replies import RETAIN_PRIORITY_MAX
+from kvlease.retention import RETAIN_PRIORITY_MAX
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Reserved
