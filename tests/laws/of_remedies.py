@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvleased.core.admission import coming, remedies
+from kvleased.core.admission import coming, refusals, remedies
 from kvleased.core.admission.room import num_available
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Reload
@@ -31,6 +31,11 @@ def shared_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
 def what_lost_copies_keep_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
     """A longer wait is named for blocks that a lease leaves to a lost copy, and takes anew when it comes back."""
     patch.setattr(coming, "_num_kept", lambda *_: 0)
+
+
+def late_call_is_taken_for_granted_again(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait for copies is named to a call whose tenant may not have as much any more."""
+    patch.setattr(refusals, "is_granted_again", lambda *_: True)
 
 
 def owed_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,11 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     of_ranks.rank_that_never_learned_of_a_lease_has_come: (
         rank_parts.test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come
     ),
+    of_remedies.late_call_is_taken_for_granted_again: partial(
+        remedies.test_late_fork_is_not_told_to_wait_where_it_would_be_refused,
+        remedies.limited_to(1),
+        "may not have as much any more",
+    ),
     of_remedies.what_lost_copies_keep_is_taken_for_room: (
         remedies.test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps
     ),

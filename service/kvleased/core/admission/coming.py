@@ -37,6 +37,16 @@ def num_slots_soon(state: CacheState, protected: Ids) -> int:
     return num_slots_available(state, protected) + len(_let_go(state.host, held, protected))
 
 
+def is_granted_again(state: CacheState, lease: Lease) -> bool:
+    """Tell whether limits of tenants let a call have what its loading lease holds, once that is given up for it."""
+    if not state.is_limited:
+        return True
+    flights = [state.flights[copy_id] for copy_id in lease.pending]
+    targets = [one.targets for one in flights if one.lease_id == lease.lease_id]
+    own = _let_go(state.device, [state.leases.blocks_of(lease), *targets], NOWHERE)
+    return len(own) <= available_to(state, lease.tenant, NOWHERE, _use_without(state, own))
+
+
 def _blocks_coming(state: CacheState, protected: Ids) -> Ids:
     """Return the blocks that nobody holds any more by then: they are free, or cached and can be evicted."""
     flights = _under_way(state)

@@ -10,7 +10,7 @@ from kvlease.errors import (
     PoolFullError,
     WrongStateError,
 )
-from kvleased.core.admission.coming import num_slots_soon
+from kvleased.core.admission.coming import is_granted_again, num_slots_soon
 from kvleased.core.admission.parking import larger
 from kvleased.core.admission.remedies import longer_wait, remedies
 from kvleased.core.admission.room import num_slots_available
@@ -256,6 +256,9 @@ def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
         return _late(state, flights, lease.tenant, _LONGER)
     if state.is_draining:
         return _late(state, flights, lease.tenant, "the daemon drains; ask another one")
+    if not is_granted_again(state, lease):
+        then = "its tenant may not have as much any more; end another lease of it, then try again"
+        return _late(state, flights, lease.tenant, then)
     if isinstance(request, Fork):
         parent = state.leases.by_id.get(request.lease_id)
         if parent is None or parent.phase is not Phase.ACTIVE:

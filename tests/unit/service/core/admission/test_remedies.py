@@ -604,9 +604,25 @@ def late_fork(before: Callable[[Cache, Reserved], object]) -> DeadlineError:
     return woken(tick(cache, WAIT_MS / 1000), ticket, DeadlineError)
 
 
-def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked() -> None:
+def limited_to(max_blocks: int) -> Callable[[Cache, Reserved], object]:
+    """Return what lets the tenant have no more than so many blocks."""
+    limits = {TENANT: TenantLimits(max_blocks=max_blocks)}
+    command = c.Limit(tenants=limits, tenant_default=TenantLimits())
+    return lambda cache, _: cache.handle(command, 0.0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(lambda *_: None, id="as it was"),
+        pytest.param(limited_to(2), id="still within its limits"),
+    ],
+)
+def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked(
+    before: Callable[[Cache, Reserved], object],
+) -> None:
     """A longer wait is named to a fork of a lease that is still on the device."""
-    error = late_fork(lambda *_: None)
+    error = late_fork(before)
 
     assert error.remedies == (f"wait_ms={2 * WAIT_MS}",)
 
@@ -623,6 +639,7 @@ def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked() -> None:
         pytest.param(
             lambda cache, _: cache.handle(c.Drain(), 0.0), "the daemon drains", id="draining"
         ),
+        pytest.param(limited_to(1), "may not have as much any more", id="limited since"),
     ],
 )
 def test_late_fork_is_not_told_to_wait_where_it_would_be_refused(
