@@ -33,7 +33,7 @@ STRETCH_MIN: Final = 16
 """Adjacent targets from which on their blocks are copied together: below, the calls for it cost what it saves."""
 ROWS_MAX: Final = 64
 """Blocks that are copied or gathered at once, however small they are."""
-LISTED_MAX: Final = 512
+_LISTED_AT_ONCE: Final = 512
 """Blocks of which it is listed at once where they begin and end."""
 TRIED_MIN: Final = 256
 """Blocks of a batch, in stretches that can be copied together, from which on it tells which way is the quickest."""
@@ -236,11 +236,11 @@ def _each(
     """
     return chain.from_iterable(
         _edges(
-            sources[first : first + LISTED_MAX],
-            targets[first : first + LISTED_MAX],
+            sources[first : first + _LISTED_AT_ONCE],
+            targets[first : first + _LISTED_AT_ONCE],
             bytes_per_block,
         )
-        for first in range(0, len(targets), LISTED_MAX)
+        for first in range(0, len(targets), _LISTED_AT_ONCE)
     )
 
 
