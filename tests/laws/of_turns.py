@@ -25,6 +25,11 @@ def minimum_is_not_kept_for_its_tenant(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(room, "available_to", greedy)
 
 
+def copy_counts_as_a_holder(patch: pytest.MonkeyPatch) -> None:
+    """Who takes up cached blocks that only a copy holds leaves others no room for their minimum when it has ended."""
+    patch.setattr(tenants, "_is_any_taken", lambda *of: tenants.num_idle(*of) > 0)
+
+
 def maximum_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
     """A tenant that has all that it may have gets more, without giving up any of its own."""
     patch.setattr(room, "num_above_maximum", lambda *_: 0)

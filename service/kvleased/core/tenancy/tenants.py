@@ -21,6 +21,7 @@ import numpy as np
 
 from kvlease.errors import NeverFitsError, PoolFullError
 from kvleased.core.commands import Pin
+from kvleased.core.effects import Direction
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.limits import TenantLimits
@@ -28,6 +29,7 @@ from kvleased.core.prefix.chains import asking_for
 from kvleased.core.prefix.looking import tenants_of
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy.holdings import holdings
+from kvleased.core.tier.flights import Purpose
 from kvleased.counted import are
 
 TENANT_BLOCKS: Final = "tenant_blocks"
@@ -167,7 +169,18 @@ def available_to(state: CacheState, tenant: int, protected: Ids, use: Use | None
     num_taken = num_idle(state, protected)
     within_maximum = limits_of(state, tenant).max_blocks - used + cached - num_taken
     available = min(_left_by_minima(state, tenant, protected, use), within_maximum)
-    return available if num_taken else max(0, available)
+    return available if _is_any_taken(state, protected) else max(0, available)
+
+
+def _is_any_taken(state: CacheState, blocks: Ids) -> bool:
+    """Tell whether who gets these blocks takes some from the cache, as none but a copy to the host pool holds them."""
+    if not len(blocks):
+        return False
+    holds = state.device.holds[blocks]
+    for flight in state.flights.values():
+        if flight.direction is Direction.OFFLOAD and flight.purpose is not Purpose.PREEMPT:
+            holds = holds - np.isin(blocks, flight.sources)
+    return not holds.all()
 
 
 def _left_by_minima(state: CacheState, tenant: int, protected: Ids, use: Use) -> int:

@@ -342,6 +342,22 @@ def test_prefix_is_not_held_where_it_is_needed_for_a_minimum() -> None:
     assert len(ids(served(cache, 2, "claim", WORKER).block_ids)) == 2
 
 
+def test_prefix_that_only_a_copy_holds_is_not_held_where_it_is_needed_for_a_minimum() -> None:
+    """A copy to the host pool lets go of its blocks; who takes them up meanwhile takes them from the minimum, too."""
+    cache = a_cache(4, tenants={TENANT: TenantLimits(min_blocks=2)})
+    for worker_id in (WORKER, MATE):
+        cache.handle(c.Detach(worker_id=worker_id), 0.0)
+    cached(cache, keys(5, 6, 7), worker_id=STRANGER)
+    cache.handle(c.Attach(worker_id=WORKER, tenant_digest=TENANT), 0.0)
+    leaving = the_copy(cache.handle(c.Evict(keys=keys(5, 6, 7)), 0.0))
+
+    with pytest.raises(PoolFullError):
+        reserve(cache, 3, "hits", keys(5, 6, 7), worker_id=STRANGER)
+
+    land(cache, leaving)
+    assert len(ids(served(cache, 2, "claim", WORKER).block_ids)) == 2
+
+
 @pytest.mark.parametrize(
     "limits",
     [
