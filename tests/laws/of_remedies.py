@@ -38,6 +38,11 @@ def late_call_is_taken_for_granted_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(refusals, "is_granted_again", lambda *_: True)
 
 
+def less_than_a_mate_asks_for_is_named(patch: pytest.MonkeyPatch) -> None:
+    """Fewer tokens are named to a rank while another waits for the same request with more."""
+    patch.setattr(remedies, "_is_bound", lambda *_: False)
+
+
 def owed_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
     """A longer wait is named for blocks that are another tenant's minimum as soon as they come free."""
 

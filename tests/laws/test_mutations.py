@@ -19,6 +19,7 @@ from tests.unit.service.core.admission import test_room as room
 from tests.unit.service.core.grouped import STATE
 from tests.unit.service.core.lease import test_rank_parts as rank_parts
 from tests.unit.service.core.lease import test_rank_restarts as rank_restarts
+from tests.unit.service.core.lease import test_ranks as ranks
 from tests.unit.service.core.tenancy import test_tenants as tenants
 
 _DEPTH = 3
@@ -69,6 +70,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
         remedies.test_late_fork_is_not_told_to_wait_where_it_would_be_refused,
         remedies.limited_to(1),
         "may not have as much any more",
+    ),
+    of_remedies.less_than_a_mate_asks_for_is_named: partial(
+        ranks.test_rank_is_told_of_no_less_than_another_asks_for, ranks.LEFT, ()
     ),
     of_remedies.what_lost_copies_keep_is_taken_for_room: (
         remedies.test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps

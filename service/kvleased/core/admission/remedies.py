@@ -41,7 +41,8 @@ def remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ..
 def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
     found: list[str] = []
     command, num_tokens = waiter.command, 0
-    if lack.reason in _OF_BLOCKS and not isinstance(command, Reload):
+    is_bound = _is_bound(state, waiter)
+    if lack.reason in _OF_BLOCKS and not isinstance(command, Reload) and not is_bound:
         num_tokens = _num_tokens_at_once(state, command, lack)
         found += _asking_for(state, command, lack, num_tokens)
     if lack.reason in OF_LEASES:
@@ -49,9 +50,16 @@ def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, .
     patient = _if_it_waited(state, waiter, lack)
     if patient.is_coming:
         found += longer_wait(state, command.wait_ms)
-    elif lack.reason in _OF_BLOCKS and not isinstance(command, Reload):
+    elif lack.reason in _OF_BLOCKS and not isinstance(command, Reload) and not is_bound:
         found += _in_time(state, command, patient, num_tokens)
     return tuple(found)
+
+
+def _is_bound(state: CacheState, waiter: Waiter) -> bool:
+    """Tell whether another call of its engine waits for the same request, which must ask for the same tokens."""
+    return waiter.request is not None and any(
+        one is not waiter and one.request == waiter.request for one in state.callers
+    )
 
 
 def _if_it_waited(state: CacheState, waiter: Waiter, lack: Shortage) -> Shortage:

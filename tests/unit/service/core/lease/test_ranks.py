@@ -253,6 +253,28 @@ def loading(cache: Cache) -> tuple[object, int | None, int | None]:
     return the_copy(first), first.ticket, second.ticket
 
 
+@pytest.mark.parametrize(
+    ("asks", "remedies"),
+    [
+        pytest.param(LEFT, (), id="same engine"),
+        pytest.param(STRANGER, ("num_tokens=4 num_keys=1",), id="another"),
+    ],
+)
+def test_rank_is_told_of_no_less_than_another_asks_for(
+    asks: WorkerId, remedies: tuple[str, ...]
+) -> None:
+    """Who comes while another call for its request waits to know the prefix must ask for as many tokens as that."""
+    cache = an_engine(4, uses_remote=True)
+    command = a_reserve(3, "r", keys(1, 2), worker_id=asks, wait_ms=WAIT_MS)
+    reserve(cache, 3, "other", worker_id=STRANGER)
+    cache.handle(command, 0.0)
+
+    with pytest.raises(PoolFullError) as caught:
+        cache.handle(replace(command, worker_id=RIGHT, wait_ms=0), 0.0)
+
+    assert caught.value.remedies == remedies
+
+
 def test_ranks_wait_for_the_bytes_of_a_prefix_together() -> None:
     """Both are answered by the copy, with the same hits."""
     cache = an_engine()
