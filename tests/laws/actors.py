@@ -43,6 +43,8 @@ class Held:
     is_evicted: bool = False
     is_moving: bool = False
     is_trimming: bool = False
+    is_behind: bool = False
+    """Whether an answer was lost while it moved, so that its worker has not read its row since."""
     rank: int | None = None
     """Which part of every block its worker writes, where others share the lease; None where it writes all of them."""
     vain_tokens: int = 0

@@ -95,11 +95,11 @@ def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
     assert row is not None
     if len(shared.ranks | shared.perhaps) < world.shape.num_ranks:
         return 0, 0
-    known = [
-        tokens
-        for one, tokens in shared.wants.items()
-        if one in world.workers and held.lease_id in world.workers[one].leases
-    ]
+    parts = {
+        one: world.workers[one].leases.get(held.lease_id)
+        for one in shared.wants.keys() & world.workers.keys()
+    }
+    known = [shared.wants[one] for one, part in parts.items() if part is not None]
     groups, num_computed = world.shape.groups, int(world.records.rows.num_computed[row])
     # Windows stay as they are while a rank is ahead; and one that may be has what it needs where it is.
     done = [shared.done.get(rank, 0) for rank in shared.ranks]
@@ -111,6 +111,8 @@ def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
         )
         for at_tokens in (max(known), num_computed)
     )
-    # Of others nobody knows whether they have a part in it yet, or still.
+    # Of others nobody knows whether they have a part in it yet, or still; nor how much of it who asked for it to come
+    # back, and has had no answer, may have been told of.
     are_all_known = len(known) == len(shared.wants) and not shared.is_resumed
+    are_all_known &= not any(part.is_moving for part in parts.values() if part is not None)
     return least if are_all_known and is_even else 0, most

@@ -205,7 +205,7 @@ def extended(world: "World", worker: Worker, held: Held, num_tokens: int, reply:
     if held.rank is not None:
         sharing.grow(world, worker, held, num_tokens, (counts, added, numbers(reply.num_places)))
         return
-    if added and {*added} <= {block for part in held.parts for block in part}:
+    if held.is_behind or (added and {*added} <= {block for part in held.parts for block in part}):
         # The answer to another call was lost, and so the worker has read its row meanwhile. Or that of a commit is yet
         # to come, which gave the blocks back from other places. The table tells, as it does to a client that is short.
         _read_again(world, held, {*added})

@@ -111,6 +111,7 @@ def read_row(world: "World", held: Held) -> None:
         # The row tells of all that its mates have, too; it reads no more of it than it is told to be its own.
         held.vain_tokens = int(world.records.rows.num_tokens[row])
         return
+    held.is_behind = held.is_moving
     if row is None or held.is_evicted or held.is_moving:
         return
     parts = row_parts(world, row)
