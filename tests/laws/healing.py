@@ -296,8 +296,8 @@ def _copy_down(world: World) -> None:
     if not state.dirt.writes_through:
         return
     is_ready, dirt = state.host.records.state == State.READY, state.dirt
-    # Each that the store does not take makes it rest once, before all others have had their turn; and where a copy ends in
-    # parts, the next one begins with the next command.
+    # Each that the store does not take makes it rest once, before all others have had their turn; and where a copy ends
+    # in parts, the next one begins with the next command.
     for _ in range(len(world.flipped) + 2 + len(state.host)):
         world.tick(_REST_SECONDS)
         _settle(world)
