@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvlease.errors import KVLeaseError
+from kvlease._checks import shown
+from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.ids import SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api import faults
@@ -37,10 +38,10 @@ class EventsEndpoint(Endpoint):
         """Begin the stream, or refuse it."""
         try:
             message, caller = await self._read(request)
+            if isinstance(message, pb.WatchRequest):
+                _resume(message, request)
         except KVLeaseError as error:
             return refusal(error)
-        if isinstance(message, pb.WatchRequest):
-            _resume(message, request)
         events = faults.stream(self._daemon, self._route.verb, message, caller)
         first = _next(events)
         await asyncio.wait({first}, timeout=FIRST_LOOK_SECONDS)
@@ -105,7 +106,14 @@ def _next(events: AsyncIterator[Message | KVLeaseError]) -> "asyncio.Future[Next
 
 
 def _resume(message: pb.WatchRequest, request: Request) -> None:
-    """Go on where a browser that reconnects says that it was."""
+    """Go on where a browser that reconnects says that it was.
+
+    Raises:
+        InvalidError: it says what no event has had for its id; all would be told again.
+    """
     seen = request.headers.get("last-event-id", "")
-    if seen.isascii() and seen.isdigit() and not message.after_sequence:
+    if seen and not (seen.isascii() and seen.isdigit()):
+        text = f"Last-Event-ID is {shown(seen)}; it must be the id of an event"
+        raise InvalidError(text, resource="Last-Event-ID")
+    if seen and not message.after_sequence:
         message.after_sequence = min(int(seen), SEQUENCE_MAX)

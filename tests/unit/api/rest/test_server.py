@@ -285,6 +285,17 @@ async def test_events_are_server_sent(served: Served) -> None:
     assert b"event: k1" not in received
 
 
+@pytest.mark.parametrize("seen", ["abc", "-1", "1.5", "\u0661"])
+async def test_what_is_no_id_of_an_event_is_refused(served: Served, seen: str) -> None:
+    """Who says that it has seen what there never was is told so, in place of hearing everything again."""
+    headers = {"Last-Event-ID": seen.encode().decode("latin-1")}
+
+    answer = await http(served, "GET", "/v1/events", headers=headers)
+
+    assert answer.status == 422
+    assert answer.json["resource"] == "Last-Event-ID"
+
+
 async def test_traces_are_server_sent(served: Served) -> None:
     """Each request is an event without a number, for a trace does not go on where it was; the caller is known."""
     served.daemon.events = [
