@@ -317,6 +317,8 @@ class Tiers:
             entry.is_scanned = True
             self.links[mover].note_file(found.pool, entry.disk_file_id)
             self._note_store(entry)
+            if entry.stores.get(Tier.DISK, _AWAY).is_on:
+                self._apply(entry, c.TierChanged(tier=Tier.DISK, is_on=True))
             _LOG.info("store_scanned", cache=entry.name, num_found=entry.num_found[Tier.DISK])
 
     def _note(self, mover: Mover, status: Status) -> None:
@@ -349,6 +351,8 @@ class Tiers:
                 is_on=status.is_on,
                 is_empty=is_other,
                 is_mover_away=status in (_AWAY, _UNPOPULATED),
+                is_read=not (status.is_on and mover is Mover.DISK)
+                or (entry.is_scanned and not is_other),
             )
             self._apply(entry, changed)
         if is_other:

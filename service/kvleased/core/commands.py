@@ -285,6 +285,8 @@ class TierChanged:
     """Whether the disk store has none of what was in it: it is another one. What it has instead is told by Adopt."""
     is_mover_away: bool = False
     """Whether a store does not work because its mover is not there; of the store itself nothing is known."""
+    is_read: bool = True
+    """Whether all is known that the disk store has; else slots that seem free may have what Adopt is yet to tell."""
 
 
 @message

@@ -86,6 +86,7 @@ class CacheState:
         """What granted requests did not find, until it is looked up."""
         self.tiers_off: set[Tier] = set()
         """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
+        self.is_disk_read = True
         self.suspects, self.pins = Suspects(), Pins()
         self.was_remote_away = False
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""

@@ -6,9 +6,9 @@ What is copied when:
 - to the disk store and the remote store, from the host pool: under write-through all that came there, else those slots
   that will leave next, so that a part of the pool is free or has copies below.
 
-What is below already is never copied again. Each mover has one such copy at a time, and it holds no more than a part of
-a pool: what others need is never far. While calls wait for room, nothing more is brought to the host pool: what leaves
-for them goes first.
+What is below already is never copied again, and nothing to a disk store before all that it has is known: slots that
+seem free may not be. Each mover has one such copy at a time, and it holds no more than a part of a pool: what others
+need is never far. While calls wait for room, nothing more is brought to the host pool: what leaves for them goes first.
 """
 
 from typing import Final
@@ -46,7 +46,8 @@ def clean(state: CacheState, now: float) -> None:
     is_host_on = Tier.HOST not in state.tiers_off
     if dirt.offload.size and is_host_on and Mover.MEMORY not in busy and not len(state.waiting):
         _offload(state)
-    if dirt.stores and Mover.DISK not in busy and Tier.DISK not in state.tiers_off:
+    is_disk_on = Tier.DISK not in state.tiers_off and state.is_disk_read
+    if dirt.stores and Mover.DISK not in busy and is_disk_on:
         _store(state)
     if dirt.shares and Mover.REMOTE not in busy and Tier.REMOTE not in state.tiers_off:
         _share(state)

@@ -15,6 +15,8 @@ def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome
     if command.is_empty:
         assert command.tier is Tier.DISK, "what the remote store has is not known here"
         _forget_disk(state, now)
+    if command.tier is Tier.DISK:
+        state.is_disk_read = command.is_read
     if command.is_on:
         state.tiers_off.discard(command.tier)
         if command.tier is Tier.REMOTE and state.was_remote_away:

@@ -100,6 +100,7 @@ async def test_found_slots_are_adopted_until_the_last(
         while not node.scanned:  # noqa: ASYNC110 - it comes by a callback of the loop
             await asyncio.sleep(0)
     assert (node.scanned, deep.is_scanned, deep.tiers()[1].status) == (["deep"], True, "ready")
+    assert node.take() == [("deep", c.TierChanged(tier=Tier.DISK, is_on=True))]
 
 
 async def test_core_forgets_a_disk_store_that_is_another_one(
@@ -121,7 +122,7 @@ async def test_core_forgets_a_disk_store_that_is_another_one(
     assert await node.until() == [("deep", on)]
     say(is_on=False)
     say(is_on=True, file_id="new")
-    replaced = c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True)
+    replaced = c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True, is_read=False)
     assert await node.until(2) == [("deep", off), ("deep", replaced)]
     assert (deep.disk_file_id, deep.is_scanned, deep.num_found[Tier.DISK]) == ("new", False, 0)
     assert node.scanned == ["deep"]
@@ -135,7 +136,8 @@ async def test_core_forgets_a_disk_store_that_is_another_one(
     node.tiers.mover_came("disk-mover", theirs, 2)
     assert protocol.PoolMap.decode(packets(ours)[0]).file_id == ""
     say(is_on=True, file_id="new")
-    assert await node.until() == [("deep", on)]
+    unread = c.TierChanged(tier=Tier.DISK, is_on=True, is_read=False)
+    assert await node.until() == [("deep", unread)]
     os.close(fd)
 
 

@@ -43,7 +43,7 @@ async def test_disk_that_hangs_is_off_until_it_answers(
     assert reason == (
         "no copy has ended for 3 s, so the disk hangs or is too slow; after 30 s its mover is replaced"
     )
-    assert node.take() == [("deep", c.TierChanged(tier=Tier.DISK, is_on=True))]
+    assert node.take() == [("deep", c.TierChanged(tier=Tier.DISK, is_on=True, is_read=False))]
     assert not entry.stores[Tier.DISK].reason
 
 
@@ -61,7 +61,7 @@ async def test_core_forgets_a_store_that_was_replaced_while_the_disk_hung(
 
     end.send(Status(is_on=True, file_id="cd").encode())
 
-    other = c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True)
+    other = c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True, is_read=False)
     assert await node.until() == [("deep", other)]
 
 

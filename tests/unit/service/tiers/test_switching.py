@@ -96,7 +96,8 @@ async def test_store_is_off_until_its_mover_says_otherwise(
 
     for _ in range(2):
         ends["disk-mover"].send(Status(is_on=True).encode())
-    assert await node.until() == [("deep", c.TierChanged(tier=Tier.DISK, is_on=True))]
+    on = c.TierChanged(tier=Tier.DISK, is_on=True, is_read=False)
+    assert await node.until() == [("deep", on)]
     reason = "redis://:pw@host is full"
     ends["disk-mover"].send(Status(is_on=False, reason=reason, pool=deep.pool).encode())
     assert await node.until() == [("deep", c.TierChanged(tier=Tier.DISK, is_on=False))]

@@ -587,6 +587,26 @@ def test_slot_that_was_retired_is_not_given_anew_while_a_mover_may_read_it() -> 
     assert cache.check() == []
 
 
+def test_nothing_is_stored_before_all_that_the_store_has_is_known() -> None:
+    """What a life before left there is told slot by slot; one that seems free may hold a block that is to be found."""
+    cache = a_tiered_cache(16, 16, write_policy=WritePolicy.WRITE_THROUGH)
+    cache.handle(c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True, is_read=False), 0.0)
+    lease = reserve(cache, 2)
+    command = c.Commit(
+        worker_id=WORKER, lease_id=lease.lease_id, num_tokens=8, first_block=0, keys=doc(2)
+    )
+    down = the_copy(cache.handle(command, 0.0))
+    assert copies(land(cache, down)) == []
+    assert copies(tick(cache, 2.0)) == []
+
+    store = the_copy(turn(cache, Tier.DISK, on=True))
+
+    assert store.direction is Direction.STORE
+    land(cache, store)
+    assert looked_up(cache, doc(2)) == (2, 0, 0)
+    assert cache.census().disk["ready"] == 2
+
+
 def test_stores_under_way_when_the_store_is_replaced_are_made_again() -> None:
     """Nobody knows which of the two they went to; all that the host pool has is stored in the new one."""
     cache = a_tiered_cache(16, 16, write_policy=WritePolicy.WRITE_THROUGH)
