@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -103,9 +104,20 @@ def test_blocks_come_back_from_disk_when_no_other_tier_has_them(
             lease.release()
 
 
-def test_a_store_outlives_the_whole_daemon(tmp_path: Path, disk_dir: Path) -> None:
+@pytest.mark.parametrize("is_host_pool_kept", [False, True], ids=["alone", "with its host pool"])
+def test_a_store_outlives_the_whole_daemon(
+    tmp_path: Path, disk_dir: Path, is_host_pool_kept: bool
+) -> None:
     """Supervisor, control process and movers are killed at once; the next daemon finds every block by its header."""
-    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as host_dir,
+        served(
+            tmp_path / "run",
+            "--disk-dir",
+            str(disk_dir),
+            *(["--host-dir", host_dir] if is_host_pool_kept else []),
+        ) as serving,
+    ):
         fill(serving, small())
         kill_all(serving)
         serving.start()
