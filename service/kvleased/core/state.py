@@ -87,6 +87,7 @@ class CacheState:
         self.tiers_off: set[Tier] = set()
         """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
         self.is_disk_read = True
+        """Whether all is known that the disk store has, so that a slot that is free here is free there."""
         self.suspects, self.pins = Suspects(), Pins()
         self.was_remote_away = False
         """Whether the remote store stopped working in this life, so that it may come back without what it had."""

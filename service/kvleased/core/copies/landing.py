@@ -136,9 +136,8 @@ def copy_lost(state: CacheState, command: CopyLost, now: float) -> Outcome:
     flight = state.flights.get(command.copy_id)
     if flight is not None and not flight.is_lost:
         state.counters["copies_lost"] += 1
-        doubt(
-            state, flight, CopyFailedError("the copy did not end in time", resource="copies"), now
-        )
+        late = CopyFailedError("the copy did not end in time", resource="copies")
+        doubt(state, flight, late, now)
     return Outcome(reply=Done())
 
 
@@ -285,11 +284,10 @@ def _fail(state: CacheState, flight: Flight, now: float) -> None:
     state.tell("copy_failed", num_blocks=flight.num_pairs)
     _unlist_loading(state, flight)
     state.dirt.failed(flight, now)
-    error = CopyFailedError(
-        "the copy failed, and what it was to move is where it was; try again after retry_after_ms",
-        resource="copies",
-        retry_after_ms=state.shape.retry_after_ms,
+    text = (
+        "the copy failed, and what it was to move is where it was; try again after retry_after_ms"
     )
+    error = CopyFailedError(text, resource="copies", retry_after_ms=state.shape.retry_after_ms)
     disappoint(state, flight, error, now)
     source_pool, target_pool = state.ends(flight.direction)
     source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))

@@ -328,13 +328,19 @@ def test_cached_blocks_up_to_the_minimum_are_not_evicted_for_others() -> None:
     assert found(cache, keys(1, 2)) == (2, 0)
 
 
-def test_prefix_is_not_held_where_it_is_needed_for_a_minimum() -> None:
-    """Cached blocks that an attached tenant can still claim for its minimum are not taken up by others either."""
+def filled_before_a_claim() -> Cache:
+    """Return a cache most of which others' blocks fill when a tenant comes that is guaranteed half of it."""
     cache = a_cache(4, tenants={TENANT: TenantLimits(min_blocks=2)})
     for worker_id in (WORKER, MATE):
         cache.handle(c.Detach(worker_id=worker_id), 0.0)
     cached(cache, keys(5, 6, 7), worker_id=STRANGER)
     cache.handle(c.Attach(worker_id=WORKER, tenant_digest=TENANT), 0.0)
+    return cache
+
+
+def test_prefix_is_not_held_where_it_is_needed_for_a_minimum() -> None:
+    """Cached blocks that an attached tenant can still claim for its minimum are not taken up by others either."""
+    cache = filled_before_a_claim()
 
     with pytest.raises(PoolFullError):
         reserve(cache, 3, "hits", keys(5, 6, 7), worker_id=STRANGER)
@@ -344,11 +350,7 @@ def test_prefix_is_not_held_where_it_is_needed_for_a_minimum() -> None:
 
 def test_prefix_that_only_a_copy_holds_is_not_held_where_it_is_needed_for_a_minimum() -> None:
     """A copy to the host pool lets go of its blocks; who takes them up meanwhile takes them from the minimum, too."""
-    cache = a_cache(4, tenants={TENANT: TenantLimits(min_blocks=2)})
-    for worker_id in (WORKER, MATE):
-        cache.handle(c.Detach(worker_id=worker_id), 0.0)
-    cached(cache, keys(5, 6, 7), worker_id=STRANGER)
-    cache.handle(c.Attach(worker_id=WORKER, tenant_digest=TENANT), 0.0)
+    cache = filled_before_a_claim()
     leaving = the_copy(cache.handle(c.Evict(keys=keys(5, 6, 7)), 0.0))
 
     with pytest.raises(PoolFullError):
