@@ -6,6 +6,7 @@ A page is given back only if all of it lies under such blocks: what shares a pag
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ Pieces = Sequence[tuple[int, int, int]]
 """Of every block: where the piece of block 0 starts, bytes from one block's to the next one's, bytes of the piece."""
 Ranges = list[tuple[int, int]]
 """Where each range of bytes starts and ends."""
+
+_ROUNDS: Final = 3
+"""A mover that readies a region goes on with the chunk it is at; it begins no other one once pages are missing."""
 
 
 def pages_of(blocks: NDArray[np.signedinteger], pieces: Pieces, bytes_per_page: int) -> Ranges:
@@ -45,12 +49,17 @@ def give_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
     Raises:
         OSError: the memory cannot be given back.
     """
-    if not ranges:
+    given = list(_within(ranges, region_bytes))
+    num_bytes = sum(end - start for start, end in given)
+    if not given:
         return
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     with mmap.mmap(fd, whole_pages(fd, region_bytes), mmap.MAP_SHARED, protection) as mapping:
-        for start, end in _within(ranges, region_bytes):
-            mapping.madvise(mmap.MADV_REMOVE, start, end - start)
+        for _ in range(_ROUNDS):
+            for start, end in given:
+                mapping.madvise(mmap.MADV_REMOVE, start, end - start)
+            if missing_bytes(fd, region_bytes) >= num_bytes:
+                return
 
 
 def bring_back(fd: int, ranges: Ranges, region_bytes: int) -> None:

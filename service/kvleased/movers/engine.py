@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -37,7 +38,10 @@ NO_POOLS: Final[Pools] = CpuPools.laid((), np.zeros(0, np.uint8), num_blocks=0, 
 Step = Callable[[], object]
 """What readies some of the memory of pools for their first copies; it may be done at any time, or never."""
 Lay = Callable[[PoolMap, list[int]], tuple[Pools, list[Step]]]
-"""Map what lies behind descriptors, which stay the caller's, as pools without a piece; the last step goes first."""
+"""Map what lies behind descriptors, which stay the caller's, as pools without a piece; the last step goes first.
+
+The descriptors have to stay open until all steps are done.
+"""
 
 
 def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
@@ -45,12 +49,7 @@ def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
     host_bytes = slots_bytes_of(message, fds)
     sizes = (*message.device_bytes, host_bytes)[: len(fds)]
     regions = [map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)]
-    # What was given back of a pool would come back when it is touched.
-    touched = [
-        region
-        for region, fd, region_bytes in zip(regions, fds, sizes, strict=True)
-        if _is_whole(fd, region_bytes)
-    ]
+    steps = touches(list(zip(regions, fds, strict=True))[::-1])
     host = regions.pop() if message.num_slots else np.zeros(0, np.uint8)
     pools = CpuPools.laid(
         tuple(regions),
@@ -59,7 +58,7 @@ def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
         bytes_per_slot=message.bytes_per_slot,
         pieces=message.pieces,
     )
-    return pools, touches(touched[::-1])
+    return pools, steps
 
 
 def slots_bytes_of(message: PoolMap, fds: list[int]) -> int:
@@ -78,9 +77,32 @@ def slots_bytes_of(message: PoolMap, fds: list[int]) -> int:
     return num_bytes if is_whole else 0
 
 
-def touches(regions: list[NDArray[np.uint8]]) -> list[Step]:
-    """Return what enters the pages of regions into this process's page tables, those of the last region first."""
-    return [partial(_touch, chunk) for region in regions for chunk in _chunks(region)]
+def touches(regions: list[tuple[NDArray[np.uint8], int]]) -> list[Step]:
+    """Return what enters the pages of regions into this process's page tables, those of the last region first.
+
+    Beside each region is its descriptor, which has to stay open meanwhile.
+    """
+    return [
+        partial(_touch_whole, chunk, fd, len(region))
+        for region, fd in regions
+        for chunk in _chunks(region)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Untouched:
+    """What is left to ready of the memory of a pool."""
+
+    steps: list[Step]
+    fds: list[int]
+    """Descriptors of its regions, its own: what has become of the memory is asked again at each step."""
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+_TOUCHED: Final = _Untouched([], [])
 
 
 class Engine:
@@ -91,7 +113,7 @@ class Engine:
         self._link = link
         self._lay = lay
         self._pools: dict[int, Pools] = {}
-        self._untouched: dict[int, list[Step]] = {}
+        self._untouched: dict[int, _Untouched] = {}
 
     def run(self) -> None:
         """Say that it is there, and carry out packets as they come until the other end is gone, in whatever way."""
@@ -127,7 +149,7 @@ class Engine:
             self._pools[pool] = self._pools[pool].with_pieces(pieces)
         elif kind == protocol.UNMAP:
             pool = protocol.decode_unmap(packet)
-            self._untouched.pop(pool, None)
+            self._untouched.pop(pool, _TOUCHED).close()
             self._pools.pop(pool, NO_POOLS).close()
 
     def _touch_while_idle(self) -> None:
@@ -136,17 +158,17 @@ class Engine:
             return
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
-        for pool, steps in list(self._untouched.items()):
-            while steps:
+        for pool, untouched in list(self._untouched.items()):
+            while untouched.steps:
                 if poll.poll(_MS_BETWEEN_TOUCHES):
                     return
-                steps.pop()()
-            del self._untouched[pool]
+                untouched.steps.pop()()
+            self._untouched.pop(pool).close()
 
     def _map(self, message: PoolMap, fds: list[int]) -> None:
-        self._pools[message.pool], self._untouched[message.pool] = self._lay(message, fds)
-        for fd in fds:
-            os.close(fd)
+        self._pools[message.pool], steps = self._lay(message, fds)
+        self._untouched.pop(message.pool, _TOUCHED).close()
+        self._untouched[message.pool] = _Untouched(steps, fds)
 
     def _carry_out(self, pools: Pools, batch: Batch) -> Copied:
         """Do what a batch says; a store's engine does it in its own way.
@@ -219,7 +241,9 @@ def _chunks(region: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
     return [region[start : start + _TOUCH_BYTES] for start in range(0, len(region), _TOUCH_BYTES)]
 
 
-def _touch(chunk: NDArray[np.uint8]) -> None:
-    _LIBC.madvise(
-        ctypes.c_void_p(chunk.ctypes.data), ctypes.c_size_t(chunk.nbytes), _MADV_POPULATE_WRITE
-    )
+def _touch_whole(chunk: NDArray[np.uint8], fd: int, region_bytes: int) -> None:
+    """Enter the pages of a piece of a region, all of which exists: what was given back of it would come back."""
+    if _is_whole(fd, region_bytes):
+        _LIBC.madvise(
+            ctypes.c_void_p(chunk.ctypes.data), ctypes.c_size_t(chunk.nbytes), _MADV_POPULATE_WRITE
+        )

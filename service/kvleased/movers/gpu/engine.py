@@ -53,7 +53,7 @@ class CudaLayer:
     def lay_unpinned(self, message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
         """Lay a cache over its regions for a process that copies little between the host pool and the device."""
         pools, host, _ = self._laid(message, fds)
-        return pools, touches([host])
+        return pools, touches([(host, fd) for fd in fds[-1:]])
 
     def _laid(self, message: PoolMap, fds: list[int]) -> tuple[CudaPools, NDArray[np.uint8], Pins]:
         host_bytes = slots_bytes_of(message, fds)

@@ -83,3 +83,22 @@ def test_nothing_to_give_back_touches_nothing(fd: int) -> None:
     holes.give_back(fd, [], NUM_PAGES * PAGE)
 
     assert holes.missing_bytes(fd, NUM_PAGES * PAGE) == 0
+
+
+def test_what_a_mover_brings_back_meanwhile_is_given_back_again(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be amid a chunk when the first page goes; then it stops."""
+    chunks = [4 * PAGE]
+    missing_bytes = holes.missing_bytes
+
+    def missing_after_a_chunk(fd: int, region_bytes: int) -> int:
+        while chunks:
+            cpu.allocate(fd, chunks.pop(), PAGE)
+        return missing_bytes(fd, region_bytes)
+
+    monkeypatch.setattr(holes, "missing_bytes", missing_after_a_chunk)
+
+    holes.give_back(fd, [(2 * PAGE, 6 * PAGE)], NUM_PAGES * PAGE)
+
+    assert missing_bytes(fd, NUM_PAGES * PAGE) == 4 * PAGE

@@ -129,14 +129,20 @@ def test_idle_mover_readies_all_of_its_memory(pool_fds: list[int]) -> None:
     assert not engine._untouched
 
 
-def test_idle_mover_leaves_a_pool_alone_that_was_made_smaller(pool_fds: list[int]) -> None:
-    """What was given back of a pool is not brought back by a mover that maps it."""
+@pytest.mark.parametrize("is_mapped_before", [False, True])
+def test_idle_mover_leaves_a_pool_alone_that_was_made_smaller(
+    pool_fds: list[int], is_mapped_before: bool
+) -> None:
+    """What was given back of a pool is not brought back by a mover that maps it, or has begun to ready it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hole = (5 * BYTES_PER_BLOCK, 9 * BYTES_PER_BLOCK)
-    holes.give_back(pool_fds[0], [hole], NUM_BLOCKS * BYTES_PER_BLOCK)
     with ours, theirs:
         engine = Engine(theirs)
+        if not is_mapped_before:
+            holes.give_back(pool_fds[0], [hole], NUM_BLOCKS * BYTES_PER_BLOCK)
         engine._map(POOLS, [os.dup(fd) for fd in pool_fds])
+        if is_mapped_before:
+            holes.give_back(pool_fds[0], [hole], NUM_BLOCKS * BYTES_PER_BLOCK)
 
         engine._touch_while_idle()
 
