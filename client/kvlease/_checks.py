@@ -23,6 +23,8 @@ _SHOWN_CHARACTERS_MAX: Final = 40
 _BYTES_PER_TOKEN_ID: Final = 4
 _TOKEN_ID_MAX: Final = 2**31 - 1
 _SIGN: Final = 0x80
+_CARRIED_MOST: Final = frozenset({2**32 - 1, 2**53 - 1, 2**63 - 1, 2**64 - 1})
+"""The largest integers that fields carry, in any of their forms."""
 _LISTS: Final = (list, tuple)
 _TYPES_OF_KEYS: Final = frozenset({bytes})
 _LENGTHS_OF_KEYS: Final = frozenset({BYTES_PER_KEY})
@@ -78,9 +80,21 @@ def check_range(field: str, value: int, least: int, most: int, *, of: str = "") 
     """
     if least <= value <= most:
         return
-    message = f"{field}{of} must be from {least} to {most}, not {shown(value)}"
+    wanted, limit = range_words(value, least, most)
+    message = f"{field}{of} must be {wanted}, not {shown(value)}"
     need = value if -(2**63) <= value < 2**63 else None
-    raise InvalidError(message, resource=field, rule="out_of_range", need=need, limit=most)
+    raise InvalidError(message, resource=field, rule="out_of_range", need=need, limit=limit)
+
+
+def range_words(value: float, least: int, most: int) -> tuple[str, int | None]:
+    """Return how to say what an integer must be that is not, and the largest one to name.
+
+    What a field of the protocol carries is no rule: who gives too little is not told of it, for the daemon's own limit
+    is lower.
+    """
+    if value < least and most in _CARRIED_MOST:
+        return f"{least} or more", None
+    return f"from {least} to {most}", most
 
 
 def check_deadline(deadline_seconds: float) -> None:

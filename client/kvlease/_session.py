@@ -194,8 +194,7 @@ class Session:
         with self.lock:
             if self.link.epoch != epoch:
                 return None
-            known = self.grants.get(lease_id)
-            if known is not None:
+            if (known := self.grants.get(lease_id)) is not None:
                 grant.refusal = _held_already(known)
                 return grant
             came_as = response.joined_id or lease_id
@@ -278,9 +277,10 @@ class Session:
         grant.put(b"")
 
     def reloaded(self, grant: Grant, response: pb.ReloadResponse, epoch: int) -> None:
-        """Note where an evicted lease's blocks are now."""
+        """Note where an evicted lease's blocks are now; a rank that joined it hears only now what it covers."""
         with self.lock:
             if self.link.epoch == epoch:
+                grant.cover(response.num_tokens)
                 grant.put(response.block_ids, unpacked(response.num_blocks))
                 grant.row, grant.is_evicted = response.row, False
             else:

@@ -33,8 +33,8 @@ def error_to_proto(error: KVLeaseError) -> pb.Error:
 
 
 def fitting(number: int | None) -> int | None:
-    """Return a number that an Error can carry: a caller's own, which a refusal repeats, may be any."""
-    return number if number is None else max(-_INT64_MAX, min(number, _INT64_MAX))
+    """Return a number if an Error can carry it: a caller's own, which a refusal repeats, may be any."""
+    return number if number is not None and -_INT64_MAX <= number <= _INT64_MAX else None
 
 
 def error_from_proto(message: pb.Error) -> KVLeaseError:

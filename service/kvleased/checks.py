@@ -5,7 +5,7 @@ import struct
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from kvlease._checks import shown
+from kvlease._checks import range_words, shown
 from kvlease.errors import InvalidError, TooLargeError
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.retention import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
@@ -32,8 +32,9 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 def count(field: str, value: int, least: int, most: int) -> int:
     """Return a number that lies in its range."""
     if not least <= value <= most:
-        message = f"{field} is {value}; it must be from {least} to {most}"
-        raise InvalidError(message, resource=field, need=value, limit=most)
+        wanted, limit = range_words(value, least, most)
+        message = f"{field} is {value}; it must be {wanted}"
+        raise InvalidError(message, resource=field, need=value, limit=limit)
     return value
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,31 @@ def test_rank_without_a_table_follows_one_that_jumped_far(daemon: Serving, trans
 
             jumping.extend(192)
             assert following.block_ids.tolist() == jumping.block_ids.tolist()
+
+
+def test_rank_that_joins_an_evicted_lease_covers_nothing_until_it_is_reloaded(
+    daemon: Serving,
+) -> None:
+    """Then it covers what the rank does that had it before."""
+    inputs = replace(INPUTS, layout="LBHNC", parallel=ParallelInputs(tensor_ranks=2))
+    with (
+        new_cache(daemon, "late", inputs) as client,
+        client.attach("late", engine="e", rank=0) as first,
+    ):
+        lease = first.reserve("r", num_tokens=40)
+        covered_tokens = lease.covered_tokens
+        with client.attach("late", engine="e", rank=1) as second, ThreadPoolExecutor() as threads:
+            list(threads.map(Lease.evict, (lease, second.reserve("r", num_tokens=40))))
+        with (
+            client.attach("late", engine="e", rank=1) as third,
+            ThreadPoolExecutor() as threads,
+        ):
+            joined = third.reserve("r", num_tokens=40)
+            assert (joined.is_evicted, joined.covered_tokens) == (True, 0)
+
+            list(threads.map(Lease.reload, (lease, joined)))
+
+            assert joined.covered_tokens == lease.covered_tokens == covered_tokens > 0
 
 
 def test_example_of_a_hybrid_cache_runs(daemon: Serving) -> None:

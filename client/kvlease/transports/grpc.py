@@ -304,8 +304,9 @@ def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:
             message.remedies.extend(json.loads(info.metadata.get("remedies", "[]")))
             message.holdings.extend(holdings_from_text(info.metadata.get("holdings", "")))
             for name in _NUMBERS:
-                if number := info.metadata.get(name):
-                    setattr(message, name, fitting(int(number)))
+                number = fitting(int(info.metadata[name])) if name in info.metadata else None
+                if number is not None:
+                    setattr(message, name, number)
         elif detail.Unpack(retry):
             message.retry_after_ms = retry.retry_delay.ToMilliseconds()
     return error_from_proto(message) if message.code else None

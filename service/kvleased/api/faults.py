@@ -167,7 +167,9 @@ def grpc_status(error: KVLeaseError) -> "Status":
     from grpc import StatusCode  # noqa: PLC0415
 
     metadata = {
-        name: str(number) for name in _NUMBERS if (number := getattr(error, name)) is not None
+        name: str(number)
+        for name in _NUMBERS
+        if (number := fitting(getattr(error, name))) is not None
     }
     metadata["retryable"] = "true" if error.retryable else "false"
     if error.resource:

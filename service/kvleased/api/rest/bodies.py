@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from kvlease._checks import shown
+from kvlease._checks import range_words, shown
 from kvlease.errors import InvalidError
 from kvleased.checks import in_range, plain
 from kvleased.counted import counted
@@ -162,9 +162,13 @@ def _told(place: tuple[str | int, ...], faults: list[tuple[Any, Schema]]) -> Fie
 def _out_of_range(field: str, pointer: str, value: float, schema: Schema) -> FieldError:
     is_open = "exclusiveMinimum" in schema
     least, most = schema["exclusiveMinimum" if is_open else "minimum"], schema["maximum"]
+    if schema.get("type") == "integer" and isinstance(value, int):
+        wanted, limit = range_words(value, least, most)
+        return FieldError(
+            field, pointer, f"{field} is {plain(value)}; it must be {wanted}", value, limit
+        )
     words = f"{field} is {plain(value)}; {in_range(least, most, is_open=is_open)}"
-    need = value if schema.get("type") == "integer" and isinstance(value, int) else None
-    return FieldError(field, pointer, words, need, int(most))
+    return FieldError(field, pointer, words, limit=int(most))
 
 
 def _other_words(name: str, one: Any, schema: Schema) -> str:

@@ -246,15 +246,16 @@ def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
 def reserved(state: CacheState, lease: Lease) -> Reserved:
     """Return the answer to the Reserve that led to a lease."""
     leases, row, counts = state.leases, lease.row, _NO_COUNTS
-    covered_tokens = leases.rows.num_tokens.item(row)
     on_device = lease.phase not in OFF_DEVICE
+    covered_tokens = leases.rows.num_tokens.item(row) if on_device else 0
     if state.is_simple:
         block_ids = leases.packed(row) if on_device else b""
     else:
         block_ids, counts = pack_parts(state, leases.parts_of(row) if on_device else ())
-        covered_tokens = state.covering.covered(
-            leases.rows.num_blocks[row].tolist(), covered_tokens
-        )
+        if on_device:
+            covered_tokens = state.covering.covered(
+                leases.rows.num_blocks[row].tolist(), covered_tokens
+            )
     device, host, disk, remote = lease.hit_tokens
     reply = Reserved(
         lease_id=lease.lease_id,

@@ -13,7 +13,7 @@ from kvlease.errors import (
 )
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted, Notice
+from kvleased.core.effects import Evicted, Notice, Reloaded
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
@@ -74,6 +74,22 @@ def test_blocks_of_an_evicted_lease_are_freed_behind_the_answer() -> None:
     assert cache.is_settled
     assert cache.take_effects() == [Notice(kind="blocks_evicted", num_blocks=1)]
     assert cache.check() == []
+
+
+def test_repeated_reserve_of_an_evicted_lease_covers_nothing_until_it_is_reloaded() -> None:
+    """Whoever asks again learns which lease it is, and that there is nothing to compute into."""
+    cache = a_cache()
+    lease = evicted(cache, keys(1), more=2)
+
+    repeated = reserve(cache, 3, "evicted")
+    outcome = reload(cache, lease.lease_id)
+    woken(land(cache, the_copy(outcome)), outcome.ticket, Reloaded)
+    again = reserve(cache, 3, "evicted")
+
+    assert (lease.covered_tokens, again.covered_tokens) == (12, 12)
+    assert repeated.lease_id == again.lease_id == lease.lease_id
+    assert (repeated.block_ids, repeated.covered_tokens) == (b"", 0)
+    assert len(ids(again.block_ids)) == 3
 
 
 def test_evict_counts_no_block_that_another_lease_has() -> None:
