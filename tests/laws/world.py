@@ -284,7 +284,7 @@ class World:
     def _unheard(self, worker: Worker, call: Call) -> None:
         """Let a worker do what it does about a lease of which no answer came."""
         held = call.held
-        if held is None or held.lease_id not in worker.leases:
+        if held is None or worker.leases.get(held.lease_id) is not held:
             return
         self._compare(worker, held)
         if isinstance(call.command, _MOVES):
@@ -394,7 +394,8 @@ class World:
         """Let workers whose evict or reload was interrupted find out where their blocks are, by asking for them."""
         for worker, held in self.unsure[:]:
             self.unsure.remove((worker, held))
-            if worker.worker_id in self.workers and held.lease_id in worker.leases:
+            # A rank that released it may have come back to it since, and know it anew.
+            if worker.worker_id in self.workers and worker.leases.get(held.lease_id) is held:
                 command = commands.Reload(
                     worker_id=worker.worker_id, lease_id=held.lease_id, wait_ms=1000
                 )
