@@ -343,6 +343,16 @@ def test_bytes_of_a_tenant_may_have_a_unit(daemon: type[Daemon]) -> None:
     assert "write for example 8GiB" in errors
 
 
+def test_limits_that_are_not_named_are_not_set(daemon: type[Daemon]) -> None:
+    """Without any the command would only raise the revision; one alone is as good as a limit."""
+    status, _, errors = run("tenants", "set", "chat")
+    assert (status, daemon.asked) == (2, [])
+    assert "no limit is named" in errors
+
+    assert run("tenants", "set", "chat", "--revision", "4")[0] == 0
+    assert run("tenants", "set", "chat", "--unset")[0] == 0
+
+
 def test_host_pool_that_stays_empty_is_explained(daemon: type[Daemon]) -> None:
     """Blocks that leave without a copy although there is a host pool are told, with what would copy them."""
     plan = replace(INFO.plan, num_slots=8)
