@@ -236,6 +236,12 @@ seccompProfile: {type: RuntimeDefault}
 {{- if regexMatch "://[^/?]*:[^/?]*@" $values.remote.url -}}
 {{- fail "remote.url has a password, which would stand in the pod's environment; put the address into a secret, and name that in remote.existingSecret" -}}
 {{- end -}}
+{{- if hasPrefix "unix:" $values.remote.url -}}
+{{- fail "remote.url is a Unix socket, and the daemon's container has no directory with one; name a store that is reached over TCP" -}}
+{{- end -}}
+{{- if and $values.shareProcessNamespace (eq $values.mode "daemonset") -}}
+{{- fail "shareProcessNamespace is for pods with an engine; with mode daemonset the daemon is alone in its own: leave it false" -}}
+{{- end -}}
 {{- $lease := float64 (default 30 $values.settings.lease_seconds) -}}
 {{- $heartbeat := float64 (default 5 $values.settings.heartbeat_seconds) -}}
 {{- if lt $lease (mulf 2 $heartbeat) -}}

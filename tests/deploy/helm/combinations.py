@@ -264,6 +264,8 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "no way to upgrade, written long": ({"engine": {"maxSurge": 0, "maxUnavailable": "00%"}}, "/engine/maxUnavailable"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
+    "store of a socket": ({**_HOST, "remote": {"url": "unix:///run/redis.sock"}}, "over TCP"),
+    "one process namespace of nobody": ({**_DAEMONSET, "shareProcessNamespace": True}, "leave it false"),
     "password in the clear": ({**_HOST, "remote": {"url": "redis://u:secret@x"}}, "remote.existingSecret"),
     "password without a user": ({**_HOST, "remote": {"url": "rediss://:secret@x:6379/1"}}, "remote.existingSecret"),
     "runbooks nowhere": ({"prometheusRule": {"runbookUrlPrefix": "docs"}}, "runbookUrlPrefix"),
