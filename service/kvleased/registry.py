@@ -77,6 +77,8 @@ class CacheEntry:
     """Lives of the control process in a row in which populating its memory began, and has not come to its end."""
     was_ready: bool = False
     """Whether it has had all of its memory before, in this life of the control process or an earlier one."""
+    recovered_at: float | None = None
+    """Monotonic seconds at which this life of the control process took it over; None where it began in this one."""
     observer: "Observer | None" = None
     """What is noted of its requests; None where nobody ever wanted to know."""
 

@@ -329,7 +329,9 @@ def set_tenant(
         "leases_max": leases_max,
     }
     if not unset and revision is None and all(value is None for value in named.values()):
-        message = "no limit is named; add one, such as --max-bytes 8GiB, or --unset, which removes all"
+        message = (
+            "no limit is named; add one, such as --max-bytes 8GiB, or --unset, which removes all"
+        )
         raise typer.BadParameter(message)
     with connected(address) as client:
         before = client.get_tenant(tenant)

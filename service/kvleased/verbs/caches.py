@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterable, Mapping
+from time import monotonic
 
 import structlog
 
@@ -324,6 +325,7 @@ class CacheVerbs:
             fds=fds,
             gpu_regions=made.gpu_regions,
             tables_read_only_fd=cpu.reopen_read_only(fds[regions.TABLES]),
+            recovered_at=None if earlier is None else monotonic(),
         )
         _haunt(entry)
         self._registry.add_cache(entry)

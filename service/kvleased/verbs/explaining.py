@@ -11,7 +11,6 @@ from kvleased.access.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Missed, Reason, Silence, Tier
-from kvleased.core.shape import CacheShape
 from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.verbs.runner import Respond
@@ -128,7 +127,7 @@ def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
     if miss.reason is Reason.EVICTED:
         return _evicted(miss, now, tenant, has_host=entry.plan.num_slots > 0)
     if miss.reason is Reason.NEVER_COMMITTED:
-        return _never(miss, now, entry.core.shape)
+        return _never(miss, now, entry)
     return _SENTENCES[miss.reason].format(
         tier="" if miss.tier is None else miss.tier.value,
         ago=_ago(miss, now),
@@ -161,16 +160,21 @@ def _evicted(miss: Missed, now: float, tenant: str, *, has_host: bool) -> str:
     return f"{miss.policy} chose them{left}; {kept}, {also}"
 
 
-def _never(miss: Missed, now: float, shape: CacheShape) -> str:
-    committed = "committed"
+def _never(miss: Missed, now: float, entry: CacheEntry) -> str:
+    shape, committed = entry.core.shape, "committed"
     if shape.groups[miss.group].keeps is Keeps.STATE:
         committed = (
             "committed by a request whose reserve or extend ended there, as only such states are kept "
             f"(end one at a multiple of {shape.hit_tokens} tokens)"
         )
     others = f"never {committed}, or under another salt, adapter, tenant or layout, which give other keys"
+    anew = entry.recovered_at
+    began = "it began" if anew is None else f"the daemon began anew{_span(now - anew)} ago"
     if miss.remembered_since is None:
-        return f"no block has left this cache since it began, so these were {others}"
+        gone = "" if anew is None else "gone before that, or "
+        return f"no block has left this cache since {began}, so these were {gone}{others}"
+    if anew is not None:
+        others = f"gone before {began}, or {others}"
     return (
         f"none of the last {_count(miss.num_remembered, 'block')} that left, the first of them"
         f"{_span(now - miss.remembered_since)} ago, has these keys; they were {others}"

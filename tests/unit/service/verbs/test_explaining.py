@@ -264,6 +264,34 @@ async def test_evict_call_without_a_host_pool_is_told(node: Node) -> None:
     assert told == "an evict call took them off the device; a host pool keeps them"
 
 
+@pytest.mark.parametrize(
+    ("changes", "before", "after"),
+    [
+        (
+            {},
+            "no block has left this cache since the daemon began anew ",
+            " ago, so these were gone before that, or never committed, or under another salt, ",
+        ),
+        (
+            {"num_remembered": 2, "remembered_since": HOUR_AGO},
+            "none of the last 2 blocks that left, the first of them 1 h ago, has these keys; they were gone before ",
+            " ago, or never committed, or under another salt, ",
+        ),
+    ],
+)
+async def test_departures_that_a_restart_forgot_are_told(
+    node: Node, changes: dict[str, Any], before: str, after: str
+) -> None:
+    """What left before it may have been these keys, of which nobody knows any more."""
+    async with node.life():
+        await node.register()
+
+    told = await sentence(node, replace(MISSED, reason=Reason.NEVER_COMMITTED, **changes))
+
+    assert told.startswith(before)
+    assert after in told
+
+
 async def test_group_is_told_where_there_are_several(node: Node) -> None:
     """The group whose block was missing is named, except where all are meant."""
     window = pb.LayerSpec(
